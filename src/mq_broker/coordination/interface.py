@@ -1,0 +1,90 @@
+"""What a broker needs from a coordination service: who lives, which topics exist, and a compare-and-set per partition.
+
+Two implementations, one test suite: `zookeeper.py` (kazoo, real servers) and `file.py` (a single broker, no server). Methods are
+coroutines that never block the event loop; each has a deadline inside and raises `CoordinationUnavailable` past it. Events arrive
+on the loop through the listener given to `start`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from mq_broker.core.messages import CasOutcome, NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRegistration:
+    """A live broker: `incarnation` is one life of its process (see `CoordinationService.begin_life`)."""
+
+    broker: int
+    incarnation: int
+    address: str
+    rack: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    """A topic as stored. `assignment[p]` are the brokers of partition p in order of rank. `schema`: serialized Arrow schema; empty
+    for the record schema. `settings`: only those that were given, validated by mq_broker.broker."""
+
+    name: str
+    topic_id: str
+    assignment: tuple[tuple[int, ...], ...]
+    schema: bytes = b""
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class CoordinationEvent(Enum):
+    """Hints (they coalesce): act on what is read after them, never on the event itself (trap 20)."""
+
+    BROKERS_CHANGED = "brokers_changed"
+    TOPICS_CHANGED = "topics_changed"
+    SUSPENDED = "suspended"      # no answer from the service; the session may still live
+    CONNECTED = "connected"      # (again) connected with the same session
+    SESSION_LOST = "session_lost"  # the session ended: registrations made in it are gone
+
+
+Listener = Callable[[CoordinationEvent], None]
+
+
+class CoordinationService(Protocol):
+    async def start(self, listener: Listener) -> None:
+        """Connect. Raises `CoordinationUnavailable` naming the address when nobody answers within the connect timeout."""
+
+    async def stop(self) -> None:
+        """Close the session: registrations vanish at once."""
+
+    async def cluster_id(self) -> str:
+        """Made once per cluster, by whoever comes first."""
+
+    async def begin_life(self, broker: int) -> int:
+        """The incarnation of this process: grows with every call for that broker id, for ever."""
+
+    async def register(self, registration: BrokerRegistration) -> None:
+        """Make the broker's ephemeral node, in *this* session: a node left by its own former session is replaced, never
+        taken for success (trap 2). Raises `InvalidRequest` if another live process has this broker id."""
+
+    async def brokers(self) -> dict[int, BrokerRegistration]:
+        """Those registered now; BROKERS_CHANGED will follow any later change."""
+
+    async def topics(self) -> dict[str, TopicSpec]:
+        """All topics; TOPICS_CHANGED will follow any later change."""
+
+    async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
+        """The topic and the first state (version 0) of each partition, all or nothing. Raises `TopicExists`."""
+
+    async def delete_topic(self, name: str) -> None:
+        """Raises `UnknownTopic`. State nodes live under the topic's id, so a topic made again never meets old ones (trap 29)."""
+
+    async def read_state(self, topic_id: str, partition: int) -> tuple[int, NodeState] | None:
+        """(version, state), read after a sync; None if there is no such node."""
+
+    async def write_state(self, topic_id: str, partition: int, expected_version: int, state: NodeState) -> tuple[CasOutcome, int]:
+        """Compare-and-set: (DONE, new version), (REFUSED, -1) or (UNKNOWN, -1). Never raises for a lost answer: that is UNKNOWN."""
+
+    @property
+    def condition(self) -> str:
+        """"connected", "suspended" or "file", for people."""

@@ -1,0 +1,132 @@
+"""What a partition's journal is made of: entries, each one operation.
+
+An `Entry` is metadata only. The payload of an APPEND or STAGE entry (one Arrow IPC record batch message) never enters the
+core: the shell and the storage carry it beside the entry, under the same index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+NO_UUID = bytes(16)
+
+
+class EntryKind(IntEnum):
+    """The numbers are on disk and on the wire; they never change meaning."""
+
+    EPOCH_START = 1
+    APPEND = 2
+    STAGE = 3
+    PUBLISH = 4
+    DISCARD = 5
+    CURSOR = 6
+    DECIDE = 7
+    FINISH = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionKey:
+    """One query writing to one sink: the unit within which micro-batch ids only grow."""
+
+    query_id: str
+    sink: str
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatches:
+    """A manifest's line: the staged batches of one partition that a decision publishes, in this order."""
+
+    topic: str
+    partition: int
+    uuids: tuple[bytes, ...]
+    row_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """A leadership begins. The first entry that a new leader writes (rule 3)."""
+
+    broker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """A batch that takes the next offsets as soon as it is committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A batch that stays invisible until a PUBLISH entry names its UUID."""
+
+    key: TransactionKey
+    batch_id: int
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Gives offsets to staged batches, in the order named; carries no payload."""
+
+    key: TransactionKey
+    batch_id: int
+    uuids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Forgets staged batches that no decision names."""
+
+    key: TransactionKey
+    uuids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MoveCursor:
+    """The next offset that a group wants from this partition. `kind` says who reads: "consumer" or "spark"."""
+
+    group: str
+    offset: int
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Coordinator only: micro-batch `batch_id` of `key` is exactly this manifest."""
+
+    key: TransactionKey
+    batch_id: int
+    run_id: str
+    row_count: int
+    manifest: tuple[StagedBatches, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Coordinator only: every partition has published what the decision named."""
+
+    key: TransactionKey
+    batch_id: int
+
+
+Operation: TypeAlias = EpochStart | Append | Stage | Publish | Discard | MoveCursor | Decide | Finish
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One operation in a partition's journal.
+
+    `index` counts from 1 without gaps; `leader_epoch` never falls along the journal. `timestamp_us` is the leader's wall
+    clock in microseconds since 1970, never below the entry before. `record_count` is rows (APPEND, STAGE; else 0).
+    `payload_bytes` is the stored size of the payload; `decoded_bytes` its size in memory once decompressed.
+    """
+
+    index: int
+    leader_epoch: int
+    timestamp_us: int
+    operation: Operation
+    uuid: bytes = NO_UUID
+    record_count: int = 0
+    payload_bytes: int = 0
+    decoded_bytes: int = 0

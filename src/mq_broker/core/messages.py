@@ -1,0 +1,378 @@
+"""The whole language of the replication core: every event that can go in, every effect that can come out.
+
+One `Replica` (replica.py) is one broker's copy of one partition. The shell feeds it events and carries out the effects it
+returns, in order. Times are milliseconds of a monotonic clock (`now_ms`) except `timestamp_us`, the wall clock that is
+written into entries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from mq_broker.core.entries import Entry, Operation
+from mq_protocol.errors import TritonMQError
+
+RequestId: TypeAlias = int
+"""Made by the shell, unique within the process; answered by exactly one `Reply`."""
+
+
+# ------------------------------------------------------------------ who and where
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderName:
+    """A leader is a life of a process, not only a broker: a restarted broker is another leader."""
+
+    broker: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A partition's state node in the coordination service. Changed only by compare-and-set on its version.
+
+    `isr` is sorted by broker and names each broker once, by the log id that was in sync. `token` tells whose write this is,
+    for a writer whose answer was lost.
+    """
+
+    leader: LeaderName | None
+    leader_epoch: int
+    isr: tuple[tuple[int, str], ...]
+    recovery: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """This replica. `log_id` names one unbroken life of its log; `incarnation` one life of the process."""
+
+    broker: int
+    incarnation: int
+    log_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """`replicas` in order of rank: the first is preferred as leader. Times in milliseconds."""
+
+    replicas: tuple[int, ...]
+    min_insync_replicas: int
+    dedup_uuids_max: int = 100_000
+    heartbeat_ms: int = 250
+    replica_lag_ms_max: int = 4_000
+    claim_delay_ms: int = 150
+    leader_stuck_ms: int = 10_000
+    append_entries_max: int = 1_000
+    append_bytes_max: int = 4 << 20
+    append_in_flight_max: int = 8
+    tail_entries_max: int = 20_000
+    tail_bytes_max: int = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveredLog:
+    """What storage found: every entry it kept, in order, all of it flushed. Empty for a new replica."""
+
+    entries: tuple[Entry, ...] = ()
+
+
+# ------------------------------------------------------------------ events
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """A client (or the shell) wants an operation in the journal.
+
+    `uuid` deduplicates APPEND and STAGE. `after`, if not empty, is a UUID that must already be in the log or its tail, else
+    the request is refused with OUT_OF_ORDER. `wait`: "committed" (acks=all), "written" (acks=leader: flushed here) or "none".
+    """
+
+    request: RequestId
+    operation: Operation
+    timestamp_us: int
+    uuid: bytes = bytes(16)
+    record_count: int = 0
+    payload_bytes: int = 0
+    decoded_bytes: int = 0
+    after: bytes = b""
+    wait: str = "committed"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRead:
+    """The state node was read (after a sync). `state` None: it does not exist."""
+
+    version: int
+    state: NodeState | None
+
+
+class CasOutcome(Enum):
+    DONE = "done"
+    REFUSED = "refused"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class CasAnswer:
+    """The answer to `WriteNode`. `version` is the new one if DONE."""
+
+    token: str
+    outcome: CasOutcome
+    version: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class BrokersSeen:
+    """The registered brokers and their incarnations, as just read. Includes this broker if it is registered."""
+
+    live: tuple[LeaderName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost:
+    """This broker's session ended: it is no longer registered and leads nothing by that registration."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendEntries:
+    """From a leader. As an effect (`Send`), names the range `prev_index + 1 .. last_index`, and the shell adds the frames; as an
+    event, `entries` holds their metadata and the shell keeps the frames for the `WriteEntries` that follows.
+    """
+
+    leader: int
+    incarnation: int
+    leader_epoch: int
+    prev_index: int
+    prev_epoch: int
+    last_index: int
+    high_watermark: int
+    sequence: int
+    entries: tuple[Entry, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AppendAck:
+    """From a follower. `acknowledged_index` is min(flushed, matched): never the end of its log (rule 2, trap 25).
+
+    `conflict`: the entry before was not there; `hint_index`/`hint_epoch` name where its log last could match.
+    """
+
+    follower: int
+    incarnation: int
+    log_id: str
+    leader_epoch: int
+    acknowledged_index: int
+    matched_index: int
+    sequence: int
+    conflict: bool = False
+    hint_index: int = 0
+    hint_epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PeerConnected:
+    """The link to that broker is (again) up: whatever was in flight to it may be lost."""
+
+    broker: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerDisconnected:
+    broker: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """Everything up to `index`, whose entry there is of `leader_epoch`, is as durable as the topic promises."""
+
+    index: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRefused:
+    """Entries from `first_index` on could not be written (no space) and are not in the journal. Reads go on."""
+
+    first_index: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogReplaced:
+    """The log may lack what it acknowledged (a failed fsync, damage): it has a new log id, durably (traps 16, 26)."""
+
+    log_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """The shell has no more events for now: what was gathered goes out (one AppendEntries, one ack a peer)."""
+
+    now_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """Clean stop: refuse writes, wait for a successor to have the end, then stand back. Ends with `HandedOver`."""
+
+    deadline_ms: int
+
+
+Event: TypeAlias = (
+    Propose
+    | NodeRead
+    | CasAnswer
+    | BrokersSeen
+    | SessionLost
+    | AppendEntries
+    | AppendAck
+    | PeerConnected
+    | PeerDisconnected
+    | Flushed
+    | DiskRefused
+    | LogReplaced
+    | Tick
+    | TurnEnded
+    | HandOver
+)
+
+
+# ------------------------------------------------------------------ results of requests
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """`base_offset` is -1 where none was given (staged, control). `duplicate`: the UUID had been seen; this is the first answer."""
+
+    index: int
+    base_offset: int = -1
+    timestamp_us: int = 0
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """A DECIDE request's answer. `row_count` is that of the manifest that holds; `finished`: it is already published everywhere."""
+
+    row_count: int
+    already: bool
+    finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It did not and will not happen (`error.definite`), or it is unknown (`OutcomeUnknown`): rule 10."""
+
+    error: TritonMQError
+
+
+Result: TypeAlias = Done | Decided | Refused
+
+
+# ------------------------------------------------------------------ effects
+
+
+@dataclass(frozen=True, slots=True)
+class WriteEntries:
+    """Append these to the journal; bodies are those that came with this step's event."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Drop every entry above `last_index`, durably before any later `Flushed`."""
+
+    last_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    to: int
+    message: AppendEntries | AppendAck
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    request: RequestId
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNode:
+    """Read the state node after a sync; answered by `NodeRead`."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteNode:
+    """Compare-and-set; answered by `CasAnswer` with `state.token`."""
+
+    expected_version: int
+    state: NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A batch became readable: offsets `base_offset .. base_offset + record_count - 1` are the payload of entry `index`."""
+
+    base_offset: int
+    record_count: int
+    index: int
+    timestamp_us: int
+    payload_bytes: int
+    decoded_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionCommitted:
+    """Coordinator's leader only: a decision is in the journal (or was found there, unfinished, on taking up leadership)."""
+
+    decision: Operation
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChanged:
+    """`leader` 0: nobody known. `leading`: this replica leads; `ready`: its epoch start is committed (rule 3)."""
+
+    leader: int
+    leader_epoch: int
+    leading: bool
+    ready: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """The answer to `HandOver`. `successor` 0: nobody could take over in time."""
+
+    successor: int
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """One line for the log: who claimed, shrank, expanded, truncated; which version; why. `alarm`: an operator must look."""
+
+    text: str
+    alarm: bool = False
+
+
+Effect: TypeAlias = (
+    WriteEntries
+    | Truncate
+    | Send
+    | Reply
+    | ReadNode
+    | WriteNode
+    | Published
+    | DecisionCommitted
+    | RoleChanged
+    | HandedOver
+    | Audit
+)

@@ -1,0 +1,116 @@
+"""Messages of the form `{Header header = 1; bytes payload = 2;}`, written and read without copying the payload twice.
+
+protobuf copies a `bytes` field when it is set and again when it is serialised, and once more when it is parsed. Here the header
+alone goes through protobuf; the payload is joined to it on the way out and is a view of the received message on the way in. The
+bytes are those that protobuf itself would write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from mq_protocol.errors import InvalidRequest
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+
+_HEADER_TAG = b"\x0a"  # field 1, length-delimited
+_PAYLOAD_TAG = b"\x12"  # field 2, length-delimited
+
+
+class Header(Protocol):
+    """A generated protobuf message."""
+
+    def SerializeToString(self, deterministic: bool = ...) -> bytes: ...
+    def ParseFromString(self, serialized: bytes, /) -> int: ...
+
+
+H = TypeVar("H", bound=Header)
+
+
+class Envelope(NamedTuple, Generic[H]):
+    """A header and its payload, given as parts that are joined on the wire (no need to join them before)."""
+
+    header: H
+    parts: tuple[Buffer, ...] = ()
+
+    @property
+    def payload(self) -> memoryview:
+        """The payload in one piece: no copy where it came as one part."""
+        if len(self.parts) == 1:
+            return memoryview(self.parts[0])
+        return memoryview(b"".join(self.parts))
+
+
+def _varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        if at >= len(data) or shift > 35:
+            raise InvalidRequest("malformed message: a length runs past the end; speak protobuf as in mq.proto")
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
+
+def encode(envelope: Envelope[H]) -> bytes:
+    """The wire bytes: one copy of the payload."""
+    header = envelope.header.SerializeToString()
+    pieces: list[Buffer] = [_HEADER_TAG, _varint(len(header)), header]
+    length = sum(len(part) if isinstance(part, bytes) else memoryview(part).nbytes for part in envelope.parts)
+    if length:
+        pieces += [_PAYLOAD_TAG, _varint(length)]
+        pieces += envelope.parts
+    return b"".join(pieces)
+
+
+def decode(data: bytes, header_type: type[H]) -> Envelope[H]:
+    """The envelope whose payload is a view of `data`.
+
+    Raises `InvalidRequest` for anything but the two fields in their order: this is the first thing that a stranger's bytes meet.
+    """
+    view = memoryview(data)
+    header = header_type()
+    if not data:
+        return Envelope(header)
+    if view[:1] != _HEADER_TAG:
+        raise InvalidRequest("malformed message: the header must come first; speak protobuf as in mq.proto")
+    length, at = _read_varint(view, 1)
+    if at + length > len(view):
+        raise InvalidRequest("malformed message: it ends within its header; speak protobuf as in mq.proto")
+    try:
+        header.ParseFromString(data[at : at + length])
+    except Exception as error:  # protobuf's DecodeError has no common public base across its implementations
+        raise InvalidRequest(f"malformed message: {error}; speak protobuf as in mq.proto") from error
+    at += length
+    if at == len(view):
+        return Envelope(header)
+    if view[at : at + 1] != _PAYLOAD_TAG:
+        raise InvalidRequest("malformed message: only a payload may follow the header; speak protobuf as in mq.proto")
+    length, at = _read_varint(view, at + 1)
+    if at + length != len(view):
+        raise InvalidRequest("malformed message: the payload does not end where the message does; speak protobuf as in mq.proto")
+    return Envelope(header, (view[at:],))
+
+
+def split(payload: memoryview, lengths: Iterable[int]) -> list[memoryview]:
+    """The payload's parts, as views. Raises `InvalidRequest` if the lengths do not add up to it."""
+    parts: list[memoryview] = []
+    at = 0
+    for length in lengths:
+        parts.append(payload[at : at + length])
+        at += length
+    if at != len(payload):
+        raise InvalidRequest(f"malformed message: its parts add up to {at} bytes, the payload has {len(payload)}")
+    return parts

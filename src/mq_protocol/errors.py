@@ -1,0 +1,213 @@
+"""Every error a user can meet, and what to do about it.
+
+    TritonMQError
+    ├── RefusedError              it did not happen, and asking again unchanged will not help
+    │   ├── InvalidRequest · InvalidSetting · InvalidTopicName · UnknownTopic · UnknownPartition · UnknownGroup · TopicExists
+    │   ├── SchemaMismatch · BatchTooLarge · CorruptBatch
+    │   ├── OffsetOutOfRange · DataLoss
+    │   ├── NotEnoughBrokers
+    │   └── ReplayMismatch · StaleMicroBatch · FencedRun · StagedBatchMissing
+    ├── RetriableError            it did not happen; ask again (clients do so by themselves until their deadline)
+    │   └── NotLeader · NotEnoughReplicas · OutOfOrder · Overloaded · DiskFull · StorageFailed · CoordinationUnavailable
+    └── UnknownOutcome            it may or may not have happened
+        ├── OutcomeUnknown        ask again with the same UUID: one answer, one copy
+        ├── Unreachable           nobody answered at any address
+        └── InternalError
+
+Each class has: `code` (the wire's enum), `grpc_status` (the gRPC status name), `retriable`, `definite` (the outcome is known). The message
+names what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from mq_protocol import mq_pb2 as pb
+
+
+class TritonMQError(Exception):
+    """The root. `str(error)` is written for the person who reads it; its first words matter most."""
+
+    code: ClassVar[pb.ErrorCode] = pb.INTERNAL
+    grpc_status: ClassVar[str] = "INTERNAL"
+    retriable: ClassVar[bool] = False
+    definite: ClassVar[bool] = False
+
+
+class RefusedError(TritonMQError):
+    """It did not happen, and asking again unchanged will not help."""
+
+    grpc_status = "FAILED_PRECONDITION"
+    definite = True
+
+
+class RetriableError(TritonMQError):
+    """It did not happen; the same request may succeed later."""
+
+    grpc_status = "UNAVAILABLE"
+    retriable = True
+    definite = True
+
+
+class UnknownOutcome(TritonMQError):
+    """It may or may not have happened."""
+
+    grpc_status = "UNKNOWN"
+    retriable = True
+
+
+class InvalidRequest(RefusedError):
+    code = pb.INVALID_REQUEST
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class InvalidSetting(RefusedError):
+    code = pb.INVALID_SETTING
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class InvalidTopicName(RefusedError):
+    code = pb.INVALID_TOPIC_NAME
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class UnknownTopic(RefusedError):
+    code = pb.UNKNOWN_TOPIC
+    grpc_status = "NOT_FOUND"
+
+
+class UnknownPartition(RefusedError):
+    code = pb.UNKNOWN_PARTITION
+    grpc_status = "NOT_FOUND"
+
+
+class UnknownGroup(RefusedError):
+    code = pb.UNKNOWN_GROUP
+    grpc_status = "NOT_FOUND"
+
+
+class TopicExists(RefusedError):
+    code = pb.TOPIC_EXISTS
+    grpc_status = "ALREADY_EXISTS"
+
+
+class SchemaMismatch(RefusedError):
+    code = pb.SCHEMA_MISMATCH
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class BatchTooLarge(RefusedError):
+    code = pb.BATCH_TOO_LARGE
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class CorruptBatch(RefusedError):
+    code = pb.CORRUPT_BATCH
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class OffsetOutOfRange(RefusedError):
+    code = pb.OFFSET_OUT_OF_RANGE
+    grpc_status = "OUT_OF_RANGE"
+
+
+class DataLoss(RefusedError):
+    code = pb.DATA_LOSS
+    grpc_status = "DATA_LOSS"
+
+
+class NotEnoughBrokers(RefusedError):
+    code = pb.NOT_ENOUGH_BROKERS
+
+
+class ReplayMismatch(RefusedError):
+    code = pb.REPLAY_MISMATCH
+
+
+class StaleMicroBatch(RefusedError):
+    code = pb.STALE_MICRO_BATCH
+
+
+class FencedRun(RefusedError):
+    code = pb.FENCED_RUN
+
+
+class StagedBatchMissing(RefusedError):
+    code = pb.STAGED_BATCH_MISSING
+
+
+class NotLeader(RetriableError):
+    """`leader` is the broker to ask instead, 0 if nobody is known to lead."""
+
+    code = pb.NOT_LEADER
+
+    def __init__(self, message: str, leader: int = 0, leader_epoch: int = 0) -> None:
+        super().__init__(message)
+        self.leader = leader
+        self.leader_epoch = leader_epoch
+
+
+class NotEnoughReplicas(RetriableError):
+    code = pb.NOT_ENOUGH_REPLICAS
+
+
+class OutOfOrder(RetriableError):
+    code = pb.OUT_OF_ORDER
+
+
+class Overloaded(RetriableError):
+    code = pb.OVERLOADED
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class DiskFull(RetriableError):
+    code = pb.DISK_FULL
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class StorageFailed(RetriableError):
+    code = pb.STORAGE_FAILED
+
+
+class CoordinationUnavailable(RetriableError):
+    code = pb.COORDINATION_UNAVAILABLE
+
+
+class OutcomeUnknown(UnknownOutcome):
+    code = pb.OUTCOME_UNKNOWN
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
+class Unreachable(UnknownOutcome):
+    code = pb.UNREACHABLE
+    grpc_status = "UNAVAILABLE"
+
+
+class InternalError(UnknownOutcome):
+    code = pb.INTERNAL
+    grpc_status = "INTERNAL"
+    retriable = False
+
+
+def _leaves(cls: type[TritonMQError]) -> list[type[TritonMQError]]:
+    return [cls] + [leaf for sub in cls.__subclasses__() for leaf in _leaves(sub)]
+
+
+_BY_CODE: dict[int, type[TritonMQError]] = {c.code: c for c in _leaves(TritonMQError) if "code" in vars(c)}
+
+
+def to_wire(error: TritonMQError) -> pb.Error:
+    """The error as the wire's message; `from_wire` gives back an equal one."""
+    message = pb.Error(code=error.code, message=str(error))
+    if isinstance(error, NotLeader):
+        message.leader = error.leader
+        message.leader_epoch = error.leader_epoch
+    return message
+
+
+def from_wire(message: pb.Error) -> TritonMQError:
+    """The exception that the message describes. An unknown code (a newer broker) becomes `InternalError`, never nothing."""
+    cls = _BY_CODE.get(message.code, InternalError)
+    if cls is NotLeader:
+        return NotLeader(message.message, message.leader, message.leader_epoch)
+    return cls(message.message)

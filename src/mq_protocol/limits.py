@@ -1,0 +1,52 @@
+"""Every bound in one place, its unit last in its name, with the reason for the number."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# -- names
+TOPIC_NAME_CHARACTERS_MAX: Final = 255
+"""A file name's bound on every file system that brokers run on."""
+
+PARTITIONS_PER_TOPIC_MAX: Final = 10_000
+REPLICAS_MAX: Final = 9
+GROUP_NAME_CHARACTERS_MAX: Final = 255
+
+# -- batches
+RECORD_BYTES_MAX: Final = 1 << 20
+"""One record, by default (`record_bytes_max`): a queue of messages, not of files."""
+
+BATCH_BYTES_MAX: Final = 4 << 20
+"""A stored batch, by default (`batch_bytes_max`). Big enough that Arrow's fixed cost per batch is lost in it."""
+
+BATCH_BYTES_CEILING: Final = 64 << 20
+"""What `batch_bytes_max` can be raised to."""
+
+BATCH_DECODED_BYTES_MAX: Final = 256 << 20
+"""What a batch may declare to be once decompressed; 8 kB of zstd can claim 268 MB."""
+
+BATCH_RECORDS_MAX: Final = 1_000_000
+
+# -- wire
+MESSAGE_BYTES_MAX: Final = BATCH_BYTES_CEILING + (1 << 20)
+"""gRPC's bound on a message: the largest batch and its header."""
+
+FETCH_CHUNK_BYTES: Final = 1 << 20
+"""grpcio moves about 1.8 GB/s at 1 MiB a message; larger gains nothing."""
+
+PRODUCE_IN_FLIGHT_BYTES_MAX: Final = 64 << 20
+"""What one Produce stream may have unanswered; more waits in TCP, not in the broker's memory."""
+
+# -- time
+SESSION_TIMEOUT_MS: Final = 4_000
+"""ZooKeeper session. A dead leader is replaced after this plus at most a second."""
+
+REQUEST_TIMEOUT_MS: Final = 30_000
+CONNECT_TIMEOUT_MS: Final = 10_000
+
+# -- storage
+SEGMENT_BYTES_MAX: Final = 128 << 20
+"""A segment's size, by default: small enough to copy or delete at once, large enough that ten thousand partitions have few files."""
+
+JOURNAL_CACHE_BYTES_MAX: Final = 8 << 20
+"""Recent frames kept in memory for followers and subscribers that keep up, a partition."""
