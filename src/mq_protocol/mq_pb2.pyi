@@ -1643,7 +1643,7 @@ class AppendEntries(_message.Message):
     HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
     FRAME_BYTES_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
-    LOG_START_INDEX_FIELD_NUMBER: _builtins.int
+    SUCCESSOR_FIELD_NUMBER: _builtins.int
     topic_id: _builtins.str
     partition: _builtins.int
     leader_epoch: _builtins.int
@@ -1653,7 +1653,8 @@ class AppendEntries(_message.Message):
     prev_epoch: _builtins.int
     high_watermark: _builtins.int
     sequence: _builtins.int
-    log_start_index: _builtins.int
+    successor: _builtins.int
+    """not 0: the leader stood back, that broker claims at once"""
     @_builtins.property
     def frame_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """this message's frames, in order, in the payload"""
@@ -1671,11 +1672,11 @@ class AppendEntries(_message.Message):
         high_watermark: _builtins.int = ...,
         frame_bytes: _abc.Iterable[_builtins.int] | None = ...,
         sequence: _builtins.int = ...,
-        log_start_index: _builtins.int = ...,
+        successor: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_bytes", b"frame_bytes", "high_watermark", b"high_watermark", "incarnation", b"incarnation", "leader", b"leader", "leader_epoch", b"leader_epoch", "log_start_index", b"log_start_index", "partition", b"partition", "prev_epoch", b"prev_epoch", "prev_index", b"prev_index", "sequence", b"sequence", "topic_id", b"topic_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_bytes", b"frame_bytes", "high_watermark", b"high_watermark", "incarnation", b"incarnation", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "prev_epoch", b"prev_epoch", "prev_index", b"prev_index", "sequence", b"sequence", "successor", b"successor", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,7 +55,11 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """`replicas` in order of rank: the first is preferred as leader. Times in milliseconds."""
+    """`replicas` in order of rank: the first is preferred as leader. Times in milliseconds. `volatile`: durability=memory.
+
+    `silence_ms`: how long a follower waits for a word of its leader before it reads the node; `read_node_ms`: how often it reads
+    it anyway; `resend_ms`: how long a leader waits for an answer before it sends again.
+    """
 
     replicas: tuple[int, ...]
     min_insync_replicas: int
@@ -69,6 +73,10 @@ class ReplicaSettings:
     append_in_flight_max: int = 8
     tail_entries_max: int = 20_000
     tail_bytes_max: int = 128 << 20
+    resend_ms: int = 1_000
+    read_node_ms: int = 30_000
+    silence_ms: int = 2_000
+    volatile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +89,20 @@ class RecoveredLog:
 # ------------------------------------------------------------------ events
 
 
+class Wait(Enum):
+    """When a `Propose` is answered: acks=all, acks=leader (flushed here), acks=none."""
+
+    COMMITTED = "committed"
+    WRITTEN = "written"
+    NOTHING = "nothing"
+
+
 @dataclass(frozen=True, slots=True)
 class Propose:
     """A client (or the shell) wants an operation in the journal.
 
     `uuid` deduplicates APPEND and STAGE. `after`, if not empty, is a UUID that must already be in the log or its tail, else
-    the request is refused with OUT_OF_ORDER. `wait`: "committed" (acks=all), "written" (acks=leader: flushed here) or "none".
+    the request is refused with OUT_OF_ORDER. `keep_on_mismatch` is for DECIDE (onReplayMismatch=keep).
     """
 
     request: RequestId
@@ -97,7 +113,8 @@ class Propose:
     payload_bytes: int = 0
     decoded_bytes: int = 0
     after: bytes = b""
-    wait: str = "committed"
+    wait: Wait = Wait.COMMITTED
+    keep_on_mismatch: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +155,8 @@ class SessionLost:
 @dataclass(frozen=True, slots=True)
 class AppendEntries:
     """From a leader. As an effect (`Send`), names the range `prev_index + 1 .. last_index`, and the shell adds the frames; as an
-    event, `entries` holds their metadata and the shell keeps the frames for the `WriteEntries` that follows.
+    event, `entries` holds their metadata and the shell keeps the frames for the `WriteEntries` that follows. `successor` not 0: the leader has stood
+    back, and that broker should claim at once.
     """
 
     leader: int
@@ -150,6 +168,7 @@ class AppendEntries:
     high_watermark: int
     sequence: int
     entries: tuple[Entry, ...] = ()
+    successor: int = 0
 
 
 @dataclass(frozen=True, slots=True)

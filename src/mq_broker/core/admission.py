@@ -1,0 +1,206 @@
+"""May this operation enter the journal? Asked by the leader, of the applied state and of the tail above it (rule 12).
+
+The answer is one of three: an outcome at once (it happened before, or it must not happen), wait for an entry of the tail and ask
+again, or append it. The tail is seen through an `Overlay`: which UUIDs and which transaction keys it holds, and where.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mq_broker.core.entries import Append, Decide, Discard, Entry, Finish, MoveCursor, Operation, Publish, Stage, TransactionKey
+from mq_broker.core.machine import PartitionMachine, TransactionState
+from mq_broker.core.messages import Decided, Done, Propose, Refused, Result
+from mq_protocol.errors import (
+    FencedRun,
+    InvalidRequest,
+    OutOfOrder,
+    ReplayMismatch,
+    StagedBatchMissing,
+    StaleMicroBatch,
+    TritonMQError,
+)
+
+
+class Overlay:
+    """Owns the leader's view of the uncommitted tail: where each UUID and the last operation on each key stand."""
+
+    def __init__(self, tail: list[Entry]) -> None:
+        self._uuids: dict[bytes, int] = {}
+        self._keys: dict[TransactionKey, int] = {}
+        for entry in tail:
+            self.add(entry)
+
+    def add(self, entry: Entry) -> None:
+        match entry.operation:
+            case Append() | Stage():
+                self._uuids[entry.uuid] = entry.index
+            case Publish(key=key) | Discard(key=key) | Decide(key=key) | Finish(key=key):
+                self._keys[key] = entry.index
+            case _:
+                pass
+
+    def remove(self, entry: Entry) -> None:
+        """The entry was applied: the state machine knows it now."""
+        match entry.operation:
+            case Append() | Stage():
+                if self._uuids.get(entry.uuid) == entry.index:
+                    del self._uuids[entry.uuid]
+            case Publish(key=key) | Discard(key=key) | Decide(key=key) | Finish(key=key):
+                if self._keys.get(key) == entry.index:
+                    del self._keys[key]
+            case _:
+                pass
+
+    def uuid_index(self, uuid: bytes) -> int | None:
+        return self._uuids.get(uuid)
+
+    def key_index(self, key: TransactionKey) -> int | None:
+        return self._keys.get(key)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Nothing is written: this is the result."""
+
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFor:
+    """Ask again once the entry at `index` is committed."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Write it; `operation` may be narrower than what was asked."""
+
+    operation: Operation
+
+
+Verdict: TypeAlias = Answer | WaitFor | Admit
+
+
+def _refuse(error: TritonMQError) -> Answer:
+    return Answer(Refused(error))
+
+
+def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    """The verdict on one request. Pure: changes nothing."""
+    match propose.operation:
+        case Append() | Stage():
+            return _judge_batch(propose, machine, overlay)
+        case Publish() as publish:
+            return _judge_publish(publish, machine, overlay)
+        case Discard() as discard:
+            return _judge_discard(discard, machine, overlay)
+        case MoveCursor() as move:
+            if not 0 <= move.offset <= machine.next_offset:
+                return _refuse(
+                    InvalidRequest(f"group {move.group} cannot move to offset {move.offset}: the log ends at {machine.next_offset}")
+                )
+            return Admit(move)
+        case Decide() as decide:
+            return _judge_decide(decide, propose.keep_on_mismatch, machine, overlay)
+        case Finish() as finish:
+            return _judge_finish(finish, machine, overlay)
+        case _:
+            return _refuse(InvalidRequest("an epoch start is written by a new leader alone"))
+
+
+def _judge_batch(propose: Propose, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    placed = machine.uuids.get(propose.uuid)
+    if placed is not None:
+        return Answer(Done(placed.index, placed.base_offset, placed.timestamp_us, duplicate=True))
+    index = overlay.uuid_index(propose.uuid)
+    if index is not None:
+        return WaitFor(index)
+    after = propose.after
+    if after and after not in machine.uuids and overlay.uuid_index(after) is None:
+        return _refuse(OutOfOrder(f"batch {propose.uuid.hex()} must follow batch {after.hex()}, which is not here: send that one first"))
+    return Admit(propose.operation)
+
+
+def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    if publish.batch_id <= machine.published.get(publish.key, -1):
+        return Answer(Done(0, machine.next_offset, duplicate=True))
+    pending = overlay.key_index(publish.key)
+    if pending is not None:
+        return WaitFor(pending)
+    wait = 0
+    for uuid in publish.uuids:
+        if uuid in machine.staged:
+            continue
+        index = overlay.uuid_index(uuid)
+        if index is None:
+            return _refuse(
+                StagedBatchMissing(
+                    f"staged batch {uuid.hex()} of query {publish.key.query_id} micro-batch {publish.batch_id} is not in this "
+                    "partition: it was discarded by an administrator, or the manifest was not made by this query's tasks"
+                )
+            )
+        wait = max(wait, index)
+    return WaitFor(wait) if wait else Admit(publish)
+
+
+def _judge_discard(discard: Discard, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    pending = overlay.key_index(discard.key)
+    if pending is not None:
+        return WaitFor(pending)
+    uuids = tuple(u for u in discard.uuids if u in machine.staged and machine.staged[u].key == discard.key)
+    if not uuids:
+        return Answer(Done(0, duplicate=True))
+    return Admit(Discard(discard.key, uuids))
+
+
+def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    pending = overlay.key_index(decide.key)
+    if pending is not None:
+        return WaitFor(pending)
+    known = machine.transactions.get(decide.key)
+    if known is None:
+        return Admit(decide)
+    if decide.run_id in known.superseded:
+        return _refuse(
+            FencedRun(
+                f"run {decide.run_id} of query {decide.key.query_id} was replaced by run {known.run_id}: "
+                "two drivers share one checkpoint; stop the older one"
+            )
+        )
+    if decide.batch_id > known.batch_id:
+        if not known.finished:
+            return _refuse(OutOfOrder(f"micro-batch {known.batch_id} of query {decide.key.query_id} is still being published: ask again"))
+        return Admit(decide)
+    if decide.batch_id < known.batch_id:
+        return _refuse(_stale(decide, known))
+    if decide.row_count != known.row_count and not keep_on_mismatch:
+        return _refuse(
+            ReplayMismatch(
+                f"micro-batch {decide.batch_id} of query {decide.key.query_id} was decided with {known.row_count} rows and comes again "
+                f"with {decide.row_count}: its input changed between two runs (a nondeterministic source, or Spark's offset log was lost). "
+                "Set onReplayMismatch=keep to keep what was decided, or use a new checkpoint"
+            )
+        )
+    if decide.run_id != known.run_id:
+        return Admit(Decide(decide.key, decide.batch_id, decide.run_id, known.row_count, ()))
+    return Answer(Decided(known.row_count, already=True, finished=known.finished))
+
+
+def _stale(decide: Decide, known: TransactionState) -> StaleMicroBatch:
+    return StaleMicroBatch(
+        f"micro-batch {decide.batch_id} of query {decide.key.query_id} is below the last decided one, {known.batch_id}: the checkpoint "
+        "went back. Start the query with a new checkpoint directory, or restore the one that it had"
+    )
+
+
+def _judge_finish(finish: Finish, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    pending = overlay.key_index(finish.key)
+    if pending is not None:
+        return WaitFor(pending)
+    known = machine.transactions.get(finish.key)
+    if known is None or known.batch_id != finish.batch_id or known.finished:
+        return Answer(Done(0, duplicate=True))
+    return Admit(finish)

@@ -1,0 +1,112 @@
+"""What the core knows of its journal: epochs, sizes, how far it is flushed, and the entries not yet applied.
+
+Not the journal itself: payloads and frames are the storage's. Memory is a few bytes an entry for what is applied (its size), an
+`Entry` for what is not.
+
+Invariants
+- indexes run from 1 to `last_index` without gaps; epochs never fall along them
+- `applied <= last_index`, and `entry(i)` exists exactly for `applied < i <= last_index`
+- `flushed <= last_index`
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+
+from mq_broker.core.entries import Entry, EpochStart
+
+
+class Log:
+    """Owns the metadata of one replica's journal."""
+
+    __slots__ = ("_epoch_firsts", "_epochs", "_sizes", "_tail", "applied", "flushed", "last_timestamp_us", "tail_bytes")
+
+    def __init__(self, entries: tuple[Entry, ...]) -> None:
+        self._epochs: list[int] = []
+        self._epoch_firsts: list[int] = []
+        self._sizes = array("I")
+        self._tail: dict[int, Entry] = {}
+        self.applied = 0
+        self.flushed = 0
+        self.tail_bytes = 0
+        self.last_timestamp_us = 0
+        for entry in entries:
+            self.append(entry)
+        self.flushed = self.last_index
+
+    @property
+    def last_index(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def last_epoch(self) -> int:
+        return self._epochs[-1] if self._epochs else 0
+
+    @property
+    def tail_count(self) -> int:
+        return len(self._tail)
+
+    def append(self, entry: Entry) -> None:
+        assert entry.index == self.last_index + 1, f"entry {entry.index} after {self.last_index}"
+        assert entry.leader_epoch >= self.last_epoch, f"epoch {entry.leader_epoch} after {self.last_epoch}"
+        if entry.leader_epoch != self.last_epoch:
+            self._epochs.append(entry.leader_epoch)
+            self._epoch_firsts.append(entry.index)
+        self._sizes.append(entry.payload_bytes)
+        self._tail[entry.index] = entry
+        self.tail_bytes += entry.payload_bytes
+        self.last_timestamp_us = max(self.last_timestamp_us, entry.timestamp_us)
+
+    def entry(self, index: int) -> Entry:
+        return self._tail[index]
+
+    def tail(self) -> list[Entry]:
+        """The entries above `applied`, in order."""
+        return [self._tail[index] for index in range(self.applied + 1, self.last_index + 1)]
+
+    def take_applied(self) -> Entry:
+        """The next entry to apply; from now on only its size is kept."""
+        self.applied += 1
+        entry = self._tail.pop(self.applied)
+        self.tail_bytes -= entry.payload_bytes
+        return entry
+
+    def truncate(self, last_index: int) -> None:
+        """Drop all above `last_index`, which may not lie below what is applied."""
+        assert last_index >= self.applied, f"cut to {last_index} below applied {self.applied}"
+        for index in range(last_index + 1, self.last_index + 1):
+            self.tail_bytes -= self._tail.pop(index).payload_bytes
+        del self._sizes[last_index:]
+        while self._epoch_firsts and self._epoch_firsts[-1] > last_index:
+            self._epoch_firsts.pop()
+            self._epochs.pop()
+        self.flushed = min(self.flushed, last_index)
+
+    def epoch_at(self, index: int) -> int:
+        """The epoch of the entry at `index`; 0 before the first; -1 past the end."""
+        if index <= 0:
+            return 0
+        if index > self.last_index:
+            return -1
+        return self._epochs[bisect_right(self._epoch_firsts, index) - 1]
+
+    def last_index_up_to(self, epoch: int, index: int) -> int:
+        """The highest index at or below `index` whose epoch is at most `epoch`: where logs may still agree (rule 2)."""
+        at = bisect_right(self._epochs, epoch)
+        end = self.last_index if at == len(self._epochs) else self._epoch_firsts[at] - 1
+        return min(end, index, self.last_index)
+
+    def range_end(self, first: int, entries_max: int, bytes_max: int) -> int:
+        """The last index of a message that begins at `first`: at least one entry, then as many as fit."""
+        last = min(self.last_index, first + entries_max - 1)
+        total = 0
+        for index in range(first, last + 1):
+            total += self._sizes[index - 1] + 128
+            if total > bytes_max and index > first:
+                return index - 1
+        return last
+
+
+def is_epoch_start(entry: Entry) -> bool:
+    return isinstance(entry.operation, EpochStart)
