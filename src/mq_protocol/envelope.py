@@ -21,8 +21,8 @@ _PAYLOAD_TAG = b"\x12"  # field 2, length-delimited
 class Header(Protocol):
     """A generated protobuf message."""
 
-    def SerializeToString(self, deterministic: bool = ...) -> bytes: ...
-    def ParseFromString(self, serialized: bytes, /) -> int: ...
+    def SerializeToString(self, deterministic: bool = ...) -> bytes: ...  # noqa: N802 (protobuf's name)
+    def ParseFromString(self, serialized: bytes, /) -> int: ...  # noqa: N802 (protobuf's name)
 
 
 H = TypeVar("H", bound=Header)

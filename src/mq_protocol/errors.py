@@ -14,8 +14,8 @@
         ├── Unreachable           nobody answered at any address
         └── InternalError
 
-Each class has: `code` (the wire's enum), `grpc_status` (the gRPC status name), `retriable`, `definite` (the outcome is known). The message
-names what to do next.
+Each class has: `code` (the wire's enum), `grpc_status` (the gRPC status name), `retriable`, `definite` (the outcome is known). The
+message names what to do next.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mq_protocol import mq_pb2 as pb
 class TritonMQError(Exception):
     """The root. `str(error)` is written for the person who reads it; its first words matter most."""
 
-    code: ClassVar[pb.ErrorCode] = pb.INTERNAL
+    code: ClassVar[pb.ErrorCode.ValueType] = pb.INTERNAL
     grpc_status: ClassVar[str] = "INTERNAL"
     retriable: ClassVar[bool] = False
     definite: ClassVar[bool] = False

@@ -22,10 +22,28 @@ BATCH_BYTES_MAX: Final = 4 << 20
 BATCH_BYTES_CEILING: Final = 64 << 20
 """What `batch_bytes_max` can be raised to."""
 
+BATCH_BYTES_FLOOR: Final = 16 << 10
+"""What `batch_bytes_max` can be lowered to: Arrow's own frame around a record must stay small beside it."""
+
+BATCH_OVERHEAD_BYTES: Final = 4 << 10
+"""Arrow's frame around a batch of one record, at most: `record_bytes_max` stays this far below `batch_bytes_max`."""
+
 BATCH_DECODED_BYTES_MAX: Final = 256 << 20
 """What a batch may declare to be once decompressed; 8 kB of zstd can claim 268 MB."""
 
 BATCH_RECORDS_MAX: Final = 1_000_000
+
+SCHEMA_FIELDS_MAX: Final = 4_096
+"""Fields of a schema, nested ones counted: the metadata of every batch has a line for each."""
+
+SCHEMA_DEPTH_MAX: Final = 32
+"""Types within types; Arrow itself reads 64."""
+
+DEDUP_UUIDS_MAX: Final = 100_000
+"""Batches back that a retry is recognised, a partition, by default (`dedup_uuids_max`): 100 s of 1,000 batches a second."""
+
+DEDUP_UUIDS_FLOOR: Final = 100
+DEDUP_UUIDS_CEILING: Final = 10_000_000
 
 # -- wire
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_CEILING + (1 << 20)
@@ -37,6 +55,12 @@ FETCH_CHUNK_BYTES: Final = 1 << 20
 PRODUCE_IN_FLIGHT_BYTES_MAX: Final = 64 << 20
 """What one Produce stream may have unanswered; more waits in TCP, not in the broker's memory."""
 
+LINK_MESSAGE_BYTES: Final = 2 << 20
+"""Where a message between brokers stops gathering: enough for throughput, little enough not to hold up what comes behind it."""
+
+LINK_BUFFER_BYTES_MAX: Final = 64 << 20
+"""What may wait for a slow peer; past it entries are dropped, and the core sends them again."""
+
 # -- time
 SESSION_TIMEOUT_MS: Final = 4_000
 """ZooKeeper session. A dead leader is replaced after this plus at most a second."""
@@ -46,7 +70,10 @@ CONNECT_TIMEOUT_MS: Final = 10_000
 
 # -- storage
 SEGMENT_BYTES_MAX: Final = 128 << 20
-"""A segment's size, by default: small enough to copy or delete at once, large enough that ten thousand partitions have few files."""
+"""A segment's size, by default: small to copy or delete at once, large enough that ten thousand partitions have few files."""
+
+SEGMENT_BYTES_FLOOR: Final = 64 << 10
+SEGMENT_BYTES_CEILING: Final = 4 << 30
 
 JOURNAL_CACHE_BYTES_MAX: Final = 8 << 20
 """Recent frames kept in memory for followers and subscribers that keep up, a partition."""

@@ -1,0 +1,240 @@
+"""Batches on the wire and on disk: one encapsulated Arrow IPC record batch message, without its schema, which is the topic's.
+
+Encoding, decoding without a copy, the schema's fingerprint, and `check_untrusted`: all that a broker verifies before it stores a
+batch that came from outside. Not here: what a batch means (offsets, UUIDs), and fitting a user's table to a topic (mq_client).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import struct
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mq_protocol import limits
+from mq_protocol.envelope import Buffer
+from mq_protocol.errors import BatchTooLarge, CorruptBatch, SchemaMismatch
+from mq_protocol.record_batch_message import RecordBatchMessage, read_record_batch_message
+
+RECORD_SCHEMA: pa.Schema = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field(
+            "headers", pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
+        ),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    ]
+)
+"""What a topic of records stores. Field for field what Spark's Arrow conversion has, so that batches go to Spark as stored."""
+
+_PREFIX_BYTES = 8  # continuation marker and length before a message's metadata
+_METADATA_LENGTH = struct.Struct("<i")
+
+
+def schema_to_bytes(schema: pa.Schema) -> bytes:
+    """The schema as an encapsulated Arrow IPC message, without metadata."""
+    data: bytes = schema.remove_metadata().serialize().to_pybytes()
+    return data
+
+
+def schema_from_bytes(data: Buffer) -> pa.Schema:
+    """The schema of `schema_to_bytes`; empty bytes mean the record schema. Raises `CorruptBatch`."""
+    if not data:
+        return RECORD_SCHEMA
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(data))
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptBatch(f"corrupt schema: {error}") from error
+
+
+def schema_fingerprint(schema: pa.Schema) -> int:
+    """64 bits of names, types and nullability, in order; the same in every process and release. Metadata does not count, nor do the
+    names that Arrow gives to the elements of lists and the entries of maps (libraries differ in them, the bytes do not).
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    for field in schema:
+        digest.update(_canonical_field(field).encode())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def encode_batch(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
+    """The payload. `compression`: None, "lz4" or "zstd", of each buffer by itself."""
+    if compression is None:
+        return batch.serialize()
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_batch(batch)
+        written = sink.tell()
+    stream = sink.getvalue()
+    return stream.slice(0, written).slice(_schema_message_bytes(stream))
+
+
+def decode_batch(payload: Buffer | pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+    """The batch, its values in place (views of `payload`) unless it is compressed.
+
+    `columns`: only these, in this order; columns that are not named are not decompressed. For payloads that a broker has checked:
+    values are trusted. Raises `CorruptBatch` for what Arrow cannot read, `SchemaMismatch` for a column that the schema lacks.
+    """
+    buffer = payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload)
+    try:
+        if columns is None:
+            return pa.ipc.read_record_batch(buffer, schema)
+        indexes = [_index(schema, name) for name in columns]
+        if not columns or not _is_compressed(buffer):
+            return pa.ipc.read_record_batch(buffer, schema).select(indexes)
+        options = pa.ipc.IpcReadOptions(included_fields=sorted(indexes))
+        with pa.ipc.open_stream(pa.PythonFile(_SchemaThenPayload(schema, buffer), mode="r"), options=options) as reader:
+            return reader.read_next_batch().select(list(columns))
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise CorruptBatch(f"corrupt batch: {error}") from error
+
+
+def check_untrusted(
+    payload: memoryview,
+    schema: pa.Schema,
+    *,
+    batch_bytes_max: int,
+    decoded_bytes_max: int = limits.BATCH_DECODED_BYTES_MAX,
+    record_count: int,
+) -> int:
+    """Everything that must hold before a batch from outside is stored; its bytes once decompressed.
+
+    In this order, so that nothing costs more than what has been bounded: size; exactly one record batch message; rows as claimed
+    (1 to BATCH_RECORDS_MAX); columns and buffers as the schema has them, within the body; declared decompressed size; then it is
+    decoded and its values are validated in full, nulls in columns that allow none included.
+    Raises `BatchTooLarge`, `CorruptBatch` or `SchemaMismatch`.
+    """
+    if len(payload) > batch_bytes_max:
+        raise BatchTooLarge(
+            f"batch of {len(payload)} bytes is above the topic's batch_bytes_max={batch_bytes_max}: send smaller batches"
+        )
+    message = read_record_batch_message(payload)
+    if message.record_count != record_count:
+        raise CorruptBatch(f"corrupt batch: it has {message.record_count} records, its header claims {record_count}")
+    if record_count < 1:
+        raise CorruptBatch("corrupt batch: it has no records; leave it out")
+    if record_count > limits.BATCH_RECORDS_MAX:
+        raise BatchTooLarge(f"batch of {record_count} records is above {limits.BATCH_RECORDS_MAX}: send smaller batches")
+    _check_layout(message, schema)
+    decoded_bytes = message.decoded_bytes()
+    if decoded_bytes > decoded_bytes_max:
+        raise BatchTooLarge(f"batch decompresses to {decoded_bytes} bytes, above {decoded_bytes_max}: send smaller batches")
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+        batch.validate(full=True)
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        raise CorruptBatch(f"corrupt batch: {error}") from error
+    for field, column in zip(schema, batch.columns, strict=True):
+        _check_nulls(field, column, field.name)
+    return decoded_bytes
+
+
+# ---------------------------------------------------------------- private
+
+
+class _SchemaThenPayload(io.RawIOBase):
+    """A stream of a schema message and then a payload, read by Arrow without joining the two."""
+
+    def __init__(self, schema: pa.Schema, payload: pa.Buffer) -> None:
+        super().__init__()
+        self._parts = [memoryview(schema.serialize()), memoryview(payload)]
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        """A view of the next bytes. Arrow asks for a message's parts one by one, never across the two."""
+        while self._parts and not self._parts[0]:
+            self._parts.pop(0)
+        if not self._parts:
+            return b""
+        head, self._parts[0] = self._parts[0][:size], self._parts[0][size:]
+        return head  # type: ignore[return-value]  # any buffer will do for Arrow, and a view spares the copy
+
+
+def _canonical_field(field: pa.Field) -> str:
+    name = field.name
+    return f"{len(name)}:{name} {_canonical_type(field.type)}{'?' if field.nullable else '!'};"
+
+
+def _canonical_type(kind: pa.DataType) -> str:
+    if pa.types.is_list(kind):
+        return f"list<{_canonical_type(kind.value_type)}{'?' if kind.value_field.nullable else '!'}>"
+    if pa.types.is_map(kind):
+        return f"map<{_canonical_type(kind.key_type)},{_canonical_type(kind.item_type)}{'?' if kind.item_field.nullable else '!'}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{''.join(_canonical_field(field) for field in kind)}>"
+    return str(kind)
+
+
+def _schema_message_bytes(stream: pa.Buffer) -> int:
+    metadata_bytes: int = _METADATA_LENGTH.unpack_from(stream, 4)[0]
+    return _PREFIX_BYTES + metadata_bytes
+
+
+def _is_compressed(payload: pa.Buffer) -> bool:
+    return read_record_batch_message(memoryview(payload)).codec is not None
+
+
+def _index(schema: pa.Schema, name: str) -> int:
+    index: int = schema.get_field_index(name)
+    if index < 0:
+        raise SchemaMismatch(f"the topic has no column {name!r}: its columns are {', '.join(schema.names)}")
+    return index
+
+
+def _layout(kind: pa.DataType) -> Iterator[int]:
+    """The number of buffers of each node of a column, depth first."""
+    if pa.types.is_struct(kind):
+        yield 1
+        for field in kind:
+            yield from _layout(field.type)
+    elif pa.types.is_map(kind):
+        yield from (2, 1)
+        yield from _layout(kind.key_type)
+        yield from _layout(kind.item_type)
+    elif pa.types.is_list(kind):
+        yield 2
+        yield from _layout(kind.value_type)
+    elif pa.types.is_string(kind) or pa.types.is_binary(kind):
+        yield 3
+    else:
+        yield 2
+
+
+def _check_layout(message: RecordBatchMessage, schema: pa.Schema) -> None:
+    layout = [buffers for field in schema for buffers in _layout(field.type)]
+    if len(message.nodes) != len(layout) or len(message.buffers) != sum(layout):
+        raise SchemaMismatch(
+            f"the batch has {len(message.nodes)} columns (nested ones counted) and {len(message.buffers)} buffers, "
+            f"the topic's schema {len(layout)} and {sum(layout)}: encode it with the topic's schema"
+        )
+
+
+def _check_nulls(field: pa.Field, column: pa.Array, path: str) -> None:
+    """A null where the schema allows none; below a null parent nothing counts."""
+    if not field.nullable and column.null_count:
+        raise SchemaMismatch(f"column {path!r} has {column.null_count} nulls and is NOT NULL in the topic's schema")
+    kind = field.type
+    if not _has_required(kind):
+        return
+    present = column.filter(column.is_valid()) if column.null_count else column
+    if pa.types.is_struct(kind):
+        for at, child in enumerate(kind):
+            _check_nulls(child, pc.struct_field(present, [at]), f"{path}.{child.name}")
+    elif pa.types.is_map(kind):
+        _check_nulls(kind.key_field, present.keys, f"{path}.key")
+        _check_nulls(kind.item_field, present.items, f"{path}.value")
+    else:
+        _check_nulls(kind.value_field, present.flatten(), f"{path}.element")
+
+
+def _has_required(kind: pa.DataType) -> bool:
+    """Whether a field below this type allows no nulls. A map's key never does, and full validation has looked at it."""
+    if pa.types.is_map(kind):
+        return not kind.item_field.nullable or _has_required(kind.item_type) or _has_required(kind.key_type)
+    return any(not kind.field(at).nullable or _has_required(kind.field(at).type) for at in range(kind.num_fields))

@@ -1,0 +1,207 @@
+"""What topics and groups may be called, which settings a topic has, and the nearest right word for a wrong one.
+
+One table holds the settings: parser, default, range and reason. The broker checks with it, the command line lists it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from mq_protocol import limits
+from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
+
+INTERNAL_PREFIX = "__"
+"""Topics of the brokers' own begin so; users can neither create nor delete nor write them."""
+
+TRANSACTIONS_TOPIC = "__transactions"
+"""Whose partitions' leaders are the transaction coordinators."""
+
+# Path separators, control characters, surrogates, private use and non-characters: what ZooKeeper refuses in a node's name. The
+# comma separates topics wherever a list of them is written (`subscribe`, the command line).
+_FORBIDDEN = re.compile("[/,\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]")
+
+
+def nearest(word: str, words: Iterable[str]) -> str | None:
+    """The one of `words` that `word` was most likely meant to be, ignoring case; None if none is near."""
+    by_lower = {candidate.lower(): candidate for candidate in words}
+    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """`": did you mean 'x'?"`, or nothing: to be put behind an error's first words."""
+    found = nearest(word, words)
+    return f": did you mean {found!r}?" if found else ""
+
+
+def check_topic_name(name: str, *, internal: bool = False) -> None:
+    """Raises `InvalidTopicName`, saying which character or rule. `internal`: names beginning with `__` are meant."""
+    fault = _fault(name, limits.TOPIC_NAME_CHARACTERS_MAX)
+    if fault:
+        raise InvalidTopicName(f"topic name {_shown(name)} {fault}")
+    if name.startswith(INTERNAL_PREFIX) and not internal:
+        raise InvalidTopicName(f"topic name {name!r} begins with {INTERNAL_PREFIX!r}, which is kept for the brokers' own topics")
+
+
+def check_group_name(name: str) -> None:
+    """Raises `InvalidRequest`, saying which character or rule."""
+    fault = _fault(name, limits.GROUP_NAME_CHARACTERS_MAX)
+    if fault:
+        raise InvalidRequest(f"group name {_shown(name)} {fault}")
+
+
+def _fault(name: str, characters_max: int) -> str | None:
+    if not name:
+        return "is empty: give it at least one character"
+    if name in (".", ".."):
+        return "means a directory: choose another"
+    if len(name) > characters_max:
+        return f"has {len(name)} characters: at most {characters_max} are allowed"
+    found = _FORBIDDEN.search(name)
+    if found:
+        return f"has the character U+{ord(found[0]):04X} at {found.start()}: use letters, digits, '.', '-', '_'"
+    if name != name.strip():
+        return "begins or ends with a blank: leave it out"
+    return None
+
+
+def _shown(name: str) -> str:
+    return ascii(name if len(name) <= 40 else name[:37] + "...")
+
+
+# ---------------------------------------------------------------- settings of a topic
+
+
+class Durability(Enum):
+    """What an acknowledgement means on every in-sync broker."""
+
+    FSYNC = "fsync"
+    OS = "os"
+    MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """A topic's settings, every one with its value. Sizes in bytes."""
+
+    durability: Durability
+    min_insync_replicas: int
+    batch_bytes_max: int
+    record_bytes_max: int
+    segment_bytes_max: int
+    dedup_uuids_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One line of the table. `default` is for people; `reason` says what the setting is for and why it is bounded."""
+
+    name: str
+    default: str
+    allowed: str
+    reason: str
+
+
+SETTINGS: Mapping[str, Setting] = {
+    setting.name: setting
+    for setting in (
+        Setting(
+            "durability",
+            Durability.FSYNC.value,
+            "fsync, os or memory",
+            "what an acknowledged batch survives: power loss of every broker, kill -9 of every broker, or loss of all but one",
+        ),
+        Setting(
+            "min_insync_replicas",
+            "a majority of the replicas",
+            "1 to the number of replicas",
+            "how many in-sync brokers must hold a batch before it is acknowledged; 1 survives the loss of all but one",
+        ),
+        Setting(
+            "batch_bytes_max",
+            str(limits.BATCH_BYTES_MAX),
+            f"{limits.BATCH_BYTES_FLOOR} to {limits.BATCH_BYTES_CEILING}",
+            "the largest stored batch; a batch is held in memory whole",
+        ),
+        Setting(
+            "record_bytes_max",
+            str(limits.RECORD_BYTES_MAX),
+            f"1 to batch_bytes_max less {limits.BATCH_OVERHEAD_BYTES}",
+            "the largest record; every record must fit a batch of its own",
+        ),
+        Setting(
+            "segment_bytes_max",
+            str(limits.SEGMENT_BYTES_MAX),
+            f"{limits.SEGMENT_BYTES_FLOOR} to {limits.SEGMENT_BYTES_CEILING}",
+            "a journal file's size; what is deleted at once",
+        ),
+        Setting(
+            "dedup_uuids_max",
+            str(limits.DEDUP_UUIDS_MAX),
+            f"{limits.DEDUP_UUIDS_FLOOR} to {limits.DEDUP_UUIDS_CEILING}",
+            "how many batches back a retry is recognised, a partition; each takes about 100 bytes of memory on every replica",
+        ),
+    )
+}
+
+_SIZE = re.compile(r"(?P<number>[0-9][0-9_]*)\s*(?P<unit>|[kmg]|[kmg]i?b)", re.IGNORECASE)
+
+
+def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
+    """The settings of a topic with that many replicas, defaults filled in.
+
+    Sizes are bytes, or `64KiB`, `4MiB`, `1GiB` (also `4m`: powers of two always). Raises `InvalidSetting` naming the setting, what
+    it was given and what is allowed; for an unknown name, the nearest right one.
+    """
+    for name in given:
+        if name not in SETTINGS:
+            known = ", ".join(SETTINGS)
+            raise InvalidSetting(f"unknown topic setting {name!r}{did_you_mean(name, SETTINGS)} (settings are: {known})")
+
+    def size(name: str, default: int, low: int, high: int) -> int:
+        return _integer(given, name, default, low, high, _size)
+
+    batch_bytes_max = size("batch_bytes_max", limits.BATCH_BYTES_MAX, limits.BATCH_BYTES_FLOOR, limits.BATCH_BYTES_CEILING)
+    record_ceiling = batch_bytes_max - limits.BATCH_OVERHEAD_BYTES
+    return TopicSettings(
+        durability=_durability(given.get("durability", Durability.FSYNC.value)),
+        min_insync_replicas=_integer(given, "min_insync_replicas", replicas // 2 + 1, 1, replicas, int),
+        batch_bytes_max=batch_bytes_max,
+        record_bytes_max=size("record_bytes_max", min(limits.RECORD_BYTES_MAX, record_ceiling), 1, record_ceiling),
+        segment_bytes_max=size(
+            "segment_bytes_max", limits.SEGMENT_BYTES_MAX, limits.SEGMENT_BYTES_FLOOR, limits.SEGMENT_BYTES_CEILING
+        ),
+        dedup_uuids_max=_integer(
+            given, "dedup_uuids_max", limits.DEDUP_UUIDS_MAX, limits.DEDUP_UUIDS_FLOOR, limits.DEDUP_UUIDS_CEILING, int
+        ),
+    )
+
+
+def _durability(text: str) -> Durability:
+    words = [durability.value for durability in Durability]
+    if text not in words:
+        raise InvalidSetting(f"durability={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)})")
+    return Durability(text)
+
+
+def _size(text: str) -> int:
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise ValueError(text)
+    return int(found["number"]) << {"": 0, "k": 10, "m": 20, "g": 30}[found["unit"][:1].lower()]
+
+
+def _integer(given: Mapping[str, str], name: str, default: int, low: int, high: int, parse: Callable[[str], int]) -> int:
+    if name not in given:
+        return default
+    try:
+        value = parse(given[name])
+    except ValueError:
+        raise InvalidSetting(f"{name}={given[name]!r} is not a number: give {low} to {high}; {SETTINGS[name].reason}") from None
+    if not low <= value <= high:
+        raise InvalidSetting(f"{name}={value} is out of range: give {low} to {high}; {SETTINGS[name].reason}")
+    return value
