@@ -1,0 +1,154 @@
+"""Arithmetic on the offsets of many partitions: limits, sharing, and cutting a micro-batch into tasks.
+
+Pure, and the same answer for the same input in every process: Spark plans a micro-batch again after a crash and rests on getting
+the same rows in the same order. Offsets are exclusive ends and dense, so `end - start` is an exact count of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from mq_protocol.errors import InvalidRequest
+
+Offsets: TypeAlias = dict[str, dict[int, int]]
+"""`{topic: {partition: offset}}`, topics by name and partitions by number: `canonical` makes it so."""
+
+ROWS_PER_TASK_MIN = 20_000
+"""Below this a task's fixed cost (20 to 55 ms) is more than its work."""
+
+ROWS_PER_TASK_MAX = 250_000
+"""Above it a larger cluster than the driver's machine would be left idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Rows `start .. end - 1` of a partition; never empty."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+# ------------------------------------------------------------------ form
+
+
+def canonical(offsets: Mapping[str, Mapping[int, int]]) -> Offsets:
+    """The same offsets with their keys in the stable order."""
+    return {topic: dict(sorted(offsets[topic].items())) for topic in sorted(offsets)}
+
+
+def to_json(offsets: Mapping[str, Mapping[int, int]]) -> dict[str, dict[str, int]]:
+    """The form that Spark writes into its checkpoint. Spark compares offsets as text, so the order of keys is part of it."""
+    return {topic: {str(partition): offset for partition, offset in inner.items()} for topic, inner in canonical(offsets).items()}
+
+
+def from_json(found: Any) -> Offsets:
+    """The offsets that a checkpoint holds. Raises `InvalidRequest` for anything else, as another source's checkpoint would have."""
+    try:
+        offsets = {topic: {int(partition): offset for partition, offset in inner.items()} for topic, inner in found.items()}
+    except (AttributeError, ValueError):
+        offsets = None
+    if offsets is None or not all(type(offset) is int and offset >= 0 for inner in offsets.values() for offset in inner.values()):
+        raise InvalidRequest(
+            f'the checkpoint holds offsets that are not of this source: {str(found)[:200]} (expected {{"topic": {{"0": 23}}}}); '
+            "give the query a checkpointLocation of its own"
+        )
+    return canonical(offsets)
+
+
+# ------------------------------------------------------------------ counting and limiting
+
+
+def ranges(start: Mapping[str, Mapping[int, int]], end: Mapping[str, Mapping[int, int]]) -> list[OffsetRange]:
+    """What lies between, in the stable order.
+
+    A partition that `start` does not know begins at its `end` (the first time that it is named is its start), and a start past its
+    end is no rows: both happen in the first micro-batch of a partition, whose start Spark does not keep.
+    """
+    return [
+        OffsetRange(topic, partition, start[topic][partition], until)
+        for topic, inner in canonical(end).items()
+        for partition, until in inner.items()
+        if start.get(topic, {}).get(partition, until) < until
+    ]
+
+
+def limited(start: Mapping[str, Mapping[int, int]], available: Mapping[str, Mapping[int, int]], rows_max: int) -> Offsets:
+    """The end of a micro-batch of at most `rows_max` rows, exactly that many if so many are there.
+
+    Shares are proportional to each partition's backlog, with at least a row for each while there are rows enough to go round. When
+    there are not, and for what is left over by rounding, partitions are served in turn: whose turn it is follows from `start`
+    itself, which the rows given move on, so a replay gives the same answer and nobody waits for ever.
+    """
+    end = {topic: dict(inner) for topic, inner in canonical(available).items()}
+    waiting = ranges(start, end)
+    backlog = sum(map(len, waiting))
+    if backlog <= rows_max:
+        return end
+    shares = _shares([len(each) for each in _in_turn(start, end, waiting)], rows_max)
+    for each, share in zip(_in_turn(start, end, waiting), shares, strict=True):
+        end[each.topic][each.partition] = each.start + share
+    return end
+
+
+def _in_turn(start: Mapping[str, Mapping[int, int]], end: Offsets, waiting: Sequence[OffsetRange]) -> list[OffsetRange]:
+    everyone = [(topic, partition) for topic, inner in end.items() for partition in inner]
+    first = sum(offset for inner in start.values() for offset in inner.values()) % len(everyone)
+    turn = {who: (place - first) % len(everyone) for place, who in enumerate(everyone)}
+    return sorted(waiting, key=lambda each: turn[each.topic, each.partition])
+
+
+def _shares(backlogs: list[int], rows_max: int) -> list[int]:
+    """`rows_max` rows dealt out, no share above its backlog; `rows_max` is below the sum."""
+    if rows_max <= len(backlogs):
+        return [1] * rows_max + [0] * (len(backlogs) - rows_max)
+    left, beyond = rows_max - len(backlogs), sum(backlogs) - len(backlogs)
+    shares = [1 + left * (backlog - 1) // beyond for backlog in backlogs]
+    rest = rows_max - sum(shares)
+    for place, backlog in enumerate(backlogs):
+        if rest and shares[place] < backlog:
+            shares[place] += 1
+            rest -= 1
+    assert rest == 0, "rounding down loses less than one row a partition"
+    return shares
+
+
+# ------------------------------------------------------------------ cutting into tasks
+
+
+def plan(parts: Sequence[OffsetRange], *, cores: int, tasks_min: int | None = None) -> list[tuple[OffsetRange, ...]]:
+    """The ranges laid end to end and cut into tasks of about equal rows, in the same order.
+
+    About `cores` tasks, fewer for few rows, more for very many; at least `tasks_min` if so many rows are there. A cut falls on a
+    border between ranges when one is near, because two tasks that share a stored batch both fetch it.
+    """
+    rows = sum(map(len, parts))
+    if not rows:
+        return []
+    tasks = max(min(cores, -(-rows // ROWS_PER_TASK_MIN)), -(-rows // ROWS_PER_TASK_MAX), tasks_min or 1)
+    tasks = min(tasks, rows)
+    cuts = [rows * number // tasks for number in range(1, tasks)] + [rows]
+    near = rows // tasks // 8
+    planned: list[tuple[OffsetRange, ...]] = []
+    task: list[OffsetRange] = []
+    done = 0
+    for part in parts:
+        start = part.start
+        while start < part.end:
+            cut = cuts[len(planned)]
+            room, rest = cut - done, part.end - start
+            take = rest if rest <= room + near else max(room, 0)
+            if take:
+                task.append(OffsetRange(part.topic, part.partition, start, start + take))
+            start += take
+            done += take
+            if done >= cut - near and len(planned) < tasks - 1 and task:
+                planned.append(tuple(task))
+                task = []
+    return [*planned, tuple(task)] if task else planned

@@ -1,0 +1,101 @@
+"""Offset arithmetic: exact limits, nobody starved, the same plan for the same offsets."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from mq_protocol.errors import InvalidRequest
+from mq_spark.offsets import OffsetRange, Offsets, from_json, limited, plan, ranges, to_json
+
+
+def total(start: Offsets, end: Offsets) -> int:
+    return sum(map(len, ranges(start, end)))
+
+
+def test_the_json_form_has_partitions_in_the_order_of_their_numbers() -> None:
+    text = json.dumps(to_json({"b": {10: 5, 9: 4}, "a": {0: 1}}))
+    assert text == '{"a": {"0": 1}, "b": {"9": 4, "10": 5}}'
+    assert from_json(json.loads(text)) == {"a": {0: 1}, "b": {9: 4, 10: 5}}
+
+
+@pytest.mark.parametrize("found", [3, {"t": 3}, {"t": {"x": 1}}, {"t": {"0": "1"}}, {"t": {"0": -1}}, {"t": {"0": None}}])
+def test_a_checkpoint_of_another_source_is_refused(found: object) -> None:
+    with pytest.raises(InvalidRequest, match="offsets that are not of this source"):
+        from_json(found)
+
+
+def test_a_partition_begins_where_it_is_first_named_and_a_start_past_its_end_is_no_rows() -> None:
+    assert ranges({"t": {0: 5, 1: 9}}, {"t": {2: 4, 1: 7, 0: 8}}) == [OffsetRange("t", 0, 5, 8)]
+
+
+def test_a_limit_above_the_backlog_changes_nothing() -> None:
+    assert limited({"t": {0: 0, 1: 0}}, {"t": {0: 3, 1: 4}}, 7) == {"t": {0: 3, 1: 4}}
+
+
+def test_a_limit_is_met_exactly_and_shared_by_backlog() -> None:
+    assert limited({"t": {0: 0, 1: 0}}, {"t": {0: 900, 1: 100}}, 100) == {"t": {0: 90, 1: 10}}
+
+
+def test_a_partition_with_a_small_backlog_is_served_beside_large_ones() -> None:
+    end = limited({"t": {0: 0, 1: 0, 2: 0}}, {"t": {0: 1_000_000, 1: 1, 2: 1_000_000}}, 10)
+    assert end["t"][1] == 1
+
+
+def test_every_limit_is_met_exactly_and_no_share_is_above_its_backlog() -> None:
+    rng = random.Random(7)
+    for _ in range(500):
+        start = {"t": {p: rng.randrange(50) for p in range(rng.randint(1, 9))}}
+        available = {"t": {p: offset + rng.choice((0, 0, 1, 5, 1000)) for p, offset in start["t"].items()}}
+        limit = rng.randint(1, 200)
+        end = limited(start, available, limit)
+        assert total(start, end) == min(limit, total(start, available))
+        assert all(start["t"][p] <= end["t"][p] <= available["t"][p] for p in start["t"])
+
+
+def test_nobody_starves_when_the_limit_is_below_the_number_of_partitions() -> None:
+    for limit in (1, 2, 3, 4):
+        at: Offsets = {"t": dict.fromkeys(range(5), 0)}
+        for _ in range(10):
+            at = limited(at, {"t": {0: 10_000, 1: 10_000, 2: 1, 3: 10_000, 4: 10_000}}, limit)
+        assert all(offset >= 1 for offset in at["t"].values()), limit
+
+
+def test_a_plan_has_every_row_once_in_the_same_order_whatever_the_number_of_tasks() -> None:
+    rng = random.Random(11)
+    for _ in range(500):
+        parts = [OffsetRange("t", p, at := rng.randrange(9), at + rng.choice((1, 3, 40, 5000))) for p in range(rng.randint(1, 12))]
+        rows = sum(map(len, parts))
+        tasks = plan(parts, cores=rng.randint(1, 8), tasks_min=rng.choice((None, 1, 3, 50)))
+        laid = [(each.partition, row) for task in tasks for each in task for row in range(each.start, each.end)]
+        assert laid == [(each.partition, row) for each in parts for row in range(each.start, each.end)]
+        assert all(tasks)
+        assert len(tasks) <= rows
+
+
+def test_many_small_ranges_share_one_task() -> None:
+    assert len(plan([OffsetRange("t", p, 0, 10) for p in range(200)], cores=8)) == 1
+
+
+def test_tasks_are_about_the_number_of_cores_and_a_large_range_is_cut() -> None:
+    parts = [OffsetRange("t", 0, 0, 100_000), OffsetRange("t", 1, 0, 100_000)]
+    assert plan(parts, cores=2) == [(parts[0],), (parts[1],)]
+    assert [sum(map(len, task)) for task in plan(parts, cores=4)] == [50_000] * 4
+
+
+def test_a_cut_falls_on_a_border_that_is_near() -> None:
+    parts = [OffsetRange("t", 0, 0, 52_000), OffsetRange("t", 1, 0, 48_000)]
+    assert plan(parts, cores=2) == [(parts[0],), (parts[1],)]
+
+
+def test_very_many_rows_become_more_tasks_than_cores_and_min_partitions_is_a_floor() -> None:
+    parts = [OffsetRange("t", 0, 0, 2_500_000)]
+    assert len(plan(parts, cores=2)) == 10
+    assert len(plan([OffsetRange("t", 0, 0, 10)], cores=2, tasks_min=4)) == 4
+    assert len(plan([OffsetRange("t", 0, 0, 2)], cores=2, tasks_min=4)) == 2
+
+
+def test_no_rows_are_no_tasks() -> None:
+    assert plan([], cores=4) == []
