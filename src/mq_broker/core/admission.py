@@ -120,7 +120,9 @@ def _judge_batch(propose: Propose, machine: PartitionMachine, overlay: Overlay) 
         return WaitFor(index)
     after = propose.after
     if after and after not in machine.uuids and overlay.uuid_index(after) is None:
-        return _refuse(OutOfOrder(f"batch {propose.uuid.hex()} must follow batch {after.hex()}, which is not here: send that one first"))
+        return _refuse(
+            OutOfOrder(f"batch {propose.uuid.hex()} must follow batch {after.hex()}, which is not here: send that one first")
+        )
     return Admit(propose.operation)
 
 
@@ -172,7 +174,9 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
         )
     if decide.batch_id > known.batch_id:
         if not known.finished:
-            return _refuse(OutOfOrder(f"micro-batch {known.batch_id} of query {decide.key.query_id} is still being published: ask again"))
+            return _refuse(
+                OutOfOrder(f"micro-batch {known.batch_id} of query {decide.key.query_id} is still being published: ask again")
+            )
         return Admit(decide)
     if decide.batch_id < known.batch_id:
         return _refuse(_stale(decide, known))

@@ -375,6 +375,13 @@ class HandedOver:
 
 
 @dataclass(frozen=True, slots=True)
+class Reopen:
+    """This replica is over: read the journal from disk again, under its new log id, and make a new one of it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Audit:
     """One line for the log: who claimed, shrank, expanded, truncated; which version; why. `alarm`: an operator must look."""
 
@@ -393,5 +400,6 @@ Effect: TypeAlias = (
     | DecisionCommitted
     | RoleChanged
     | HandedOver
+    | Reopen
     | Audit
 )

@@ -1,0 +1,115 @@
+"""A follower: takes entries from the leader of the highest epoch, acknowledges what is both flushed and proved to match."""
+
+from __future__ import annotations
+
+from mq_broker.core.messages import AppendAck, AppendEntries, Send, Truncate, WriteEntries
+from mq_broker.core.shared import Shared
+
+
+class Follower:
+    """Owns what a follower knows of its leader. `leader` 0: nobody has spoken in this epoch yet.
+
+    Invariant: `matched` is the last index that a message of this epoch proved to be the leader's too; it is what may be
+    acknowledged and committed, never the end of the log (rule 2, traps 10 and 25).
+    """
+
+    def __init__(self, shared: Shared, leader: int = 0) -> None:
+        self._shared = shared
+        self.leader = leader
+        self.matched = 0
+        self.heard_ms = shared.now_ms
+        self._sequence = 0
+        self._leader_high_watermark = 0
+        self._acknowledged = -1
+        self._ack_due = False
+
+    def append(self, message: AppendEntries) -> None:
+        """A message of the current epoch, from its leader."""
+        shared, log = self._shared, self._shared.log
+        self.leader = message.leader
+        self.heard_ms = shared.now_ms
+        if log.epoch_at(message.prev_index) != message.prev_epoch:
+            self._conflict(message)
+            return
+        self._sequence = max(self._sequence, message.sequence)
+        fresh = 0
+        for entry in message.entries:
+            if log.epoch_at(entry.index) == entry.leader_epoch:
+                fresh += 1
+                continue
+            if entry.index <= log.last_index:
+                if entry.index <= shared.high_watermark:
+                    shared.audit(
+                        f"the leader of epoch {message.leader_epoch} would cut entry {entry.index}, which is committed here: refused",
+                        alarm=True,
+                    )
+                    return
+                shared.audit(f"cut {log.last_index - entry.index + 1} entries above {entry.index - 1} on a conflict")
+                log.truncate(entry.index - 1)
+                shared.emit(Truncate(entry.index - 1))
+            break
+        new = message.entries[fresh:]
+        if new:
+            for entry in new:
+                log.append(entry)
+            shared.emit(WriteEntries(new))
+        end = message.entries[-1].index if message.entries else message.prev_index
+        self.matched = max(self.matched, end)
+        self._leader_high_watermark = max(self._leader_high_watermark, message.high_watermark)
+        self.advance()
+        self._ack_due = True
+
+    def advance(self) -> None:
+        """min(the leader's, matched), and no further than this disk: an entry that the disk refuses later was then never applied."""
+        shared = self._shared
+        shared.commit_to(max(shared.high_watermark, min(self._leader_high_watermark, self.matched, shared.log.flushed)))
+
+    def _conflict(self, message: AppendEntries) -> None:
+        """The entry before is not here: say where the logs could last agree; cut nothing yet."""
+        shared, log = self._shared, self._shared.log
+        hint = log.last_index_up_to(message.prev_epoch, min(message.prev_index, log.last_index))
+        shared.emit(
+            Send(
+                message.leader,
+                AppendAck(
+                    shared.me.broker,
+                    shared.me.incarnation,
+                    shared.me.log_id,
+                    shared.epoch,
+                    min(log.flushed, self.matched),
+                    self.matched,
+                    message.sequence,
+                    conflict=True,
+                    hint_index=hint,
+                    hint_epoch=log.epoch_at(hint),
+                ),
+            )
+        )
+
+    def disk_refused(self) -> None:
+        """The end of the log did not fit the disk: what was matched is so no longer."""
+        self.matched = min(self.matched, self._shared.log.last_index)
+        self._ack_due = True
+
+    def turn_ended(self) -> None:
+        """One acknowledgement for all that was appended or flushed in this turn."""
+        shared = self._shared
+        acknowledged = min(shared.log.flushed, self.matched)
+        if self.leader == 0 or not (self._ack_due or acknowledged != self._acknowledged):
+            return
+        self._ack_due = False
+        self._acknowledged = acknowledged
+        shared.emit(
+            Send(
+                self.leader,
+                AppendAck(
+                    shared.me.broker,
+                    shared.me.incarnation,
+                    shared.me.log_id,
+                    shared.epoch,
+                    acknowledged,
+                    self.matched,
+                    self._sequence,
+                ),
+            )
+        )

@@ -1,0 +1,387 @@
+"""A leader: admits operations, sends entries, counts acknowledgements, answers.
+
+Everything that waits for an answer is held here and ended here: by the commit of its entry, or as unknown when the role ends (rule 8).
+"""
+
+from __future__ import annotations
+
+from mq_broker.core.admission import Admit, Answer, Overlay, WaitFor, judge
+from mq_broker.core.entries import NO_UUID, Decide, Entry, EpochStart
+from mq_broker.core.membership import Membership
+from mq_broker.core.messages import (
+    AppendAck,
+    AppendEntries,
+    Decided,
+    DecisionCommitted,
+    DiskRefused,
+    Done,
+    HandedOver,
+    NodeState,
+    Propose,
+    Refused,
+    Reply,
+    RequestId,
+    Send,
+    Truncate,
+    Wait,
+    WriteEntries,
+)
+from mq_broker.core.progress import Progress
+from mq_broker.core.shared import Shared, without
+from mq_protocol.errors import DiskFull, NotEnoughReplicas, NotLeader, OutcomeUnknown, Overloaded, TritonMQError
+
+
+class Leader:
+    """Owns one leadership: the followers' progress, the in-sync set, the waiting requests."""
+
+    def __init__(self, shared: Shared, state: NodeState) -> None:
+        self._shared = shared
+        self.membership = Membership(shared, state)
+        self.followers = {
+            broker: Progress(broker, shared.log.last_index + 1, shared.now_ms)
+            for broker in shared.settings.replicas
+            if broker != shared.me.broker
+        }
+        self._overlay = Overlay(shared.log.tail())
+        self._waiting: dict[int, list[tuple[RequestId, Wait]]] = {}
+        self._deferred: dict[int, list[Propose]] = {}
+        self._acknowledging = True
+        self._sequence = 0
+        self._written = shared.log.flushed
+        self._last_tick_ms = shared.now_ms
+        self._commit_moved_ms = shared.now_ms
+        self._hand_over_deadline_ms: int | None = None
+        self._resigning: int | None = None
+        self.resigned = False
+        self.epoch_start = self._append(Propose(0, EpochStart(shared.me.broker), shared.log.last_timestamp_us))
+
+    @property
+    def ready(self) -> bool:
+        """The epoch start is committed: the end of the log is known (rule 3)."""
+        return self._shared.high_watermark >= self.epoch_start
+
+    # ------------------------------------------------------------------ requests
+
+    def propose(self, request: Propose) -> None:
+        shared = self._shared
+        if self._hand_over_deadline_ms is not None or self._resigning is not None:
+            self._refuse(request, NotLeader("this broker is handing leadership over: ask again in a moment", 0, shared.epoch))
+            return
+        if not self.ready and request.uuid == NO_UUID:
+            self._deferred.setdefault(self.epoch_start, []).append(request)  # judged by what is committed, once that is known
+            return
+        verdict = judge(request, shared.machine, self._overlay)
+        match verdict:
+            case Answer(result):
+                shared.emit(Reply(request.request, result))
+            case WaitFor(index):
+                self._deferred.setdefault(index, []).append(request)
+            case Admit(operation):
+                error = self._unavailable(request)
+                if error is not None:
+                    self._refuse(request, error)
+                    return
+                index = self._append(request, operation)
+                if request.wait is Wait.NOTHING:
+                    shared.emit(Reply(request.request, Done(index)))
+                else:
+                    self._waiting.setdefault(index, []).append((request.request, request.wait))
+
+    def _unavailable(self, request: Propose) -> TritonMQError | None:
+        shared, settings = self._shared, self._shared.settings
+        if request.wait is Wait.COMMITTED:
+            alive = [b for b in self.membership.brokers() if b == shared.me.broker or b in shared.live]
+            if len(alive) < settings.min_insync_replicas:
+                return NotEnoughReplicas(
+                    f"{shared.name} has {len(alive)} live in-sync replicas of the {settings.min_insync_replicas} that "
+                    "min_insync_replicas asks for: start the missing brokers, or lower the setting"
+                )
+        if shared.log.tail_count >= settings.tail_entries_max or shared.log.tail_bytes >= settings.tail_bytes_max:
+            return Overloaded(
+                f"{shared.name} has {shared.log.tail_count} uncommitted entries: its followers are behind; ask again later"
+            )
+        return None
+
+    def _refuse(self, request: Propose, error: TritonMQError) -> None:
+        self._shared.emit(Reply(request.request, Refused(error)))
+
+    def _append(self, request: Propose, operation: object = None) -> int:
+        log = self._shared.log
+        entry = Entry(
+            log.last_index + 1,
+            self._shared.epoch,
+            max(request.timestamp_us, log.last_timestamp_us),
+            request.operation if operation is None else operation,  # type: ignore[arg-type]
+            request.uuid,
+            request.record_count,
+            request.payload_bytes,
+            request.decoded_bytes,
+        )
+        log.append(entry)
+        self._overlay.add(entry)
+        self._shared.emit(WriteEntries((entry,)))
+        return entry.index
+
+    # ------------------------------------------------------------------ followers
+
+    def acknowledged(self, ack: AppendAck) -> None:
+        """An answer of this epoch."""
+        shared, log = self._shared, self._shared.log
+        progress = self.followers.get(ack.follower)
+        if progress is None or not progress.hears(ack, shared.now_ms):
+            return
+        if ack.conflict:
+            if ack.sequence < progress.last_sequence and progress.probing and progress.sent:
+                return  # answers an older message: the probe in flight will tell
+            agreed = log.last_index_up_to(ack.hint_epoch, ack.hint_index)
+            progress.matched = max(min(progress.matched, agreed), progress.acknowledged)
+            progress.next_index = max(agreed, progress.matched) + 1
+            progress.probing = True
+            progress.sent.clear()
+            return
+        progress.answered(ack.sequence)
+        progress.probing = False
+        progress.matched = max(progress.matched, ack.matched_index)
+        progress.next_index = max(progress.next_index, progress.matched + 1)
+        progress.caught_up_to(ack.acknowledged_index, log.last_index, shared.now_ms)
+
+    def peer_connected(self, broker: int, *, up: bool) -> None:
+        progress = self.followers.get(broker)
+        if progress is not None:
+            progress.connected = up
+            progress.rewind()
+
+    def _send_to(self, progress: Progress) -> None:
+        shared, log, settings = self._shared, self._shared.log, self._shared.settings
+        if not progress.connected or progress.broker not in shared.live:
+            return
+        if progress.sent and shared.now_ms - max(progress.last_sent_ms, progress.last_heard_ms) > settings.resend_ms:
+            progress.rewind()
+        in_flight_max = 1 if progress.probing else settings.append_in_flight_max
+        while progress.next_index <= log.last_index and len(progress.sent) < in_flight_max:
+            last = log.range_end(progress.next_index, settings.append_entries_max, settings.append_bytes_max)
+            self._send(progress, last)
+        if shared.now_ms - progress.last_sent_ms >= settings.heartbeat_ms and len(progress.sent) < in_flight_max:
+            self._send(progress, progress.next_index - 1)
+
+    def _send(self, progress: Progress, last: int) -> None:
+        shared = self._shared
+        self._sequence += 1
+        previous = progress.next_index - 1
+        message = AppendEntries(
+            shared.me.broker,
+            shared.me.incarnation,
+            shared.epoch,
+            previous,
+            shared.log.epoch_at(previous),
+            last,
+            shared.high_watermark,
+            self._sequence,
+        )
+        progress.sent_message(self._sequence, last, shared.now_ms, shared.high_watermark)
+        shared.emit(Send(progress.broker, message))
+
+    # ------------------------------------------------------------------ the high watermark
+
+    def _advance(self) -> None:
+        """Lowest acknowledged index over the maximal ISR, the leader's own disk included (rule 4)."""
+        shared, log = self._shared, self._shared.log
+        lowest = log.last_index
+        for broker, log_id in self.membership.maximal():
+            if broker == shared.me.broker:
+                lowest = min(lowest, log.flushed if log_id == shared.me.log_id else 0)
+            else:
+                progress = self.followers.get(broker)
+                lowest = min(lowest, progress.acknowledged if progress is not None and progress.log_id == log_id else 0)
+        if not self._acknowledging or lowest < self.epoch_start or lowest <= shared.high_watermark:
+            return
+        was_ready = self.ready
+        self._commit_moved_ms = shared.now_ms
+        again: list[Propose] = []
+        while shared.high_watermark < lowest:
+            index = shared.high_watermark + 1
+            self._commit_one(index)
+            again += self._deferred.pop(index, [])
+        if not was_ready:
+            shared.audit(f"leading epoch {shared.epoch}: committed up to {shared.high_watermark}")
+            for known_key, known in shared.machine.transactions.items():
+                if not known.finished:
+                    decision = Decide(known_key, known.batch_id, known.run_id, known.row_count, known.manifest)
+                    shared.emit(DecisionCommitted(decision))
+        for request in again:
+            self.propose(request)
+
+    def _commit_one(self, index: int) -> None:
+        shared = self._shared
+        entry = shared.log.entry(index)
+        operation = entry.operation
+        known = shared.machine.transactions.get(operation.key) if isinstance(operation, Decide) else None
+        shared_ready = index > self.epoch_start
+        [(entry, base_offset)] = shared.commit_to(index)
+        self._overlay.remove(entry)
+        already = known is not None and isinstance(operation, Decide) and known.batch_id == operation.batch_id
+        if isinstance(operation, Decide) and not already and operation.manifest and shared_ready:
+            shared.emit(DecisionCommitted(operation))
+        for request, _ in self._waiting.pop(index, ()):
+            if isinstance(operation, Decide):
+                state = shared.machine.transactions[operation.key]
+                shared.emit(Reply(request, Decided(state.row_count, already, state.finished)))
+            else:
+                placed = base_offset if shared.machine.next_offset > base_offset else -1
+                shared.emit(Reply(request, Done(index, placed, entry.timestamp_us)))
+
+    def flushed(self) -> None:
+        """Answer acks=leader: it is on this disk."""
+        shared = self._shared
+        while self._written < shared.log.flushed:
+            self._written += 1
+            waiting = self._waiting.get(self._written)
+            if waiting is None:
+                continue
+            for request, wait in waiting:
+                if wait is Wait.WRITTEN:
+                    shared.emit(Reply(request, Done(self._written)))
+            waiting[:] = [pair for pair in waiting if pair[1] is not Wait.WRITTEN]
+
+    # ------------------------------------------------------------------ time, and the end of a turn
+
+    def tick(self) -> None:
+        shared, settings = self._shared, self._shared.settings
+        if shared.now_ms - self._last_tick_ms > settings.replica_lag_ms_max // 2:
+            for progress in self.followers.values():  # it was this process that slept (rule 5, trap 31)
+                if progress.behind_since_ms is not None:
+                    progress.behind_since_ms = shared.now_ms
+            self._commit_moved_ms = shared.now_ms
+        self._last_tick_ms = shared.now_ms
+        if shared.log.last_index == shared.high_watermark:
+            self._commit_moved_ms = shared.now_ms
+        elif shared.now_ms - self._commit_moved_ms > settings.leader_stuck_ms and self._heir():
+            shared.audit(f"nothing was committed for {settings.leader_stuck_ms} ms: standing back", alarm=True)
+            self._resigning = self._heir()
+        for progress in self.followers.values():
+            if progress.sent_high_watermark < shared.high_watermark and not progress.sent:
+                progress.last_sent_ms = min(progress.last_sent_ms, shared.now_ms - settings.heartbeat_ms)
+        self._hand_over()
+
+    def turn_ended(self) -> None:
+        self._advance()
+        self.membership_changed()
+        if self._resigning is not None:
+            self._stand_back()
+        if not self.resigned:
+            for progress in self.followers.values():
+                self._send_to(progress)
+
+    def membership_changed(self) -> None:
+        if self._resigning is None and self._acknowledging:
+            self.membership.propose(self.followers, self.epoch_start)
+
+    def refused_by_node(self) -> None:
+        """Rule 7: a refused compare-and-set means that someone else wrote. Acknowledge nothing until the node was read."""
+        self._acknowledging = False
+
+    def node_confirmed(self, state: NodeState) -> None:
+        """The node was read and still names this leadership."""
+        self._acknowledging = True
+        self.membership.node_changed(state)
+
+    # ------------------------------------------------------------------ standing back
+
+    def hand_over(self, deadline_ms: int) -> None:
+        if self._hand_over_deadline_ms is None:
+            self._hand_over_deadline_ms = deadline_ms
+        self._hand_over()
+
+    def _heir(self) -> int:
+        """The in-sync, registered follower that has most of the log; 0 if there is none."""
+        shared = self._shared
+        heirs = [
+            (progress.acknowledged, -shared.settings.replicas.index(progress.broker), progress.broker)
+            for progress in self.followers.values()
+            if (progress.broker, progress.log_id) in self.membership.confirmed
+            and progress.broker in shared.live
+            and progress.connected
+        ]
+        return max(heirs)[2] if heirs else 0
+
+    def _hand_over(self) -> None:
+        """Wait for a successor to have the end of the log, or for the deadline; then stand back (rule 14)."""
+        shared = self._shared
+        if self._hand_over_deadline_ms is None or self._resigning is not None:
+            return
+        heir = self._heir()
+        late = shared.now_ms >= self._hand_over_deadline_ms
+        if heir and (
+            late or (shared.high_watermark == shared.log.last_index and self.followers[heir].acknowledged >= shared.log.last_index)
+        ):
+            self._resigning = heir
+        elif late or not self.followers:
+            self._resigning = 0
+
+    def _stand_back(self) -> None:
+        shared = self._shared
+        heir = self._resigning
+        assert heir is not None
+        if heir:
+            isr = self.membership.confirmed
+            if self._hand_over_deadline_ms is not None and len(isr) > shared.settings.min_insync_replicas:
+                isr = without(isr, shared.me.broker)
+            if not self.membership.resign(isr):
+                return
+            shared.audit(f"hand leadership over to broker {heir}")
+            self._sequence += 1
+            for progress in self.followers.values():
+                previous = progress.matched
+                shared.emit(
+                    Send(
+                        progress.broker,
+                        AppendEntries(
+                            shared.me.broker,
+                            shared.me.incarnation,
+                            shared.epoch,
+                            previous,
+                            shared.log.epoch_at(previous),
+                            previous,
+                            shared.high_watermark,
+                            self._sequence,
+                            successor=heir,
+                        ),
+                    )
+                )
+        if self._hand_over_deadline_ms is not None:
+            shared.emit(HandedOver(heir))
+        self.resigned = True
+
+    def disk_refused(self, event: DiskRefused) -> bool:
+        """Entries did not fit. Returns whether leadership can go on: only if nobody else was sent what is now gone."""
+        shared, log = self._shared, self._shared.log
+        if event.first_index <= shared.high_watermark or event.first_index > log.last_index:
+            return event.first_index > log.last_index
+        sent = max((progress.next_index for progress in self.followers.values()), default=0)
+        if sent > event.first_index or event.first_index <= self.epoch_start:
+            return False
+        error = DiskFull(
+            f"broker {shared.me.broker} has no room for {shared.name} ({event.reason}): free some space; what was acknowledged is kept"
+        )
+        for index in range(event.first_index, log.last_index + 1):
+            for request, _ in self._waiting.pop(index, ()):
+                shared.emit(Reply(request, Refused(error)))
+            for deferred in self._deferred.pop(index, ()):
+                shared.emit(Reply(deferred.request, Refused(error)))
+        log.truncate(event.first_index - 1)
+        shared.emit(Truncate(event.first_index - 1))
+        self._overlay = Overlay(log.tail())
+        return True
+
+    def end(self, why: str) -> None:
+        """The role ends: every waiting request ends as unknown (rule 8)."""
+        shared = self._shared
+        error = OutcomeUnknown(f"{shared.name}: {why} before this was committed; ask again with the same UUID")
+        for index in sorted(self._waiting):
+            for request, _ in self._waiting[index]:
+                shared.emit(Reply(request, Refused(error)))
+        for index in sorted(self._deferred):
+            for deferred in self._deferred[index]:
+                shared.emit(Reply(deferred.request, Refused(error)))
+        self._waiting.clear()
+        self._deferred.clear()

@@ -1,0 +1,79 @@
+"""What a leader knows of one follower.
+
+Invariants
+- `acknowledged <= matched < next_index`, all of this epoch and of `log_id` alone
+- `acknowledged` never falls while `log_id` stays
+- `sent` holds the sequence numbers of messages not yet answered, at most `append_in_flight_max`
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from mq_broker.core.messages import AppendAck
+
+
+class Progress:
+    """Owns one follower's position. `log_id` is "" until it has spoken in this epoch."""
+
+    def __init__(self, broker: int, next_index: int, now_ms: int) -> None:
+        self.broker = broker
+        self.log_id = ""
+        self.incarnation = 0
+        self.matched = 0
+        self.acknowledged = 0
+        self.next_index = next_index
+        self.probing = True
+        self.connected = True
+        self.sent: deque[int] = deque()
+        self.last_sequence = 0
+        self.last_sent_ms = -(1 << 40)
+        self.last_heard_ms = now_ms
+        self.sent_high_watermark = 0
+        self.behind_since_ms: int | None = None
+        self.lag_target = 0
+        self._retired: list[str] = []
+
+    def hears(self, ack: AppendAck, now_ms: int) -> bool:
+        """Is this of the follower's present life and log? A new one starts from nothing (rules 4, 5; trap 10)."""
+        if ack.incarnation < self.incarnation or ack.log_id in self._retired:
+            return False
+        if ack.incarnation > self.incarnation or ack.log_id != self.log_id:
+            if self.log_id and ack.log_id != self.log_id:
+                self._retired.append(self.log_id)
+            self.incarnation, self.log_id = ack.incarnation, ack.log_id
+            self.matched = self.acknowledged = 0
+            self.sent.clear()
+            self.probing = True
+            self.behind_since_ms = None
+        self.last_heard_ms = now_ms
+        return True
+
+    def rewind(self) -> None:
+        """What was in flight may be lost: begin again behind what is known to match, one message at a time."""
+        self.next_index = self.matched + 1
+        self.probing = True
+        self.sent.clear()
+
+    def sent_message(self, sequence: int, last_index: int, now_ms: int, high_watermark: int) -> None:
+        self.sent.append(sequence)
+        self.last_sequence = sequence
+        self.last_sent_ms = now_ms
+        self.sent_high_watermark = high_watermark
+        self.next_index = last_index + 1
+        if last_index > self.acknowledged and self.behind_since_ms is None:
+            self.behind_since_ms, self.lag_target = now_ms, last_index
+
+    def answered(self, sequence: int) -> None:
+        while self.sent and self.sent[0] <= sequence:
+            self.sent.popleft()
+
+    def caught_up_to(self, acknowledged: int, log_end: int, now_ms: int) -> None:
+        """Lag is counted from messages sent: the clock starts anew whenever what was sent then has arrived."""
+        self.acknowledged = max(self.acknowledged, acknowledged)
+        if self.behind_since_ms is None or self.acknowledged < self.lag_target:
+            return
+        if self.acknowledged >= log_end:
+            self.behind_since_ms = None
+        else:
+            self.behind_since_ms, self.lag_target = now_ms, self.next_index - 1

@@ -1,0 +1,341 @@
+"""One broker's copy of one partition: the door of the core. `step(event) -> list[effect]`, synchronous and total.
+
+This module only routes: what a leader does is in leader.py, a follower in follower.py, claims in election.py. See the package's
+docstring for the protocol in prose.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from mq_broker.core.election import Election
+from mq_broker.core.follower import Follower
+from mq_broker.core.leader import Leader
+from mq_broker.core.machine import PartitionMachine
+from mq_broker.core.messages import (
+    AppendAck,
+    AppendEntries,
+    BrokersSeen,
+    CasAnswer,
+    DiskRefused,
+    Effect,
+    Event,
+    Flushed,
+    HandedOver,
+    HandOver,
+    Identity,
+    LeaderName,
+    LogReplaced,
+    NodeRead,
+    NodeState,
+    PeerConnected,
+    PeerDisconnected,
+    Propose,
+    RecoveredLog,
+    Refused,
+    Reopen,
+    ReplicaSettings,
+    Reply,
+    RoleChanged,
+    Send,
+    SessionLost,
+    Tick,
+    Truncate,
+    TurnEnded,
+)
+from mq_broker.core.shared import Node, Shared
+from mq_protocol.errors import NotLeader
+
+
+class Replica:
+    """Owns one replica's protocol state. Feed it every event; carry out every effect, in order."""
+
+    def __init__(
+        self, topic: str, partition: int, identity: Identity, settings: ReplicaSettings, log: RecoveredLog, now_ms: int
+    ) -> None:
+        self._shared = Shared(topic, partition, identity, settings, log, now_ms)
+        self._election = Election(self._shared)
+        self._role: Follower | Leader = Follower(self._shared)
+        self._told = RoleChanged(0, -1, leading=False, ready=False)
+        self._stopping = False
+        self._closed = False
+
+    # ------------------------------------------------------------------ what the shell may look at
+
+    @property
+    def leading(self) -> bool:
+        return isinstance(self._role, Leader)
+
+    @property
+    def ready(self) -> bool:
+        """Leads, and its epoch start is committed: the end of the log is known."""
+        return isinstance(self._role, Leader) and self._role.ready
+
+    @property
+    def leader(self) -> int:
+        """The broker believed to lead; 0 if nobody is known to."""
+        return self._shared.me.broker if isinstance(self._role, Leader) else self._role.leader
+
+    @property
+    def leader_epoch(self) -> int:
+        return self._shared.epoch
+
+    @property
+    def high_watermark(self) -> int:
+        """The last index known to be committed."""
+        return self._shared.high_watermark
+
+    @property
+    def last_index(self) -> int:
+        return self._shared.log.last_index
+
+    @property
+    def flushed(self) -> int:
+        return self._shared.log.flushed
+
+    @property
+    def identity(self) -> Identity:
+        return self._shared.me
+
+    @property
+    def isr(self) -> tuple[int, ...]:
+        """The in-sync brokers as last known: exact at the leader, as last read elsewhere."""
+        if isinstance(self._role, Leader):
+            return self._role.membership.brokers()
+        node = self._shared.node
+        return tuple(broker for broker, _ in node.state.isr) if node is not None else ()
+
+    @property
+    def node_version(self) -> int:
+        """Version of the state node as last known; -1 before it was read."""
+        return self._shared.node.version if self._shared.node is not None else -1
+
+    @property
+    def machine(self) -> PartitionMachine:
+        """The applied state. Read it; never change it."""
+        return self._shared.machine
+
+    # ------------------------------------------------------------------ events
+
+    def step(self, event: Event) -> list[Effect]:
+        """Take in one event; returns what must be done, in this order."""
+        shared = self._shared
+        if self._closed:
+            if isinstance(event, Propose):
+                return [Reply(event.request, Refused(self._not_leader()))]
+            return [HandedOver(0)] if isinstance(event, HandOver) else []
+        self._dispatch(event)
+        told = RoleChanged(self.leader, shared.epoch, self.leading, self.ready)
+        if told != self._told:
+            self._told = told
+            shared.emit(told)
+        effects, shared.effects = shared.effects, []
+        return effects
+
+    def _dispatch(self, event: Event) -> None:
+        shared = self._shared
+        match event:
+            case Propose():
+                if isinstance(self._role, Leader):
+                    self._role.propose(event)
+                else:
+                    shared.emit(Reply(event.request, Refused(self._not_leader())))
+            case TurnEnded(now_ms):
+                shared.now_ms = max(shared.now_ms, now_ms)
+                self._turn_ended()
+            case Tick(now_ms):
+                shared.now_ms = max(shared.now_ms, now_ms)
+                self._tick()
+            case AppendEntries():
+                self._append(event)
+            case AppendAck():
+                self._acknowledged(event)
+            case Flushed(index, epoch):
+                self._flushed(index, epoch)
+            case DiskRefused():
+                self._disk_refused(event)
+            case LogReplaced():
+                self._log_replaced(event)
+            case NodeRead(version, state):
+                self._node_read(version, state)
+            case CasAnswer():
+                self._cas_answered(event)
+            case BrokersSeen(live):
+                shared.live = {name.broker: name.incarnation for name in live}
+                for name in live:
+                    shared.sender_is_current(name.broker, name.incarnation)
+                self._election.reconsider()
+            case SessionLost():
+                shared.live.pop(shared.me.broker, None)
+                self._step_down("its session with the coordination service ended")
+                shared.read_node()
+            case PeerConnected(broker):
+                if isinstance(self._role, Leader):
+                    self._role.peer_connected(broker, up=True)
+            case PeerDisconnected(broker):
+                if isinstance(self._role, Leader):
+                    self._role.peer_connected(broker, up=False)
+                elif broker == self._role.leader:
+                    shared.read_node()
+            case HandOver(deadline_ms):
+                self._hand_over(deadline_ms)
+            case _:
+                assert_never(event)
+
+    def _not_leader(self) -> NotLeader:
+        leader = 0 if self._closed or self.leading else self.leader
+        hint = f"ask broker {leader}" if leader else "nobody is known to lead now: ask again in a moment"
+        return NotLeader(f"broker {self._shared.me.broker} does not lead {self._shared.name}; {hint}", leader, self._shared.epoch)
+
+    # ------------------------------------------------------------------ roles
+
+    def _step_down(self, why: str, leader: int = 0) -> None:
+        """Whatever the role was: it is a follower's now, of the present epoch (rule 8)."""
+        if isinstance(self._role, Leader):
+            self._shared.audit(f"no longer leading: {why}")
+            self._role.end(why)
+        self._role = Follower(self._shared, leader)
+
+    def _take_up(self, state: NodeState) -> None:
+        self._step_down("a new claim succeeded")
+        self._election.preferred = False
+        self._role = Leader(self._shared, state)
+
+    # ------------------------------------------------------------------ time
+
+    def _tick(self) -> None:
+        shared = self._shared
+        if isinstance(self._role, Leader):
+            self._role.tick()
+        else:
+            silent = shared.now_ms - self._role.heard_ms > shared.settings.silence_ms
+            since_read = shared.now_ms - (shared.next_read_ms - shared.settings.read_node_ms)
+            if shared.node is None or (silent and since_read > shared.settings.silence_ms):
+                shared.read_node()
+        if shared.now_ms >= shared.next_read_ms:
+            shared.read_node()
+
+    def _turn_ended(self) -> None:
+        shared = self._shared
+        if isinstance(self._role, Leader):
+            self._role.turn_ended()
+            if self._role.resigned:
+                self._election.stand_back_until_ms = shared.now_ms + shared.settings.leader_stuck_ms
+                self._step_down("it stood back")
+        else:
+            self._role.turn_ended()
+            if not self._stopping:
+                self._election.tick()
+
+    def _hand_over(self, deadline_ms: int) -> None:
+        self._stopping = True
+        if isinstance(self._role, Leader):
+            self._role.hand_over(deadline_ms)
+        else:
+            self._shared.emit(HandedOver(0))
+
+    # ------------------------------------------------------------------ other brokers
+
+    def _append(self, message: AppendEntries) -> None:
+        shared = self._shared
+        if message.leader not in shared.settings.replicas or not shared.sender_is_current(message.leader, message.incarnation):
+            return
+        if message.leader_epoch < shared.epoch:  # tell it that it is no longer the leader (rule 1)
+            ack = AppendAck(shared.me.broker, shared.me.incarnation, shared.me.log_id, shared.epoch, 0, 0, message.sequence)
+            shared.emit(Send(message.leader, ack))
+            return
+        if message.leader_epoch > shared.epoch:
+            shared.epoch = message.leader_epoch
+            self._step_down(f"broker {message.leader} leads epoch {message.leader_epoch}", message.leader)
+        if isinstance(self._role, Leader):
+            shared.audit(f"broker {message.leader} claims to lead epoch {message.leader_epoch}, as this one does", alarm=True)
+            return
+        self._role.append(message)
+        if message.successor:
+            self._election.preferred = message.successor == shared.me.broker
+            shared.reading_since_ms = None
+            shared.read_node()
+
+    def _acknowledged(self, ack: AppendAck) -> None:
+        shared = self._shared
+        if not shared.sender_is_current(ack.follower, ack.incarnation):
+            return
+        if ack.leader_epoch > shared.epoch:
+            shared.read_node()
+        elif ack.leader_epoch == shared.epoch and isinstance(self._role, Leader):
+            self._role.acknowledged(ack)
+
+    # ------------------------------------------------------------------ the disk
+
+    def _flushed(self, index: int, epoch: int) -> None:
+        log = self._shared.log
+        if log.epoch_at(index) != epoch:
+            return  # that entry was cut since (rule 2, trap 24)
+        log.flushed = max(log.flushed, index)
+        if isinstance(self._role, Leader):
+            self._role.flushed()
+        else:
+            self._role.advance()
+
+    def _disk_refused(self, event: DiskRefused) -> None:
+        shared, log = self._shared, self._shared.log
+        shared.audit(f"the disk refused entries from {event.first_index} on: {event.reason}", alarm=True)
+        if isinstance(self._role, Leader) and self._role.disk_refused(event):
+            return
+        if event.first_index <= log.last_index:
+            log.truncate(event.first_index - 1)
+            shared.emit(Truncate(event.first_index - 1))
+        if isinstance(self._role, Leader):
+            self._election.stand_back_until_ms = shared.now_ms + shared.settings.silence_ms
+            self._step_down(f"its disk refused an entry ({event.reason})")
+        if isinstance(self._role, Follower):
+            self._role.disk_refused()
+
+    def _log_replaced(self, event: LogReplaced) -> None:
+        """The log may lack what it acknowledged: nothing of this life of the replica may be believed (traps 16, 26)."""
+        shared = self._shared
+        shared.audit(f"the log has a new id, {event.log_id}: {event.reason}", alarm=True)
+        self._step_down(f"its log was damaged ({event.reason})")
+        shared.emit(Reopen(event.reason))
+        self._closed = True
+
+    # ------------------------------------------------------------------ the state node
+
+    def _node_read(self, version: int, state: NodeState | None) -> None:
+        shared = self._shared
+        shared.reading_since_ms = None
+        if state is None:
+            return  # missing metadata is not an order to delete (trap 18)
+        if shared.node is not None and version <= shared.node.version:
+            return  # the version known, or an older answer: settles nothing (rule 7)
+        if state.leader_epoch < shared.epoch:
+            shared.audit(f"the node names epoch {state.leader_epoch}, below {shared.epoch} which was seen: not obeyed", alarm=True)
+            return
+        shared.node = Node(version, state)
+        risen = state.leader_epoch > shared.epoch
+        shared.epoch = state.leader_epoch
+        if isinstance(self._role, Leader):
+            if not risen and state.leader == shared.my_name:
+                self._role.node_confirmed(state)
+                return
+            self._step_down(f"the node names {state.leader} in epoch {state.leader_epoch}", self._named(state.leader))
+        elif risen or self._role.leader == 0:
+            self._role = self._role if not risen else Follower(shared, self._named(state.leader))
+        taken = self._election.node_changed()
+        if taken is not None:
+            self._take_up(taken)
+
+    def _named(self, leader: LeaderName | None) -> int:
+        """The leader's broker, if it is another one that lives; a follower learns the rest from its messages."""
+        if leader is None or leader.broker == self._shared.me.broker or not self._shared.is_registered(leader):
+            return 0
+        return leader.broker
+
+    def _cas_answered(self, answer: CasAnswer) -> None:
+        if isinstance(self._role, Leader):
+            if not self._role.membership.answered(answer):
+                self._role.refused_by_node()
+            return
+        taken = self._election.answered(answer)
+        if taken is not None:
+            self._take_up(taken)
