@@ -292,11 +292,11 @@ def _check_names(fields: Iterable[pa.Field], above: tuple[str, ...]) -> None:
     for field in fields:
         if not field.name:
             raise InvalidRequest(f"a field of {_dotted(above) if above else 'the schema'} has an empty name")
-        first = seen.setdefault(field.name.lower(), field.name)
-        if first is not field.name:
-            raise InvalidRequest(
-                f"columns {_dotted((*above, first))} and {_dotted((*above, field.name))} are the same name to Spark"
-            )
+        lower = field.name.lower()
+        if lower in seen:
+            both = f"{_dotted((*above, seen[lower]))} and {_dotted((*above, field.name))}"
+            raise InvalidRequest(f"columns {both} are the same name to Spark")
+        seen[lower] = field.name
 
 
 def _dotted(path: tuple[str, ...]) -> str:

@@ -1,0 +1,34 @@
+"""Names that other packages build on: taking one away is a decision, not an accident."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+PUBLIC = {
+    "arrow": "RECORD_SCHEMA check_untrusted decode_batch encode_batch schema_fingerprint schema_from_bytes schema_to_bytes",
+    "ddl": "check_schema format_schema format_type parse_schema",
+    "envelope": "Buffer Envelope H Header decode encode split",
+    "names": "INTERNAL_PREFIX SETTINGS TRANSACTIONS_TOPIC Durability Setting TopicSettings check_group_name check_topic_name "
+    "did_you_mean nearest parse_settings",
+    "partitioner": "murmur2 partition_for_key partitions_for_keys",
+    "record_batch_message": "RecordBatchMessage read_record_batch_message",
+}
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_a_modules_public_names_are_these(module: str) -> None:
+    loaded = importlib.import_module(f"mq_protocol.{module}")
+    own = {
+        name
+        for name, value in list(vars(loaded).items())
+        if not name.startswith("_")
+        and (
+            getattr(value, "__module__", None) == loaded.__name__
+            or (name.isupper() and name in vars(loaded).get("__annotations__", {}))
+        )
+    }
+    declared = set(PUBLIC[module].split())
+    assert own <= declared
+    assert all(hasattr(loaded, name) for name in declared)
