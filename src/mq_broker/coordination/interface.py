@@ -38,12 +38,13 @@ class TopicSpec:
 
 
 class CoordinationEvent(Enum):
-    """Hints (they coalesce): act on what is read after them, never on the event itself (trap 20)."""
+    """Hints (they coalesce): act on what is read after them, never on the event itself (trap 20). The first connection is the
+    return of `start`, not an event. After CONNECTED come BROKERS_CHANGED and TOPICS_CHANGED: anything may have changed."""
 
     BROKERS_CHANGED = "brokers_changed"
     TOPICS_CHANGED = "topics_changed"
-    SUSPENDED = "suspended"      # no answer from the service; the session may still live
-    CONNECTED = "connected"      # (again) connected with the same session
+    SUSPENDED = "suspended"  # no answer from the service; the session may still live
+    CONNECTED = "connected"  # connected again: with the same session, or after SESSION_LOST with a new one (register anew)
     SESSION_LOST = "session_lost"  # the session ended: registrations made in it are gone
 
 
@@ -64,20 +65,25 @@ class CoordinationService(Protocol):
         """The incarnation of this process: grows with every call for that broker id, for ever."""
 
     async def register(self, registration: BrokerRegistration) -> None:
-        """Make the broker's ephemeral node, in *this* session: a node left by its own former session is replaced, never
-        taken for success (trap 2). Raises `InvalidRequest` if another live process has this broker id."""
+        """Make the broker's ephemeral node, in *this* session: a node left by its own former session, or by an earlier life at the
+        same address, is replaced, never taken for success (trap 2). An earlier life at *another* address is waited for until its
+        session must have ended. Raises `InvalidRequest` if another live process has this broker id, a newer one above all: whoever
+        finds its own broker id in `brokers()` with a newer incarnation must stop."""
 
     async def brokers(self) -> dict[int, BrokerRegistration]:
-        """Those registered now; BROKERS_CHANGED will follow any later change."""
+        """Those registered now; once this has returned, BROKERS_CHANGED will follow any later change."""
 
     async def topics(self) -> dict[str, TopicSpec]:
-        """All topics; TOPICS_CHANGED will follow any later change."""
+        """All topics; once this has returned, TOPICS_CHANGED will follow any later change."""
 
     async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
-        """The topic and the first state (version 0) of each partition, all or nothing. Raises `TopicExists`."""
+        """The topic and the first state (version 0) of each partition, all or nothing: nobody sees one without the other.
+        `topic_id` must be fresh. Raises `TopicExists`; `CoordinationUnavailable` if it was certainly not made, `OutcomeUnknown` if
+        that is all that can be said."""
 
     async def delete_topic(self, name: str) -> None:
-        """Raises `UnknownTopic`. State nodes live under the topic's id, so a topic made again never meets old ones (trap 29)."""
+        """Raises `UnknownTopic`; `OutcomeUnknown` if the answer was lost: ask again. State nodes live under the topic's id, so a
+        topic made again never meets old ones (trap 29)."""
 
     async def read_state(self, topic_id: str, partition: int) -> tuple[int, NodeState] | None:
         """(version, state), read after a sync; None if there is no such node."""
@@ -87,4 +93,4 @@ class CoordinationService(Protocol):
 
     @property
     def condition(self) -> str:
-        """"connected", "suspended" or "file", for people."""
+        """ "connected", "suspended" or "file", for people."""

@@ -1,0 +1,102 @@
+"""What is stored about brokers, topics and partitions: small JSON documents, the same for every implementation.
+
+Not a place for decisions: it only turns the dataclasses of interface.py into bytes and back. Fields that are not known are
+ignored, so that an older broker can read what a newer one wrote.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from mq_broker.coordination.interface import BrokerRegistration, TopicSpec
+from mq_broker.core.messages import LeaderName, NodeState
+from mq_protocol.errors import InternalError, InvalidTopicName
+from mq_protocol.limits import TOPIC_NAME_CHARACTERS_MAX
+
+T = TypeVar("T")
+
+
+def state_to_json(state: NodeState) -> dict[str, Any]:
+    leader = None if state.leader is None else [state.leader.broker, state.leader.incarnation]
+    return {
+        "leader": leader,
+        "leader_epoch": state.leader_epoch,
+        "isr": [[broker, log_id] for broker, log_id in state.isr],
+        "recovery": state.recovery,
+        "token": state.token,
+    }
+
+
+def state_from_json(document: dict[str, Any]) -> NodeState:
+    leader = document["leader"]
+    return NodeState(
+        leader=None if leader is None else LeaderName(int(leader[0]), int(leader[1])),
+        leader_epoch=int(document["leader_epoch"]),
+        isr=tuple((int(broker), str(log_id)) for broker, log_id in document["isr"]),
+        recovery=int(document["recovery"]),
+        token=str(document["token"]),
+    )
+
+
+def topic_to_json(topic: TopicSpec) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "assignment": [list(replicas) for replicas in topic.assignment],
+        "schema": base64.b64encode(topic.schema).decode("ascii"),
+        "settings": topic.settings,
+    }
+
+
+def topic_from_json(document: dict[str, Any]) -> TopicSpec:
+    return TopicSpec(
+        name=str(document["name"]),
+        topic_id=str(document["topic_id"]),
+        assignment=tuple(tuple(int(broker) for broker in replicas) for replicas in document["assignment"]),
+        schema=base64.b64decode(document["schema"], validate=True),
+        settings={str(name): str(value) for name, value in document["settings"].items()},
+    )
+
+
+def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
+    return {
+        "broker": registration.broker,
+        "incarnation": registration.incarnation,
+        "address": registration.address,
+        "rack": registration.rack,
+    }
+
+
+def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
+    return BrokerRegistration(
+        broker=int(document["broker"]),
+        incarnation=int(document["incarnation"]),
+        address=str(document["address"]),
+        rack=str(document.get("rack", "")),
+    )
+
+
+def dump(document: dict[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
+
+
+def load(data: bytes, read: Callable[[dict[str, Any]], T], where: str) -> T:
+    """Raises `InternalError` naming `where` if the document is not one of ours."""
+    try:
+        return read(json.loads(data))
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, binascii.Error) as error:
+        raise InternalError(
+            f"{where} does not hold what TritonMQ writes there ({error!r}): was it edited, or made by another program?"
+        ) from error
+
+
+def check_topic_name(name: str) -> None:
+    """Only what storing it needs: one component of a path. Which names a user may choose is mq_broker.broker's to say."""
+    if not name or "/" in name or "\0" in name or name in (".", "..") or len(name) > TOPIC_NAME_CHARACTERS_MAX:
+        raise InvalidTopicName(
+            f"a topic cannot be named {name!r}: use 1 to {TOPIC_NAME_CHARACTERS_MAX} letters, digits, '.', '_' or '-'"
+        )

@@ -1,0 +1,317 @@
+"""Coordination for a broker that stands alone: the same interface, kept in one file, no server.
+
+Everything is in one JSON document, replaced as a whole (written beside, fsynced, renamed, directory fsynced), so a crash leaves the
+old or the new one and never half. Changes that are ready together share one replacement: ten thousand partitions claimed at a start
+are a few writes, not ten thousand. Registrations live in memory: they end with the process, as they must.
+
+Not for two processes: a lock on the directory sees to that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mq_broker.coordination import documents
+from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, Listener, TopicSpec
+from mq_broker.core.messages import CasOutcome, NodeState
+from mq_protocol.errors import CoordinationUnavailable, InternalError, InvalidRequest, TopicExists, UnknownTopic
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+WRITE_TIMEOUT_S = 10.0
+"""A disk that has not taken the document by then is reported as not answering; the write itself goes on."""
+
+_DOCUMENT = "coordination.json"
+_LOCK = "coordination.lock"
+
+_PartitionKey = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Contents:
+    """What the document holds. Copied (shallowly: its values are immutable) for each replacement."""
+
+    cluster_id: str = ""
+    lives: dict[int, int] = field(default_factory=dict)
+    topics: dict[str, TopicSpec] = field(default_factory=dict)
+    states: dict[_PartitionKey, tuple[int, NodeState]] = field(default_factory=dict)
+
+    def copy(self) -> _Contents:
+        return _Contents(self.cluster_id, dict(self.lives), dict(self.topics), dict(self.states))
+
+    def to_json(self) -> dict[str, Any]:
+        states: dict[str, dict[str, Any]] = {}
+        for (topic_id, partition), (version, state) in self.states.items():
+            states.setdefault(topic_id, {})[str(partition)] = {"version": version, **documents.state_to_json(state)}
+        return {
+            "cluster_id": self.cluster_id,
+            "lives": {str(broker): life for broker, life in self.lives.items()},
+            "topics": [documents.topic_to_json(topic) for topic in self.topics.values()],
+            "states": states,
+        }
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> _Contents:
+        topics = [documents.topic_from_json(topic) for topic in document["topics"]]
+        return cls(
+            cluster_id=str(document["cluster_id"]),
+            lives={int(broker): int(life) for broker, life in document["lives"].items()},
+            topics={topic.name: topic for topic in topics},
+            states={
+                (topic_id, int(partition)): (int(state["version"]), documents.state_from_json(state))
+                for topic_id, partitions in document["states"].items()
+                for partition, state in partitions.items()
+            },
+        )
+
+
+@dataclass(slots=True)
+class _Change:
+    """A change that waits for the next replacement. `apply` raises to refuse, and then has changed nothing."""
+
+    apply: Callable[[_Contents], Any]
+    done: asyncio.Future[Any]
+
+
+class FileCoordination:
+    """Owns `directory`: its document and the lock on it."""
+
+    def __init__(self, directory: Path | str) -> None:
+        self._directory = Path(directory)
+        self._contents = _Contents()
+        self._registrations: dict[int, BrokerRegistration] = {}
+        self._listener: Listener = lambda _event: None
+        self._lock: int | None = None
+        self._waiting: list[_Change] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    # -------------------------------------------------------------- life
+
+    async def start(self, listener: Listener) -> None:
+        """Raises `InvalidRequest` if another process has the directory, `CoordinationUnavailable` if it cannot be used."""
+        try:
+            self._lock = await asyncio.to_thread(_take_lock, self._directory)
+            self._contents = await asyncio.to_thread(_load, self._directory)
+        except OSError as error:
+            self._release_lock()
+            raise CoordinationUnavailable(
+                f"cannot keep the cluster's state in {self._directory}: {error}; give another --data"
+            ) from error
+        except InternalError:
+            self._release_lock()
+            raise
+        self._listener = listener
+
+    async def stop(self) -> None:
+        """What was asked for is written first."""
+        self._registrations.clear()
+        if self._writer is not None:
+            _, late = await asyncio.wait([self._writer], timeout=WRITE_TIMEOUT_S)
+            if late:
+                _log.warning("the disk under %s has not taken the last changes within %g s", self._directory, WRITE_TIMEOUT_S)
+        self._release_lock()
+
+    @property
+    def condition(self) -> str:
+        return "file"
+
+    def _release_lock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    # -------------------------------------------------------------- the cluster and its brokers
+
+    async def cluster_id(self) -> str:
+        def apply(contents: _Contents) -> str:
+            contents.cluster_id = contents.cluster_id or uuid.uuid4().hex
+            return contents.cluster_id
+
+        return self._contents.cluster_id or await self._change(apply)
+
+    async def begin_life(self, broker: int) -> int:
+        def apply(contents: _Contents) -> int:
+            contents.lives[broker] = contents.lives.get(broker, 0) + 1
+            return contents.lives[broker]
+
+        return await self._change(apply)
+
+    async def register(self, registration: BrokerRegistration) -> None:
+        """Raises `InvalidRequest` for a second broker: one directory holds one."""
+        self._check_open()
+        for other in self._registrations.values():
+            if other.broker != registration.broker:
+                raise InvalidRequest(
+                    f"broker {other.broker} stands alone: for more than one give each --zookeeper instead of --standalone"
+                )
+            if other.incarnation > registration.incarnation:
+                raise InvalidRequest(f"a newer life of broker {other.broker} is registered: stop this one")
+        self._registrations[registration.broker] = registration
+        self._emit(CoordinationEvent.BROKERS_CHANGED)
+
+    async def brokers(self) -> dict[int, BrokerRegistration]:
+        self._check_open()
+        return dict(self._registrations)
+
+    # -------------------------------------------------------------- topics
+
+    async def topics(self) -> dict[str, TopicSpec]:
+        self._check_open()
+        return dict(sorted(self._contents.topics.items()))
+
+    async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
+        documents.check_topic_name(topic.name)
+
+        def apply(contents: _Contents) -> None:
+            if topic.name in contents.topics:
+                raise TopicExists(f"topic {topic.name!r} exists already: choose another name, or delete it first")
+            contents.topics[topic.name] = topic
+            for partition, state in enumerate(states):
+                contents.states[topic.topic_id, partition] = (0, state)
+
+        await self._change(apply)
+        self._emit(CoordinationEvent.TOPICS_CHANGED)
+
+    async def delete_topic(self, name: str) -> None:
+        documents.check_topic_name(name)
+
+        def apply(contents: _Contents) -> None:
+            topic = contents.topics.pop(name, None)
+            if topic is None:
+                raise UnknownTopic(f"there is no topic {name!r}: see `tritonmq topic list`")
+            for partition in range(len(topic.assignment)):
+                contents.states.pop((topic.topic_id, partition), None)
+
+        await self._change(apply)
+        self._emit(CoordinationEvent.TOPICS_CHANGED)
+
+    # -------------------------------------------------------------- one partition
+
+    async def read_state(self, topic_id: str, partition: int) -> tuple[int, NodeState] | None:
+        self._check_open()
+        return self._contents.states.get((topic_id, partition))
+
+    async def write_state(self, topic_id: str, partition: int, expected_version: int, state: NodeState) -> tuple[CasOutcome, int]:
+        def apply(contents: _Contents) -> tuple[CasOutcome, int]:
+            present = contents.states.get((topic_id, partition))
+            if present is None or present[0] != expected_version:
+                return CasOutcome.REFUSED, -1
+            contents.states[topic_id, partition] = (expected_version + 1, state)
+            return CasOutcome.DONE, expected_version + 1
+
+        try:
+            return await self._change(apply)
+        except CoordinationUnavailable as error:
+            _log.warning("whether the state of partition %d of %s was written is unknown: %s", partition, topic_id, error)
+            return CasOutcome.UNKNOWN, -1
+
+    # -------------------------------------------------------------- the document
+
+    async def _change(self, apply: Callable[[_Contents], T]) -> T:
+        """Durable when it returns. Raises what `apply` raises; `CoordinationUnavailable` if the disk did not take it (in time)."""
+        self._check_open()
+        change = _Change(apply, asyncio.get_running_loop().create_future())
+        self._waiting.append(change)
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_all(), name="coordination file")
+        try:
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
+                result: T = await change.done
+                return result
+        except TimeoutError:
+            raise CoordinationUnavailable(f"the disk under {self._directory} did not answer within {WRITE_TIMEOUT_S:g} s") from None
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            changes, self._waiting = self._waiting, []
+            draft = self._contents.copy()
+            settled: list[tuple[_Change, Any]] = []
+            for change in changes:
+                try:
+                    settled.append((change, change.apply(draft)))
+                except (TopicExists, UnknownTopic) as error:
+                    _settle(change, error=error)
+            if not settled:
+                continue
+            try:
+                await asyncio.to_thread(_store, self._directory, draft)
+            except OSError as error:
+                # Which of the two documents is there now only the disk knows.
+                failed = CoordinationUnavailable(
+                    f"cannot write {self._directory / _DOCUMENT}: {error}; make room or repair the disk"
+                )
+                await self._reload()
+                for change, _ in settled:
+                    _settle(change, error=failed)
+                continue
+            self._contents = draft
+            for change, result in settled:
+                _settle(change, result=result)
+
+    async def _reload(self) -> None:
+        try:
+            self._contents = await asyncio.to_thread(_load, self._directory)
+        except (OSError, InternalError):
+            _log.exception("%s cannot be read back; going on from what was last known to be there", self._directory / _DOCUMENT)
+
+    def _check_open(self) -> None:
+        if self._lock is None:
+            raise CoordinationUnavailable(f"{self._directory} is not open: this broker is stopping")
+
+    def _emit(self, event: CoordinationEvent) -> None:
+        # Through the loop, as from a server: a listener is never called within the call that made the change.
+        asyncio.get_running_loop().call_soon(self._listener, event)
+
+
+def _settle(change: _Change, result: Any = None, error: Exception | None = None) -> None:
+    if change.done.done():  # its caller no longer waits
+        return
+    if error is None:
+        change.done.set_result(result)
+    else:
+        change.done.set_exception(error)
+
+
+def _take_lock(directory: Path) -> int:
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise InvalidRequest(f"another process keeps its cluster in {directory}: stop it, or give another --data") from None
+    return lock
+
+
+def _load(directory: Path) -> _Contents:
+    path = directory / _DOCUMENT
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return _Contents()
+    return documents.load(data, _Contents.from_json, str(path))
+
+
+def _store(directory: Path, contents: _Contents) -> None:
+    draft = directory / (_DOCUMENT + ".new")
+    with draft.open("wb") as file:
+        file.write(json.dumps(contents.to_json(), indent=1, sort_keys=True).encode())
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(directory / _DOCUMENT)
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,238 @@
+"""One ZooKeeper session seen from asyncio: kazoo's threads on one side, futures with deadlines on the other.
+
+Knows nothing of brokers or topics (zookeeper.py does). kazoo's threads touch nothing here: they post onto the loop, in the order
+in which things happened, and all state lives on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kazoo.client import KazooClient, TransactionRequest
+from kazoo.exceptions import (
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    OperationTimeoutError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionExpiredError,
+)
+from kazoo.protocol.states import KazooState
+from kazoo.retry import KazooRetry
+
+from mq_protocol.errors import CoordinationUnavailable
+
+_log = logging.getLogger(__name__)
+
+IN_FLIGHT_MAX = 512
+"""Questions that kazoo may hold unanswered. Enough to keep a server busy (its throughput is flat from about 100 on); what is more
+waits here, so that an absent server does not fill kazoo's queue, which has no bound of its own."""
+
+RETRY_DELAY_MAX_S = 1.0
+"""Between attempts to reconnect: a server that is back is found within this."""
+
+ASK_AGAIN_S = 0.05
+STOP_TIMEOUT_S = 15.0
+
+_LOST = (ConnectionLoss, SessionExpiredError, OperationTimeoutError, ConnectionClosedError)
+
+StateListener = Callable[[str], None]
+"""Called on the loop with kazoo's CONNECTED, SUSPENDED or LOST."""
+
+
+class AnswerLost(Exception):
+    """The question may or may not have reached the server."""
+
+
+class KazooSession:
+    """Owns the kazoo client. Sessions follow one another by themselves: after LOST kazoo connects anew with a new one."""
+
+    def __init__(self, hosts: str, session_timeout_ms: int, connect_timeout_ms: int, request_timeout_ms: int) -> None:
+        self.hosts = hosts
+        self.connected = False
+        self._connect_timeout_s = connect_timeout_ms / 1000
+        self._request_timeout_s = request_timeout_ms / 1000
+        self._session_timeout_s = session_timeout_ms / 1000
+        self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._client: KazooClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: StateListener = lambda _state: None
+
+    # -------------------------------------------------------------- life
+
+    async def open(self, listener: StateListener) -> None:
+        """Connect. The first CONNECTED is this call's return, not an event. Raises `CoordinationUnavailable`."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = listener
+        retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=RETRY_DELAY_MAX_S)
+        try:
+            self._client = KazooClient(
+                hosts=self.hosts, timeout=self._session_timeout_s, connection_retry=retry, logger=_log.getChild("kazoo")
+            )
+        except ValueError as error:
+            raise CoordinationUnavailable(
+                f"cannot understand ZooKeeper address {self.hosts!r}: write HOST:PORT[,HOST:PORT…]"
+            ) from error
+        self._client.add_listener(self._post_state)
+        self._client.start_async()
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            await self.close()
+            raise CoordinationUnavailable(
+                f"no ZooKeeper answers at {self.hosts} within {self._connect_timeout_s:g} s: start it, or correct --zookeeper"
+            ) from None
+
+    async def close(self) -> None:
+        """End the session: its ephemeral nodes vanish at once if the server is there to hear it."""
+        self._stopping = True
+        self.connected = False
+        if self._client is None:
+            return
+        client, self._client = self._client, None
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await asyncio.to_thread(_stop, client)
+        except TimeoutError:
+            _log.warning(
+                "the session with ZooKeeper at %s did not end within %g s; the server will let it expire",
+                self.hosts,
+                STOP_TIMEOUT_S,
+            )
+
+    @property
+    def session_id(self) -> int:
+        """Of the present session; 0 while there is none."""
+        identity = None if self._client is None else self._client.client_id
+        return 0 if identity is None else int(identity[0])
+
+    def deadline(self, at_least_s: float = 0.0) -> float:
+        """For a question asked now, in the loop's time."""
+        return asyncio.get_running_loop().time() + max(self._request_timeout_s, at_least_s)
+
+    # -------------------------------------------------------------- questions
+
+    async def ask(self, question: Callable[[KazooClient], Any], deadline: float) -> Any:
+        """One answer. Raises `AnswerLost` past the deadline or when the connection drops; kazoo's definite errors (NoNode,
+        BadVersion, NodeExists) as they are. Questions asked without awaiting in between reach the server in that order."""
+        client, loop = self._client, self._loop
+        if client is None or loop is None:
+            raise AnswerLost("the session is closed")
+        future: asyncio.Future[Any] = loop.create_future()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._slots.acquire()
+                self._send(question, client, loop, future)
+                return await future
+        except TimeoutError as error:
+            raise AnswerLost(f"no answer from ZooKeeper at {self.hosts} in time") from error
+        except _LOST as error:
+            raise AnswerLost(f"the connection to ZooKeeper at {self.hosts} was lost ({type(error).__name__})") from error
+
+    async def ask_again(self, question: Callable[[KazooClient], Any], deadline: float) -> Any:
+        """For questions that may be asked twice: goes on until the deadline, then raises `CoordinationUnavailable`."""
+        while True:
+            try:
+                return await self.ask(question, deadline)
+            except AnswerLost as error:
+                await self.pause_or_give_up(deadline, error)
+
+    async def pause_or_give_up(self, deadline: float, error: AnswerLost) -> None:
+        """Before asking again. Raises `CoordinationUnavailable` if there is no time left for that."""
+        if self._stopping or asyncio.get_running_loop().time() + ASK_AGAIN_S >= deadline:
+            raise CoordinationUnavailable(f"{error}: check that ZooKeeper is running and reachable") from error
+        await asyncio.sleep(ASK_AGAIN_S)
+
+    def _send(
+        self,
+        question: Callable[[KazooClient], Any],
+        client: KazooClient,
+        loop: asyncio.AbstractEventLoop,
+        future: asyncio.Future[Any],
+    ) -> None:
+        # The slot belongs to kazoo's copy of the question: a caller that gave up does not free it, kazoo's answer does.
+        answered = False
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            nonlocal answered
+            if answered:  # kazoo can answer twice when a request races with a closing connection
+                return
+            answered = True
+            self._slots.release()
+            if future.done():
+                return
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+        def post(result: Any) -> None:
+            _post(loop, settle, result.value, result.exception)
+
+        try:
+            pending = question(client)
+        except BaseException:
+            self._slots.release()
+            raise
+        pending.rawlink(post)
+
+    async def commit(self, build: Callable[[TransactionRequest], None], deadline: float) -> list[Any]:
+        """A transaction, all or nothing. Raises what made it fail, or `AnswerLost`."""
+
+        def question(client: KazooClient) -> Any:
+            transaction = client.transaction()
+            build(transaction)
+            return transaction.commit_async()
+
+        results: list[Any] = await self.ask(question, deadline)
+        causes = [r for r in results if isinstance(r, Exception) and not isinstance(r, RolledBackError | RuntimeInconsistency)]
+        if causes:
+            raise causes[0]
+        return results
+
+    # -------------------------------------------------------------- from kazoo's threads
+
+    def watch(self, callback: Callable[[], None]) -> Callable[[Any], None]:
+        """A watch function for kazoo: `callback` runs on the loop when the node changes. Make it once and give the same one to
+        every read, so that kazoo keeps one. It is gone when the connection is: read anew after CONNECTED."""
+
+        def fired(event: Any) -> None:
+            if event.type != "NONE" and self._loop is not None:  # NONE: the connection, which the state tells
+                _post(self._loop, callback)
+
+        return fired
+
+    def _post_state(self, state: str) -> None:
+        if self._loop is not None:
+            _post(self._loop, self._on_state, state)
+
+    def _on_state(self, state: str) -> None:
+        if self._stopping:
+            return
+        self.connected = state == KazooState.CONNECTED
+        if self._changed.is_set():
+            self._listener(state)
+        elif self.connected:
+            self._changed.set()
+
+
+def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(callback, *arguments)
+    except RuntimeError:  # the loop has closed: nobody is left to be told
+        _log.debug("an answer from ZooKeeper came after the end")
+
+
+def _stop(client: KazooClient) -> None:
+    try:
+        client.stop()
+        client.close()
+    except (KazooException, OSError) as error:
+        _log.warning("the session with ZooKeeper did not end cleanly (%s); the server will let it expire", error)

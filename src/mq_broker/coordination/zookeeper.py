@@ -1,0 +1,395 @@
+"""Coordination through ZooKeeper. Paths and what they mean; the session itself is kazoo_session.py's.
+
+    <root>/cluster_id                        made once
+    <root>/brokers/live/<broker>             ephemeral: BrokerRegistration
+    <root>/brokers/lives/<broker>            its version is the newest incarnation of that broker
+    <root>/topics/<name>                     TopicSpec
+    <root>/topic_changes                     touched with every change of <root>/topics: watched instead of each of them
+    <root>/states/<topic id>/<partition>     NodeState, changed by compare-and-set only
+
+A topic is made in two steps, so that thousands of partitions need not fit one transaction: first the states, under the topic's
+fresh id where nobody looks, then in one transaction the topic itself and the change counter. What fails in between leaves states
+that no topic names: they are removed again, and harmless where that is not possible.
+
+Once a transaction's answer is lost, only the server can say what became of it. Each is therefore such that it can be settled: by
+reading something it alone writes, after closing the door on it (see `_withdraw`), or by asking again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from kazoo.client import TransactionRequest
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, ZookeeperError
+from kazoo.protocol.states import KazooState
+
+from mq_broker.coordination import documents
+from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, Listener, TopicSpec
+from mq_broker.coordination.kazoo_session import AnswerLost, KazooSession
+from mq_broker.core.messages import CasOutcome, NodeState
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists, UnknownTopic
+from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
+
+_log = logging.getLogger(__name__)
+
+TRANSACTION_OPERATIONS_MAX = 500
+"""At about 300 bytes a state, a seventh of the megabyte that ZooKeeper takes in one request."""
+
+READS_AT_ONCE = 256
+
+_FORMER_LIFE_POLL_S = 0.1
+
+
+class ZooKeeperCoordination:
+    """A broker's (or a tool's) view of the cluster through one ZooKeeper session. Owns that session.
+
+    `hosts` is `HOST:PORT[,HOST:PORT…][/PREFIX]`; everything lies below `PREFIX` + `root`. Questions wait
+    `request_timeout_ms` for their answers: by default two sessions, in which a dropped connection is noticed and, if a server is
+    there, made again.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+        root: str = "/tritonmq",
+        connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
+        request_timeout_ms: int | None = None,
+    ) -> None:
+        addresses, _, prefix = hosts.partition("/")
+        self._root = (f"/{prefix.strip('/')}" if prefix.strip("/") else "") + root
+        self._session_timeout_s = session_timeout_ms / 1000
+        self._session = KazooSession(
+            addresses, session_timeout_ms, connect_timeout_ms, request_timeout_ms or 2 * session_timeout_ms
+        )
+        self._listener: Listener = lambda _event: None
+        self._brokers_watch = self._session.watch(lambda: self._emit(CoordinationEvent.BROKERS_CHANGED))
+        self._topics_watch = self._session.watch(lambda: self._emit(CoordinationEvent.TOPICS_CHANGED))
+
+    # -------------------------------------------------------------- life
+
+    async def start(self, listener: Listener) -> None:
+        """Connect and make the paths. Raises `CoordinationUnavailable` naming the address."""
+        self._listener = listener
+        await self._session.open(self._on_state)
+        try:
+            deadline = self._session.deadline()
+            for path in ("brokers/live", "brokers/lives", "topics", "states", "topic_changes"):
+                await self._make(self._path(path), deadline)
+        except ZookeeperError as error:
+            await self.stop()
+            raise CoordinationUnavailable(f"ZooKeeper at {self._session.hosts} refuses {self._root}: {error!r}") from error
+        except CoordinationUnavailable:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Close the session: registrations vanish at once."""
+        await self._session.close()
+
+    @property
+    def condition(self) -> str:
+        return "connected" if self._session.connected else "suspended"
+
+    def _on_state(self, state: str) -> None:
+        if state == KazooState.SUSPENDED:
+            self._emit(CoordinationEvent.SUSPENDED)
+        elif state == KazooState.LOST:
+            self._emit(CoordinationEvent.SESSION_LOST)
+        else:
+            self._emit(CoordinationEvent.CONNECTED)
+            # Watches went with the connection, and what they would have told may have happened meanwhile.
+            self._emit(CoordinationEvent.BROKERS_CHANGED)
+            self._emit(CoordinationEvent.TOPICS_CHANGED)
+
+    def _emit(self, event: CoordinationEvent) -> None:
+        self._listener(event)
+
+    def _path(self, *parts: object) -> str:
+        return "/".join([self._root, *(str(part) for part in parts)])
+
+    async def _make(self, path: str, deadline: float) -> None:
+        """An empty node and those above it, where they are not there yet."""
+        await self._session.ask_again(lambda client: client.ensure_path_async(path), deadline)
+
+    async def _read(self, path: str, deadline: float) -> tuple[bytes, Any] | None:
+        """(data, stat) of a node as it is now (after a sync); None if there is none."""
+
+        async def pair() -> tuple[bytes, Any]:
+            # Both at once: the server answers a session's questions in order.
+            synced: Any
+            got: Any
+            synced, got = await asyncio.gather(
+                self._session.ask(lambda client: client.sync_async(path), deadline),
+                self._session.ask(lambda client: client.get_async(path), deadline),
+                return_exceptions=True,
+            )
+            if isinstance(synced, BaseException):
+                raise synced
+            if isinstance(got, BaseException):
+                raise got
+            data, stat = got
+            return data, stat
+
+        while True:
+            try:
+                return await pair()
+            except NoNodeError:
+                return None
+            except AnswerLost as error:
+                await self._session.pause_or_give_up(deadline, error)
+
+    # -------------------------------------------------------------- the cluster and its brokers
+
+    async def cluster_id(self) -> str:
+        deadline = self._session.deadline()
+        path = self._path("cluster_id")
+        mine = uuid.uuid4().hex
+        while (found := await self._read(path, deadline)) is None:
+            try:
+                await self._session.ask_again(lambda client: client.create_async(path, mine.encode()), deadline)
+            except NodeExistsError:
+                continue
+        return found[0].decode()
+
+    async def begin_life(self, broker: int) -> int:
+        deadline = self._session.deadline()
+        path = self._path("brokers/lives", broker)
+        while True:
+            try:
+                # Asked again after a lost answer it may count twice: an incarnation must grow, not be dense.
+                stat = await self._session.ask_again(lambda client: client.set_async(path, b""), deadline)
+                return int(stat.version)
+            except NoNodeError:
+                await self._make(path, deadline)
+
+    async def register(self, registration: BrokerRegistration) -> None:
+        """Waits up to a session's length (and a half) where a former life of this broker was registered at another address: it may
+        be alive, and is known to be dead only once its session ends. At our own address nobody else can be alive."""
+        path = self._path("brokers/live", registration.broker)
+        data = documents.dump(documents.registration_to_json(registration))
+        deadline = self._session.deadline(at_least_s=1.5 * self._session_timeout_s)
+        while True:
+            found = await self._read(path, deadline)
+            try:
+                if found is None:
+                    await self._session.ask(lambda client: client.create_async(path, data, ephemeral=True), deadline)
+                    return
+                other = documents.load(found[0], documents.registration_from_json, path)
+                if other.incarnation > registration.incarnation:
+                    raise _taken(registration, other)
+                if found[1].ephemeralOwner == self._session.session_id:
+                    if other != registration:
+                        await self._session.ask(lambda client: client.set_async(path, data), deadline)
+                    return  # if they are equal, only the answer to our create was lost
+                if other.incarnation < registration.incarnation and other.address != registration.address:
+                    if asyncio.get_running_loop().time() + 2 * _FORMER_LIFE_POLL_S > deadline:
+                        raise _taken(registration, other)
+                    await asyncio.sleep(_FORMER_LIFE_POLL_S)
+                    continue
+                await self._replace(path, data, registration, found[1].version, deadline)
+                return
+            except (NodeExistsError, NoNodeError, BadVersionError):
+                await self._session.pause_or_give_up(deadline, AnswerLost(f"{path} keeps changing"))
+            except AnswerLost as error:
+                await self._session.pause_or_give_up(deadline, error)
+
+    async def _replace(self, path: str, data: bytes, registration: BrokerRegistration, version: int, deadline: float) -> None:
+        # Every newly made node has version 0, so the version alone cannot tell the former life's node from one that a newer life
+        # has put in its place since it was read. The check of the lives' counter does: a newer life has moved it.
+        lives = self._path("brokers/lives", registration.broker)
+
+        def build(transaction: TransactionRequest) -> None:
+            transaction.check(lives, registration.incarnation)
+            transaction.delete(path, version)
+            transaction.create(path, data, ephemeral=True)
+
+        try:
+            await self._session.commit(build, deadline)
+        except BadVersionError:
+            found = await self._read(lives, deadline)
+            if found is not None and found[1].version > registration.incarnation:
+                raise InvalidRequest(
+                    f"a newer process was started as broker {registration.broker} (life {found[1].version}; "
+                    f"this is {registration.incarnation}): stop one of them, or give one another --id"
+                ) from None
+            raise
+        _log.info("broker %d: replaced the registration that a former session had left", registration.broker)
+
+    async def brokers(self) -> dict[int, BrokerRegistration]:
+        live = self._path("brokers/live")
+        deadline = self._session.deadline()
+        names = await self._children(live, self._brokers_watch, deadline)
+        found = await self._read_many([f"{live}/{name}" for name in names], deadline)
+        registrations = [documents.load(data, documents.registration_from_json, path) for path, data in found]
+        return {registration.broker: registration for registration in sorted(registrations, key=lambda r: r.broker)}
+
+    # -------------------------------------------------------------- topics
+
+    async def topics(self) -> dict[str, TopicSpec]:
+        topics = self._path("topics")
+        deadline = self._session.deadline()
+        # The counter first: a change after it was read fires the watch, even if the list read below already has it.
+        await self._session.ask_again(lambda client: client.sync_async(topics), deadline)
+        await self._session.ask_again(
+            lambda client: client.get_async(self._path("topic_changes"), watch=self._topics_watch), deadline
+        )
+        names = await self._children(topics, None, deadline)
+        found = await self._read_many([f"{topics}/{name}" for name in names], deadline)
+        specs = [documents.load(data, documents.topic_from_json, path) for path, data in found]
+        return {spec.name: spec for spec in sorted(specs, key=lambda s: s.name)}
+
+    async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
+        documents.check_topic_name(topic.name)
+        deadline = self._session.deadline()
+        path, home = self._path("topics", topic.name), self._path("states", topic.topic_id)
+        if await self._read(path, deadline) is not None:
+            raise TopicExists(f"topic {topic.name!r} exists already: choose another name, or delete it first")
+
+        def build(transaction: TransactionRequest) -> None:
+            transaction.check(home, 0)
+            transaction.create(path, documents.dump(documents.topic_to_json(topic)))
+            transaction.set_data(self._path("topic_changes"), b"")
+
+        try:
+            await self._create_states(home, states, deadline)
+            await self._session.commit(build, deadline)
+        except NodeExistsError:
+            await self._remove_states(topic.topic_id)
+            raise TopicExists(f"topic {topic.name!r} exists already: choose another name, or delete it first") from None
+        except (AnswerLost, CoordinationUnavailable) as error:
+            await self._withdraw(topic, error)
+
+    async def _create_states(self, home: str, states: Sequence[NodeState], deadline: float) -> None:
+        for first in range(0, len(states), TRANSACTION_OPERATIONS_MAX):
+
+            def build(transaction: TransactionRequest, first: int = first) -> None:
+                if first == 0:
+                    transaction.create(home)
+                for partition, state in enumerate(states[first : first + TRANSACTION_OPERATIONS_MAX], start=first):
+                    transaction.create(f"{home}/{partition}", documents.dump(documents.state_to_json(state)))
+
+            await self._session.commit(build, deadline)
+
+    async def _withdraw(self, topic: TopicSpec, cause: Exception) -> None:
+        """The answer was lost: return if the topic was made after all, raise otherwise. A set on the states' parent comes first,
+        since the transaction that makes the topic checks it: if it has not happened by then it never will."""
+        path, home = self._path("topics", topic.name), self._path("states", topic.topic_id)
+        deadline = self._session.deadline()
+        try:
+            try:
+                await self._session.ask_again(lambda client: client.set_async(home, b"withdrawn"), deadline)
+            except NoNodeError:
+                raise CoordinationUnavailable(f"topic {topic.name!r} was not made: {cause}; ask again") from cause
+            found = await self._read(path, deadline)
+        except CoordinationUnavailable as error:
+            raise OutcomeUnknown(
+                f"topic {topic.name!r} may or may not have been made: {error}; then see whether it is there"
+            ) from error
+        if found is not None and documents.load(found[0], documents.topic_from_json, path).topic_id == topic.topic_id:
+            return
+        await self._remove_states(topic.topic_id)
+        if found is not None:
+            raise TopicExists(f"topic {topic.name!r} exists already: choose another name, or delete it first")
+        raise CoordinationUnavailable(f"topic {topic.name!r} was not made: {cause}; ask again") from cause
+
+    async def delete_topic(self, name: str) -> None:
+        documents.check_topic_name(name)
+        deadline = self._session.deadline()
+        path = self._path("topics", name)
+        found = await self._read(path, deadline)
+        if found is None:
+            raise UnknownTopic(f"there is no topic {name!r}: see `tritonmq topic list`")
+        topic = documents.load(found[0], documents.topic_from_json, path)
+
+        def build(transaction: TransactionRequest) -> None:
+            # Every newly made node has version 0: only the states' parent tells this topic from one made since under its name.
+            transaction.set_data(self._path("states", topic.topic_id), b"deleted", 0)
+            transaction.delete(path)
+            transaction.set_data(self._path("topic_changes"), b"")
+
+        try:
+            await self._session.commit(build, deadline)
+        except (NoNodeError, BadVersionError):
+            raise UnknownTopic(f"there is no topic {name!r} any more: it was deleted meanwhile") from None
+        except AnswerLost as error:
+            raise OutcomeUnknown(f"topic {name!r} may or may not have been deleted: {error}; ask again") from error
+        await self._remove_states(topic.topic_id)
+
+    async def _remove_states(self, topic_id: str) -> None:
+        """Of a topic that is no more. What cannot be removed now stays, unnamed and harmless."""
+        home = self._path("states", topic_id)
+        deadline = self._session.deadline()
+        try:
+            names = await self._children(home, None, deadline)
+            for first in range(0, len(names), TRANSACTION_OPERATIONS_MAX):
+                chunk = names[first : first + TRANSACTION_OPERATIONS_MAX]
+
+                def build(transaction: TransactionRequest, chunk: Sequence[str] = chunk) -> None:
+                    for name in chunk:
+                        transaction.delete(f"{home}/{name}")
+
+                await self._session.commit(build, deadline)
+            await self._session.ask(lambda client: client.delete_async(home), deadline)
+        except NoNodeError:
+            return
+        except (AnswerLost, CoordinationUnavailable, ZookeeperError) as error:
+            _log.warning("the states of a removed topic stay behind at %s: %s", home, error)
+
+    # -------------------------------------------------------------- one partition
+
+    async def read_state(self, topic_id: str, partition: int) -> tuple[int, NodeState] | None:
+        path = self._path("states", topic_id, partition)
+        found = await self._read(path, self._session.deadline())
+        if found is None:
+            return None
+        return int(found[1].version), documents.load(found[0], documents.state_from_json, path)
+
+    async def write_state(self, topic_id: str, partition: int, expected_version: int, state: NodeState) -> tuple[CasOutcome, int]:
+        path = self._path("states", topic_id, partition)
+        data = documents.dump(documents.state_to_json(state))
+        assert expected_version >= 0, "a version of -1 would be no compare-and-set"
+        try:
+            stat = await self._session.ask(lambda client: client.set_async(path, data, expected_version), self._session.deadline())
+        except (BadVersionError, NoNodeError):
+            return CasOutcome.REFUSED, -1
+        except (AnswerLost, ZookeeperError) as error:
+            _log.warning(
+                "%s: whether version %d was followed by token %s is unknown: %s", path, expected_version, state.token, error
+            )
+            return CasOutcome.UNKNOWN, -1
+        return CasOutcome.DONE, int(stat.version)
+
+    # -------------------------------------------------------------- lists
+
+    async def _children(self, path: str, watch: Any, deadline: float) -> list[str]:
+        await self._session.ask_again(lambda client: client.sync_async(path), deadline)
+        names: list[str] = await self._session.ask_again(lambda client: client.get_children_async(path, watch=watch), deadline)
+        return names
+
+    async def _read_many(self, paths: Sequence[str], deadline: float) -> list[tuple[str, bytes]]:
+        """Those that are there. One that went meanwhile is left out: the watch on the list will tell."""
+
+        async def read(path: str) -> tuple[str, bytes] | None:
+            try:
+                data, _stat = await self._session.ask_again(lambda client: client.get_async(path), deadline)
+            except NoNodeError:
+                return None
+            return path, data
+
+        found: list[tuple[str, bytes]] = []
+        for first in range(0, len(paths), READS_AT_ONCE):
+            answers = await asyncio.gather(*(read(path) for path in paths[first : first + READS_AT_ONCE]))
+            found += [answer for answer in answers if answer is not None]
+        return found
+
+
+def _taken(registration: BrokerRegistration, other: BrokerRegistration) -> InvalidRequest:
+    return InvalidRequest(
+        f"another process runs as broker {registration.broker}, at {other.address} (life {other.incarnation}; "
+        f"this is {registration.incarnation}): stop it, or give this one another --id"
+    )

@@ -1,0 +1,279 @@
+"""What holds of coordination whatever keeps it: one suite for ZooKeeper and for the file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService, TopicSpec
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.core.messages import CasOutcome
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidTopicName, TopicExists, UnknownTopic
+from tests.mq_broker.coordination.wire import Heard, state_of
+
+Opener = Callable[..., AbstractAsyncContextManager[CoordinationService]]
+
+
+@pytest.fixture(params=["zookeeper", "file"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path, root: str) -> Opener:
+    """A service that has started, on the same stored state however often it is opened; it has stopped at the end of the block."""
+    make: Callable[[], CoordinationService]
+    if request.param == "file":
+        make = lambda: FileCoordination(tmp_path / "cluster")  # noqa: E731
+    else:
+        hosts = request.getfixturevalue("zookeeper")
+        make = lambda: ZooKeeperCoordination(hosts, session_timeout_ms=4_000, root=root)  # noqa: E731
+
+    @asynccontextmanager
+    async def open_it(heard: Heard | None = None) -> AsyncIterator[CoordinationService]:
+        service = make()
+        await service.start(heard or Heard())
+        try:
+            yield service
+        finally:
+            await service.stop()
+
+    return open_it
+
+
+ORDERS = TopicSpec("orders", "id-1", ((1, 2), (2, 1)), schema=b"\x00\xffarrow", settings={"durability": "os"})
+
+
+def test_cluster_id_is_made_once_and_kept(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            first = await service.cluster_id()
+            assert first
+            assert await service.cluster_id() == first
+        async with opened() as service:
+            assert await service.cluster_id() == first
+
+    asyncio.run(main())
+
+
+def test_every_life_of_a_broker_has_a_higher_number(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            first = await service.begin_life(1)
+            second = await service.begin_life(1)
+            assert 0 < first < second
+            other = await service.begin_life(2)
+        async with opened() as service:
+            assert await service.begin_life(1) > second
+            assert await service.begin_life(2) > other
+
+    asyncio.run(main())
+
+
+def test_a_registration_is_seen_and_ends_with_the_session(opened: Opener) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with opened(heard) as service:
+            assert await service.brokers() == {}
+            registration = BrokerRegistration(1, await service.begin_life(1), "127.0.0.1:7400", rack="a")
+            await service.register(registration)
+            await heard.until(CoordinationEvent.BROKERS_CHANGED)
+            assert await service.brokers() == {1: registration}
+        async with opened() as service:
+            assert await service.brokers() == {}
+
+    asyncio.run(main())
+
+
+def test_registering_twice_in_one_session_is_registering_once(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            registration = BrokerRegistration(1, await service.begin_life(1), "127.0.0.1:7400")
+            await service.register(registration)
+            await service.register(registration)
+            assert await service.brokers() == {1: registration}
+
+    asyncio.run(main())
+
+
+def test_an_older_life_is_refused_where_a_newer_one_is_registered(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            older = BrokerRegistration(1, await service.begin_life(1), "127.0.0.1:7400")
+            newer = BrokerRegistration(1, await service.begin_life(1), "127.0.0.1:7400")
+            await service.register(newer)
+            with pytest.raises(InvalidRequest, match="broker 1"):
+                await service.register(older)
+            assert await service.brokers() == {1: newer}
+
+    asyncio.run(main())
+
+
+def test_a_topic_comes_back_as_it_was_given(opened: Opener) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with opened(heard) as service:
+            assert await service.topics() == {}
+            await service.create_topic(ORDERS, (state_of(1), state_of(2)))
+            await heard.until(CoordinationEvent.TOPICS_CHANGED)
+            assert await service.topics() == {"orders": ORDERS}
+            assert await service.read_state("id-1", 0) == (0, state_of(1))
+            assert await service.read_state("id-1", 1) == (0, state_of(2))
+        async with opened() as service:
+            assert await service.topics() == {"orders": ORDERS}
+            assert await service.read_state("id-1", 1) == (0, state_of(2))
+
+    asyncio.run(main())
+
+
+def test_topics_changed_follows_every_change_after_a_read(opened: Opener) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with opened(heard) as service:
+            for number in range(3):
+                await service.topics()
+                heard.forget()
+                await service.create_topic(TopicSpec(f"t{number}", f"id-{number}", ((1,),)), (state_of(),))
+                await heard.until(CoordinationEvent.TOPICS_CHANGED)
+            await service.topics()
+            heard.forget()
+            await service.delete_topic("t1")
+            await heard.until(CoordinationEvent.TOPICS_CHANGED)
+            assert list(await service.topics()) == ["t0", "t2"]
+
+    asyncio.run(main())
+
+
+def test_a_topic_is_made_once(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            outcomes = await asyncio.gather(
+                *(service.create_topic(TopicSpec("orders", f"id-{n}", ((1,),)), (state_of(token=str(n)),)) for n in range(5)),
+                return_exceptions=True,
+            )
+            assert outcomes.count(None) == 1
+            assert all(isinstance(outcome, TopicExists) for outcome in outcomes if outcome is not None)
+            winner = f"id-{outcomes.index(None)}"
+            assert (await service.topics())["orders"].topic_id == winner
+            # Those that came too late have left nothing behind.
+            for n in range(5):
+                assert (await service.read_state(f"id-{n}", 0) is not None) == (f"id-{n}" == winner)
+
+    asyncio.run(main())
+
+
+def test_a_topic_of_thousands_of_partitions_is_made_and_deleted_whole(opened: Opener) -> None:
+    async def main() -> None:
+        count = 3_000
+        topic = TopicSpec("wide", "id-wide", tuple((p % 3 + 1,) for p in range(count)))
+        async with opened() as service:
+            await service.create_topic(topic, tuple(state_of(p % 3 + 1) for p in range(count)))
+            assert (await service.topics())["wide"] == topic
+            assert await service.read_state("id-wide", count - 1) == (0, state_of((count - 1) % 3 + 1))
+            await service.delete_topic("wide")
+            assert await service.topics() == {}
+            assert await service.read_state("id-wide", 0) is None
+            assert await service.read_state("id-wide", count - 1) is None
+
+    asyncio.run(main())
+
+
+def test_a_topic_made_again_never_meets_the_states_of_the_old_one(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            await service.create_topic(TopicSpec("orders", "old", ((1,),)), (state_of(),))
+            assert (await service.write_state("old", 0, 0, state_of(epoch=5)))[0] is CasOutcome.DONE
+            await service.delete_topic("orders")
+            await service.create_topic(TopicSpec("orders", "new", ((1,),)), (state_of(),))
+            assert await service.read_state("old", 0) is None
+            assert await service.read_state("new", 0) == (0, state_of())
+            assert await service.write_state("old", 0, 1, state_of(epoch=6)) == (CasOutcome.REFUSED, -1)
+
+    asyncio.run(main())
+
+
+def test_deleting_what_is_not_there_says_so(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            with pytest.raises(UnknownTopic, match="'nothing'"):
+                await service.delete_topic("nothing")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "x" * 256])
+def test_a_name_that_is_no_path_component_is_refused(opened: Opener, name: str) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            with pytest.raises(InvalidTopicName):
+                await service.create_topic(TopicSpec(name, "id", ((1,),)), (state_of(),))
+
+    asyncio.run(main())
+
+
+def test_a_state_is_changed_only_from_the_version_that_it_has(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            await service.create_topic(TopicSpec("orders", "id", ((1,),)), (state_of(),))
+            assert await service.write_state("id", 0, 0, state_of(epoch=1)) == (CasOutcome.DONE, 1)
+            assert await service.write_state("id", 0, 0, state_of(epoch=9)) == (CasOutcome.REFUSED, -1)
+            assert await service.write_state("id", 0, 1, state_of(epoch=2)) == (CasOutcome.DONE, 2)
+            assert await service.read_state("id", 0) == (2, state_of(epoch=2))
+
+    asyncio.run(main())
+
+
+def test_a_state_without_a_leader_comes_back_without_one(opened: Opener) -> None:
+    async def main() -> None:
+        nobody = replace(state_of(), leader=None, isr=((1, "a"), (3, "ünïcode")))
+        async with opened() as service:
+            await service.create_topic(TopicSpec("orders", "id", ((1,),)), (nobody,))
+            assert await service.read_state("id", 0) == (0, nobody)
+
+    asyncio.run(main())
+
+
+def test_of_many_writers_of_one_version_exactly_one_is_done(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            await service.create_topic(TopicSpec("orders", "id", ((1,),)), (state_of(),))
+            outcomes = await asyncio.gather(*(service.write_state("id", 0, 0, state_of(token=f"w{n}")) for n in range(20)))
+            assert [outcome for outcome, _ in outcomes].count(CasOutcome.DONE) == 1
+            assert [outcome for outcome, _ in outcomes].count(CasOutcome.REFUSED) == 19
+            winner = [outcome for outcome, _ in outcomes].index(CasOutcome.DONE)
+            assert await service.read_state("id", 0) == (1, state_of(token=f"w{winner}"))
+
+    asyncio.run(main())
+
+
+def test_a_state_that_is_not_there_is_none_and_cannot_be_written(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            assert await service.read_state("no-such-id", 0) is None
+            assert await service.write_state("no-such-id", 0, 0, state_of()) == (CasOutcome.REFUSED, -1)
+
+    asyncio.run(main())
+
+
+def test_a_thousand_claims_at_once_are_all_answered(opened: Opener) -> None:
+    async def main() -> None:
+        count = 1_000
+        async with opened() as service:
+            await service.create_topic(TopicSpec("wide", "id", ((1,),) * count), (state_of(),) * count)
+            outcomes = await asyncio.gather(*(service.write_state("id", p, 0, state_of(epoch=1)) for p in range(count)))
+            assert outcomes == [(CasOutcome.DONE, 1)] * count
+
+    asyncio.run(main())
+
+
+def test_a_stopped_service_answers_with_an_error_at_once(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            await service.create_topic(TopicSpec("orders", "id", ((1,),)), (state_of(),))
+        async with asyncio.timeout(2):
+            with pytest.raises(CoordinationUnavailable):
+                await service.brokers()
+            assert (await service.write_state("id", 0, 0, state_of()))[0] is CasOutcome.UNKNOWN
+
+    asyncio.run(main())

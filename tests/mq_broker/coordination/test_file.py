@@ -1,0 +1,117 @@
+"""What only a file can do to us: other processes, full disks, half-written documents."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from mq_broker.coordination import file as file_module
+from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.interface import BrokerRegistration, TopicSpec
+from mq_broker.core.messages import CasOutcome
+from mq_protocol.errors import CoordinationUnavailable, InternalError, InvalidRequest
+from tests.mq_broker.coordination.wire import Heard, state_of
+
+TOPIC = TopicSpec("orders", "id-1", ((1,),))
+
+
+def test_a_directory_has_one_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        first, second = FileCoordination(tmp_path), FileCoordination(tmp_path)
+        await first.start(Heard())
+        with pytest.raises(InvalidRequest, match=str(tmp_path)):
+            await second.start(Heard())
+        await first.stop()
+        await second.start(Heard())
+        await second.stop()
+
+    asyncio.run(main())
+
+
+def test_a_second_broker_is_told_to_use_zookeeper(tmp_path: Path) -> None:
+    async def main() -> None:
+        service = FileCoordination(tmp_path)
+        await service.start(Heard())
+        await service.register(BrokerRegistration(1, 1, "127.0.0.1:7400"))
+        with pytest.raises(InvalidRequest, match="--zookeeper"):
+            await service.register(BrokerRegistration(2, 1, "127.0.0.1:7401"))
+        await service.stop()
+
+    asyncio.run(main())
+
+
+def test_a_full_disk_is_unknown_and_what_was_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        service = FileCoordination(tmp_path)
+        await service.start(Heard())
+        await service.create_topic(TOPIC, (state_of(),))
+        # The draft cannot be written: a directory stands in its place, as good an OSError as a full disk's.
+        (tmp_path / "coordination.json.new").mkdir()
+        assert await service.write_state("id-1", 0, 0, state_of(epoch=1)) == (CasOutcome.UNKNOWN, -1)
+        with pytest.raises(CoordinationUnavailable, match=r"coordination\.json"):
+            await service.begin_life(1)
+        assert await service.read_state("id-1", 0) == (0, state_of())
+        (tmp_path / "coordination.json.new").rmdir()
+        assert await service.write_state("id-1", 0, 0, state_of(epoch=1)) == (CasOutcome.DONE, 1)
+        await service.stop()
+
+    asyncio.run(main())
+
+
+def test_a_crash_while_writing_leaves_the_document_before(tmp_path: Path) -> None:
+    async def main() -> None:
+        service = FileCoordination(tmp_path)
+        await service.start(Heard())
+        await service.create_topic(TOPIC, (state_of(),))
+        await service.stop()
+        (tmp_path / "coordination.json.new").write_bytes((tmp_path / "coordination.json").read_bytes()[:40])
+        again = FileCoordination(tmp_path)
+        await again.start(Heard())
+        assert await again.topics() == {"orders": TOPIC}
+        await again.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"cluster_id": "x"}'])
+def test_a_damaged_document_is_named_and_not_taken_for_an_empty_one(tmp_path: Path, damage: bytes) -> None:
+    (tmp_path / "coordination.json").write_bytes(damage)
+    service = FileCoordination(tmp_path)
+    with pytest.raises(InternalError, match=r"coordination\.json"):
+        asyncio.run(service.start(Heard()))
+    assert (tmp_path / "coordination.json").read_bytes() == damage
+
+
+def test_changes_that_are_ready_together_share_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        service = FileCoordination(tmp_path)
+        await service.start(Heard())
+        count = 500
+        await service.create_topic(TopicSpec("wide", "id", ((1,),) * count), (state_of(),) * count)
+        writes = []
+        store = file_module._store
+
+        def counted(directory: Path, contents: file_module._Contents) -> None:
+            writes.append(1)
+            store(directory, contents)
+
+        monkeypatch.setattr(file_module, "_store", counted)
+        outcomes = await asyncio.gather(*(service.write_state("id", p, 0, state_of(epoch=1)) for p in range(count)))
+        assert outcomes == [(CasOutcome.DONE, 1)] * count
+        assert len(writes) < 10
+        await service.stop()
+
+    asyncio.run(main())
+
+
+def test_the_document_is_on_disk_when_the_answer_comes(tmp_path: Path) -> None:
+    async def main() -> None:
+        service = FileCoordination(tmp_path)
+        await service.start(Heard())
+        assert await service.begin_life(4) == json.loads((tmp_path / "coordination.json").read_text())["lives"]["4"]
+        await service.stop()
+
+    asyncio.run(main())

@@ -1,0 +1,413 @@
+"""What only a server can do to us: pause, vanish, lose answers, end sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from mq_broker.coordination.embedded import EmbeddedZooKeeper
+from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, TopicSpec
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.core.messages import CasOutcome
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists
+from tests.mq_broker.coordination.wire import MULTI, SET_DATA, Fate, Heard, Wire, eventually, operation_of, state_of
+
+TOPIC = TopicSpec("orders", "id-1", ((1,),))
+
+
+@asynccontextmanager
+async def session(hosts: str, root: str, heard: Heard | None = None, **options: int) -> AsyncIterator[ZooKeeperCoordination]:
+    service = ZooKeeperCoordination(hosts, **{"session_timeout_ms": 4_000, **options}, root=root)
+    await service.start(heard or Heard())
+    try:
+        yield service
+    finally:
+        await service.stop()
+
+
+def end_session_of(service: ZooKeeperCoordination) -> None:
+    """As the server would after silence: whoever knows a session's id and password may close it."""
+    client = service._session._client
+    assert client is not None
+    other = KazooClient(hosts=service._session.hosts, client_id=client.client_id)
+    other.start(timeout=10)
+    other.stop()
+    other.close()
+
+
+async def abandon(service: ZooKeeperCoordination) -> None:
+    """As kill -9 does: the connection goes, and the session stays until it expires."""
+    client = service._session._client
+    assert client is not None
+    client._connection._socket.shutdown(socket.SHUT_RDWR)
+
+
+# ------------------------------------------------------------------ nobody there
+
+
+def test_nobody_listening_is_said_with_the_address_within_the_connect_timeout(root: str) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        hosts = f"127.0.0.1:{unused.getsockname()[1]}"
+        service = ZooKeeperCoordination(hosts, session_timeout_ms=4_000, root=root, connect_timeout_ms=500)
+        began = time.monotonic()
+        with pytest.raises(CoordinationUnavailable, match=hosts):
+            asyncio.run(service.start(Heard()))
+        assert time.monotonic() - began < 5
+
+
+def test_an_address_that_makes_no_sense_is_refused(root: str) -> None:
+    with pytest.raises(CoordinationUnavailable, match="HOST:PORT"):
+        asyncio.run(ZooKeeperCoordination("localhost:nonsense", root=root).start(Heard()))
+
+
+def test_a_prefix_in_the_address_keeps_clusters_apart(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with session(f"{zookeeper}/a/b", root) as one, session(f"{zookeeper}/c", root) as other:
+            await one.create_topic(TOPIC, (state_of(),))
+            assert list(await one.topics()) == ["orders"]
+            assert await other.topics() == {}
+            assert await one.cluster_id() != await other.cluster_id()
+
+    asyncio.run(main())
+
+
+# ------------------------------------------------------------------ pauses and restarts of the server
+
+
+def test_a_paused_server_is_suspended_then_connected_with_the_same_registration(tmp_path: Path, root: str) -> None:
+    server = EmbeddedZooKeeper(tmp_path)
+    server.start()
+
+    async def main() -> None:
+        heard = Heard()
+        async with session(server.hosts, root, heard, session_timeout_ms=8_000) as service:
+            me = BrokerRegistration(1, await service.begin_life(1), "127.0.0.1:7400")
+            await service.register(me)
+            assert service.condition == "connected"
+            assert server.pid is not None
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                await heard.until(CoordinationEvent.SUSPENDED)
+                assert service.condition == "suspended"
+                assert CoordinationEvent.CONNECTED not in heard.events
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            await heard.until(CoordinationEvent.TOPICS_CHANGED)
+            present = [event for event in heard.events if event is not CoordinationEvent.BROKERS_CHANGED]
+            assert present[-3:] == [CoordinationEvent.SUSPENDED, CoordinationEvent.CONNECTED, CoordinationEvent.TOPICS_CHANGED]
+            assert CoordinationEvent.SESSION_LOST not in heard.events
+            assert service.condition == "connected"
+            assert await service.brokers() == {1: me}
+
+    try:
+        asyncio.run(main())
+    finally:
+        server.stop()
+
+
+def test_a_killed_server_comes_back_with_everything_and_watches_work_again(tmp_path: Path, root: str) -> None:
+    server = EmbeddedZooKeeper(tmp_path)
+    server.start()
+
+    async def main() -> None:
+        heard = Heard()
+        async with session(server.hosts, root, heard) as service, session(server.hosts, root) as other:
+            await service.create_topic(TOPIC, (state_of(),))
+            await service.write_state("id-1", 0, 0, state_of(epoch=1))
+            await service.topics()
+            heard.forget()
+            await asyncio.to_thread(server.kill)
+            await heard.until(CoordinationEvent.SUSPENDED)
+            await asyncio.to_thread(server.start)
+            await heard.until(CoordinationEvent.CONNECTED)
+            assert await service.read_state("id-1", 0) == (1, state_of(epoch=1))
+            await service.topics()
+            heard.forget()
+            await other.create_topic(TopicSpec("more", "id-2", ((1,),)), (state_of(),))
+            await heard.until(CoordinationEvent.TOPICS_CHANGED)
+            assert list(await service.topics()) == ["more", "orders"]
+
+    try:
+        asyncio.run(main())
+    finally:
+        server.stop()
+
+
+def test_with_no_server_every_question_ends_within_its_deadline(tmp_path: Path, root: str) -> None:
+    server = EmbeddedZooKeeper(tmp_path)
+    server.start()
+
+    async def main() -> None:
+        async with session(server.hosts, root, request_timeout_ms=1_000) as service:
+            await service.create_topic(TOPIC, (state_of(),))
+            await asyncio.to_thread(server.kill)
+            began = time.monotonic()
+            assert await service.write_state("id-1", 0, 0, state_of(epoch=1)) == (CasOutcome.UNKNOWN, -1)
+            for question in (service.brokers(), service.topics(), service.read_state("id-1", 0), service.begin_life(1)):
+                with pytest.raises(CoordinationUnavailable, match=server.hosts):
+                    await question
+            with pytest.raises(CoordinationUnavailable):
+                await service.create_topic(TopicSpec("more", "id-2", ((1,),)), (state_of(),))
+            assert time.monotonic() - began < 15
+
+    try:
+        asyncio.run(main())
+    finally:
+        server.stop()
+
+
+# ------------------------------------------------------------------ sessions and registrations
+
+
+def test_a_lost_session_is_told_and_the_next_one_registers_again(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with session(zookeeper, root, heard) as service:
+            me = BrokerRegistration(1, await service.begin_life(1), "127.0.0.1:7400")
+            await service.register(me)
+            heard.forget()
+            await asyncio.to_thread(end_session_of, service)
+            await heard.until(CoordinationEvent.CONNECTED)
+            states = [event for event in heard.events if not event.name.endswith("_CHANGED")]
+            assert states == [CoordinationEvent.SUSPENDED, CoordinationEvent.SESSION_LOST, CoordinationEvent.CONNECTED]
+            assert await service.brokers() == {}
+            await service.register(me)
+            assert await service.brokers() == {1: me}
+
+    asyncio.run(main())
+
+
+def test_the_node_of_a_former_life_at_this_address_is_replaced_at_once_and_outlives_its_session(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with session(zookeeper, root) as former, session(zookeeper, root) as present:
+            await former.register(BrokerRegistration(1, await former.begin_life(1), "127.0.0.1:7400"))
+            me = BrokerRegistration(1, await present.begin_life(1), "127.0.0.1:7400")
+            began = time.monotonic()
+            await present.register(me)  # "already exists" is not "registered" (trap 2)
+            assert time.monotonic() - began < 2
+            await former.stop()  # what ends with the former session must not be our registration
+            assert await present.brokers() == {1: me}
+
+    asyncio.run(main())
+
+
+def test_the_node_of_this_life_in_a_former_session_is_replaced(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with session(zookeeper, root) as former, session(zookeeper, root) as present:
+            me = BrokerRegistration(1, await former.begin_life(1), "127.0.0.1:7400")
+            await former.register(me)
+            await present.register(me)
+            await former.stop()
+            assert await present.brokers() == {1: me}
+
+    asyncio.run(main())
+
+
+def test_a_former_life_at_another_address_is_waited_for(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with session(zookeeper, root) as former, session(zookeeper, root) as present:
+            old = BrokerRegistration(1, await former.begin_life(1), "127.0.0.1:7400")
+            await former.register(old)
+            me = BrokerRegistration(1, await present.begin_life(1), "127.0.0.1:7499")
+            registering = asyncio.create_task(present.register(me))
+            await asyncio.wait([registering], timeout=0.5)
+            assert not registering.done()
+            assert await present.brokers() == {1: old}
+            await former.stop()
+            await registering
+            assert await present.brokers() == {1: me}
+
+    asyncio.run(main())
+
+
+def test_a_live_process_at_another_address_is_not_driven_out(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with session(zookeeper, root) as running, session(zookeeper, root, session_timeout_ms=500) as second:
+            me = BrokerRegistration(1, await running.begin_life(1), "127.0.0.1:7400")
+            await running.register(me)
+            with pytest.raises(InvalidRequest, match=r"127\.0\.0\.1:7400"):
+                await second.register(BrokerRegistration(1, await second.begin_life(1), "127.0.0.1:7499"))
+            assert await second.brokers() == {1: me}
+
+    asyncio.run(main())
+
+
+def test_a_former_life_replaces_nobody_once_a_newer_one_has_begun(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with session(zookeeper, root) as stale, session(zookeeper, root) as older, session(zookeeper, root) as newer:
+            await stale.register(BrokerRegistration(1, await stale.begin_life(1), "127.0.0.1:7400"))
+            mine = BrokerRegistration(1, await older.begin_life(1), "127.0.0.1:7400")
+            await newer.begin_life(1)
+            with pytest.raises(InvalidRequest, match="newer process"):
+                await older.register(mine)
+
+    asyncio.run(main())
+
+
+def test_brokers_changed_follows_whoever_comes_and_goes(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with session(zookeeper, root, heard) as watcher, session(zookeeper, root) as other:
+            await watcher.brokers()
+            it = BrokerRegistration(2, await other.begin_life(2), "127.0.0.1:7401")
+            await other.register(it)
+            await heard.until(CoordinationEvent.BROKERS_CHANGED)
+            assert await watcher.brokers() == {2: it}
+            heard.forget()
+            await other.stop()
+            await heard.until(CoordinationEvent.BROKERS_CHANGED)
+            assert await watcher.brokers() == {}
+
+    asyncio.run(main())
+
+
+# ------------------------------------------------------------------ lost answers
+
+
+def test_a_write_whose_answer_is_lost_is_unknown_and_the_token_tells_whose_it_was(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
+            await service.create_topic(TOPIC, (state_of(),))
+            wire.fate_of = lambda request: Fate.ANSWER_IS_LOST if operation_of(request) == SET_DATA else Fate.PASSES
+            assert await service.write_state("id-1", 0, 0, state_of(epoch=1, token="mine")) == (CasOutcome.UNKNOWN, -1)
+            assert wire.lost == 1
+            assert await service.read_state("id-1", 0) == (1, state_of(epoch=1, token="mine"))
+
+    asyncio.run(main())
+
+
+def test_a_write_that_never_arrived_is_unknown_too(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
+            await service.create_topic(TOPIC, (state_of(),))
+            wire.fate_of = lambda request: Fate.REQUEST_IS_LOST if operation_of(request) == SET_DATA else Fate.PASSES
+            assert await service.write_state("id-1", 0, 0, state_of(epoch=1, token="mine")) == (CasOutcome.UNKNOWN, -1)
+            assert await service.read_state("id-1", 0) == (0, state_of())
+
+    asyncio.run(main())
+
+
+def test_a_registration_whose_answer_is_lost_is_registered_once(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with Wire(zookeeper) as wire, session(wire.hosts, root, heard) as service:
+            me = BrokerRegistration(1, await service.begin_life(1), "127.0.0.1:7400")
+            wire.fate_of = lambda request: (
+                Fate.ANSWER_IS_LOST if b"brokers/live/1" in request and b"7400" in request else Fate.PASSES
+            )
+            await service.register(me)
+            assert wire.lost == 1
+            assert await service.brokers() == {1: me}
+
+    asyncio.run(main())
+
+
+def names_the_topic(request: bytes) -> bool:
+    return operation_of(request) == MULTI and b"/topics/orders" in request
+
+
+def test_a_topic_made_although_the_answer_was_lost_is_made(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
+            wire.fate_of = lambda request: Fate.ANSWER_IS_LOST if names_the_topic(request) else Fate.PASSES
+            await service.create_topic(TOPIC, (state_of(),))
+            assert wire.lost == 1
+            assert await service.topics() == {"orders": TOPIC}
+
+    asyncio.run(main())
+
+
+def test_a_topic_whose_request_was_lost_is_certainly_not_made_and_leaves_nothing(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
+            wire.fate_of = lambda request: Fate.REQUEST_IS_LOST if names_the_topic(request) else Fate.PASSES
+            with pytest.raises(CoordinationUnavailable, match="was not made"):
+                await service.create_topic(TOPIC, (state_of(),))
+            assert await service.topics() == {}
+            assert await service.read_state("id-1", 0) is None
+            await service.create_topic(TopicSpec("orders", "id-2", ((1,),)), (state_of(),))
+
+    asyncio.run(main())
+
+
+def test_a_half_made_topic_is_never_seen(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with session(zookeeper, root) as service, session(zookeeper, root) as onlooker:
+            count = 2_000
+            making = asyncio.create_task(service.create_topic(TopicSpec("wide", "id-w", ((1,),) * count), (state_of(),) * count))
+            looks = 0
+            while not making.done():
+                if "wide" in await onlooker.topics():
+                    states = await asyncio.gather(*(onlooker.read_state("id-w", p) for p in (0, 499, 500, count - 1)))
+                    assert None not in states
+                looks += 1
+            await making
+            assert looks > 1
+
+    asyncio.run(main())
+
+
+def test_a_deletion_whose_answer_was_lost_says_that_it_does_not_know(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
+            await service.create_topic(TOPIC, (state_of(),))
+            wire.fate_of = lambda request: Fate.ANSWER_IS_LOST if names_the_topic(request) else Fate.PASSES
+            with pytest.raises(OutcomeUnknown, match="ask again"):
+                await service.delete_topic("orders")
+            assert await service.topics() == {}
+
+    asyncio.run(main())
+
+
+def test_two_processes_race_for_a_name_and_a_claim_and_one_wins_each(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with session(zookeeper, root) as one, session(zookeeper, root) as other:
+            made = await asyncio.gather(
+                one.create_topic(TopicSpec("orders", "id-a", ((1,),)), (state_of(),)),
+                other.create_topic(TopicSpec("orders", "id-b", ((1,),)), (state_of(),)),
+                return_exceptions=True,
+            )
+            assert made.count(None) == 1
+            assert sum(isinstance(outcome, TopicExists) for outcome in made) == 1
+            topic_id = (await one.topics())["orders"].topic_id
+            for version in range(50):
+                claims = await asyncio.gather(
+                    one.write_state(topic_id, 0, version, state_of(1, version + 1, "one")),
+                    other.write_state(topic_id, 0, version, state_of(2, version + 1, "other")),
+                )
+                assert sorted(outcome.value for outcome, _ in claims) == ["done", "refused"]
+                token = "one" if claims[0][0] is CasOutcome.DONE else "other"
+                read = await one.read_state(topic_id, 0)
+                assert read is not None
+                assert (read[0], read[1].token) == (version + 1, token)
+
+    asyncio.run(main())
+
+
+def test_a_broken_connection_alone_ends_nothing(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with session(zookeeper, root, heard, session_timeout_ms=8_000) as service:
+            me = BrokerRegistration(1, await service.begin_life(1), "127.0.0.1:7400")
+            await service.register(me)
+            heard.forget()
+            await abandon(service)
+            await heard.until(CoordinationEvent.CONNECTED)
+            assert CoordinationEvent.SESSION_LOST not in heard.events
+
+            async def registered() -> bool:
+                return await service.brokers() == {1: me}
+
+            await eventually(registered)
+
+    asyncio.run(main())
