@@ -183,9 +183,9 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
     if decide.row_count != known.row_count and not keep_on_mismatch:
         return _refuse(
             ReplayMismatch(
-                f"micro-batch {decide.batch_id} of query {decide.key.query_id} was decided with {known.row_count} rows and comes again "
-                f"with {decide.row_count}: its input changed between two runs (a nondeterministic source, or Spark's offset log was lost). "
-                "Set onReplayMismatch=keep to keep what was decided, or use a new checkpoint"
+                f"micro-batch {decide.batch_id} of query {decide.key.query_id} was decided with {known.row_count} rows and comes "
+                f"again with {decide.row_count}: its input changed between two runs (a nondeterministic source, or Spark's "
+                "offset log was lost). Set onReplayMismatch=keep to keep what was decided, or use a new checkpoint"
             )
         )
     if decide.run_id != known.run_id:
@@ -195,8 +195,8 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
 
 def _stale(decide: Decide, known: TransactionState) -> StaleMicroBatch:
     return StaleMicroBatch(
-        f"micro-batch {decide.batch_id} of query {decide.key.query_id} is below the last decided one, {known.batch_id}: the checkpoint "
-        "went back. Start the query with a new checkpoint directory, or restore the one that it had"
+        f"micro-batch {decide.batch_id} of query {decide.key.query_id} is below the last decided one, {known.batch_id}: the "
+        "checkpoint went back. Start the query with a new checkpoint directory, or restore the one that it had"
     )
 
 

@@ -16,7 +16,6 @@ class Election:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._in_flight: NodeState | None = None
-        self._in_flight_version = -1
         self._unsettled: dict[str, NodeState] = {}
         self._claim_at_ms: int | None = None
         self._retry_at_ms = 0
@@ -70,8 +69,13 @@ class Election:
         node = shared.node
         if node is None or self._in_flight is not None or not shared.registered or shared.now_ms < self._retry_at_ms:
             return
+        if node.state.leader_epoch < shared.epoch or shared.reading:
+            return  # what is known of the node is old: a claim on it could only be refused
         if not self._leaderless(node.state):
             self._claim_at_ms = None
+            return
+        if node.state.leader == shared.my_name and shared.now_ms < self.stand_back_until_ms:
+            self._propose(node, self._nobody(node.state))
             return
         if self._claim_at_ms is None:
             rank = 0 if self.preferred or node.state.leader == shared.my_name else self._rank(node.state)
@@ -82,12 +86,24 @@ class Election:
         if proposal is None:
             if node.state.leader != shared.my_name:
                 return
-            # Named, but its log is another now: let others lead (trap 27).
-            proposal = NodeState(None, node.state.leader_epoch, node.state.isr, node.state.recovery, shared.next_token())
-        why = "named but not leading" if node.state.leader == shared.my_name else f"leader {node.state.leader} is gone"
-        shared.audit(f"claim epoch {proposal.leader_epoch} on version {node.version}: {why}, isr {proposal.isr}")
-        self._in_flight, self._in_flight_version = proposal, node.version
-        shared.write_node(node.version, proposal)
+            proposal = self._nobody(node.state)  # named, but its log is another now: let others lead (trap 27)
+        self._propose(node, proposal)
+
+    def _nobody(self, state: NodeState) -> NodeState:
+        return NodeState(None, state.leader_epoch, state.isr, state.recovery, self._shared.next_token())
+
+    def _propose(self, node: Node, proposal: NodeState) -> None:
+        what = f"claim epoch {proposal.leader_epoch}" if proposal.leader else "let others lead"
+        self._shared.audit(f"{what} on version {node.version}: {self._why(node.state)}")
+        self._in_flight = proposal
+        self._shared.write_node(node.version, proposal)
+
+    def _why(self, state: NodeState) -> str:
+        if state.leader is None:
+            return "nobody leads"
+        if state.leader == self._shared.my_name:
+            return "named, but not leading"
+        return f"broker {state.leader.broker} (incarnation {state.leader.incarnation}) is gone"
 
     # -- answers
 

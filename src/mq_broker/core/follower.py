@@ -40,7 +40,7 @@ class Follower:
             if entry.index <= log.last_index:
                 if entry.index <= shared.high_watermark:
                     shared.audit(
-                        f"the leader of epoch {message.leader_epoch} would cut entry {entry.index}, which is committed here: refused",
+                        f"the leader of epoch {message.leader_epoch} would cut committed entry {entry.index}: refused",
                         alarm=True,
                     )
                     return
@@ -60,7 +60,7 @@ class Follower:
         self._ack_due = True
 
     def advance(self) -> None:
-        """min(the leader's, matched), and no further than this disk: an entry that the disk refuses later was then never applied."""
+        """min(the leader's, matched), and no further than this disk: what the disk may yet refuse is not applied."""
         shared = self._shared
         shared.commit_to(max(shared.high_watermark, min(self._leader_high_watermark, self.matched, shared.log.flushed)))
 

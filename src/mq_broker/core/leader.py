@@ -1,6 +1,7 @@
 """A leader: admits operations, sends entries, counts acknowledgements, answers.
 
-Everything that waits for an answer is held here and ended here: by the commit of its entry, or as unknown when the role ends (rule 8).
+Everything that waits for an answer is held here and ended here: by the commit of its entry, or as unknown when the role
+ends (rule 8).
 """
 
 from __future__ import annotations
@@ -154,6 +155,7 @@ class Leader:
     def _send_to(self, progress: Progress) -> None:
         shared, log, settings = self._shared, self._shared.log, self._shared.settings
         if not progress.connected or progress.broker not in shared.live:
+            progress.unreachable(log.last_index, shared.now_ms)
             return
         if progress.sent and shared.now_ms - max(progress.last_sent_ms, progress.last_heard_ms) > settings.resend_ms:
             progress.rewind()
@@ -265,6 +267,7 @@ class Leader:
 
     def turn_ended(self) -> None:
         self._advance()
+        self._hand_over()
         self.membership_changed()
         if self._resigning is not None:
             self._stand_back()
@@ -361,7 +364,7 @@ class Leader:
         if sent > event.first_index or event.first_index <= self.epoch_start:
             return False
         error = DiskFull(
-            f"broker {shared.me.broker} has no room for {shared.name} ({event.reason}): free some space; what was acknowledged is kept"
+            f"broker {shared.me.broker} is full: {shared.name} ({event.reason}): free some space; what is acknowledged stays"
         )
         for index in range(event.first_index, log.last_index + 1):
             for request, _ in self._waiting.pop(index, ()):

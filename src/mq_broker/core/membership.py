@@ -1,7 +1,7 @@
 """A leader's view of the in-sync set: what is confirmed, what is proposed, and so over whom the high watermark is counted.
 
-Rules 4, 5 and 7. The *maximal* ISR is the confirmed one and every proposal that may have happened: a member is waited for as long as
-any of them names it.
+Rules 4, 5 and 7. The *maximal* ISR is the confirmed one and every proposal that may have happened: a member is waited for as
+long as any of them names it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Membership:
         return isr, why
 
     def _expanded(self, isr: Isr, followers: dict[int, Progress], epoch_start: int) -> tuple[Isr, list[str]]:
-        """With every registered follower whose newest log has acknowledged, in this epoch, the high watermark and the epoch start."""
+        """With every registered follower whose newest log has, in this epoch, the high watermark and the epoch start."""
         shared = self._shared
         why = []
         for progress in followers.values():

@@ -154,9 +154,11 @@ class SessionLost:
 
 @dataclass(frozen=True, slots=True)
 class AppendEntries:
-    """From a leader. As an effect (`Send`), names the range `prev_index + 1 .. last_index`, and the shell adds the frames; as an
-    event, `entries` holds their metadata and the shell keeps the frames for the `WriteEntries` that follows. `successor` not 0: the leader has stood
-    back, and that broker should claim at once.
+    """From a leader.
+
+    As an effect (`Send`) it names the range `prev_index + 1 .. last_index`, and the shell adds the frames; as an event, `entries`
+    holds their metadata and the shell keeps the frames for the `WriteEntries` that follows. `successor` not 0: the leader has
+    stood back, and that broker should claim at once.
     """
 
     leader: int

@@ -64,6 +64,11 @@ class Progress:
         if last_index > self.acknowledged and self.behind_since_ms is None:
             self.behind_since_ms, self.lag_target = now_ms, last_index
 
+    def unreachable(self, log_end: int, now_ms: int) -> None:
+        """There is something to send and no way to: that is lag too."""
+        if log_end > self.acknowledged and self.behind_since_ms is None:
+            self.behind_since_ms, self.lag_target = now_ms, log_end
+
     def answered(self, sequence: int) -> None:
         while self.sent and self.sent[0] <= sequence:
             self.sent.popleft()

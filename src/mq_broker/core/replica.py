@@ -132,7 +132,7 @@ class Replica:
         effects, shared.effects = shared.effects, []
         return effects
 
-    def _dispatch(self, event: Event) -> None:
+    def _dispatch(self, event: Event) -> None:  # noqa: C901 - one line an event: a table, not a tangle
         shared = self._shared
         match event:
             case Propose():
@@ -165,6 +165,8 @@ class Replica:
                 for name in live:
                     shared.sender_is_current(name.broker, name.incarnation)
                 self._election.reconsider()
+                if not self.leading and self.leader not in shared.live:
+                    shared.read_node()
             case SessionLost():
                 shared.live.pop(shared.me.broker, None)
                 self._step_down("its session with the coordination service ended")
@@ -318,7 +320,7 @@ class Replica:
             if not risen and state.leader == shared.my_name:
                 self._role.node_confirmed(state)
                 return
-            self._step_down(f"the node names {state.leader} in epoch {state.leader_epoch}", self._named(state.leader))
+            self._step_down(f"the node names another leader, in epoch {state.leader_epoch}", self._named(state.leader))
         elif risen or self._role.leader == 0:
             self._role = self._role if not risen else Follower(shared, self._named(state.leader))
         taken = self._election.node_changed()

@@ -65,11 +65,15 @@ class Shared:
 
     def read_node(self) -> None:
         """Ask for the node unless an answer is on its way. A read that never answers is asked again after `silence_ms`."""
-        if self.reading_since_ms is not None and self.now_ms - self.reading_since_ms < self.settings.silence_ms:
+        if self.reading:
             return
         self.reading_since_ms = self.now_ms
         self.next_read_ms = self.now_ms + self.settings.read_node_ms
         self.emit(ReadNode())
+
+    @property
+    def reading(self) -> bool:
+        return self.reading_since_ms is not None and self.now_ms - self.reading_since_ms < self.settings.silence_ms
 
     def next_token(self) -> str:
         """A name for one write, unique over all lives of all brokers."""

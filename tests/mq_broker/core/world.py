@@ -1,0 +1,397 @@
+"""A world of replicas for golden scripts: each line of a script is one event or one delivery, its effects are printed beneath.
+
+Nothing happens by itself: disks flush, links deliver and the coordination service answers when the script says so. The core is the real
+one. Not a simulator: no chance, no virtual time but what `time` gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field, replace
+
+from mq_broker.core.entries import (
+    Append,
+    Decide,
+    Discard,
+    Entry,
+    EpochStart,
+    Finish,
+    MoveCursor,
+    Operation,
+    Publish,
+    Stage,
+    StagedBatches,
+    TransactionKey,
+)
+from mq_broker.core.messages import (
+    AppendAck,
+    AppendEntries,
+    Audit,
+    BrokersSeen,
+    CasAnswer,
+    CasOutcome,
+    Decided,
+    DecisionCommitted,
+    DiskRefused,
+    Done,
+    Effect,
+    Event,
+    Flushed,
+    HandedOver,
+    HandOver,
+    Identity,
+    LeaderName,
+    LogReplaced,
+    NodeRead,
+    NodeState,
+    PeerConnected,
+    PeerDisconnected,
+    Propose,
+    Published,
+    ReadNode,
+    RecoveredLog,
+    Refused,
+    Reopen,
+    ReplicaSettings,
+    Reply,
+    Result,
+    RoleChanged,
+    Send,
+    SessionLost,
+    Tick,
+    Truncate,
+    TurnEnded,
+    Wait,
+    WriteEntries,
+    WriteNode,
+)
+from mq_broker.core.replica import Replica
+
+KEY = TransactionKey("query", "out")
+
+
+@dataclass
+class Host:
+    """One broker: its replica, its disk (entries, and how many of them are synced), its incarnation and log id."""
+
+    broker: int
+    replica: Replica
+    incarnation: int
+    log_id: str
+    disk: list[Entry] = field(default_factory=list)
+    synced: int = 0
+    writes: list[WriteNode] = field(default_factory=list)
+    reading: bool = False
+    deaf: bool = False
+    up: bool = True
+
+
+def uuid(name: str) -> bytes:
+    return name.encode().ljust(16, b"\0")
+
+
+def name_of(identifier: bytes) -> str:
+    return identifier.rstrip(b"\0").decode() or "-"
+
+
+class World:
+    """Owns the hosts, the links between them (messages wait until delivered), the state node and the clock."""
+
+    def __init__(self, brokers: int = 3, minimum: int = 2, **settings: int) -> None:
+        self.now_ms = 0
+        self.version = 0
+        everyone = tuple(range(1, brokers + 1))
+        self.settings = ReplicaSettings(everyone, minimum, **settings)  # type: ignore[arg-type]
+        self.node = NodeState(None, 0, tuple((b, "") for b in everyone), 0, "created")
+        self.links: dict[tuple[int, int], list[AppendEntries | AppendAck]] = {
+            (a, b): [] for a, b in itertools.permutations(everyone, 2)
+        }
+        self.requests = itertools.count(1)
+        self.out: list[str] = []
+        self.live: dict[int, int] = {}
+        self.hosts = {b: self._host(b, 1, f"log{b}", []) for b in everyone}
+
+    def _host(self, broker: int, incarnation: int, log_id: str, disk: list[Entry]) -> Host:
+        identity = Identity(broker, incarnation, log_id)
+        replica = Replica("t", 0, identity, self.settings, RecoveredLog(tuple(disk)), self.now_ms)
+        return Host(broker, replica, incarnation, log_id, list(disk), len(disk))
+
+    # -- stepping
+
+    def step(self, broker: int, event: Event) -> None:
+        host = self.hosts[broker]
+        for effect in host.replica.step(event):
+            self._carry_out(host, effect)
+
+    def _carry_out(self, host: Host, effect: Effect) -> None:
+        match effect:
+            case WriteEntries(entries):
+                host.disk += entries
+                self.say(host, "write " + " ".join(self.entry(e) for e in entries))
+            case Truncate(last_index):
+                del host.disk[last_index:]
+                host.synced = min(host.synced, last_index)
+                self.say(host, f"truncate to {last_index}")
+            case Send(to, message):
+                if isinstance(message, AppendEntries):
+                    first, last = message.prev_index, message.last_index
+                    message = replace(message, entries=tuple(host.disk[first:last]))
+                self.links[host.broker, to].append(message)
+                self.say(host, f"send to {to}: {self.message(message)}")
+            case Reply(request, result):
+                self.say(host, f"reply {request}: {self.result(result)}")
+            case ReadNode():
+                host.reading = True
+                self.say(host, "read node")
+            case WriteNode(version, state):
+                host.writes.append(effect)
+                self.say(host, f"write node if version {version}: {self.state(state)}")
+            case Published(base, count, index):
+                self.say(host, f"readable: offsets {base}..{base + count - 1} from entry {index}")
+            case DecisionCommitted(decision):
+                assert isinstance(decision, Decide)
+                self.say(host, f"decision committed: micro-batch {decision.batch_id}")
+            case RoleChanged(leader, epoch, leading, ready):
+                role = ("leads, ready" if ready else "leads, not ready") if leading else f"follows {leader or 'nobody'}"
+                self.say(host, f"{role} in epoch {epoch}")
+            case HandedOver(successor):
+                self.say(host, f"handed over to {successor or 'nobody'}")
+            case Reopen():
+                self.say(host, "reopen")
+            case Audit(text, alarm):
+                self.say(host, ("ALARM " if alarm else "audit: ") + text.partition(": ")[2])
+
+    def say(self, host: Host, text: str) -> None:
+        self.out.append(f"{host.broker} {text}")
+
+    # -- printing
+
+    def entry(self, entry: Entry) -> str:
+        match entry.operation:
+            case EpochStart():
+                what = "epoch-start"
+            case Append():
+                what = f"append({name_of(entry.uuid)})"
+            case Stage(batch_id=batch_id):
+                what = f"stage({name_of(entry.uuid)} of {batch_id})"
+            case Publish(uuids=uuids) | Discard(uuids=uuids):
+                what = f"{type(entry.operation).__name__.lower()}({','.join(name_of(u) for u in uuids)})"
+            case MoveCursor(group, offset):
+                what = f"cursor({group}={offset})"
+            case Decide(batch_id=batch_id) | Finish(batch_id=batch_id):
+                what = f"{type(entry.operation).__name__.lower()}({batch_id})"
+        return f"{entry.index}/{entry.leader_epoch}:{what}"
+
+    def message(self, message: AppendEntries | AppendAck) -> str:
+        if isinstance(message, AppendEntries):
+            entries = " ".join(self.entry(e) for e in message.entries) or "nothing"
+            after = f"after {message.prev_index}/{message.prev_epoch}"
+            heir = f" successor {message.successor}" if message.successor else ""
+            return f"epoch {message.leader_epoch} {after}: {entries}, hw {message.high_watermark}{heir}"
+        verdict = (
+            f"conflict, try {message.hint_index}/{message.hint_epoch}" if message.conflict else f"ack {message.acknowledged_index}"
+        )
+        return f"epoch {message.leader_epoch} {verdict}"
+
+    def state(self, state: NodeState) -> str:
+        leader = f"{state.leader.broker}.{state.leader.incarnation}" if state.leader else "none"
+        isr = ",".join(f"{b}:{log_id or '?'}" for b, log_id in state.isr)
+        return f"leader {leader} epoch {state.leader_epoch} isr {isr}"
+
+    def result(self, result: Result) -> str:
+        match result:
+            case Done(index, base_offset, _, duplicate):
+                return f"done at entry {index}, offset {base_offset}" + (", duplicate" if duplicate else "")
+            case Decided(row_count, already, finished):
+                return f"decided {row_count} rows" + (", already" if already else "") + (", finished" if finished else "")
+            case Refused(error):
+                return type(error).__name__
+
+    # -- what a script can say
+
+    def command(self, line: str) -> list[str]:
+        """Carry out one line; returns what came of it."""
+        self.out = []
+        words = line.split()
+        options = dict(word.split("=", 1) for word in words if "=" in word)
+        plain = [word for word in words if "=" not in word]
+        getattr(self, "do_" + plain[0].replace("-", "_"))(*plain[1:], **options)
+        return self.out or ["ok"]
+
+    def do_seen(self, *brokers: str) -> None:
+        """`seen 1 2 3`: these are registered, and everybody who is up learns it."""
+        self.live = {int(b): self.hosts[int(b)].incarnation for b in brokers}
+        names = tuple(LeaderName(b, i) for b, i in self.live.items())
+        for host in self.hosts.values():
+            if host.up and not host.deaf:
+                self.step(host.broker, BrokersSeen(names))
+
+    def do_unheard(self, broker: str) -> None:
+        """From now on that broker learns nothing of who is registered (paused, or cut off from the coordination service)."""
+        self.hosts[int(broker)].deaf = True
+
+    def do_read(self, *brokers: str) -> None:
+        for broker in brokers:
+            self.hosts[int(broker)].reading = False
+            self.step(int(broker), NodeRead(self.version, self.node))
+
+    def do_turn(self, *brokers: str) -> None:
+        for broker in brokers or [str(h.broker) for h in self.hosts.values() if h.up]:
+            self.step(int(broker), TurnEnded(self.now_ms))
+
+    def do_time(self, milliseconds: str, *brokers: str) -> None:
+        self.now_ms += int(milliseconds)
+        for broker in brokers or [str(h.broker) for h in self.hosts.values() if h.up]:
+            self.step(int(broker), Tick(self.now_ms))
+
+    def do_cas(self, broker: str, how: str = "done") -> None:
+        """Answer that broker's oldest write: done (if the version allows), lost (it happened unanswered), dropped (neither)."""
+        host = self.hosts[int(broker)]
+        write = host.writes.pop(0)
+        happens = write.expected_version == self.version and how != "dropped"
+        if happens:
+            self.version += 1
+            self.node = write.state
+        if how in {"lost", "dropped"}:
+            answer = CasAnswer(write.state.token, CasOutcome.UNKNOWN)
+        elif happens:
+            answer = CasAnswer(write.state.token, CasOutcome.DONE, self.version)
+        else:
+            answer = CasAnswer(write.state.token, CasOutcome.REFUSED)
+            self.say(host, "(refused)")
+        self.step(host.broker, answer)
+
+    def do_flush(self, *brokers: str) -> None:
+        for broker in brokers or [str(h.broker) for h in self.hosts.values() if h.up]:
+            host = self.hosts[int(broker)]
+            if host.disk and host.synced < len(host.disk):
+                host.synced = len(host.disk)
+                self.step(host.broker, Flushed(host.disk[-1].index, host.disk[-1].leader_epoch))
+
+    def do_flushed(self, broker: str, index: str, epoch: str) -> None:
+        self.step(int(broker), Flushed(int(index), int(epoch)))
+
+    def do_deliver(self, sender: str, to: str, count: str = "all") -> None:
+        queue = self.links[int(sender), int(to)]
+        for _ in range(len(queue) if count == "all" else int(count)):
+            message = queue.pop(0)
+            if self.hosts[int(to)].up:
+                self.step(int(to), message)
+
+    def do_drop(self, sender: str, to: str) -> None:
+        self.links[int(sender), int(to)].clear()
+
+    def do_settle(self, *brokers: str) -> None:
+        """Everything that can happen among those brokers happens: reads, writes, flushes, turns, deliveries; time passes a little."""
+        chosen = [int(b) for b in brokers] or [h.broker for h in self.hosts.values() if h.up]
+        for _ in range(200):
+            before = self.fingerprint()
+            self.now_ms += 10
+            for broker in chosen:
+                if self.hosts[broker].reading:
+                    self.do_read(str(broker))
+                if self.hosts[broker].writes:
+                    self.do_cas(str(broker))
+                self.do_flush(str(broker))
+                self.do_turn(str(broker))
+            for a, b in itertools.permutations(chosen, 2):
+                self.do_deliver(str(a), str(b))
+            if before == self.fingerprint():
+                return
+        raise AssertionError("the world does not settle")
+
+    def do_quietly(self, *words: str, **options: str) -> None:
+        """The rest of the line, without printing."""
+        self.command(" ".join([*words, *(f"{k}={v}" for k, v in options.items())]))
+        self.out = []
+
+    def fingerprint(self) -> object:
+        return (
+            self.version,
+            [(h.synced, len(h.disk), len(h.writes), h.replica.high_watermark) for h in self.hosts.values()],
+            [len(q) for q in self.links.values()],
+        )
+
+    def do_crash(self, *brokers: str) -> None:
+        """kill -9: what was not synced is gone, links are cut."""
+        for broker in brokers:
+            host = self.hosts[int(broker)]
+            host.up = False
+            del host.disk[host.synced :]
+            for a, b in self.links:
+                if int(broker) in (a, b):
+                    self.links[a, b].clear()
+
+    def do_restart(self, broker: str, log: str = "") -> None:
+        """A new life on the same disk; with log=NAME on an emptied one of that log id."""
+        old = self.hosts[int(broker)]
+        self.hosts[old.broker] = self._host(old.broker, old.incarnation + 1, log or old.log_id, [] if log else old.disk)
+        for other in self.hosts.values():
+            if other.up and other.broker != old.broker:
+                self.step(other.broker, PeerConnected(old.broker))
+
+    def do_cut(self, a: str, b: str) -> None:
+        for x, y in ((int(a), int(b)), (int(b), int(a))):
+            self.links[x, y].clear()
+            if self.hosts[x].up:
+                self.step(x, PeerDisconnected(y))
+
+    def do_mend(self, a: str, b: str) -> None:
+        for x, y in ((int(a), int(b)), (int(b), int(a))):
+            self.step(x, PeerConnected(y))
+
+    def do_session_lost(self, broker: str) -> None:
+        self.step(int(broker), SessionLost())
+
+    def do_disk_refuses(self, broker: str, first: str) -> None:
+        self.step(int(broker), DiskRefused(int(first), "no space left"))
+
+    def do_log_replaced(self, broker: str, log_id: str) -> None:
+        self.step(int(broker), LogReplaced(log_id, "fsync failed"))
+
+    def do_hand_over(self, broker: str, within: str = "1000") -> None:
+        self.step(int(broker), HandOver(self.now_ms + int(within)))
+
+    def _propose(self, broker: str, operation: Operation, **fields: object) -> None:
+        request = next(self.requests)
+        self.step(int(broker), Propose(request, operation, 0, **fields))  # type: ignore[arg-type]
+
+    def do_append(self, broker: str, name: str, rows: str = "1", after: str = "", wait: str = "committed") -> None:
+        self._propose(
+            broker, Append(), uuid=uuid(name), record_count=int(rows), after=uuid(after) if after else b"", wait=Wait(wait)
+        )
+
+    def do_stage(self, broker: str, name: str, batch: str, rows: str = "1") -> None:
+        self._propose(broker, Stage(KEY, int(batch), "run1"), uuid=uuid(name), record_count=int(rows))
+
+    def do_publish(self, broker: str, batch: str, *names: str) -> None:
+        self._propose(broker, Publish(KEY, int(batch), tuple(uuid(n) for n in names)))
+
+    def do_discard(self, broker: str, *names: str) -> None:
+        self._propose(broker, Discard(KEY, tuple(uuid(n) for n in names)))
+
+    def do_cursor(self, broker: str, group: str, offset: str) -> None:
+        self._propose(broker, MoveCursor(group, int(offset), "consumer"))
+
+    def do_decide(self, broker: str, batch: str, rows: str = "10", run: str = "run1", keep: str = "no") -> None:
+        manifest = (StagedBatches("t", 0, (uuid("s"),), int(rows)),)
+        self._propose(broker, Decide(KEY, int(batch), run, int(rows), manifest), keep_on_mismatch=keep == "yes")
+
+    def do_finish(self, broker: str, batch: str) -> None:
+        self._propose(broker, Finish(KEY, int(batch)))
+
+    def do_show(self, *brokers: str) -> None:
+        for broker in brokers or map(str, self.hosts):
+            host = self.hosts[int(broker)]
+            replica = host.replica
+            role = "leader" if replica.leading else "follower"
+            log = " ".join(self.entry(e) for e in host.disk) or "empty"
+            offsets = f"offsets 0..{replica.machine.next_offset}"
+            self.say(host, f"{role} epoch {replica.leader_epoch} hw {replica.high_watermark} {offsets} log {log}")
+        self.out.append(f"node version {self.version}: {self.state(self.node)}")
+
+    def do_start(self) -> None:
+        """All brokers registered, a leader elected, every log in sync."""
+        self.do_seen(*map(str, self.hosts))
+        self.do_read(*map(str, self.hosts))
+        self.do_settle()
