@@ -48,8 +48,8 @@ class Membership:
                 gone.append((broker, "gone"))
             elif progress is None:
                 gone.append((broker, "not a replica"))
-            elif progress.behind_since_ms is not None and now - progress.behind_since_ms > settings.replica_lag_ms_max:
-                lagging.append((broker, f"behind for {now - progress.behind_since_ms} ms"))
+            elif progress.behind_ms(now) > settings.replica_lag_ms_max:
+                lagging.append((broker, f"behind for {progress.behind_ms(now)} ms"))
         why = []
         for broker, reason in gone + lagging:
             if len(isr) <= settings.min_insync_replicas:
@@ -64,6 +64,8 @@ class Membership:
         why = []
         for progress in followers.values():
             complete = progress.log_id and progress.acknowledged >= max(shared.high_watermark, epoch_start)
+            if progress.behind_ms(shared.now_ms) > shared.settings.replica_lag_ms_max:
+                continue  # it has what is committed only because nothing can be committed without it
             if complete and progress.broker in shared.live and (progress.broker, progress.log_id) not in isr:
                 isr = with_member(isr, progress.broker, progress.log_id)
                 why.append(f"+{progress.broker}")

@@ -64,6 +64,10 @@ class Progress:
         if last_index > self.acknowledged and self.behind_since_ms is None:
             self.behind_since_ms, self.lag_target = now_ms, last_index
 
+    def behind_ms(self, now_ms: int) -> int:
+        """For how long something sent, or waiting to be sent, has not been acknowledged; 0 if nothing is."""
+        return 0 if self.behind_since_ms is None else now_ms - self.behind_since_ms
+
     def unreachable(self, log_end: int, now_ms: int) -> None:
         """There is something to send and no way to: that is lag too."""
         if log_end > self.acknowledged and self.behind_since_ms is None:

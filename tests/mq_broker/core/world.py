@@ -1,7 +1,7 @@
 """A world of replicas for golden scripts: each line of a script is one event or one delivery, its effects are printed beneath.
 
-Nothing happens by itself: disks flush, links deliver and the coordination service answers when the script says so. The core is the real
-one. Not a simulator: no chance, no virtual time but what `time` gives.
+Nothing happens by itself: disks flush, links deliver and the coordination service answers when the script says so. The core is the
+real one. Not a simulator: no chance, no virtual time but what `time` gives.
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class World:
         self.links[int(sender), int(to)].clear()
 
     def do_settle(self, *brokers: str) -> None:
-        """Everything that can happen among those brokers happens: reads, writes, flushes, turns, deliveries; time passes a little."""
+        """Everything among those brokers happens: reads, writes, flushes, turns, deliveries; a little time passes."""
         chosen = [int(b) for b in brokers] or [h.broker for h in self.hosts.values() if h.up]
         for _ in range(200):
             before = self.fingerprint()
