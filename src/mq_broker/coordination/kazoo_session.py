@@ -59,6 +59,8 @@ class KazooSession:
         self._session_timeout_s = session_timeout_ms / 1000
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._changed = asyncio.Event()
+        self._next_sync: asyncio.Task[None] | None = None  # made, not yet put
+        self._running_syncs: set[asyncio.Task[None] | None] = set()
         self._stopping = False
         self._client: KazooClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -143,6 +145,31 @@ class KazooSession:
                 return await self.ask(question, deadline)
             except AnswerLost as error:
                 await self.pause_or_give_up(deadline, error)
+
+    async def sync(self, deadline: float) -> None:
+        """What is read after this is not older than this call. Calls that come together share one question: it is put after the
+        last of them, so a sweep over ten thousand partitions asks once."""
+        while True:
+            if self._next_sync is None:
+                self._next_sync = asyncio.create_task(self._sync_once(), name="zookeeper sync")
+                self._next_sync.add_done_callback(lambda task: task.cancelled() or task.exception())  # its callers may have gone
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await asyncio.shield(self._next_sync)
+                    return
+            except TimeoutError:
+                error = AnswerLost(f"no answer from ZooKeeper at {self.hosts} in time")
+            except AnswerLost as lost:
+                error = lost
+            await self.pause_or_give_up(deadline, error)
+
+    async def _sync_once(self) -> None:
+        self._running_syncs.add(task := asyncio.current_task())
+        self._next_sync = None  # from here on a call is too late for this one
+        try:
+            await self.ask(lambda client: client.sync_async("/"), self.deadline())
+        finally:
+            self._running_syncs.discard(task)
 
     async def pause_or_give_up(self, deadline: float, error: AnswerLost) -> None:
         """Before asking again. Raises `CoordinationUnavailable` if there is no time left for that."""

@@ -119,29 +119,12 @@ class ZooKeeperCoordination:
     async def _read(self, path: str, deadline: float) -> tuple[bytes, Any] | None:
         """(data, stat) of a node as it is now (after a sync); None if there is none."""
 
-        async def pair() -> tuple[bytes, Any]:
-            # Both at once: the server answers a session's questions in order.
-            synced: Any
-            got: Any
-            synced, got = await asyncio.gather(
-                self._session.ask(lambda client: client.sync_async(path), deadline),
-                self._session.ask(lambda client: client.get_async(path), deadline),
-                return_exceptions=True,
-            )
-            if isinstance(synced, BaseException):
-                raise synced
-            if isinstance(got, BaseException):
-                raise got
-            data, stat = got
-            return data, stat
-
-        while True:
-            try:
-                return await pair()
-            except NoNodeError:
-                return None
-            except AnswerLost as error:
-                await self._session.pause_or_give_up(deadline, error)
+        try:
+            await self._session.sync(deadline)
+            data, stat = await self._session.ask_again(lambda client: client.get_async(path), deadline)
+        except NoNodeError:
+            return None
+        return data, stat
 
     # -------------------------------------------------------------- the cluster and its brokers
 
@@ -234,7 +217,7 @@ class ZooKeeperCoordination:
         topics = self._path("topics")
         deadline = self._session.deadline()
         # The counter first: a change after it was read fires the watch, even if the list read below already has it.
-        await self._session.ask_again(lambda client: client.sync_async(topics), deadline)
+        await self._session.sync(deadline)
         await self._session.ask_again(
             lambda client: client.get_async(self._path("topic_changes"), watch=self._topics_watch), deadline
         )
@@ -367,7 +350,7 @@ class ZooKeeperCoordination:
     # -------------------------------------------------------------- lists
 
     async def _children(self, path: str, watch: Any, deadline: float) -> list[str]:
-        await self._session.ask_again(lambda client: client.sync_async(path), deadline)
+        await self._session.sync(deadline)
         names: list[str] = await self._session.ask_again(lambda client: client.get_children_async(path, watch=watch), deadline)
         return names
 
