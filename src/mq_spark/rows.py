@@ -1,8 +1,8 @@
 """The way in: a DataFrame's rows fitted to a topic, and each row's partition chosen. A column at a time, never a row.
 
 Pure. What fits is decided from the two schemas alone, before a row is looked at; what only the rows can show (a null where the
-topic has NOT NULL, a partition that does not exist) is an error before the batch is handed on. The way out is schemas.py, sending is
-datasource/staging.py.
+topic has NOT NULL, a partition that does not exist) is an error before the batch is handed on. Not here: the way out (schemas.py),
+and sending (datasource/staging.py).
 """
 
 from __future__ import annotations

@@ -1,0 +1,173 @@
+"""Where a stream stands: every decision about offsets that Spark asks a reader for, made from the brokers' bounds and nothing else.
+
+Pure: the bounds are arguments. What makes it subtle is what Spark keeps and what it forgets: only the *end* of a micro-batch is
+written down. So unless the start was given as offsets, micro-batch 0 is empty, and its logged end is the start from then on; and a
+partition that turns up later begins where it is first named, by the same rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mq_protocol.errors import DataLoss, InvalidSetting
+from mq_spark.offsets import OffsetRange, Offsets, canonical, limited, ranges
+from mq_spark.options import EARLIEST, LATEST, SourceOptions, StartingAt
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """A partition's committed log: first offset kept, next to be given."""
+
+    log_start_offset: int
+    log_end_offset: int
+
+
+AllBounds: TypeAlias = Mapping[str, Mapping[int, Bounds]]
+"""`{topic: {partition: Bounds}}` of every topic that is subscribed to."""
+
+
+class Positions:
+    """One running stream's. Owns whether its micro-batch 0 is still to come, and the end that AvailableNow has fixed."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._first_is_to_come = False
+        self._fixed_end: Offsets | None = None
+
+    def initial(self, bounds: AllBounds) -> Offsets:
+        """Where a new query begins. Asked at least twice, and again after a crash in micro-batch 0. Raises `InvalidSetting`."""
+        self._first_is_to_come = not _is_exact(self._options.starting)
+        return resolved("startingOffsets", self._options.starting, bounds, fail=self._options.fail_on_data_loss)
+
+    def latest(self, start: Offsets, bounds: AllBounds, rows_max: int | None) -> Offsets:
+        """The end of the next micro-batch: `start` itself if there is nothing new. Raises `DataLoss`."""
+        if self._first_is_to_come:
+            return canonical(start)
+        begin = self._kept(start, bounds)
+        end: Offsets = {}
+        for topic, partitions in bounds.items():
+            end[topic] = {}
+            for partition, bound in partitions.items():
+                if partition in begin.get(topic, {}):
+                    end[topic][partition] = self._fixed(topic, partition, begin[topic][partition], bound.log_end_offset)
+                else:
+                    end[topic][partition] = bound.log_start_offset
+        return limited(begin, end, rows_max) if rows_max is not None else canonical(end)
+
+    def fix_end(self, bounds: AllBounds) -> None:
+        """AvailableNow: what is there now is all that there will be."""
+        self._fixed_end = ends(bounds)
+
+    def planned(self, start: Offsets, end: Offsets, bounds: AllBounds) -> list[OffsetRange]:
+        """The rows of a micro-batch, the same for the same two offsets. Raises `DataLoss` if they are no longer all there."""
+        self._first_is_to_come = False
+        parts = ranges(start, end)
+        for part in parts:
+            bound = bounds.get(part.topic, {}).get(part.partition)
+            if bound is None or part.start < bound.log_start_offset or part.end > bound.log_end_offset:
+                self._lost(
+                    part.topic,
+                    part.partition,
+                    part.start if bound is None or part.start < bound.log_start_offset else part.end,
+                    bound,
+                )
+        return [kept for part in parts if (kept := _clamped(part, bounds)) is not None]
+
+    # -------------------------------------------------------------- private
+
+    def _fixed(self, topic: str, partition: int, begin: int, log_end_offset: int) -> int:
+        """AvailableNow's end, if it is fixed; a partition that has come since then stays where it is."""
+        if self._fixed_end is None:
+            return log_end_offset
+        return min(log_end_offset, max(begin, self._fixed_end.get(topic, {}).get(partition, begin)))
+
+    def _kept(self, start: Offsets, bounds: AllBounds) -> Offsets:
+        """`start`, or where losses are allowed the nearest place that is still there."""
+        begin: Offsets = {}
+        for topic, partitions in start.items():
+            for partition, offset in partitions.items():
+                bound = bounds.get(topic, {}).get(partition)
+                if bound is None or not bound.log_start_offset <= offset <= bound.log_end_offset:
+                    self._lost(topic, partition, offset, bound)
+                if bound is not None:
+                    begin.setdefault(topic, {})[partition] = min(max(offset, bound.log_start_offset), bound.log_end_offset)
+        return begin
+
+    def _lost(self, topic: str, partition: int, wanted: int, bound: Bounds | None) -> None:
+        """Raises `DataLoss` unless the user has said that losses may be passed over."""
+        if self._options.fail_on_data_loss:
+            raise data_loss(topic, partition, wanted, bound, subscribed=topic in self._options.topics)
+
+
+def data_loss(topic: str, partition: int, wanted: int, bound: Bounds | None, *, subscribed: bool = True) -> DataLoss:
+    """The error that names topic, partition, what was wanted, what there is, and what to do."""
+    first = f"data was lost: offset {wanted} of topic {topic} partition {partition} is wanted"
+    if not subscribed:
+        there = "by the checkpoint, and subscribe no longer names that topic"
+    elif bound is None:
+        there = "and that partition is gone"
+    elif wanted < bound.log_start_offset:
+        there = f"and only {bound.log_start_offset} to {bound.log_end_offset} is kept: retention has removed the rest"
+    else:
+        there = f"and only {bound.log_start_offset} to {bound.log_end_offset} is there: was the topic deleted and made again?"
+    return DataLoss(
+        f"{first} {there}; to go on with what there is, set option failOnDataLoss=false, or begin with a new checkpoint"
+    )
+
+
+def ends(bounds: AllBounds) -> Offsets:
+    """The log end of every partition."""
+    return canonical({topic: {p: bound.log_end_offset for p, bound in inner.items()} for topic, inner in bounds.items()})
+
+
+def resolved(name: str, at: StartingAt, bounds: AllBounds, *, fail: bool) -> Offsets:
+    """The offsets that the option `name` means now.
+
+    Raises `InvalidSetting` for a partition that it forgets, invents, or puts outside what is kept (if not `fail`, the nearest offset
+    that is kept serves).
+    """
+    if isinstance(at, int):
+        return canonical({topic: {p: _word(at, bound) for p, bound in inner.items()} for topic, inner in bounds.items()})
+    offsets: Offsets = {}
+    for topic, inner in bounds.items():
+        given = at[topic]
+        if sorted(given) != sorted(inner):
+            raise InvalidSetting(
+                f"{name} names partitions {_listed(given)} of topic {topic}, which has {_listed(inner)}: name every one, once"
+            )
+        offsets[topic] = {p: _exact(name, topic, p, given[p], bound, fail) for p, bound in inner.items()}
+    return canonical(offsets)
+
+
+def _word(word: int, bound: Bounds) -> int:
+    return bound.log_start_offset if word == EARLIEST else bound.log_end_offset
+
+
+def _exact(name: str, topic: str, partition: int, offset: int, bound: Bounds, fail: bool) -> int:
+    if offset in (EARLIEST, LATEST):
+        return _word(offset, bound)
+    inside = min(max(offset, bound.log_start_offset), bound.log_end_offset)
+    if fail and inside != offset:
+        raise InvalidSetting(
+            f"{name} has offset {offset} for topic {topic} partition {partition}, which keeps {bound.log_start_offset} to "
+            f"{bound.log_end_offset}: choose one between, -2 for earliest or -1 for latest, or set failOnDataLoss=false"
+        )
+    return inside
+
+
+def _is_exact(at: StartingAt) -> bool:
+    return not isinstance(at, int) and all(offset >= 0 for inner in at.values() for offset in inner.values())
+
+
+def _clamped(part: OffsetRange, bounds: AllBounds) -> OffsetRange | None:
+    bound = bounds.get(part.topic, {}).get(part.partition)
+    if bound is None:
+        return None
+    start, end = max(part.start, bound.log_start_offset), min(part.end, bound.log_end_offset)
+    return OffsetRange(part.topic, part.partition, start, end) if start < end else None
+
+
+def _listed(partitions: Mapping[int, object]) -> str:
+    return ", ".join(map(str, sorted(partitions))) or "none"

@@ -1,0 +1,127 @@
+"""Where a stream stands: micro-batch 0, replays, AvailableNow, new partitions, and what happens when data is gone."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq_protocol.errors import DataLoss, InvalidSetting
+from mq_spark.offsets import OffsetRange
+from mq_spark.options import SourceOptions, parse_source
+from mq_spark.positions import AllBounds, Bounds, Positions, resolved
+
+
+def options(**extra: str) -> SourceOptions:
+    return parse_source({"bootstrap.servers": "a:1", "subscribe": "t", **extra}, streaming=True)
+
+
+def bounds(*each: tuple[int, int]) -> AllBounds:
+    return {"t": {partition: Bounds(*bound) for partition, bound in enumerate(each)}}
+
+
+EXACT = '{"t":{"0":5,"1":0}}'
+
+
+def test_micro_batch_0_is_empty_so_that_its_logged_end_is_the_start_from_then_on() -> None:
+    stream = Positions(options())
+    start = stream.initial(bounds((0, 10), (0, 20)))
+    assert start == {"t": {0: 10, 1: 20}}
+    later = bounds((0, 15), (0, 20))
+    assert stream.latest(start, later, None) == start
+    again = stream.initial(later)  # Spark keeps no answer and asks again before it plans
+    assert again == {"t": {0: 15, 1: 20}}
+    assert stream.planned(again, start, later) == []
+    assert stream.latest(start, later, None) == {"t": {0: 15, 1: 20}}
+    assert stream.planned(start, {"t": {0: 15, 1: 20}}, later) == [OffsetRange("t", 0, 10, 15)]
+
+
+def test_a_replay_of_micro_batch_0_after_a_crash_does_not_make_the_next_one_empty() -> None:
+    stream = Positions(options())
+    replayed_start = stream.initial(bounds((0, 30)))
+    assert stream.planned(replayed_start, {"t": {0: 10}}, bounds((0, 30))) == []
+    assert stream.latest({"t": {0: 10}}, bounds((0, 30)), None) == {"t": {0: 30}}
+
+
+def test_offsets_that_were_given_are_read_from_at_once() -> None:
+    stream = Positions(options(startingOffsets=EXACT))
+    start = stream.initial(bounds((0, 10), (0, 20)))
+    assert start == {"t": {0: 5, 1: 0}}
+    assert stream.latest(start, bounds((0, 10), (0, 20)), None) == {"t": {0: 10, 1: 20}}
+
+
+def test_words_among_given_offsets_make_the_start_one_that_must_be_logged_first() -> None:
+    stream = Positions(options(startingOffsets='{"t":{"0":5,"1":-2}}'))
+    start = stream.initial(bounds((0, 10), (3, 20)))
+    assert start == {"t": {0: 5, 1: 3}}
+    assert stream.latest(start, bounds((0, 10), (3, 20)), None) == start
+
+
+def test_a_query_that_goes_on_from_its_checkpoint_reads_at_once() -> None:
+    stream = Positions(options())
+    assert stream.latest({"t": {0: 3}}, bounds((0, 10)), None) == {"t": {0: 10}}
+
+
+def test_a_limit_holds_for_each_micro_batch() -> None:
+    stream = Positions(options())
+    assert stream.latest({"t": {0: 0, 1: 0}}, bounds((0, 10), (0, 10)), 4) == {"t": {0: 2, 1: 2}}
+
+
+def test_available_now_fixes_its_end_once_and_reaches_it() -> None:
+    stream = Positions(options())
+    stream.fix_end(bounds((0, 10)))
+    more = bounds((0, 99), (0, 50))  # rows and a whole partition that came later
+    first = stream.latest({"t": {0: 0}}, more, 6)
+    assert first == {"t": {0: 6, 1: 0}}
+    last = stream.latest(first, more, 6)
+    assert last == {"t": {0: 10, 1: 0}}
+    assert stream.latest(last, more, 6) == last
+
+
+def test_available_now_never_goes_back_behind_where_it_began() -> None:
+    stream = Positions(options())
+    stream.fix_end(bounds((0, 10)))
+    assert stream.latest({"t": {0: 12}}, bounds((0, 99)), None) == {"t": {0: 12}}
+
+
+def test_a_partition_that_turns_up_begins_where_it_is_first_named() -> None:
+    stream = Positions(options())
+    now = bounds((0, 10), (7, 9))
+    end = stream.latest({"t": {0: 10}}, now, None)
+    assert end == {"t": {0: 10, 1: 7}}
+    assert stream.planned({"t": {0: 10}}, end, now) == []
+    assert stream.latest(end, now, None) == {"t": {0: 10, 1: 9}}
+
+
+def test_removed_data_is_an_error_that_names_everything() -> None:
+    stream = Positions(options())
+    with pytest.raises(DataLoss) as caught:
+        stream.latest({"t": {0: 3}}, bounds((5, 10)), None)
+    assert str(caught.value) == (
+        "data was lost: offset 3 of topic t partition 0 is wanted and only 5 to 10 is kept: retention has removed the rest; "
+        "to go on with what there is, set option failOnDataLoss=false, or begin with a new checkpoint"
+    )
+    with pytest.raises(DataLoss, match="offset 3 of topic t partition 0 is wanted and only 5 to 10 is kept"):
+        stream.planned({"t": {0: 3}}, {"t": {0: 9}}, bounds((5, 10)))
+
+
+def test_a_topic_that_was_made_again_is_an_error() -> None:
+    with pytest.raises(DataLoss, match="deleted and made again"):
+        Positions(options()).latest({"t": {0: 50}}, bounds((0, 10)), None)
+    with pytest.raises(DataLoss, match="that partition is gone"):
+        Positions(options()).latest({"t": {0: 1, 1: 5}}, bounds((0, 10)), None)
+    with pytest.raises(DataLoss, match="subscribe no longer names that topic"):
+        Positions(options()).latest({"t": {0: 1}, "u": {0: 5}}, bounds((0, 10)), None)
+
+
+def test_losses_that_are_allowed_are_passed_over_and_not_counted_as_rows() -> None:
+    stream = Positions(options(failOnDataLoss="false"))
+    assert stream.latest({"t": {0: 3, 1: 2}, "u": {0: 5}}, bounds((5, 10), (0, 1)), 2) == {"t": {0: 7, 1: 1}}
+    assert stream.planned({"t": {0: 3}}, {"t": {0: 7, 1: 9}}, bounds((5, 10), (0, 1))) == [OffsetRange("t", 0, 5, 7)]
+
+
+def test_given_offsets_must_name_every_partition_and_lie_in_what_is_kept() -> None:
+    at = options(startingOffsets=EXACT).starting
+    with pytest.raises(InvalidSetting, match="startingOffsets names partitions 0, 1 of topic t, which has 0: name every one"):
+        resolved("startingOffsets", at, bounds((0, 10)), fail=True)
+    with pytest.raises(InvalidSetting, match="startingOffsets has offset 5 for topic t partition 0, which keeps 6 to 10"):
+        resolved("startingOffsets", at, bounds((6, 10), (0, 1)), fail=True)
+    assert resolved("startingOffsets", at, bounds((6, 10), (0, 1)), fail=False) == {"t": {0: 6, 1: 0}}
