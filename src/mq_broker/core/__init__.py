@@ -6,32 +6,39 @@ Nothing here knows the clock, chance, threads, sockets, files or logging. The sa
 The protocol in prose
 ---------------------
 
-1. A partition is a journal of entries that some brokers, its *replicas*, each keep a copy of. One of them leads. The leader alone
-   adds entries; followers take what it sends. What the entries mean is `PartitionMachine`'s affair: batches that get offsets, batches
-   that are staged and later published, cursors of groups, decisions of the sink's coordinator.
+1. A partition is a journal of entries that some brokers, its *replicas*, each keep a copy of. One of them leads. The
+   leader alone adds entries; followers take what it sends. What the entries mean is `PartitionMachine`'s affair:
+   batches that get offsets, batches that are staged and later published, cursors of groups, decisions of the sink's
+   coordinator.
 
-2. Which replica leads, and which replicas are *in sync* (the ISR), stands in one small node per partition in a coordination service. It
-   changes only by compare-and-set on its version. The ISR names *logs*, not brokers: a broker whose disk was emptied has a new log id
-   and is not meant by the old name.
+2. Which replica leads, and which replicas are *in sync* (the ISR), stands in one small node per partition in a
+   coordination service. It changes only by compare-and-set on its version. The ISR names *logs*, not brokers: a broker
+   whose disk was emptied has a new log id and is not meant by the old name.
 
-3. A leadership is numbered by its `leader_epoch`, taken from a successful claim on the node. Every message carries it; lower ones are
-   refused. A new leader first writes an `EpochStart`; until that is committed, the end of the log is not known.
+3. A leadership is numbered by its `leader_epoch`, taken from a successful claim on the node. Every message carries it;
+   lower ones are refused. A new leader first writes an `EpochStart`; until that is committed, the end of the log is not
+   known.
 
-4. `AppendEntries` names the entry before it. A follower that lacks it answers with a hint where its log could last agree, and the leader
-   steps back by whole epochs. A follower cuts its log only where the leader of its epoch shows another entry at the same index.
+4. `AppendEntries` names the entry before it. A follower that lacks it answers with a hint where its log could last
+   agree, and the leader steps back by whole epochs. A follower cuts its log only where the leader of its epoch shows
+   another entry at the same index.
 
-5. A follower acknowledges min(what is flushed, what a message of this epoch proved to be the leader's). The *high watermark* is the lowest
-   acknowledged index over every member of every ISR that may be in force, the leader's own disk included. What is at or below it is
-   committed: applied, answered, readable, and never lost while one log that the node names survives as its durability promises.
+5. A follower acknowledges min(what is flushed, what a message of this epoch proved to be the leader's). The *high
+   watermark* is the lowest acknowledged index over every member of every ISR that may be in force, the leader's own
+   disk included. What is at or below it is committed: applied, answered, readable, and never lost while one log that
+   the node names survives as its durability promises.
 
-6. A leader drops members that are gone or lag and adds those that have caught up, each by compare-and-set; a smaller ISR counts only once
-   the write has succeeded, and never gets smaller than `min_insync_replicas`: at that floor the high watermark waits.
+6. A leader drops members that are gone or lag and adds those that have caught up, each by compare-and-set; a smaller
+   ISR counts only once the write has succeeded, and never gets smaller than `min_insync_replicas`: at that floor the
+   high watermark waits.
 
-7. A partition whose named leader is not registered (in that very incarnation) may be claimed by any registered replica whose log is named;
-   they wait by rank so that one claims. Its log may be shorter than another's: what it lacks was not committed.
+7. A partition whose named leader is not registered (in that very incarnation) may be claimed by any registered replica
+   whose log is named; they wait by rank so that one claims. Its log may be shorter than another's: what it lacks was
+   not committed.
 
-8. An answer that does not come is neither yes nor no. A compare-and-set without an answer is settled by a higher version seen, or by a
-   later success on the same version. A client's request without an answer is asked again with the same UUID and gets the first answer.
+8. An answer that does not come is neither yes nor no. A compare-and-set without an answer is settled by a higher
+   version seen, or by a later success on the same version. A client's request without an answer is asked again with the
+   same UUID and gets the first answer.
 
 Numbered rules ("rule 6") and traps ("trap 25") in comments are those of ARCHITECTURE.md, section "Replication".
 
@@ -49,9 +56,12 @@ log.py         epochs, sizes and the unapplied tail
 What was left out, and why
 --------------------------
 
-- Pre-vote and leases. Epochs come from the coordination service, so a partitioned broker cannot disturb a healthy leader; reads from a
-  leader that does not know of its successor are of committed entries and therefore old, never wrong.
-- Following from a follower. One leader pushes to all; chains would save the leader's bandwidth at the price of a second failure mode.
+- Pre-vote and leases. Epochs come from the coordination service, so a partitioned broker cannot disturb a healthy
+  leader; reads from a leader that does not know of its successor are of committed entries and therefore old, never
+  wrong.
+- Following from a follower. One leader pushes to all; chains would save the leader's bandwidth at the price of a second
+  failure mode.
 - Snapshots and retention. The journal starts at entry 1; rule 13 says how it will be shortened.
-- Recovery when no named log is left (rule 15), but for `durability=memory` with one replica, which starts empty as documented.
+- Recovery when no named log is left (rule 15), but for `durability=memory` with one replica, which starts empty as
+  documented.
 """
