@@ -14,8 +14,7 @@ from typing import Any, TypeVar
 
 from mq_broker.coordination.interface import BrokerRegistration, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
-from mq_protocol.errors import InternalError, InvalidTopicName
-from mq_protocol.limits import TOPIC_NAME_CHARACTERS_MAX
+from mq_protocol.errors import InternalError
 
 T = TypeVar("T")
 
@@ -92,11 +91,3 @@ def load(data: bytes, read: Callable[[dict[str, Any]], T], where: str) -> T:
         raise InternalError(
             f"{where} does not hold what TritonMQ writes there ({error!r}): was it edited, or made by another program?"
         ) from error
-
-
-def check_topic_name(name: str) -> None:
-    """Only what storing it needs: one component of a path. Which names a user may choose is mq_broker.broker's to say."""
-    if not name or "/" in name or "\0" in name or name in (".", "..") or len(name) > TOPIC_NAME_CHARACTERS_MAX:
-        raise InvalidTopicName(
-            f"a topic cannot be named {name!r}: use 1 to {TOPIC_NAME_CHARACTERS_MAX} letters, digits, '.', '_' or '-'"
-        )

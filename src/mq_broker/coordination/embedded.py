@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
@@ -26,6 +27,7 @@ TICK_MS = 250
 SESSION_MS_MAX = 60_000
 HEAP_MB = 256
 _POLL_S = 0.05
+_PORTS = (15_000, 32_000)
 _LOG_TAIL_CHARACTERS = 2_000
 
 _JARS = ("zookeeper-*.jar", "netty-*.jar", "slf4j-api-*.jar", "log4j-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
@@ -69,7 +71,7 @@ class EmbeddedZooKeeper:
     def __init__(self, data_dir: Path | str, port: int = 0, host: str = "127.0.0.1") -> None:
         self.data_dir = Path(data_dir).absolute()
         self.host = host
-        self.port = port or _free_port(host)
+        self.port = port or free_port(host)
         self.log_path = self.data_dir / "zookeeper.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -208,8 +210,11 @@ def _serves(host: str, port: int) -> bool:
     return False
 
 
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on, from below the range out of which systems give ports to outgoing connections: a server that is
+    killed and started again must find its port free."""
+    for port in random.sample(range(*_PORTS), 200):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((host, port))
+            return port
+    raise CoordinationUnavailable(f"no free port among {_PORTS[0]} to {_PORTS[1]} on {host}: end some of what listens there")

@@ -24,6 +24,7 @@ from mq_broker.coordination import documents
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, Listener, TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InternalError, InvalidRequest, TopicExists, UnknownTopic
+from mq_protocol.names import check_topic_name
 
 _log = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class FileCoordination:
         return dict(sorted(self._contents.topics.items()))
 
     async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
-        documents.check_topic_name(topic.name)
+        check_topic_name(topic.name, internal=True)
 
         def apply(contents: _Contents) -> None:
             if topic.name in contents.topics:
@@ -184,7 +185,7 @@ class FileCoordination:
         self._emit(CoordinationEvent.TOPICS_CHANGED)
 
     async def delete_topic(self, name: str) -> None:
-        documents.check_topic_name(name)
+        check_topic_name(name, internal=True)
 
         def apply(contents: _Contents) -> None:
             topic = contents.topics.pop(name, None)

@@ -33,6 +33,7 @@ from mq_broker.coordination.kazoo_session import AnswerLost, KazooSession
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists, UnknownTopic
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
+from mq_protocol.names import check_topic_name
 
 _log = logging.getLogger(__name__)
 
@@ -227,7 +228,7 @@ class ZooKeeperCoordination:
         return {spec.name: spec for spec in sorted(specs, key=lambda s: s.name)}
 
     async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
-        documents.check_topic_name(topic.name)
+        check_topic_name(topic.name, internal=True)
         deadline = self._session.deadline()
         path, home = self._path("topics", topic.name), self._path("states", topic.topic_id)
         if await self._read(path, deadline) is not None:
@@ -281,7 +282,7 @@ class ZooKeeperCoordination:
         raise CoordinationUnavailable(f"topic {topic.name!r} was not made: {cause}; ask again") from cause
 
     async def delete_topic(self, name: str) -> None:
-        documents.check_topic_name(name)
+        check_topic_name(name, internal=True)
         deadline = self._session.deadline()
         path = self._path("topics", name)
         found = await self._read(path, deadline)
