@@ -1,8 +1,8 @@
 """The Spark driver of the demo: what a user would write, in a process of its own so that it can be killed.
 
-Two queries read the topic `flights`: one joins the airlines and writes every flight to `flights_enriched`, the other counts delays per
-carrier and day and writes each finished day to `delays`. A file named `drain` in the work directory tells it to finish what is there and
-end.
+Two queries read the topic `flights`: one joins the airlines and writes every flight to `flights_enriched`, the other counts delays
+per carrier and day and writes each finished day to `delays`. A file named `drain` in the work directory tells it to finish what is
+there and end.
 """
 
 from __future__ import annotations
