@@ -68,6 +68,9 @@ SESSION_TIMEOUT_MS: Final = 4_000
 REQUEST_TIMEOUT_MS: Final = 30_000
 CONNECT_TIMEOUT_MS: Final = 10_000
 
+GROUP_HANDOVER_MS: Final = 3_000
+"""How long a group's member may take to settle what it holds before the partition goes to another, which is then given it again."""
+
 # -- storage
 SEGMENT_BYTES_MAX: Final = 128 << 20
 """A segment's size, by default: small to copy or delete at once, large enough that ten thousand partitions have few files."""
@@ -77,3 +80,9 @@ SEGMENT_BYTES_CEILING: Final = 4 << 30
 
 JOURNAL_CACHE_BYTES_MAX: Final = 8 << 20
 """Recent frames kept in memory for followers and subscribers that keep up, a partition."""
+
+WRITER_PENDING_BYTES_MAX: Final = 256 << 20
+"""What may wait for a broker's one writer thread: about a second of a fast disk. Past it appends are refused, not queued."""
+
+WRITER_PENDING_ORDERS_MAX: Final = 200_000
+"""The same for tiny entries, which cost by number, not by size."""

@@ -1,0 +1,182 @@
+"""A broker's data directory: whose it is, that nobody else uses it, and where each partition lives in it.
+
+    broker.json                          broker id and cluster id: a directory is never taken for another's
+    broker.lock                          held (flock) while a process uses the directory; gone with the process, however it ends
+    broker.pid                           the process id, for people and scripts; removed at a clean stop
+    partitions/<topic id>-<partition>/   one journal (segments.py); its log.json also names the topic, for people
+
+Topic ids, not names: a topic made again under the same name is another topic (trap 29).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Final
+
+from mq_broker.storage.files import Files, OsFiles
+from mq_broker.storage.frame import Place
+from mq_broker.storage.interface import JournalListener, OpenJournal
+from mq_broker.storage.journal import open_disk_journal
+from mq_broker.storage.memory import open_memory_journal
+from mq_broker.storage.offset_index import OffsetIndex
+from mq_broker.storage.writer import Writer
+from mq_protocol.errors import InvalidSetting, StorageFailed
+from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
+
+DURABILITIES: Final = ("fsync", "os", "memory")
+
+_DELETED: Final = ".deleted"
+
+
+class DataDirectory:
+    """Owns the directory from `open` to `close`: the lock, `broker.json`, `broker.pid`. Journals are owned by who opens them."""
+
+    def __init__(self, path: Path, broker: int, cluster_id: str, lock_fd: int, files: Files) -> None:
+        self.path = path
+        self.broker = broker
+        self.cluster_id = cluster_id
+        self._lock_fd = lock_fd
+        self._files = files
+
+    @classmethod
+    def open(cls, path: Path, broker: int, files: Files | None = None) -> DataDirectory:
+        """Make or take up the directory of that broker.
+
+        Raises `InvalidSetting` if another process uses it or it belongs to another broker, `StorageFailed` if it cannot be used.
+        `cluster_id` is empty until `join_cluster` has been called once in the directory's life.
+        """
+        files = files or OsFiles()
+        try:
+            (path / "partitions").mkdir(parents=True, exist_ok=True)
+            lock_fd = _lock(path)
+            try:
+                cluster_id = _read_owner(path, broker)
+                directory = cls(path, broker, cluster_id, lock_fd, files)
+                directory._write_owner()
+                (path / "broker.pid").write_text(f"{os.getpid()}\n")
+                for leftover in (path / "partitions").glob(f"*{_DELETED}"):
+                    shutil.rmtree(leftover)
+            except BaseException:
+                os.close(lock_fd)
+                raise
+        except OSError as error:
+            raise StorageFailed(
+                f"data directory {path} cannot be used ({error}): give --data a directory that can be written"
+            ) from error
+        return directory
+
+    def join_cluster(self, cluster_id: str) -> None:
+        """The first time, remember the cluster; from then on raise `InvalidSetting` for any other, before anything is touched."""
+        if self.cluster_id not in ("", cluster_id):
+            raise InvalidSetting(
+                f"data directory {self.path} belongs to cluster {self.cluster_id}, not {cluster_id}: check --zookeeper, or"
+                " give --data an empty directory"
+            )
+        if not self.cluster_id:
+            self.cluster_id = cluster_id
+            self._write_owner()
+
+    def close(self) -> None:
+        """Part of a clean stop; close the journals before."""
+        (self.path / "broker.pid").unlink(missing_ok=True)
+        os.close(self._lock_fd)
+
+    def partitions(self) -> list[Place]:
+        """The partitions that have a journal here, in order of topic id and number."""
+        places: list[Place] = []
+        for path in (self.path / "partitions").iterdir():
+            topic_id, _, number = path.name.rpartition("-")
+            if topic_id and number.isdigit() and path.is_dir():
+                places.append(Place(topic_id, int(number)))
+        return sorted(places, key=lambda place: (place.topic_id, place.partition))
+
+    def partition_path(self, place: Place) -> Path:
+        return self.path / "partitions" / f"{place.topic_id}-{place.partition}"
+
+    def open_journal(
+        self,
+        place: Place,
+        durability: str,
+        segment_bytes_max: int,
+        listener: JournalListener,
+        writer: Writer,
+        *,
+        topic: str = "",
+        cache_bytes_max: int = JOURNAL_CACHE_BYTES_MAX,
+    ) -> OpenJournal:
+        """The partition's journal, recovered, or a new one. Blocks while it checks every frame: call it in a thread.
+
+        Raises `StorageFailed` for damage, `InvalidSetting` for a durability that there is not.
+        """
+        if durability not in DURABILITIES:
+            raise InvalidSetting(f"durability={durability}: there are {', '.join(DURABILITIES)}")
+        if durability == "memory":
+            return open_memory_journal(listener)
+        return open_disk_journal(
+            self.partition_path(place),
+            place,
+            durability,
+            listener,
+            writer,
+            topic=topic,
+            segment_bytes_max=segment_bytes_max or SEGMENT_BYTES_MAX,
+            cache_bytes_max=cache_bytes_max,
+        )
+
+    def open_index(self, place: Place, durability: str, log_start_offset: int = 0) -> OffsetIndex:
+        """An empty offset index, beside the journal for those on disk."""
+        path = None if durability == "memory" else self.partition_path(place) / "offsets.index"
+        return OffsetIndex(path, log_start_offset)
+
+    def delete_partition(self, place: Place) -> None:
+        """Remove a closed journal for good. Only ever on the word of the coordination service that the topic was deleted: that its
+        metadata is missing is not an order (trap 18)."""
+        path = self.partition_path(place)
+        if not path.exists():
+            return
+        doomed = path.with_name(path.name + _DELETED)
+        try:
+            path.rename(doomed)
+            self._files.sync_directory(path.parent)
+            shutil.rmtree(doomed)
+        except OSError as error:
+            raise StorageFailed(f"{path} cannot be removed ({error}): remove it by hand once this broker has stopped") from error
+
+    def _write_owner(self) -> None:
+        content = {"broker": self.broker, "cluster_id": self.cluster_id}
+        self._files.replace(self.path / "broker.json", (json.dumps(content) + "\n").encode())
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path / "broker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        pid = (path / "broker.pid").read_text().strip() if (path / "broker.pid").exists() else "unknown"
+        raise InvalidSetting(
+            f"data directory {path} is in use by another process (pid {pid}): stop it, or give --data another directory"
+        ) from error
+    return fd
+
+
+def _read_owner(path: Path, broker: int) -> str:
+    """The cluster id in `broker.json`, empty if there is none yet."""
+    try:
+        content = json.loads((path / "broker.json").read_bytes())
+        owner, cluster_id = int(content["broker"]), str(content["cluster_id"])
+    except FileNotFoundError:
+        return ""
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageFailed(
+            f"{path / 'broker.json'} cannot be read ({error!r}): restore it, or give --data an empty directory"
+        ) from error
+    if owner != broker:
+        raise InvalidSetting(
+            f"data directory {path} belongs to broker {owner}, not {broker}: start it with --id {owner}, or change --data"
+        )
+    return cluster_id

@@ -1,0 +1,296 @@
+"""Frames: a journal entry as bytes, the same on every disk and on every link between brokers.
+
+   crc32c u32 | magic u16 | kind u8 | flags u8 | index u64 | leader_epoch u32 | timestamp_us i64 | uuid 16 bytes
+   | record_count u32 | meta_bytes u32 | payload_bytes u32 | decoded_bytes u32     60 bytes, little-endian; then meta, then payload
+
+The checksum starts from the place (topic id and partition), then covers the header after itself, the meta and the payload: a frame
+that is whole but in another partition's journal fails as a damaged one does. The index and the epoch are in the header, so a frame
+cannot pass for its neighbour either.
+
+This module knows no files and no order among frames; whether indexes follow one another is for those who have more than one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import google_crc32c
+
+from mq_broker.core.entries import (
+    Append,
+    Decide,
+    Discard,
+    Entry,
+    EntryKind,
+    EpochStart,
+    Finish,
+    MoveCursor,
+    Operation,
+    Publish,
+    Stage,
+    StagedBatches,
+    TransactionKey,
+)
+from mq_broker.storage.interface import Frame
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Buffer
+from mq_protocol.errors import CorruptBatch
+
+HEADER_BYTES: Final = 60
+MAGIC: Final = b"T\x01"
+"""The second byte is the version of the format."""
+
+MAGIC_POSITION: Final = 4
+"""Within the header: what a search for frames in damaged bytes looks for."""
+
+_HEADER: Final = struct.Struct("<IHBBQIq16sIIII")
+_CHECKED: Final = struct.Struct("<HBBQIq16sIIII")  # the header after its checksum
+_CRC: Final = struct.Struct("<I")
+_MAGIC: Final = int.from_bytes(MAGIC, "little")
+_CRC_CHUNK_BYTES: Final = 64 << 10  # the checksum takes `bytes` only: views are copied in pieces that stay in the processor's cache
+
+_APPEND: Final = Append()
+
+
+class Place:
+    """Where a frame belongs: one partition of one life of a topic. `seed` is where its checksums start."""
+
+    __slots__ = ("partition", "seed", "topic_id")
+
+    def __init__(self, topic_id: str, partition: int) -> None:
+        self.topic_id = topic_id
+        self.partition = partition
+        self.seed: int = google_crc32c.extend(0, topic_id.encode() + b"\0" + _CRC.pack(partition))
+
+    def __repr__(self) -> str:
+        return f"Place({self.topic_id!r}, {self.partition})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and (other.topic_id, other.partition) == (self.topic_id, self.partition)
+
+    def __hash__(self) -> int:
+        return hash((self.topic_id, self.partition))
+
+
+class Header(NamedTuple):
+    """A frame's header as unpacked, nothing checked but its magic."""
+
+    crc: int
+    magic: int
+    kind: int
+    flags: int
+    entry_index: int
+    leader_epoch: int
+    timestamp_us: int
+    uuid: bytes
+    record_count: int
+    meta_bytes: int
+    payload_bytes: int
+    decoded_bytes: int
+
+    @property
+    def frame_bytes(self) -> int:
+        return HEADER_BYTES + self.meta_bytes + self.payload_bytes
+
+
+def encode(place: Place, entry: Entry, payload_parts: Sequence[Buffer] = ()) -> Frame:
+    """The entry's frame. The payload's parts are neither copied nor joined; they must add up to `entry.payload_bytes`."""
+    operation = entry.operation
+    if type(operation) is Append:
+        kind, meta = EntryKind.APPEND, b""
+    else:
+        kind, meta = _encode_operation(operation)
+    checked = _CHECKED.pack(
+        _MAGIC,
+        kind,
+        0,
+        entry.index,
+        entry.leader_epoch,
+        entry.timestamp_us,
+        entry.uuid,
+        entry.record_count,
+        len(meta),
+        entry.payload_bytes,
+        entry.decoded_bytes,
+    )
+    if meta:
+        checked += meta
+    crc = google_crc32c.extend(place.seed, checked)
+    payload_bytes = 0
+    for part in payload_parts:
+        crc = _extend(crc, part)
+        payload_bytes += len(part) if type(part) is bytes else memoryview(part).nbytes
+    assert payload_bytes == entry.payload_bytes, f"entry {entry.index} declares {entry.payload_bytes} bytes, has {payload_bytes}"
+    return Frame(entry, (_CRC.pack(crc) + checked, *payload_parts), len(checked) + 4 + payload_bytes)
+
+
+def decode(place: Place, data: Buffer, at: int = 0) -> tuple[Entry, memoryview, int]:
+    """The frame that begins at `at`: its entry, its payload (a view of `data`) and the position after it.
+
+    Raises `CorruptBatch` if it is incomplete, damaged, or of another place.
+    """
+    view = data if type(data) is memoryview else memoryview(data)
+    header = unpack_header(view, at)
+    end = at + header.frame_bytes
+    if end > len(view):
+        raise CorruptBatch(f"a frame of {header.frame_bytes} bytes is cut off after {len(view) - at}: send or write it again")
+    if _extend(place.seed, view[at + MAGIC_POSITION : end]) != header.crc:
+        raise CorruptBatch(
+            f"checksum does not hold for entry {header.entry_index} of {place}: damaged, or of another partition; send it again"
+        )
+    meta_end = at + HEADER_BYTES + header.meta_bytes
+    operation = (
+        _APPEND if header.kind == EntryKind.APPEND else _decode_operation(header.kind, bytes(view[at + HEADER_BYTES : meta_end]))
+    )
+    entry = Entry(
+        header.entry_index,
+        header.leader_epoch,
+        header.timestamp_us,
+        operation,
+        header.uuid,
+        header.record_count,
+        header.payload_bytes,
+        header.decoded_bytes,
+    )
+    return entry, view[meta_end:end], end
+
+
+def unpack_header(view: memoryview, at: int) -> Header:
+    """The header at `at`. Raises `CorruptBatch` if there are not enough bytes or they do not begin a frame."""
+    if at + HEADER_BYTES > len(view):
+        raise CorruptBatch(f"a frame's header is cut off after {len(view) - at} bytes: send or write it again")
+    header = Header._make(_HEADER.unpack_from(view, at))
+    if header.magic != _MAGIC:
+        raise CorruptBatch("no frame begins here, or one of another format version: send or write it again")
+    return header
+
+
+def decode_frame(place: Place, data: memoryview) -> Frame:
+    """The one frame that `data` is. Raises `CorruptBatch`, also if there is more than it."""
+    entry, payload, end = decode(place, data, 0)
+    if end != len(data):
+        raise CorruptBatch(f"the frame of entry {entry.index} has {end} bytes, {len(data)} were announced: send it again")
+    head = data[: end - len(payload)]
+    return Frame(entry, (head, payload) if len(payload) else (head,), end)
+
+
+def decode_frames(place: Place, payload: memoryview, frame_bytes: Sequence[int]) -> list[Frame]:
+    """The frames that lie in `payload` one after another, of the sizes named, each checked. They are views of it.
+
+    Raises `CorruptBatch` if a checksum does not hold or the sizes do not add up.
+    """
+    if sum(frame_bytes) != len(payload):
+        raise CorruptBatch(f"frames of {sum(frame_bytes)} bytes were announced, {len(payload)} came: send them again")
+    frames: list[Frame] = []
+    at = 0
+    for size in frame_bytes:
+        frames.append(decode_frame(place, payload[at : at + size]))
+        at += size
+    return frames
+
+
+def unpinned(frame: Frame) -> Frame:
+    """The frame, safe to keep: a small view would keep alive the whole message that it came in, so it is copied out of it."""
+    for part in frame.parts:
+        if type(part) is memoryview and memoryview(part.obj).nbytes > 2 * part.nbytes + 4096:
+            return frame._replace(parts=tuple(bytes(p) if type(p) is memoryview else p for p in frame.parts))
+    return frame
+
+
+def _extend(crc: int, part: Buffer) -> int:
+    if type(part) is bytes:
+        return int(google_crc32c.extend(crc, part))
+    view = memoryview(part)
+    if view.nbytes <= _CRC_CHUNK_BYTES:
+        return int(google_crc32c.extend(crc, bytes(view)))
+    for at in range(0, view.nbytes, _CRC_CHUNK_BYTES):
+        crc = google_crc32c.extend(crc, bytes(view[at : at + _CRC_CHUNK_BYTES]))
+    return crc
+
+
+# ------------------------------------------------------------------ the meta: an operation as protobuf
+
+
+def _key_to_wire(key: TransactionKey) -> pb.TransactionKey:
+    return pb.TransactionKey(query_id=key.query_id, sink=key.sink)
+
+
+def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
+    match operation:
+        case Append():
+            return EntryKind.APPEND, b""
+        case EpochStart(broker):
+            return EntryKind.EPOCH_START, pb.EpochStartMeta(broker=broker).SerializeToString()
+        case Stage(key, batch_id, run_id):
+            return EntryKind.STAGE, pb.StageMeta(key=_key_to_wire(key), batch_id=batch_id, run_id=run_id).SerializeToString()
+        case Publish(key, batch_id, uuids):
+            return EntryKind.PUBLISH, pb.PublishMeta(key=_key_to_wire(key), batch_id=batch_id, uuids=uuids).SerializeToString()
+        case Discard(key, uuids):
+            return EntryKind.DISCARD, pb.DiscardMeta(key=_key_to_wire(key), uuids=uuids).SerializeToString()
+        case MoveCursor(group, offset, kind):
+            return EntryKind.CURSOR, pb.CursorMeta(group=group, offset=offset, kind=kind).SerializeToString()
+        case Decide(key, batch_id, run_id, row_count, manifest):
+            lines = [pb.StagedBatches(topic=m.topic, partition=m.partition, uuids=m.uuids, row_count=m.row_count) for m in manifest]
+            meta = pb.DecideMeta(key=_key_to_wire(key), batch_id=batch_id, run_id=run_id, row_count=row_count, manifest=lines)
+            return EntryKind.DECIDE, meta.SerializeToString()
+        case Finish(key, batch_id):
+            return EntryKind.FINISH, pb.FinishMeta(key=_key_to_wire(key), batch_id=batch_id).SerializeToString()
+
+
+def _key(key: pb.TransactionKey) -> TransactionKey:
+    return TransactionKey(key.query_id, key.sink)
+
+
+def _epoch_start(meta: bytes) -> Operation:
+    return EpochStart(pb.EpochStartMeta.FromString(meta).broker)
+
+
+def _stage(meta: bytes) -> Operation:
+    m = pb.StageMeta.FromString(meta)
+    return Stage(_key(m.key), m.batch_id, m.run_id)
+
+
+def _publish(meta: bytes) -> Operation:
+    m = pb.PublishMeta.FromString(meta)
+    return Publish(_key(m.key), m.batch_id, tuple(m.uuids))
+
+
+def _discard(meta: bytes) -> Operation:
+    m = pb.DiscardMeta.FromString(meta)
+    return Discard(_key(m.key), tuple(m.uuids))
+
+
+def _cursor(meta: bytes) -> Operation:
+    m = pb.CursorMeta.FromString(meta)
+    return MoveCursor(m.group, m.offset, m.kind)
+
+
+def _decide(meta: bytes) -> Operation:
+    m = pb.DecideMeta.FromString(meta)
+    manifest = tuple(StagedBatches(line.topic, line.partition, tuple(line.uuids), line.row_count) for line in m.manifest)
+    return Decide(_key(m.key), m.batch_id, m.run_id, m.row_count, manifest)
+
+
+def _finish(meta: bytes) -> Operation:
+    m = pb.FinishMeta.FromString(meta)
+    return Finish(_key(m.key), m.batch_id)
+
+
+_DECODERS: Final[dict[int, Callable[[bytes], Operation]]] = {
+    EntryKind.EPOCH_START: _epoch_start,
+    EntryKind.STAGE: _stage,
+    EntryKind.PUBLISH: _publish,
+    EntryKind.DISCARD: _discard,
+    EntryKind.CURSOR: _cursor,
+    EntryKind.DECIDE: _decide,
+    EntryKind.FINISH: _finish,
+}
+
+
+def _decode_operation(kind: int, meta: bytes) -> Operation:
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        raise CorruptBatch(f"an entry of kind {kind} is not known to this version: bring every broker to the newest one")
+    return decoder(meta)

@@ -1,0 +1,161 @@
+"""The one thread of a broker that writes and syncs: many journals, many entries, few system calls.
+
+A round takes all that waits in the queue, writes it (per journal one write of everything pending), then syncs each journal that was
+written to (`durability=fsync`), and carries every result back to the event loop in one call. While a round syncs, the next one
+gathers: that is the group commit. Journals of `durability=os` are synced about once a second in the same thread.
+
+Only the event loop submits, and only the event loop hears. The queue is bounded by bytes and orders: `has_room` tells when it is
+full, and what is appended nevertheless is refused (journal.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, NamedTuple, Protocol
+
+from mq_broker.storage.files import Files, OsFiles
+from mq_broker.storage.segments import LogFiles, Order, Outcome
+from mq_protocol.limits import WRITER_PENDING_BYTES_MAX, WRITER_PENDING_ORDERS_MAX
+
+ROUND_BYTES_MAX: Final = 32 << 20
+"""What one round writes at most, so that the first of a long queue need not wait for the sync of the last."""
+
+STOP_DEADLINE_S: Final = 30.0
+
+
+class OutcomeListener(Protocol):
+    """A journal, as the writer sees it from afar."""
+
+    def settle(self, outcome: Outcome) -> None:
+        """Called on the event loop."""
+
+
+class _Job(NamedTuple):
+    log: LogFiles
+    journal: OutcomeListener
+    order: Order
+    nbytes: int
+
+
+class Writer:
+    """Owns the thread, its queue, and the list of journals that wait for their background sync.
+
+    Made and started on the event loop. `died` is done when the thread has ended: with an exception if it broke, after which nothing
+    is flushed any more and the broker must stop.
+    """
+
+    def __init__(self, files: Files | None = None, *, sync_interval_s: float = 1.0) -> None:
+        self.files: Files = files or OsFiles()
+        self.pending_bytes = 0
+        self.pending_orders = 0
+        self._sync_interval_s = sync_interval_s
+        self.loop = asyncio.get_running_loop()
+        self.died: asyncio.Future[None] = self.loop.create_future()
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
+        self._unsynced: dict[LogFiles, OutcomeListener] = {}
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Carry out what is queued, then end the thread. Close the journals before, for their clean marks."""
+        self._queue.put(None)
+        await asyncio.wait_for(asyncio.shield(self.died), STOP_DEADLINE_S)
+        self._thread.join(STOP_DEADLINE_S)
+
+    @property
+    def has_room(self) -> bool:
+        """False: the disk does not keep up; let producers wait until it does."""
+        return self.pending_bytes < WRITER_PENDING_BYTES_MAX and self.pending_orders < WRITER_PENDING_ORDERS_MAX
+
+    def submit(self, log: LogFiles, journal: OutcomeListener, order: Order, nbytes: int = 0) -> None:
+        """Loop only. The order is carried out after all that was submitted before it for that log."""
+        self.pending_bytes += nbytes
+        self.pending_orders += 1
+        self._queue.put(_Job(log, journal, order, nbytes))
+
+    # -------------------------------------------------------------- on the loop
+
+    def _deliver(self, outcomes: list[tuple[OutcomeListener, Outcome]], orders: int, nbytes: int) -> None:
+        self.pending_orders -= orders
+        self.pending_bytes -= nbytes
+        for journal, outcome in outcomes:
+            journal.settle(outcome)
+
+    def _ended(self, error: Exception | None) -> None:
+        if self.died.done():
+            return
+        if error is None:
+            self.died.set_result(None)
+        else:
+            self.died.set_exception(error)
+
+    # -------------------------------------------------------------- on the thread
+
+    def _run(self) -> None:
+        try:
+            self._rounds()
+        except Exception as error:
+            self._post(self._ended, error)
+            raise
+        self._post(self._ended, None)
+
+    def _rounds(self) -> None:
+        sync_at = 0.0
+        stopping = False
+        while not stopping:
+            jobs, stopping = self._gather(sync_at)
+            if jobs:
+                idle = not self._unsynced
+                self._post(self._deliver, self._carry_out(jobs), len(jobs), sum(job.nbytes for job in jobs))
+                if idle:
+                    sync_at = time.monotonic() + self._sync_interval_s
+            if self._unsynced and (stopping or time.monotonic() >= sync_at):
+                self._post(self._deliver, self._sync_in_background(), 0, 0)
+                sync_at = time.monotonic() + self._sync_interval_s
+
+    def _gather(self, sync_at: float) -> tuple[list[_Job], bool]:
+        """All that waits, up to the size of a round; waits for the first, but not past a sync that is due."""
+        timeout = max(0.0, sync_at - time.monotonic()) if self._unsynced else None
+        jobs: list[_Job] = []
+        nbytes = 0
+        try:
+            job = self._queue.get(timeout=timeout)
+            while job is not None:
+                jobs.append(job)
+                nbytes += job.nbytes
+                if nbytes >= ROUND_BYTES_MAX:
+                    return jobs, False
+                job = self._queue.get_nowait()
+        except queue.Empty:
+            return jobs, False
+        return jobs, True
+
+    def _carry_out(self, jobs: list[_Job]) -> list[tuple[OutcomeListener, Outcome]]:
+        by_log: dict[LogFiles, list[Order]] = {}
+        journals: dict[LogFiles, OutcomeListener] = {}
+        for job in jobs:
+            by_log.setdefault(job.log, []).append(job.order)
+            journals[job.log] = job.journal
+        for log, orders in by_log.items():
+            log.carry_out(orders)
+        for log in by_log:
+            if log.sync_each_round:
+                log.sync()
+            elif log.dirty:
+                self._unsynced[log] = journals[log]
+        return [(journals[log], log.outcome()) for log in by_log]
+
+    def _sync_in_background(self) -> list[tuple[OutcomeListener, Outcome]]:
+        unsynced, self._unsynced = self._unsynced, {}
+        return [(journal, log.outcome()) for log, journal in unsynced.items() if not log.closed and not log.sync()]
+
+    def _post(self, callback: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is nobody left to tell
+            self.loop.call_soon_threadsafe(callback, *args)

@@ -1,0 +1,244 @@
+"""What the storage tests share: entries, a listener that remembers, files that fail on demand, a bed to open journals in.
+
+The failing files fail in the way that the system does: they raise its `OSError`, having done as much as it may have done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import random
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mq_broker.core.entries import (
+    Append,
+    Decide,
+    Discard,
+    Entry,
+    EpochStart,
+    Finish,
+    MoveCursor,
+    Operation,
+    Publish,
+    Stage,
+    StagedBatches,
+    TransactionKey,
+)
+from mq_broker.storage.files import OsFiles
+from mq_broker.storage.frame import Place, encode
+from mq_broker.storage.interface import Frame, Journal, OpenJournal
+from mq_broker.storage.journal import open_disk_journal
+from mq_broker.storage.memory import open_memory_journal
+from mq_broker.storage.segments import LogFiles
+from mq_broker.storage.writer import Writer
+from mq_protocol.envelope import Buffer
+
+PLACE = Place("0c9a7e52", 3)
+KEY = TransactionKey("query-7", "flights")
+DEADLINE_S = 20.0
+MARK_BYTES = 12
+
+
+def uuid_of(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def one_of_each_operation() -> list[Operation]:
+    return [
+        EpochStart(4),
+        Append(),
+        Stage(KEY, 12, "run-1"),
+        Publish(KEY, 12, (uuid_of(1), uuid_of(2))),
+        Discard(KEY, (uuid_of(3),)),
+        MoveCursor("audit", 77, "spark"),
+        Decide(KEY, 13, "run-2", 500, (StagedBatches("flights", 2, (uuid_of(4),), 500), StagedBatches("flights", 3, (), 0))),
+        Finish(KEY, 13),
+    ]
+
+
+def frame_of(index: int, epoch: int = 1, payload: bytes = b"", operation: Operation | None = None, place: Place = PLACE) -> Frame:
+    """An entry's frame; an APPEND unless told otherwise."""
+    entry = Entry(index, epoch, 1_000_000 + index, operation or Append(), uuid_of(index), 1, len(payload), 2 * len(payload))
+    return encode(place, entry, (payload,) if payload else ())
+
+
+def frames_of(first: int, last: int, epoch: int = 1, size: int = 40) -> list[Frame]:
+    return [frame_of(index, epoch, bytes([index % 251]) * size) for index in range(first, last + 1)]
+
+
+def random_frame(rng: random.Random, index: int, epoch: int) -> Frame:
+    return frame_of(index, epoch, rng.randbytes(rng.choice([0, 1, 30, 400, 3000])), rng.choice(one_of_each_operation()))
+
+
+def joined(frames: Sequence[Frame]) -> bytes:
+    return b"".join(bytes(part) for frame in frames for part in frame.parts)
+
+
+@dataclass
+class Heard:
+    """A listener that remembers, in order, and can be waited for."""
+
+    calls: list[tuple[str, int | str, int | str]] = field(default_factory=list)
+    log_id: str = ""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def flushed(self, index: int, leader_epoch: int) -> None:
+        self._note("flushed", index, leader_epoch)
+
+    def refused(self, first_index: int, reason: str) -> None:
+        self._note("refused", first_index, reason)
+
+    def replaced(self, log_id: str, reason: str) -> None:
+        self._note("replaced", log_id, reason)
+
+    def _note(self, what: str, first: int | str, second: int | str) -> None:
+        self.calls.append((what, first, second))
+        self.changed.set()
+
+    def of(self, what: str) -> list[int | str]:
+        return [first for name, first, _ in self.calls if name == what]
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition():
+                self.changed.clear()
+                await self.changed.wait()
+
+    async def until_flushed(self, index: int) -> None:
+        await self.until(lambda: index in self.of("flushed"))
+
+    async def until_heard(self, what: str) -> None:
+        await self.until(lambda: bool(self.of(what)))
+
+
+class TrickFiles(OsFiles):
+    """Real files with counters, and faults to switch on. `hold` cleared: the writer waits before its next write."""
+
+    def __init__(self) -> None:
+        self.writes = 0
+        self.syncs = 0
+        self.directory_syncs = 0
+        self.room: int | None = None  # bytes that the disk still takes
+        self.failing_syncs = 0
+        self.failing_replaces = 0
+        self.failing_truncates = 0
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.waiting = threading.Event()
+        self.events: list[str] = []
+
+    def write(self, fd: int, parts: Sequence[Buffer], position: int) -> int:
+        size = sum(memoryview(part).nbytes for part in parts)
+        if size == MARK_BYTES:  # the flushed mark, in place: it needs no room
+            self.events.append("mark")
+            return super().write(fd, parts, position)
+        self.waiting.set()
+        assert self.go_on.wait(DEADLINE_S)
+        self.waiting.clear()
+        self.writes += 1
+        self.events.append("write")
+        if self.room is not None and size > self.room:
+            if self.room == 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            taken = super().write(fd, (b"".join(parts)[: self.room],), position)
+            self.room -= taken
+            return taken
+        if self.room is not None:
+            self.room -= size
+        return super().write(fd, parts, position)
+
+    def sync(self, fd: int) -> None:
+        self.events.append("sync")
+        self.syncs += 1
+        if self.failing_syncs:
+            self.failing_syncs -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self.events.append("truncate")
+        if self.failing_truncates:
+            self.failing_truncates -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().truncate(fd, size)
+
+    def sync_directory(self, path: Path) -> None:
+        self.events.append("sync_directory")
+        self.directory_syncs += 1
+        super().sync_directory(path)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        self.events.append("replace")
+        if self.failing_replaces:
+            self.failing_replaces -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().replace(path, data)
+
+
+class Bed:
+    """Where a test opens journals: a directory, a writer, and a clean end whatever happens. Use as `async with`."""
+
+    def __init__(self, path: Path, durability: str = "fsync", **settings: int) -> None:
+        self.path = path / "log"
+        self.durability = durability
+        self.settings = settings
+        self.files = TrickFiles()
+        self.boot = "boot-1"
+
+    async def __aenter__(self) -> Bed:
+        self.writer = Writer(self.files, sync_interval_s=0.02)
+        self.writer.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.files.go_on.set()
+        await self.writer.stop()
+
+    def open(self, durability: str | None = None) -> tuple[Journal, Heard, OpenJournal]:
+        heard = Heard()
+        durability = durability or self.durability
+        if durability == "memory":
+            opened = open_memory_journal(heard)
+        else:
+            opened = open_disk_journal(
+                self.path, PLACE, durability, heard, self.writer, boot=self.boot, topic="flights", **self.settings
+            )
+        return opened.journal, heard, opened
+
+    def hold(self) -> None:
+        """From the next write on the writer waits."""
+        self.files.go_on.clear()
+
+    def let_go(self) -> None:
+        self.files.go_on.set()
+
+    async def crash(self, journal: Journal) -> None:
+        """What kill -9 leaves: the files as they are, nobody to write them any more. Another writer for the next life."""
+        files: LogFiles = journal._files  # type: ignore[attr-defined]
+        files.closed = True
+        await self.writer.stop()
+        for name in ("_fd", "_mark_fd"):
+            if getattr(files, name) >= 0:
+                os.close(getattr(files, name))
+        journal._close_reader()  # type: ignore[attr-defined]
+        await self.__aenter__()
+
+    @property
+    def segments(self) -> list[Path]:
+        return sorted(self.path.glob("*.log"))
+
+
+def on_a_bed(
+    test: Callable[[Bed], Coroutine[object, object, None]], path: Path, durability: str = "fsync", **settings: int
+) -> None:
+    """Run a test on an event loop of its own."""
+
+    async def scene() -> None:
+        async with Bed(path, durability, **settings) as bed:
+            await test(bed)
+
+    asyncio.run(scene())
