@@ -21,7 +21,7 @@ _PAYLOAD_TAG = b"\x12"  # field 2, length-delimited
 class Header(Protocol):
     """A generated protobuf message."""
 
-    def SerializeToString(self, deterministic: bool = ...) -> bytes: ...  # noqa: N802 (protobuf's name)
+    def SerializeToString(self, *, deterministic: bool = ...) -> bytes: ...  # noqa: N802 (protobuf's name)
     def ParseFromString(self, serialized: bytes, /) -> int: ...  # noqa: N802 (protobuf's name)
 
 

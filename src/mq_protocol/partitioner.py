@@ -45,6 +45,11 @@ def partition_for_key(key: bytes, partitions: int) -> int:
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
+def coordinator_partition(query_id: str, sink: str, partitions: int) -> int:
+    """The partition of the coordinators' topic that decides for a query's writes to a sink."""
+    return partition_for_key(f"{query_id}\0{sink}".encode(), partitions)
+
+
 def partitions_for_keys(keys: pa.Array, partitions: int) -> NDArray[np.int32]:
     """The partition of each key of a column, `-1` where the key is null.
 

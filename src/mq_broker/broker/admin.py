@@ -1,0 +1,238 @@
+"""Metadata and topics: what any broker answers about all of them, and making and deleting them.
+
+Of partitions held here the replica's own knowledge is told; of others the state node's, read through a short cache that also serves
+when the coordination service is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Final
+
+from mq_broker.broker.cluster import Cluster
+from mq_broker.broker.placement import place
+from mq_broker.broker.shell import Shell
+from mq_broker.broker.topics import Topic, Topics
+from mq_broker.coordination.interface import CoordinationService, TopicSpec
+from mq_broker.core.messages import NodeState
+from mq_broker.rpc.calls import Calls
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
+from mq_protocol.ddl import check_schema
+from mq_protocol.errors import (
+    CoordinationUnavailable,
+    CorruptBatch,
+    InvalidRequest,
+    InvalidSetting,
+    OutcomeUnknown,
+    TopicExists,
+    TritonMQError,
+    UnknownTopic,
+)
+from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
+from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, check_topic_name, did_you_mean, parse_settings
+
+log = logging.getLogger(__name__)
+
+STATE_CACHE_S: Final = 1.0
+READS_AT_ONCE: Final = 64
+READY_POLL_S: Final = (0.02, 0.05, 0.1, 0.2)
+TRANSACTIONS_PARTITIONS: Final = 8
+"""Coordinators in a cluster: a decision is a few small entries, so eight spread them over brokers and still open fast."""
+TRANSACTIONS_REPLICAS: Final = 3
+
+
+class Admin:
+    """Owns the cache of other brokers' partitions."""
+
+    def __init__(self, shell: Shell, cluster: Cluster, topics: Topics, coordination: CoordinationService, calls: Calls) -> None:
+        self._shell = shell
+        self._cluster = cluster
+        self._topics = topics
+        self._coordination = coordination
+        self._calls = calls
+        self._states: dict[tuple[str, int], tuple[float, NodeState]] = {}
+        self._reads = asyncio.Semaphore(READS_AT_ONCE)
+
+    # ------------------------------------------------------------------ metadata
+
+    async def metadata(self, request: pb.MetadataRequest, deadline: float) -> pb.MetadataResponse:
+        """The brokers, and the topics that are named (or all that are not internal). Never fails for an unknown topic."""
+        response = pb.MetadataResponse(answered_by=self._shell.broker, coordination=self._coordination.condition)
+        for broker in sorted(self._cluster.brokers):
+            known = self._cluster.brokers[broker]
+            response.brokers.add(id=broker, address=known.address, incarnation=known.incarnation, rack=known.rack)
+        topics = [t for t in self._topics.all() if not t.spec.name.startswith(INTERNAL_PREFIX)] if request.all_topics else []
+        for name in request.topics:
+            try:
+                topics.append(
+                    await self._transactions_topic(deadline) if name == TRANSACTIONS_TOPIC else await self._topics.get(name)
+                )
+            except UnknownTopic:
+                response.unknown_topics.append(name)
+        infos = await asyncio.gather(*(self._topic_info(topic) for topic in topics))
+        response.topics.extend(infos)
+        return response
+
+    async def _topic_info(self, topic: Topic) -> pb.TopicInfo:
+        spec = topic.spec
+        partitions = await asyncio.gather(*(self.partition_info(topic, number) for number in range(topic.partitions)))
+        return pb.TopicInfo(
+            name=spec.name,
+            topic_id=spec.topic_id,
+            schema=spec.schema or schema_to_bytes(topic.schema),
+            typed=bool(spec.schema),
+            settings=spec.settings,
+            partitions=partitions,
+        )
+
+    async def partition_info(self, topic: Topic, number: int) -> pb.PartitionInfo:
+        """A leader is named when it is registered and, if it is this broker, ready to serve."""
+        replicas = topic.spec.assignment[number]
+        partition = self._shell.hosted(topic, number)
+        if partition is not None:
+            replica = partition.replica
+            leader = replica.leader if replica.leader in self._cluster.brokers else 0
+            if leader == self._shell.broker and not partition.serving:
+                leader = 0
+            if leader or replica.leading:
+                return pb.PartitionInfo(
+                    partition=number, leader=leader, leader_epoch=replica.leader_epoch, replicas=replicas, isr=replica.isr
+                )
+        state = await self._state(topic, number)
+        if state is None:
+            return pb.PartitionInfo(partition=number, replicas=replicas)
+        named = state.leader
+        alive = named is not None and self._cluster.is_live(named.broker, named.incarnation)
+        # This broker's own leadership is known above: named here it is one that it has not taken up (yet).
+        leader = named.broker if named is not None and alive and named.broker != self._shell.broker else 0
+        isr = [broker for broker, _ in state.isr]
+        return pb.PartitionInfo(partition=number, leader=leader, leader_epoch=state.leader_epoch, replicas=replicas, isr=isr)
+
+    async def _state(self, topic: Topic, number: int) -> NodeState | None:
+        """The state node, at most `STATE_CACHE_S` old while the coordination service answers."""
+        key = (topic.spec.topic_id, number)
+        now = asyncio.get_running_loop().time()
+        read_at, known = self._states.get(key, (float("-inf"), None))
+        if known is not None and now - read_at < STATE_CACHE_S:
+            return known
+        if self._coordination.condition == "suspended":
+            return known
+        try:
+            async with self._reads:
+                found = await self._coordination.read_state(*key)
+        except CoordinationUnavailable as error:
+            log.debug("the node of %s-%d cannot be read: %s", topic.spec.name, number, error)
+            return known
+        if found is None:
+            self._states.pop(key, None)
+            return None
+        self._states[key] = (now, found[1])
+        return found[1]
+
+    def forget(self, topic_ids: set[str]) -> None:
+        """Keep the cache for these topics only."""
+        self._states = {key: value for key, value in self._states.items() if key[0] in topic_ids}
+
+    # ------------------------------------------------------------------ topics
+
+    async def create_topic(self, request: pb.CreateTopicRequest, deadline: float) -> pb.CreateTopicResponse:
+        """Answers once every partition's leader serves, so that what the client asks next succeeds."""
+        check_topic_name(request.name)
+        topic = await self._create(request.name, request.partitions, request.replicas, request.schema, dict(request.settings))
+        await self._wait_until_led(topic, deadline)
+        return pb.CreateTopicResponse(topic=await self._topic_info(topic))
+
+    async def _create(self, name: str, partitions: int, replicas: int, schema: bytes, settings: Mapping[str, str]) -> Topic:
+        if not 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX:
+            raise InvalidSetting(f"partitions={partitions} is out of range: give 1 to {PARTITIONS_PER_TOPIC_MAX}")
+        if not 1 <= replicas <= REPLICAS_MAX:
+            raise InvalidSetting(f"replicas={replicas} is out of range: give 1 to {REPLICAS_MAX}")
+        parse_settings(settings, replicas)
+        if schema:
+            try:
+                schema = schema_to_bytes(check_schema(schema_from_bytes(schema)))
+            except CorruptBatch as error:
+                raise InvalidRequest(f"the schema is no Arrow schema message: {error}") from error
+        await self._topics.refresh()
+        if self._topics.find(name) is not None:
+            raise TopicExists(f"topic {name!r} exists already: choose another name, or delete it first")
+        topic_id = uuid.uuid4().hex
+        existing = [members for topic in self._topics.all() for members in topic.spec.assignment]
+        assignment = place(partitions, replicas, self._cluster.racks, existing, start=int(topic_id[:8], 16))
+        # Named by no log yet (the empty log id): whoever of them claims first puts its own in its place.
+        states = tuple(NodeState(None, 0, tuple(sorted((broker, "") for broker in members)), 0, "") for members in assignment)
+        await self._coordination.create_topic(TopicSpec(name, topic_id, assignment, schema, dict(settings)), states)
+        log.info("topic %s created: id %s, %d partitions, %d replicas, %s", name, topic_id, partitions, replicas, dict(settings))
+        await self._topics.refresh()
+        return await self._topics.get(name)
+
+    async def _wait_until_led(self, topic: Topic, deadline: float) -> None:
+        """Until each partition's leader says that it serves, with `min_insync_replicas` in sync."""
+        loop = asyncio.get_running_loop()
+        attempt = 0
+        waiting = set(range(topic.partitions))
+        while waiting:
+            if attempt:
+                await asyncio.sleep(READY_POLL_S[min(attempt, len(READY_POLL_S)) - 1])
+            attempt += 1
+            if loop.time() > deadline - 0.1:
+                raise OutcomeUnknown(
+                    f"topic {topic.spec.name!r} was created, but partitions {sorted(waiting)[:10]} have no leader with "
+                    "min_insync_replicas yet: see `tritonmq topic describe`"
+                )
+            by_leader: dict[int, set[int]] = {}
+            for number in waiting:
+                info = await self.partition_info(topic, number)
+                by_leader.setdefault(info.leader or topic.spec.assignment[number][0], set()).add(number)
+            for leader, numbers in by_leader.items():
+                waiting -= await self._led(topic, leader, numbers, deadline)
+
+    async def _led(self, topic: Topic, leader: int, numbers: set[int], deadline: float) -> set[int]:
+        """Those of the partitions that broker `leader` says it serves."""
+        request = pb.MetadataRequest(topics=[topic.spec.name])
+        if leader == self._shell.broker:
+            info = await self._topic_info(topic)
+        else:
+            address = self._cluster.address(leader)
+            if address is None:
+                return set()
+            try:
+                answer = await self._calls.ask(address, "Metadata", request, pb.MetadataResponse, deadline)
+            except TritonMQError as error:
+                log.debug("broker %d does not say what it leads: %s", leader, error)
+                return set()
+            if not answer.topics:
+                return set()
+            info = answer.topics[0]
+        needed = topic.settings.min_insync_replicas
+        return {p.partition for p in info.partitions if p.partition in numbers and p.leader == leader and len(p.isr) >= needed}
+
+    async def _transactions_topic(self, deadline: float) -> Topic:
+        """The coordinators' topic, made by whoever asks first; two who ask at once make one."""
+        found = self._topics.find(TRANSACTIONS_TOPIC)
+        if found is not None:
+            return found
+        replicas = min(TRANSACTIONS_REPLICAS, len(self._cluster.brokers))
+        try:
+            topic = await self._create(TRANSACTIONS_TOPIC, TRANSACTIONS_PARTITIONS, replicas, b"", {"durability": "fsync"})
+        except TopicExists:
+            await self._topics.refresh()
+            topic = await self._topics.get(TRANSACTIONS_TOPIC)
+        await self._wait_until_led(topic, deadline)
+        return topic
+
+    async def delete_topic(self, request: pb.DeleteTopicRequest, deadline: float) -> pb.DeleteTopicResponse:
+        """Deletes it for good: what it holds goes too."""
+        check_topic_name(request.name)
+        try:
+            await self._coordination.delete_topic(request.name)
+        except UnknownTopic as error:
+            names = [topic.spec.name for topic in self._topics.all()]
+            raise UnknownTopic(f"there is no topic {request.name!r}{did_you_mean(request.name, names)}") from error
+        log.info("topic %s deleted", request.name)
+        await self._topics.refresh()
+        return pb.DeleteTopicResponse()

@@ -1,0 +1,119 @@
+"""Who else lives: this broker's registration, and the registered brokers as last read.
+
+Coordination events are hints (trap 20): each only wakes the one task here that reads and acts on what it read. A lost session is
+told to the partitions at once, and followed by registering again, with the same incarnation (rule 9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
+from mq_broker.core.messages import LeaderName
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
+
+log = logging.getLogger(__name__)
+
+RETRY_S: Final = 0.5
+SWEEP_S: Final = 30.0
+"""Watches can be missed; half a minute bounds for how long."""
+
+
+class Cluster:
+    """Owns this broker's registration and its copy of the list of registered brokers.
+
+    `on_brokers` is called after every successful read, `on_session_lost` at once when the session ended.
+    """
+
+    def __init__(
+        self,
+        coordination: CoordinationService,
+        me: BrokerRegistration,
+        on_brokers: Callable[[], None],
+        on_session_lost: Callable[[], None],
+    ) -> None:
+        self._coordination = coordination
+        self._me = me
+        self._on_brokers = on_brokers
+        self._on_session_lost = on_session_lost
+        self._changed = asyncio.Event()
+        self._registered = False
+        self.topics_changed = asyncio.Event()
+        self.brokers: dict[int, BrokerRegistration] = {}
+
+    @property
+    def live(self) -> tuple[LeaderName, ...]:
+        return tuple(LeaderName(broker, self.brokers[broker].incarnation) for broker in sorted(self.brokers))
+
+    @property
+    def racks(self) -> dict[int, str]:
+        return {broker: registration.rack for broker, registration in self.brokers.items()}
+
+    def address(self, broker: int) -> str | None:
+        registration = self.brokers.get(broker)
+        return registration.address if registration is not None else None
+
+    def is_live(self, broker: int, incarnation: int) -> bool:
+        registration = self.brokers.get(broker)
+        return registration is not None and registration.incarnation == incarnation
+
+    def hear(self, event: CoordinationEvent) -> None:
+        """The coordination service's listener."""
+        match event:
+            case CoordinationEvent.TOPICS_CHANGED:
+                self.topics_changed.set()
+            case CoordinationEvent.BROKERS_CHANGED:
+                self._changed.set()
+            case CoordinationEvent.CONNECTED:
+                self._changed.set()
+                self.topics_changed.set()
+            case CoordinationEvent.SESSION_LOST:
+                log.warning(
+                    "the session with the coordination service ended: this broker leads nothing until it is registered again"
+                )
+                self._registered = False
+                self.brokers.pop(self._me.broker, None)
+                self._on_session_lost()
+                self._changed.set()
+            case CoordinationEvent.SUSPENDED:
+                log.warning("the coordination service does not answer: what is led goes on, elections wait")
+
+    async def join(self) -> None:
+        """Register for the first time and read who else is there. Raises `CoordinationUnavailable`, `InvalidRequest`."""
+        await self._read()
+
+    async def _read(self) -> None:
+        if not self._registered:
+            # Set before the wait: a session that ends meanwhile clears it, and then this is done again.
+            self._registered = True
+            try:
+                await self._coordination.register(self._me)
+            except (CoordinationUnavailable, InvalidRequest):
+                self._registered = False
+                raise
+        self.brokers = await self._coordination.brokers()
+        if not self._registered:
+            self.brokers.pop(self._me.broker, None)
+        self._on_brokers()
+
+    async def follow(self) -> None:
+        """Keep registered and read again on every hint, and now and then without one. Runs until cancelled.
+
+        Raises `InvalidRequest` when another process has taken this broker's id: this one must stop.
+        """
+        while True:
+            try:
+                async with asyncio.timeout(SWEEP_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            try:
+                await self._read()
+            except CoordinationUnavailable as error:
+                log.warning("the list of brokers cannot be read: %s", error)
+                await asyncio.sleep(RETRY_S)
+                self._changed.set()

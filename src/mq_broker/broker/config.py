@@ -1,0 +1,66 @@
+"""What a broker process is started with."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.interface import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_protocol.errors import InvalidSetting
+from mq_protocol.limits import SESSION_TIMEOUT_MS
+
+_BROKER_MAX = (1 << 31) - 1
+_ANY_ADDRESS = ("0.0.0.0", "[::]", "::", "")  # noqa: S104 - compared with, not bound to
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """`listen` is `host:port` (port 0: a free one). `advertised` is what clients and other brokers dial; by default `listen`, with
+    this machine's name where that says "any address". `zookeeper` is `host:port,…`; empty: a broker that stands alone, its cluster
+    kept in the data directory. `stop_timeout_ms` bounds handing over leadership at a clean stop. `coordination`, if given, is used
+    instead.
+
+    Raises `InvalidSetting` naming what is wrong.
+    """
+
+    broker: int
+    listen: str
+    data_dir: Path
+    zookeeper: str = ""
+    advertised: str = ""
+    rack: str = ""
+    session_timeout_ms: int = SESSION_TIMEOUT_MS
+    stop_timeout_ms: int = 10_000
+    coordination: Callable[[], CoordinationService] | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.broker <= _BROKER_MAX:
+            raise InvalidSetting(f"broker id {self.broker} is out of range: give --id 1 or more")
+        _split(self.listen, "--listen")
+        if self.advertised:
+            _split(self.advertised, "--advertise")
+
+    def address(self, port: int) -> str:
+        """What others dial, given the port that was bound."""
+        if self.advertised:
+            return self.advertised
+        host, _ = _split(self.listen, "--listen")
+        return f"{socket.gethostname() if host in _ANY_ADDRESS else host}:{port}"
+
+    def make_coordination(self) -> CoordinationService:
+        if self.coordination is not None:
+            return self.coordination()
+        if self.zookeeper:
+            return ZooKeeperCoordination(self.zookeeper, self.session_timeout_ms)
+        return FileCoordination(self.data_dir)
+
+
+def _split(address: str, option: str) -> tuple[str, int]:
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65535:
+        raise InvalidSetting(f"{option}={address!r} is not HOST:PORT: give e.g. localhost:7400")
+    return host, int(port)

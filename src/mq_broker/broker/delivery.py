@@ -1,0 +1,273 @@
+"""Subscriptions: committed batches pushed to consumers as they come, as far as their credit goes.
+
+One stream carries one member's subscriptions to any partitions led here. A subscription ends, with its reason, when the leadership
+does; its client opens it at the next leader. Who of a group has a partition is sharing.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Final
+
+from mq_broker.broker.fetch import stored
+from mq_broker.broker.partition import Partition
+from mq_broker.broker.sharing import Share, Shares
+from mq_broker.broker.shell import Shell
+from mq_broker.broker.streams import side_by_side
+from mq_broker.broker.topics import Topics
+from mq_broker.rpc.service import Batches, Send
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Buffer, Envelope
+from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, TritonMQError, to_wire
+from mq_protocol.limits import FETCH_CHUNK_BYTES
+from mq_protocol.names import check_group_name
+
+log = logging.getLogger(__name__)
+
+CREDIT_BYTES_MAX: Final = 1 << 40
+"""More is a mistake: nobody can hold it."""
+
+
+class Delivery:
+    """Owns the shares of groups; each stream's session owns its subscriptions."""
+
+    def __init__(self, shell: Shell, topics: Topics) -> None:
+        self.shell = shell
+        self.topics = topics
+        self.shares = Shares()
+
+    async def subscribe(self, requests: AsyncIterator[pb.SubscribeRequest], send: Send[Batches]) -> None:
+        """One stream, until the client has said its last or goes."""
+        session = _Session(self)
+        try:
+            await side_by_side(session.read(requests), session.write(send))
+        finally:
+            session.close()
+
+
+class _Subscription:
+    """One partition in one session. Owns its place in the log; is a member of its group's share, or active by itself.
+
+    `position`: the next offset to push. `settled`: the member is done with all below it.
+    """
+
+    def __init__(self, session: _Session, partition: Partition, request: pb.SubscribePartition) -> None:
+        self.partition = partition
+        self.member_id = session.member_id
+        self.position = -1
+        self.settled = -1
+        self.pushing = False
+        self.share: Share | None = None
+        self.joined = False
+        self._session = session
+        self._request = request
+
+    def changed(self) -> None:
+        """Observer: something became readable, or the role changed."""
+        partition = self.partition
+        if partition.serving:
+            if not self.joined:
+                self._join()
+            elif self.pushing:
+                self._session.mark(self)
+        elif partition.closed or not partition.replica.leading:
+            self._session.end(self, partition.not_leader())
+
+    def _join(self) -> None:
+        self.joined = True
+        group = self._session.group
+        if not group:
+            self.activate(self.first_offset())
+            return
+        self.share = self._session.shares.join(self.partition, group, self)
+        if self.position < 0:  # another member has it
+            self._session.tell(self._opened(active=False))
+
+    def leave(self) -> None:
+        self.pushing = False
+        if self.joined and self._session.group:
+            self._session.shares.leave(self.partition, self._session.group, self)
+
+    def settle(self, offset: int) -> None:
+        if self.settled < offset <= self.position:
+            self.settled = offset
+            if self.share is not None:
+                self.share.settle(self, offset)
+
+    def _opened(self, *, active: bool) -> pb.PartitionOpened:
+        name = self.partition.topic.spec.name
+        return pb.PartitionOpened(topic=name, partition=self.partition.number, offset=max(0, self.position), active=active)
+
+    # -- as its share's member
+
+    def first_offset(self) -> int:
+        """The start that the client asked for. An offset outside the log is moved to its nearer end: what is gone is gone."""
+        index, request = self.partition.index, self._request
+        match request.WhichOneof("start"):
+            case "earliest":
+                return index.log_start_offset
+            case "offset":
+                return max(index.log_start_offset, min(request.offset, self.partition.next_offset))
+            case "timestamp_us":
+                return index.find_time(request.timestamp_us)
+            case _:
+                return self.partition.next_offset
+
+    def activate(self, offset: int) -> None:
+        self.position = self.settled = max(offset, self.partition.index.log_start_offset)
+        self.pushing = True
+        self._session.tell(self._opened(active=True))
+        self._session.mark(self)
+
+    def pause(self) -> None:
+        self.pushing = False
+
+    def resume(self) -> None:
+        self.pushing = True
+        self._session.mark(self)
+
+    def deactivate(self) -> None:
+        self.pushing = False
+        self._session.tell(self._opened(active=False))
+
+
+class _Session:
+    """Owns one stream's subscriptions and credit. Batches of several partitions share a message, each partition in its turn."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.group = ""
+        self.member_id = ""
+        self.shares = delivery.shares
+        self._delivery = delivery
+        self._subscriptions: dict[tuple[str, int], _Subscription] = {}
+        self._ready: dict[_Subscription, None] = {}
+        self._opened: list[pb.PartitionOpened] = []
+        self._credit = 0
+        self._wake = asyncio.Event()
+        self._ended = False
+        self._named = False
+
+    # -- what the client says
+
+    async def read(self, requests: AsyncIterator[pb.SubscribeRequest]) -> None:
+        async for request in requests:
+            if request.HasField("open"):
+                await self._open(request.open)
+            for settled in request.settled:
+                subscription = self._subscriptions.get((settled.topic, settled.partition))
+                if subscription is not None:
+                    subscription.settle(settled.offset)
+            for place in request.close.partitions:
+                self._remove(self._subscriptions.get((place.topic, place.partition)))
+            if request.credit.bytes:
+                self._credit = min(self._credit + request.credit.bytes, CREDIT_BYTES_MAX)
+                self._wake.set()
+        self._ended = True
+        self._wake.set()
+
+    async def _open(self, request: pb.SubscribeOpen) -> None:
+        if request.group:
+            check_group_name(request.group)
+            if not request.member_id:
+                raise InvalidRequest("a member of a group needs a member id of its own")
+        if self._named and (request.group, request.member_id) != (self.group, self.member_id):
+            raise InvalidRequest(
+                f"this stream is member {self.member_id!r} of group {self.group!r}: open another stream for another"
+            )
+        self._named = True
+        self.group, self.member_id = request.group, request.member_id
+        for wanted in request.partitions:
+            try:
+                partition = self._delivery.shell.partition(await self._delivery.topics.get(wanted.topic), wanted.partition)
+            except TritonMQError as error:
+                self._refuse(wanted.topic, wanted.partition, error)
+                continue
+            key = (wanted.topic, wanted.partition)
+            self._remove(self._subscriptions.get(key))
+            subscription = self._subscriptions[key] = _Subscription(self, partition, wanted)
+            partition.observers.add(subscription.changed)
+            subscription.changed()
+
+    # -- what subscriptions say
+
+    def tell(self, opened: pb.PartitionOpened) -> None:
+        self._opened.append(opened)
+        self._wake.set()
+
+    def mark(self, subscription: _Subscription) -> None:
+        """It may have something to push."""
+        if subscription not in self._ready and subscription.position < subscription.partition.next_offset:
+            self._ready[subscription] = None
+            self._wake.set()
+
+    def end(self, subscription: _Subscription, error: TritonMQError) -> None:
+        self._remove(subscription)
+        self._refuse(subscription.partition.topic.spec.name, subscription.partition.number, error)
+
+    def _refuse(self, topic: str, number: int, error: TritonMQError) -> None:
+        self.tell(pb.PartitionOpened(topic=topic, partition=number, error=to_wire(error)))
+
+    def _remove(self, subscription: _Subscription | None) -> None:
+        if subscription is None:
+            return
+        key = (subscription.partition.topic.spec.name, subscription.partition.number)
+        if self._subscriptions.get(key) is subscription:
+            del self._subscriptions[key]
+        subscription.partition.observers.discard(subscription.changed)
+        self._ready.pop(subscription, None)
+        subscription.leave()
+
+    def close(self) -> None:
+        """The stream is over: its members leave their groups."""
+        for subscription in list(self._subscriptions.values()):
+            self._remove(subscription)
+
+    # -- pushing
+
+    async def write(self, send: Send[Batches]) -> None:
+        while not self._ended:
+            message = self._gather()
+            if message is None:
+                self._wake.clear()
+                await self._wake.wait()
+            else:
+                await send(message)
+
+    def _gather(self) -> Batches | None:
+        """The next message: what there is to tell, and batches while credit lasts. It may end below zero by a batch."""
+        if not self._opened and not (self._ready and self._credit > 0):
+            return None
+        header = pb.BatchesHeader(opened=self._opened)
+        self._opened = []
+        parts: list[Buffer] = []
+        room = FETCH_CHUNK_BYTES
+        while self._ready and self._credit > 0 and room > 0:
+            subscription = next(iter(self._ready))
+            del self._ready[subscription]
+            if subscription.pushing:
+                taken = self._push(subscription, min(room, self._credit), header, parts)
+                room -= taken
+                self._credit -= taken
+        return Envelope(header, tuple(parts))
+
+    def _push(self, subscription: _Subscription, bytes_max: int, header: pb.BatchesHeader, parts: list[Buffer]) -> int:
+        partition = subscription.partition
+        try:
+            batches = partition.read(subscription.position, partition.next_offset, bytes_max)
+        except TritonMQError as error:
+            if not isinstance(error, OffsetOutOfRange):
+                log.warning("%s: cannot be read at offset %d: %s", partition.name, subscription.position, error)
+            self.end(subscription, error)
+            return 0
+        taken = 0
+        for batch, payload in batches:
+            described = stored(batch)
+            described.topic, described.partition = partition.topic.spec.name, partition.number
+            header.batches.append(described)
+            parts.append(payload)
+            taken += batch.payload_bytes
+            subscription.position = batch.base_offset + batch.record_count
+        self.mark(subscription)
+        return taken

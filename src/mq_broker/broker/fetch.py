@@ -1,0 +1,170 @@
+"""Reading by offset: Fetch, ListOffsets and WatchOffsets. None of them touches a group.
+
+Stored payloads are sent as they are, never decoded. Any replica serves what it knows to be committed; where the log ends is the
+leader's to say (rules 3 and 11).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from mq_broker.broker.partition import Partition
+from mq_broker.broker.shell import Shell
+from mq_broker.broker.topics import Topics
+from mq_broker.core.messages import Published
+from mq_broker.rpc.service import Batches, Send
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope
+from mq_protocol.errors import InvalidRequest, NotLeader, TritonMQError, to_wire
+from mq_protocol.limits import FETCH_CHUNK_BYTES, PARTITIONS_PER_TOPIC_MAX
+
+CHUNK_BYTES_CEILING: Final = 4 * FETCH_CHUNK_BYTES
+WATCH_GATHER_S: Final = 0.002
+"""Commits within this share one answer: a watcher wants the newest end, not each one."""
+
+
+def stored(batch: Published) -> pb.StoredBatch:
+    """How a batch is described beside its payload."""
+    return pb.StoredBatch(
+        base_offset=batch.base_offset,
+        record_count=batch.record_count,
+        timestamp_us=batch.timestamp_us,
+        payload_bytes=batch.payload_bytes,
+    )
+
+
+class Reading:
+    """Owns nothing: offsets and payloads are the partitions'."""
+
+    def __init__(self, shell: Shell, topics: Topics) -> None:
+        self._shell = shell
+        self._topics = topics
+
+    # ------------------------------------------------------------------ fetch
+
+    async def fetch(self, request: pb.FetchRequest, send: Send[Batches]) -> None:
+        """The batches that hold `start_offset .. end_offset - 1`, in chunks. Past what is known here to be committed: retry."""
+        partition = self._shell.partition(await self._topics.get(request.topic), request.partition)
+        if not 0 <= request.start_offset <= request.end_offset:
+            raise InvalidRequest(f"cannot fetch offsets {request.start_offset} to {request.end_offset}: give 0 <= start <= end")
+        chunk_bytes = min(request.chunk_bytes_max or FETCH_CHUNK_BYTES, CHUNK_BYTES_CEILING)
+        at = request.start_offset
+        while at < request.end_offset:
+            self._check_known(partition, request)
+            batches = partition.read(at, request.end_offset, chunk_bytes)
+            header = pb.BatchesHeader(batches=[stored(batch) for batch, _ in batches], leader_epoch=partition.replica.leader_epoch)
+            last = batches[-1][0]
+            at = last.base_offset + last.record_count
+            await send(Envelope(header, tuple(payload for _, payload in batches)))
+
+    def _check_known(self, partition: Partition, request: pb.FetchRequest) -> None:
+        """Rule 3: at or beyond its high watermark a broker says "retry", whatever its role, never "out of range"."""
+        replica = partition.replica
+        if partition.closed or request.leader_epoch > replica.leader_epoch:
+            raise partition.not_leader()
+        if request.end_offset > partition.next_offset:
+            leader = replica.leader if replica.leader != self._shell.broker else 0
+            raise NotLeader(
+                f"broker {self._shell.broker} knows {partition.name} to be committed up to offset {partition.next_offset}, "
+                f"not {request.end_offset}: ask again, or ask its leader",
+                leader,
+                replica.leader_epoch,
+            )
+
+    # ------------------------------------------------------------------ offsets
+
+    async def list_offsets(self, request: pb.ListOffsetsRequest, _deadline: float) -> pb.ListOffsetsResponse:
+        """Of the partitions named, or of all; an error for each that is led elsewhere."""
+        topic = await self._topics.get(request.topic)
+        numbers = request.partitions or range(topic.partitions)
+        response = pb.ListOffsetsResponse()
+        for number in numbers:
+            try:
+                partition = self._shell.leader(topic, number)
+                answer = partition.offsets()
+                if request.HasField("timestamp_us"):
+                    answer.offset_at_timestamp = partition.index.find_time(request.timestamp_us)
+            except TritonMQError as error:
+                answer = pb.PartitionOffsets(partition=number, error=to_wire(error))
+            response.partitions.append(answer)
+        return response
+
+    async def watch_offsets(self, request: pb.WatchOffsetsRequest, send: Send[pb.WatchOffsetsResponse]) -> None:
+        """The ends of the partitions named that are led here, now and whenever they change, until the client goes.
+
+        One that is not led here is answered once with NOT_LEADER, and left out from then on: its leader is to be asked.
+        """
+        if len(request.partitions) > PARTITIONS_PER_TOPIC_MAX:
+            raise InvalidRequest(f"at most {PARTITIONS_PER_TOPIC_MAX} partitions can be watched at once")
+        watch = _Watch()
+        try:
+            for place in request.partitions:
+                try:
+                    watch.add(self._shell.partition(await self._topics.get(place.topic), place.partition))
+                except TritonMQError as error:
+                    watch.refuse(place.topic, place.partition, error)
+            while True:
+                answer = watch.take()
+                if answer is not None:
+                    await send(answer)
+                    await asyncio.sleep(WATCH_GATHER_S)
+                else:
+                    await watch.changed.wait()
+        finally:
+            watch.close()
+
+
+class _Watch:
+    """Owns one watcher's partitions: which have changed since it was last told."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self._observers: dict[Partition, Callable[[], None]] = {}
+        self._dirty: dict[Partition, None] = {}
+        self._told: dict[Partition, tuple[int, int]] = {}
+        self._refused: list[pb.WatchedOffsets] = []
+
+    def add(self, partition: Partition) -> None:
+        def changed() -> None:
+            self._dirty[partition] = None
+            self.changed.set()
+
+        if partition in self._observers:
+            return
+        self._observers[partition] = changed
+        partition.observers.add(changed)
+        changed()
+
+    def refuse(self, topic: str, number: int, error: TritonMQError) -> None:
+        self._refused.append(pb.WatchedOffsets(topic=topic, offsets=pb.PartitionOffsets(partition=number, error=to_wire(error))))
+
+    def take(self) -> pb.WatchOffsetsResponse | None:
+        """What changed since the last; None if nothing did."""
+        self.changed.clear()
+        response = pb.WatchOffsetsResponse(offsets=self._refused)
+        self._refused = []
+        dirty, self._dirty = self._dirty, {}
+        for partition in dirty:
+            name = partition.topic.spec.name
+            if partition.serving:
+                offsets = partition.offsets()
+                ends = (offsets.log_end_offset, offsets.leader_epoch)
+                if self._told.get(partition) != ends:
+                    self._told[partition] = ends
+                    response.offsets.add(topic=name, offsets=offsets)
+            elif partition.closed or not partition.replica.leading:
+                self._remove(partition)
+                error = to_wire(partition.not_leader())
+                response.offsets.add(topic=name, offsets=pb.PartitionOffsets(partition=partition.number, error=error))
+        return response if response.offsets else None
+
+    def _remove(self, partition: Partition) -> None:
+        observer = self._observers.pop(partition, None)
+        if observer is not None:
+            partition.observers.discard(observer)
+
+    def close(self) -> None:
+        for partition in list(self._observers):
+            self._remove(partition)

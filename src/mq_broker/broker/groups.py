@@ -1,0 +1,124 @@
+"""Groups' cursors: where each group is in each partition, kept in the partition's journal.
+
+A cursor moves by a `MoveCursor` entry. Members settle much faster than entries commit, so moves are coalesced: one in flight a
+group and partition, then the newest. Who the members are is delivery.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mq_broker.broker.partition import Partition
+from mq_broker.broker.shell import Shell
+from mq_broker.broker.topics import Topics
+from mq_broker.core.entries import MoveCursor
+from mq_broker.core.messages import Refused, Result
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest, TritonMQError, to_wire
+from mq_protocol.limits import REQUEST_TIMEOUT_MS
+from mq_protocol.names import check_group_name
+
+log = logging.getLogger(__name__)
+
+CONSUMER = "consumer"
+KINDS = (CONSUMER, "spark")
+
+MembersOf = Callable[[Partition, str], list[str]]
+
+
+@dataclass(slots=True)
+class _Moving:
+    """A move in flight, and the newest position asked for meanwhile."""
+
+    offset: int
+    wanted: int | None = None
+
+
+class CursorMoves:
+    """Owns the cursor moves that are in flight."""
+
+    def __init__(self) -> None:
+        self._moving: dict[tuple[Partition, str], _Moving] = {}
+
+    def move(self, partition: Partition, group: str, offset: int) -> None:
+        """Have the group's cursor moved, soon. A move that fails is not tried again: the next one says more."""
+        moving = self._moving.get((partition, group))
+        if moving is not None:
+            moving.wanted = offset
+            return
+        self._moving[partition, group] = _Moving(offset)
+        deadline = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_MS / 1000
+        partition.propose(MoveCursor(group, offset, CONSUMER), lambda result: self._moved(partition, group, result), deadline)
+
+    def cursor(self, partition: Partition, group: str) -> int:
+        """Where the group is, or will be once what is in flight has committed; -1 if it has no cursor."""
+        moving = self._moving.get((partition, group))
+        if moving is not None:
+            return moving.offset if moving.wanted is None else moving.wanted
+        cursor = partition.replica.machine.cursors.get(group)
+        return cursor.offset if cursor is not None else -1
+
+    def _moved(self, partition: Partition, group: str, result: Result) -> None:
+        moving = self._moving.pop((partition, group))
+        if isinstance(result, Refused):
+            log.info("%s: group %s stays before offset %d: %s", partition.name, group, moving.offset, result.error)
+            return
+        if moving.wanted is not None and moving.wanted != moving.offset:
+            self.move(partition, group, moving.wanted)
+
+
+class Groups:
+    """What clients ask about groups. Owns nothing: cursors are in the partitions."""
+
+    def __init__(self, shell: Shell, topics: Topics, members_of: MembersOf) -> None:
+        self._shell = shell
+        self._topics = topics
+        self._members_of = members_of
+
+    async def move_cursors(self, request: pb.MoveCursorsRequest, deadline: float) -> pb.MoveCursorsResponse:
+        """Each position by itself: its answer is at its place in the response, with an error where it did not move."""
+        check_group_name(request.group)
+        if request.kind not in KINDS:
+            raise InvalidRequest(f"kind {request.kind!r} is not known: one of {', '.join(KINDS)}")
+        answers = [self._move(request.group, request.kind, position, deadline) for position in request.positions]
+        return pb.MoveCursorsResponse(partitions=await asyncio.gather(*answers))
+
+    async def _move(self, group: str, kind: str, position: pb.CursorPosition, deadline: float) -> pb.PartitionOffsets:
+        answer = pb.PartitionOffsets(partition=position.partition)
+        try:
+            partition = self._shell.leader(await self._topics.get(position.topic), position.partition)
+            await partition.ask(MoveCursor(group, position.offset, kind), deadline)
+            answer.log_end_offset = partition.next_offset
+            answer.leader_epoch = partition.replica.leader_epoch
+        except TritonMQError as error:
+            answer.error.CopyFrom(to_wire(error))
+        return answer
+
+    async def groups(self, request: pb.GroupsRequest, _deadline: float) -> pb.GroupsResponse:
+        """The cursors of one group, or of all, on the partitions that this broker leads."""
+        response = pb.GroupsResponse()
+        for partition in self._shell.partitions():
+            if not partition.serving:
+                continue
+            cursors = partition.replica.machine.cursors
+            for group in [request.group] if request.group else sorted(cursors):
+                cursor = cursors.get(group)
+                if cursor is None:
+                    continue
+                lag_bytes, lag_us = partition.lag(cursor.offset)
+                response.cursors.add(
+                    group=group,
+                    topic=partition.topic.spec.name,
+                    partition=partition.number,
+                    offset=cursor.offset,
+                    log_end_offset=partition.next_offset,
+                    moved_us=cursor.moved_us,
+                    members=self._members_of(partition, group),
+                    kind=cursor.kind,
+                    lag_bytes=lag_bytes,
+                    lag_us=lag_us,
+                )
+        return response

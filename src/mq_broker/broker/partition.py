@@ -1,0 +1,462 @@
+"""One partition on this broker: its core, its journal, its index of offsets, and the requests that wait for it.
+
+Every event for the partition goes in through `feed`; what the core answers is carried out here, in order. Nothing here decides
+anything about replication (mq_broker.core does) or knows of clients (produce, fetch, delivery do).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, assert_never
+
+from mq_broker.broker.topics import Topic
+from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation
+from mq_broker.core.messages import (
+    AppendAck,
+    AppendEntries,
+    Audit,
+    CasAnswer,
+    Decided,
+    DecisionCommitted,
+    DiskRefused,
+    Done,
+    Effect,
+    Event,
+    Flushed,
+    HandedOver,
+    HandOver,
+    Identity,
+    LogReplaced,
+    NodeRead,
+    Propose,
+    Published,
+    ReadNode,
+    Refused,
+    Reopen,
+    ReplicaSettings,
+    Reply,
+    RequestId,
+    Result,
+    RoleChanged,
+    Send,
+    Tick,
+    Truncate,
+    TurnEnded,
+    Wait,
+    WriteEntries,
+    WriteNode,
+)
+from mq_broker.core.replica import Replica
+from mq_broker.storage.frame import Place, decode_frame, encode, unpinned
+from mq_broker.storage.interface import Frame, Journal, OpenJournal
+from mq_broker.storage.offset_index import OffsetIndex
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Buffer
+from mq_protocol.errors import CoordinationUnavailable, NotLeader, OutcomeUnknown, StorageFailed, TritonMQError
+
+if TYPE_CHECKING:
+    from mq_broker.broker.shell import Shell
+
+log = logging.getLogger(__name__)
+
+OnReply: TypeAlias = Callable[[Result], None]
+Bodies: TypeAlias = Mapping[int, Frame] | Buffer
+"""What came with an event: frames by index (from a leader), or one payload (from a client)."""
+
+_SWEEP_MS: Final = 500
+_request_ids = itertools.count(1)
+
+
+class _Waiting(NamedTuple):
+    on_reply: OnReply
+    deadline: float
+
+
+class Partition:
+    """Owns one replica of one partition and everything of it on this broker. Is its journal's listener.
+
+    `observers` are called, at the end of a turn, when something became readable or the role changed.
+    """
+
+    def __init__(self, shell: Shell, topic: Topic, number: int) -> None:
+        self.topic = topic
+        self.number = number
+        self.name = f"{topic.spec.name}-{number}"
+        self.observers: set[Callable[[], None]] = set()
+        self.closed = False
+        self._shell = shell
+        self._place = Place(topic.spec.topic_id, number)
+        self._waiting: dict[RequestId, _Waiting] = {}
+        self._inbox: deque[tuple[Event, Bodies]] = deque()
+        self._stepping = False
+        self._touched = False
+        self._changed = False
+        self._reading_node = False
+        self._next_sweep_ms = 0
+        self._handed_over: asyncio.Future[int] | None = None
+
+    def begin(self, opened: OpenJournal, index: OffsetIndex) -> None:
+        """Take up what storage found. Called once, before any event."""
+        settings = self.topic.settings
+        self.journal: Journal = opened.journal
+        self.index = index
+        self.replica = Replica(
+            self.topic.spec.name,
+            self.number,
+            Identity(self._shell.broker, self._shell.incarnation, opened.journal.log_id),
+            ReplicaSettings(
+                replicas=self.topic.spec.assignment[self.number],
+                min_insync_replicas=settings.min_insync_replicas,
+                dedup_uuids_max=settings.dedup_uuids_max,
+                volatile=self.topic.volatile,
+            ),
+            opened.recovered,
+            self._shell.now_ms(),
+        )
+
+    # ------------------------------------------------------------------ what it knows
+
+    @property
+    def serving(self) -> bool:
+        """It leads, and the end of its log is known (rule 3)."""
+        return self.replica.leading and self.replica.ready and not self.closed
+
+    @property
+    def next_offset(self) -> int:
+        """The log_end_offset of what this replica knows to be committed."""
+        return self.replica.machine.next_offset
+
+    def read(self, start: int, end: int, bytes_max: int) -> list[tuple[Published, memoryview]]:
+        """The stored batches that hold the committed offsets `start .. end - 1`, whole, each with its payload: the first one, then
+        as many as fit. Raises `OffsetOutOfRange` below the log's start, `StorageFailed` for damage.
+        """
+        return [(batch, self.journal.payload(batch.index)) for batch in self.index.range(start, end, bytes_max)]
+
+    def lag(self, offset: int) -> tuple[int, int]:
+        """How far a reader at `offset` is behind: stored bytes, and microseconds since the oldest record that it has not read."""
+        if offset >= self.next_offset:
+            return 0, 0
+        start = max(offset, self.index.log_start_offset)
+        behind_us = time.time_ns() // 1000 - self.index.find(start).timestamp_us
+        return self.index.bytes_between(start, self.next_offset), max(0, behind_us)
+
+    def offsets(self) -> pb.PartitionOffsets:
+        """Its ends. For a serving leader: elsewhere `log_end_offset` is a lower bound only."""
+        return pb.PartitionOffsets(
+            partition=self.number,
+            log_start_offset=self.index.log_start_offset,
+            log_end_offset=self.next_offset,
+            leader_epoch=self.replica.leader_epoch,
+            bytes=self.index.bytes_total,
+        )
+
+    def not_leader(self) -> NotLeader:
+        """The error for a request that only a serving leader answers."""
+        leader = self.replica.leader
+        if leader == self._shell.broker:
+            text = f"broker {leader} is taking up the leadership of {self.name}: ask again"
+        elif leader:
+            text = f"{self.name} is led by broker {leader}: ask there"
+        else:
+            text = f"{self.name} has no leader at the moment: ask again"
+        return NotLeader(text, leader, self.replica.leader_epoch)
+
+    # ------------------------------------------------------------------ requests
+
+    def propose(
+        self,
+        operation: Operation,
+        on_reply: OnReply,
+        deadline: float,
+        *,
+        uuid: bytes = NO_UUID,
+        record_count: int = 0,
+        payload: Buffer = b"",
+        decoded_bytes: int = 0,
+        after: bytes = b"",
+        wait: Wait = Wait.COMMITTED,
+        keep_on_mismatch: bool = False,
+    ) -> None:
+        """Ask the core. `on_reply` is called exactly once, on the loop, perhaps before this returns; past `deadline` (loop's clock)
+        with `OutcomeUnknown`.
+        """
+        request = next(_request_ids)
+        self._waiting[request] = _Waiting(on_reply, deadline)
+        self.feed(
+            Propose(
+                request,
+                operation,
+                time.time_ns() // 1000,
+                uuid,
+                record_count,
+                len(payload),
+                decoded_bytes,
+                after,
+                wait,
+                keep_on_mismatch,
+            ),
+            payload,
+        )
+
+    async def ask(self, operation: Operation, deadline: float, *, keep_on_mismatch: bool = False) -> Done | Decided:
+        """As `propose`, for an operation without a payload. Raises the `TritonMQError` it was refused with."""
+        answered: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+        def on_reply(result: Result) -> None:
+            if not answered.done():
+                answered.set_result(result)
+
+        self.propose(operation, on_reply, deadline, keep_on_mismatch=keep_on_mismatch)
+        result = await answered
+        if isinstance(result, Refused):
+            raise result.error
+        return result
+
+    def _answer(self, request: RequestId, result: Result) -> None:
+        waiting = self._waiting.pop(request, None)
+        if waiting is not None:
+            waiting.on_reply(result)
+
+    def _end_waiting(self, error: TritonMQError) -> None:
+        for request in list(self._waiting):
+            self._answer(request, Refused(error))
+
+    # ------------------------------------------------------------------ events in
+
+    def feed(self, event: Event, bodies: Bodies = b"") -> None:
+        """One step of the core, and what it asks for. Called while a step is being carried out, it waits its turn."""
+        if self.closed:
+            return
+        if not self._touched:
+            self._touched = True
+            self._shell.touch(self)
+        self._step(event, bodies)
+
+    def end_turn(self, now_ms: int) -> None:
+        """Everything that is ready now has been fed: what was gathered goes out."""
+        if self.closed:
+            return
+        self._touched = False
+        self._step(TurnEnded(now_ms), b"")
+        if self._changed:
+            self._changed = False
+            for observer in list(self.observers):
+                observer()
+
+    def tick(self, now_ms: int, now: float) -> None:
+        """Time passes: `now_ms` of the monotonic clock, `now` of the loop's."""
+        self.feed(Tick(now_ms))
+        if self._waiting and now_ms >= self._next_sweep_ms:
+            self._next_sweep_ms = now_ms + _SWEEP_MS
+            for request in [request for request, waiting in self._waiting.items() if waiting.deadline <= now]:
+                error = OutcomeUnknown(f"{self.name} did not commit this in time: ask again with the same UUID")
+                self._answer(request, Refused(error))
+
+    def _step(self, event: Event, bodies: Bodies) -> None:
+        self._inbox.append((event, bodies))
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._inbox:
+                event, bodies = self._inbox.popleft()
+                for effect in self.replica.step(event):
+                    self._carry_out(effect, bodies)
+        except Exception as error:  # a broken invariant: a broker that stops is safer than one that goes on
+            log.exception("%s: a step failed on %s", self.name, type(event).__name__)
+            self._shell.fail(error)
+        finally:
+            self._stepping = False
+
+    # -- the journal's listener
+
+    def flushed(self, index: int, leader_epoch: int) -> None:
+        self.feed(Flushed(index, leader_epoch))
+
+    def refused(self, first_index: int, reason: str) -> None:
+        log.warning("%s: the disk took nothing from entry %d on: %s", self.name, first_index, reason)
+        self.feed(DiskRefused(first_index, reason))
+
+    def replaced(self, log_id: str, reason: str) -> None:
+        log.warning("%s: the log is another now, %s: %s", self.name, log_id, reason)
+        self.feed(LogReplaced(log_id, reason))
+
+    # -- other brokers
+
+    def hear_entries(self, message: pb.AppendEntries, views: Sequence[memoryview]) -> None:
+        """From a leader. A frame that fails its checksum drops the message: the leader sends it again."""
+        try:
+            frames = [unpinned(decode_frame(self._place, view)) for view in views]
+        except TritonMQError as error:
+            log.warning("%s: entries from broker %d dropped: %s", self.name, message.leader, error)
+            return
+        self.feed(
+            AppendEntries(
+                message.leader,
+                message.incarnation,
+                message.leader_epoch,
+                message.prev_index,
+                message.prev_epoch,
+                message.prev_index + len(frames),
+                message.high_watermark,
+                message.sequence,
+                tuple(frame.entry for frame in frames),
+                message.successor,
+            ),
+            {frame.entry.index: frame for frame in frames},
+        )
+
+    def hear_ack(self, message: pb.AppendAck) -> None:
+        """From a follower."""
+        self.feed(
+            AppendAck(
+                message.follower,
+                message.incarnation,
+                message.log_id,
+                message.leader_epoch,
+                message.acknowledged_index,
+                message.matched_index,
+                message.sequence,
+                message.conflict,
+                message.hint_index,
+                message.hint_epoch,
+            )
+        )
+
+    # ------------------------------------------------------------------ effects out
+
+    def _carry_out(self, effect: Effect, bodies: Bodies) -> None:
+        match effect:
+            case WriteEntries(entries):
+                self._write(entries, bodies)
+            case Reply(request, result):
+                self._answer(request, result)
+            case Published():
+                self.index.append(effect)
+                self._changed = True
+            case Send() | ReadNode() | WriteNode():
+                self._go_out(effect)
+            case Truncate(last_index):
+                self.journal.truncate(last_index)
+            case RoleChanged():
+                self._changed = True
+                self._shell.role_changed(self)
+            case DecisionCommitted(decision):
+                assert isinstance(decision, Decide)
+                self._shell.decision_committed(self, decision)
+            case Reopen(reason):
+                self._shell.reopen(self, reason)
+            case HandedOver(successor):
+                if self._handed_over is not None and not self._handed_over.done():
+                    self._handed_over.set_result(successor)
+            case Audit(text, alarm):
+                log.log(logging.WARNING if alarm else logging.INFO, "%s", text)
+            case _:
+                assert_never(effect)
+
+    def _go_out(self, effect: Send | ReadNode | WriteNode) -> None:
+        """To other brokers, to the coordination service."""
+        match effect:
+            case Send(to, AppendEntries() as message):
+                self._send_entries(to, message)
+            case Send(to, AppendAck() as message):
+                self._send_ack(to, message)
+            case ReadNode():
+                if not self._reading_node:
+                    self._reading_node = True
+                    self._shell.spawn(self._read_node(), f"read the node of {self.name}")
+            case WriteNode():
+                self._shell.write_node(self._write_node(effect), f"write the node of {self.name}")
+
+    def _write(self, entries: Sequence[Entry], bodies: Bodies) -> None:
+        if isinstance(bodies, Mapping):
+            self.journal.append([bodies[entry.index] for entry in entries])
+        else:
+            self.journal.append([encode(self._place, entry, (bodies,) if entry.payload_bytes else ()) for entry in entries])
+
+    def _send_entries(self, to: int, message: AppendEntries) -> None:
+        frames: list[Frame] = []
+        if message.last_index > message.prev_index:
+            try:
+                frames = self.journal.read(message.prev_index + 1, message.last_index, 1 << 62)
+            except StorageFailed as error:
+                log.warning("%s: entries for broker %d cannot be read: %s", self.name, to, error)
+                return
+        self._shell.links.send_entries(
+            to,
+            pb.AppendEntries(
+                topic_id=self.topic.spec.topic_id,
+                partition=self.number,
+                leader_epoch=message.leader_epoch,
+                incarnation=message.incarnation,
+                leader=message.leader,
+                prev_index=message.prev_index,
+                prev_epoch=message.prev_epoch,
+                high_watermark=message.high_watermark,
+                frame_bytes=[frame.size for frame in frames],
+                sequence=message.sequence,
+                successor=message.successor,
+            ),
+            [part for frame in frames for part in frame.parts],
+        )
+
+    def _send_ack(self, to: int, message: AppendAck) -> None:
+        self._shell.links.send_ack(
+            to,
+            pb.AppendAck(
+                topic_id=self.topic.spec.topic_id,
+                partition=self.number,
+                leader_epoch=message.leader_epoch,
+                incarnation=message.incarnation,
+                follower=message.follower,
+                log_id=message.log_id,
+                acknowledged_index=message.acknowledged_index,
+                matched_index=message.matched_index,
+                conflict=message.conflict,
+                hint_index=message.hint_index,
+                hint_epoch=message.hint_epoch,
+                sequence=message.sequence,
+            ),
+        )
+
+    async def _read_node(self) -> None:
+        try:
+            found = await self._shell.coordination.read_state(self.topic.spec.topic_id, self.number)
+        except CoordinationUnavailable as error:  # the core asks again
+            log.debug("%s: the node cannot be read: %s", self.name, error)
+            return
+        finally:
+            self._reading_node = False
+        version, state = found if found is not None else (-1, None)
+        self.feed(NodeRead(version, state))
+
+    async def _write_node(self, effect: WriteNode) -> None:
+        state = effect.state
+        outcome, version = await self._shell.coordination.write_state(
+            self.topic.spec.topic_id, self.number, effect.expected_version, state
+        )
+        self.feed(CasAnswer(state.token, outcome, version))
+
+    # ------------------------------------------------------------------ the end
+
+    async def hand_over(self, deadline_ms: int) -> int:
+        """Stand back from leadership, waiting for a successor to have everything. Returns the successor, 0 if there is none."""
+        self._handed_over = asyncio.get_running_loop().create_future()
+        self.feed(HandOver(deadline_ms))
+        return await self._handed_over
+
+    async def close(self, error: TritonMQError) -> None:
+        """What waits ends with `error`; the journal is flushed and closed."""
+        if self.closed:
+            return
+        self._end_waiting(error)
+        self.closed = True
+        for observer in list(self.observers):
+            observer()
+        await self.journal.close()
+        self.index.close()

@@ -1,0 +1,232 @@
+"""Produce streams: batches from outside, checked and proposed, answered when their durability promise holds.
+
+A stream's batches for one partition are proposed in the order in which they came. Checking a batch decodes it; large ones are
+decoded by a few threads, so that the loop is not held up, and still proposed in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from mq_broker.broker.partition import Partition
+from mq_broker.broker.shell import Shell
+from mq_broker.broker.streams import side_by_side
+from mq_broker.broker.topics import Topic, Topics
+from mq_broker.core.entries import NO_UUID, Append, Operation, Stage, TransactionKey
+from mq_broker.core.messages import Done, Refused, Result, Wait
+from mq_broker.rpc.service import ProduceRequests, Send
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import check_untrusted
+from mq_protocol.envelope import Envelope
+from mq_protocol.errors import InternalError, InvalidRequest, SchemaMismatch, TritonMQError, to_wire
+from mq_protocol.limits import PRODUCE_IN_FLIGHT_BYTES_MAX, REQUEST_TIMEOUT_MS
+from mq_protocol.names import INTERNAL_PREFIX
+
+log = logging.getLogger(__name__)
+
+CHECK_INLINE_BYTES_MAX: Final = 64 << 10
+"""Checking this much takes about as long as handing it to a thread."""
+
+CHECK_THREADS: Final = 2
+DISK_POLL_S: Final = 0.005
+
+_UUID_BYTES: Final = 16
+_ANSWER_BYTES: Final = 200
+"""About what an unanswered batch takes beside its payload, so that a flood of empty ones is bounded too."""
+
+_WAITS: Final = {pb.ALL: Wait.COMMITTED, pb.LEADER: Wait.WRITTEN, pb.NONE: Wait.NOTHING}
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch on its way from the stream to the core. `decoded_bytes`, or `error`, is known once it is checked."""
+
+    header: pb.ProduceHeader
+    payload: memoryview
+    deadline: float
+    partition: Partition | None = None
+    decoded_bytes: int = 0
+    error: TritonMQError | None = None
+    checked: bool = False
+
+
+class Producing:
+    """Owns the threads that check large batches."""
+
+    def __init__(self, shell: Shell, topics: Topics) -> None:
+        self.shell = shell
+        self.topics = topics
+        self.threads = ThreadPoolExecutor(CHECK_THREADS, thread_name_prefix="check-batch")
+
+    async def produce(self, requests: ProduceRequests, send: Send[pb.ProduceResponse]) -> None:
+        """One stream, until the client has said its last and has been answered."""
+        stream = _Stream(self, send)
+        await side_by_side(stream.read(requests), stream.write())
+
+    def close(self) -> None:
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+
+class _Stream:
+    """Owns one client's stream: what is in flight, and what is answered and not yet written. Both count as unanswered.
+
+    Answers that are ready together share one message.
+    """
+
+    def __init__(self, producing: Producing, send: Send[pb.ProduceResponse]) -> None:
+        self._producing = producing
+        self._send = send
+        self._unchecked: deque[_Batch] = deque()
+        self._unanswered = 0
+        self._unanswered_bytes = 0
+        self._ready: list[pb.ProduceResult] = []
+        self._ready_bytes = 0
+        self._some_ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._ended = False
+        self._loop = asyncio.get_running_loop()
+
+    async def read(self, requests: ProduceRequests) -> None:
+        async for request in requests:
+            self._unanswered += 1
+            self._unanswered_bytes += len(request.payload) + _ANSWER_BYTES
+            await self._take(request)
+            while self._unanswered_bytes > PRODUCE_IN_FLIGHT_BYTES_MAX:  # what comes now waits in TCP
+                self._room.clear()
+                await self._room.wait()
+            while not self._producing.shell.has_room:  # noqa: ASYNC110 - the writer thread tells nobody when it has room again
+                await asyncio.sleep(DISK_POLL_S)
+        self._ended = True
+        self._some_ready.set()
+
+    async def write(self) -> None:
+        while not (self._ended and self._unanswered == 0):
+            await self._some_ready.wait()
+            self._some_ready.clear()
+            ready, self._ready = self._ready, []
+            ready_bytes, self._ready_bytes = self._ready_bytes, 0
+            if ready:
+                await self._send(pb.ProduceResponse(results=ready))
+            self._unanswered -= len(ready)
+            self._unanswered_bytes -= ready_bytes
+            self._room.set()
+
+    # ------------------------------------------------------------------ from the stream to the core
+
+    async def _take(self, request: Envelope[pb.ProduceHeader]) -> None:
+        header = request.header
+        timeout_ms = min(header.timeout_ms or REQUEST_TIMEOUT_MS, REQUEST_TIMEOUT_MS)
+        batch = _Batch(header, request.payload, self._loop.time() + timeout_ms / 1000)
+        try:
+            topic = await self._producing.topics.get(header.topic)
+            batch.partition = self._producing.shell.partition(topic, header.partition)
+            if not batch.partition.replica.leading:
+                raise batch.partition.not_leader()
+            _check_header(header, topic)
+        except TritonMQError as error:
+            batch.error = error
+            self._checked(batch)
+            return
+        if len(batch.payload) <= CHECK_INLINE_BYTES_MAX:
+            _check(batch, topic)
+            self._checked(batch)
+            return
+        self._unchecked.append(batch)
+        checking = self._loop.run_in_executor(self._producing.threads, _check, batch, topic)
+        checking.add_done_callback(lambda done: self._propose_checked(batch, done))
+
+    def _checked(self, batch: _Batch) -> None:
+        batch.checked = True
+        if self._unchecked:
+            self._unchecked.append(batch)
+        else:
+            self._propose(batch)
+
+    def _propose_checked(self, batch: _Batch, done: asyncio.Future[None]) -> None:
+        """Those at the head whose check is done: none overtakes one that came before it."""
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("a batch could not be checked", exc_info=error)
+            batch.error = InternalError(f"the batch could not be checked ({type(error).__name__}): see the broker's log")
+            batch.checked = True
+        while self._unchecked and self._unchecked[0].checked:
+            self._propose(self._unchecked.popleft())
+
+    def _propose(self, batch: _Batch) -> None:
+        if batch.error is not None:
+            self._answer(batch, Refused(batch.error))
+            return
+        assert batch.partition is not None
+        header = batch.header
+        stages = header.HasField("stage")
+        batch.partition.propose(
+            _stage(header.stage) if stages else _APPEND,
+            lambda result: self._answer(batch, result),
+            batch.deadline,
+            uuid=header.uuid,
+            record_count=header.record_count,
+            payload=batch.payload,
+            decoded_bytes=batch.decoded_bytes,
+            after=header.after,
+            wait=Wait.COMMITTED if stages else _WAITS[header.acks],
+        )
+
+    def _answer(self, batch: _Batch, result: Result) -> None:
+        answer = pb.ProduceResult(correlation=batch.header.correlation)
+        match result:
+            case Done(_, base_offset, timestamp_us, duplicate):
+                answer.base_offset = base_offset
+                answer.timestamp_us = timestamp_us
+                answer.duplicate = duplicate
+            case Refused(error):
+                answer.base_offset = -1
+                answer.error.CopyFrom(to_wire(error))
+            case _:
+                raise AssertionError(f"a batch cannot be answered with {result}")
+        self._ready.append(answer)
+        self._ready_bytes += len(batch.payload) + _ANSWER_BYTES
+        self._some_ready.set()
+
+
+_APPEND: Final[Operation] = Append()
+
+
+def _stage(stage: pb.StageOf) -> Stage:
+    return Stage(TransactionKey(stage.key.query_id, stage.key.sink), stage.batch_id, stage.run_id)
+
+
+def _check_header(header: pb.ProduceHeader, topic: Topic) -> None:
+    """What can be told without the payload. Raises `InvalidRequest` or `SchemaMismatch`."""
+    if topic.spec.name.startswith(INTERNAL_PREFIX):
+        raise InvalidRequest(f"topic {topic.spec.name} is the brokers' own: nobody else writes it")
+    if len(header.uuid) != _UUID_BYTES or header.uuid == NO_UUID:
+        raise InvalidRequest(f"a batch needs a UUID of 16 bytes, not all zero; this one has {len(header.uuid)}")
+    if len(header.after) not in (0, _UUID_BYTES):
+        raise InvalidRequest(f"`after` names a UUID of 16 bytes; this one has {len(header.after)}")
+    if header.acks not in _WAITS:
+        raise InvalidRequest(f"acks {header.acks} is not known: all (0), leader (1) or none (2)")
+    if header.HasField("stage") and not header.stage.key.query_id:
+        raise InvalidRequest("a staged batch needs its query id: without one nobody could decide it")
+    if header.schema_fingerprint != topic.fingerprint:
+        raise SchemaMismatch(
+            f"the batch was not encoded with the schema of topic {topic.spec.name}, which is: "
+            f"{', '.join(f'{f.name} {f.type}' for f in topic.schema)}"[:500]
+        )
+
+
+def _check(batch: _Batch, topic: Topic) -> None:
+    """Look at every byte. May run in a thread: touches the batch alone."""
+    try:
+        batch.decoded_bytes = check_untrusted(
+            batch.payload,
+            topic.schema,
+            batch_bytes_max=topic.settings.batch_bytes_max,
+            record_count=batch.header.record_count,
+        )
+    except TritonMQError as error:
+        batch.error = error
+    batch.checked = True

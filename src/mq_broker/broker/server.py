@@ -1,0 +1,170 @@
+"""A broker process from start to end: opens the data directory, joins the cluster, serves until told to stop, leaves cleanly.
+
+Everything is made here, once, and handed to those who need it. What is made is undone in the reverse order, however the end comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from collections.abc import Callable
+from typing import Final
+
+from mq_broker.broker.admin import Admin
+from mq_broker.broker.cluster import Cluster
+from mq_broker.broker.config import BrokerConfig
+from mq_broker.broker.delivery import Delivery
+from mq_broker.broker.fetch import Reading
+from mq_broker.broker.groups import Groups
+from mq_broker.broker.produce import Producing
+from mq_broker.broker.service import Services
+from mq_broker.broker.shell import Shell
+from mq_broker.broker.topics import Topic, Topics
+from mq_broker.broker.transactions import Transactions
+from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
+from mq_broker.rpc import server as rpc_server
+from mq_broker.rpc import service as rpc_service
+from mq_broker.rpc.calls import Calls
+from mq_broker.rpc.links import Links, PeerAddress
+from mq_broker.storage.directory import DataDirectory
+from mq_broker.storage.writer import Writer
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import OutcomeUnknown
+
+log = logging.getLogger(__name__)
+
+TOPICS_SWEEP_S: Final = 30.0
+OPENED_TIMEOUT_S: Final = 30.0
+SERVER_GRACE_S: Final = 0.2
+FLUSH_TIMEOUT_S: Final = 1.0
+
+Ready = Callable[[str], None]
+"""Called with the address that others dial, once the broker serves."""
+
+
+async def serve(config: BrokerConfig, *, ready: Ready | None = None, stop: asyncio.Event | None = None) -> None:
+    """Run one broker until SIGTERM or SIGINT, or until `stop` is set; then hand over what it leads and leave.
+
+    Raises the `TritonMQError` that kept it from starting (`InvalidSetting`, `CoordinationUnavailable`, `StorageFailed`, …), or the
+    error that made it stop by itself. Cancelled, it ends without handing over.
+    """
+    if stop is None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+    async with contextlib.AsyncExitStack() as undo:
+        directory = await asyncio.to_thread(DataDirectory.open, config.data_dir, config.broker)
+        undo.callback(directory.close)
+        coordination = config.make_coordination()
+        hints = _Hints()
+        await coordination.start(hints)
+        undo.push_async_callback(coordination.stop)
+        directory.join_cluster(await coordination.cluster_id())
+        incarnation = await coordination.begin_life(config.broker)
+        log.info("broker %d, life %d, cluster %s, data in %s", config.broker, incarnation, directory.cluster_id, directory.path)
+        writer = Writer()
+        writer.start()
+        undo.push_async_callback(writer.stop)
+        tasks = await undo.enter_async_context(asyncio.TaskGroup())
+        shell = Shell(config.broker, incarnation, coordination, directory, writer, tasks)
+        broker = _Broker(config, shell, coordination, directory.cluster_id)
+        undo.push_async_callback(broker.close)
+        hints.to = broker.cluster
+        await broker.start()
+        if ready is not None:
+            ready(broker.address)
+        stopping = tasks.create_task(_wait(stop), name="stop")
+        await asyncio.wait({stopping, shell.failure, writer.died}, return_when=asyncio.FIRST_COMPLETED)
+        for ended in (shell.failure, writer.died):
+            if ended.done():
+                ended.result()
+        log.info("stopping: handing over what is led")
+        await broker.leave(config.stop_timeout_ms / 1000)
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+class _Hints:
+    """The coordination service's listener from the first moment on; what comes before `to` is known is read at the start anyway."""
+
+    def __init__(self) -> None:
+        self.to: Cluster | None = None
+
+    def __call__(self, event: CoordinationEvent) -> None:
+        if self.to is not None:
+            self.to.hear(event)
+
+
+class _Broker:
+    """Owns the parts of one running broker, and the order in which they begin and end."""
+
+    def __init__(self, config: BrokerConfig, shell: Shell, coordination: CoordinationService, cluster_id: str) -> None:
+        self._server, port = rpc_server.listen(config.listen)
+        self.address = config.address(port)
+        self._shell = shell
+        self._coordination = coordination
+        hello = pb.LinkHello(broker=config.broker, incarnation=shell.incarnation, cluster_id=cluster_id)
+        self._links = shell.links = Links(hello, shell)
+        self._calls = Calls()
+        self._topics = Topics(coordination, self._on_topics)
+        me = BrokerRegistration(config.broker, shell.incarnation, self.address, config.rack)
+        self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost)
+        self._admin = Admin(shell, self.cluster, self._topics, coordination, self._calls)
+        self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)
+        self._producing = Producing(shell, self._topics)
+        delivery = Delivery(shell, self._topics)
+        services = Services(
+            self._admin,
+            self._producing,
+            Reading(shell, self._topics),
+            delivery,
+            Groups(shell, self._topics, delivery.shares.members_of),
+            self._transactions,
+        )
+        self._server.add_generic_rpc_handlers((rpc_service.handlers(services), self._links.handler()))
+        self._running: list[asyncio.Task[None]] = []
+
+    def _on_topics(self, topics: dict[str, Topic]) -> None:
+        self._shell.follow_topics(topics)
+        self._admin.forget(set(topics))
+
+    def _on_brokers(self) -> None:
+        self._shell.brokers_seen(self.cluster.live)
+        self._links.know({b: PeerAddress(r.address, r.incarnation) for b, r in self.cluster.brokers.items()})
+
+    async def start(self) -> None:
+        """Serve. Returns once this broker is registered and what is assigned to it is open."""
+        await self._server.start()
+        await self._topics.refresh()
+        await self.cluster.join()
+        spawn = self._shell.spawn
+        self._running = [
+            spawn(self._shell.tick(), "ticks"),
+            spawn(self.cluster.follow(), "follow brokers"),
+            spawn(self._topics.follow(self.cluster.topics_changed, TOPICS_SWEEP_S), "follow topics"),
+            spawn(self._transactions.reap_for_ever(), "reap"),
+        ]
+        await self._shell.wait_until_open(OPENED_TIMEOUT_S)
+        log.info("broker %d serves at %s", self._shell.broker, self.address)
+
+    async def leave(self, seconds: float) -> None:
+        """Hand over what is led, while everything still runs; then the session, so that nobody waits for this broker."""
+        await self._shell.hand_over(seconds)
+        await self._links.flush(FLUSH_TIMEOUT_S)
+
+    async def close(self) -> None:
+        """End everything that runs. Does not wait for successors: `leave` does, before."""
+        self._shell.stop()
+        for task in self._running:
+            task.cancel()
+        await self._coordination.stop()
+        await self._links.close()
+        await self._server.stop(SERVER_GRACE_S)
+        await self._shell.close(OutcomeUnknown(f"broker {self._shell.broker} has stopped: ask again with the same UUID"))
+        await self._calls.close()
+        self._producing.close()

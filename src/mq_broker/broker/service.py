@@ -1,0 +1,33 @@
+"""What the gRPC service calls: each request handed to the part that owns what it is about."""
+
+from __future__ import annotations
+
+from mq_broker.broker.admin import Admin
+from mq_broker.broker.delivery import Delivery
+from mq_broker.broker.fetch import Reading
+from mq_broker.broker.groups import Groups
+from mq_broker.broker.produce import Producing
+from mq_broker.broker.transactions import Transactions
+
+
+class Services:
+    """Owns nothing but the parts. Is the `rpc.service.BrokerService`."""
+
+    def __init__(
+        self, admin: Admin, producing: Producing, reading: Reading, delivery: Delivery, groups: Groups, transactions: Transactions
+    ) -> None:
+        self.metadata = admin.metadata
+        self.create_topic = admin.create_topic
+        self.delete_topic = admin.delete_topic
+        self.list_offsets = reading.list_offsets
+        self.move_cursors = groups.move_cursors
+        self.groups = groups.groups
+        self.decide = transactions.decide
+        self.publish = transactions.publish
+        self.discard = transactions.discard
+        self.transaction_status = transactions.transaction_status
+        self.staged = transactions.staged
+        self.produce = producing.produce
+        self.fetch = reading.fetch
+        self.subscribe = delivery.subscribe
+        self.watch_offsets = reading.watch_offsets

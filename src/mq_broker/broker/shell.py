@@ -1,0 +1,310 @@
+"""The shell: one asyncio loop that feeds events to the replicas of a broker and carries out what they ask.
+
+A *turn* is one round of the loop. Events are stepped as they come; when all that were ready have been, `TurnEnded` goes to each
+replica touched, so that entries, acknowledgements and answers that are ready together leave together.
+
+Here is what partitions share: the turn, the ticks, background tasks, links, coordination. What clients ask for is elsewhere
+(produce, fetch, delivery, admin, transactions).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from mq_broker.broker.partition import Partition
+from mq_broker.broker.topics import Topic
+from mq_broker.coordination.interface import CoordinationService
+from mq_broker.core.entries import Decide
+from mq_broker.core.messages import BrokersSeen, Event, LeaderName, PeerConnected, PeerDisconnected, SessionLost
+from mq_broker.rpc.links import Links
+from mq_broker.storage.directory import DataDirectory
+from mq_broker.storage.frame import Place
+from mq_broker.storage.writer import Writer
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import CoordinationUnavailable, NotLeader, StorageFailed, TritonMQError, UnknownPartition, UnknownTopic
+
+log = logging.getLogger(__name__)
+
+TICK_S: Final = 0.08
+TICK_SLICES: Final = 4
+"""Replicas are ticked in turns, a quarter of them every 20 ms: a thousand at once would hold up the loop."""
+
+OPENINGS_AT_ONCE: Final = 8
+REOPEN_S: Final = 5.0
+
+
+class Shell:
+    """Owns the partitions of this broker and the loop's turn. Is the links' listener."""
+
+    def __init__(
+        self,
+        broker: int,
+        incarnation: int,
+        coordination: CoordinationService,
+        directory: DataDirectory,
+        writer: Writer,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.broker = broker
+        self.incarnation = incarnation
+        self.coordination = coordination
+        self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_role: list[Callable[[Partition], None]] = []
+        self.on_decision: list[Callable[[Partition, Decide], None]] = []
+        self.links: Links
+        self._directory = directory
+        self._writer = writer
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._live: tuple[LeaderName, ...] = ()
+        self._partitions: dict[tuple[str, int], Partition] = {}
+        self._wanted: dict[str, Topic] = {}
+        self._settling: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._openings = asyncio.Semaphore(OPENINGS_AT_ONCE)
+        self._touched: list[Partition] = []
+        self._node_writes: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    # ------------------------------------------------------------------ what partitions ask
+
+    def now_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000
+
+    def touch(self, partition: Partition) -> None:
+        """The partition has been fed: it is told when the turn ends."""
+        if not self._touched:
+            self._loop.call_soon(self._end_turn)
+        self._touched.append(partition)
+
+    def _end_turn(self) -> None:
+        touched, self._touched = self._touched, []
+        now_ms = self.now_ms()
+        for partition in touched:
+            partition.end_turn(now_ms)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """A task of this broker's: it ends with the broker, and if it fails the broker does."""
+        return self._tasks.create_task(self._guarded(work, name), name=name)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        try:
+            await work
+        except Exception as error:
+            log.exception("%s failed", name)
+            self.fail(error)
+
+    def write_node(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """As `spawn`, for a write to the coordination service: a clean stop waits for those."""
+        task = self.spawn(work, name)
+        self._node_writes.add(task)
+        task.add_done_callback(self._node_writes.discard)
+
+    @property
+    def has_room(self) -> bool:
+        """False: the disk does not keep up, and producers must wait."""
+        return self._writer.has_room
+
+    def fail(self, error: Exception) -> None:
+        """Something that must never happen did: the broker stops, and its replicas elsewhere take over."""
+        if not self.failure.done():
+            self.failure.set_exception(error)
+
+    def role_changed(self, partition: Partition) -> None:
+        for listener in self.on_role:
+            listener(partition)
+
+    def decision_committed(self, partition: Partition, decision: Decide) -> None:
+        for listener in self.on_decision:
+            listener(partition, decision)
+
+    # ------------------------------------------------------------------ what services ask
+
+    def partitions(self) -> list[Partition]:
+        return list(self._partitions.values())
+
+    def hosted(self, topic: Topic, number: int) -> Partition | None:
+        """This broker's replica, if it has one and it is open."""
+        return self._partitions.get((topic.spec.topic_id, number))
+
+    def partition(self, topic: Topic, number: int) -> Partition:
+        """As `hosted`. Raises `UnknownPartition`, or `NotLeader` when there is no open replica of it here."""
+        found = self._partitions.get((topic.spec.topic_id, number))
+        if found is not None:
+            return found
+        if not 0 <= number < topic.partitions:
+            raise UnknownPartition(f"topic {topic.spec.name} has partitions 0 to {topic.partitions - 1}, not {number}")
+        if self.broker in topic.spec.assignment[number]:
+            raise NotLeader(f"broker {self.broker} is opening its replica of {topic.spec.name}-{number}: ask again")
+        raise NotLeader(
+            f"broker {self.broker} holds no replica of {topic.spec.name}-{number}: ask for its metadata, then its leader"
+        )
+
+    def leader(self, topic: Topic, number: int) -> Partition:
+        """The replica, if it leads and knows the end of its log. Raises `NotLeader`, naming who does."""
+        found = self.partition(topic, number)
+        if not found.serving:
+            raise found.not_leader()
+        return found
+
+    # ------------------------------------------------------------------ events for many
+
+    def _feed_all(self, event: Event) -> None:
+        for partition in list(self._partitions.values()):
+            partition.feed(event)
+
+    def brokers_seen(self, live: Sequence[LeaderName]) -> None:
+        self._live = tuple(live)
+        self._feed_all(BrokersSeen(self._live))
+
+    def session_lost(self) -> None:
+        self._live = tuple(name for name in self._live if name.broker != self.broker)
+        self._feed_all(SessionLost())
+
+    def link_up(self, broker: int) -> None:
+        self._feed_all(PeerConnected(broker))
+
+    def link_down(self, broker: int) -> None:
+        self._feed_all(PeerDisconnected(broker))
+
+    def append_entries(self, message: pb.AppendEntries, frames: Sequence[memoryview]) -> None:
+        partition = self._partitions.get((message.topic_id, message.partition))
+        if partition is not None:
+            partition.hear_entries(message, frames)
+
+    def append_ack(self, message: pb.AppendAck) -> None:
+        partition = self._partitions.get((message.topic_id, message.partition))
+        if partition is not None:
+            partition.hear_ack(message)
+
+    async def tick(self) -> None:
+        """Time, for every replica. Runs until cancelled."""
+        turn = 0
+        while True:
+            await asyncio.sleep(TICK_S / TICK_SLICES)
+            turn = (turn + 1) % TICK_SLICES
+            now_ms, now = self.now_ms(), self._loop.time()
+            for place, partition in enumerate(list(self._partitions.values())):
+                if place % TICK_SLICES == turn:
+                    partition.tick(now_ms, now)
+
+    # ------------------------------------------------------------------ which partitions are here
+
+    def follow_topics(self, topics: dict[str, Topic]) -> None:
+        """Open what is assigned to this broker, close what is gone. Returns at once."""
+        self._wanted = topics
+        keys = {
+            (topic_id, n) for topic_id, t in topics.items() for n, members in enumerate(t.spec.assignment) if self.broker in members
+        }
+        for key in sorted(keys | self._partitions.keys()):
+            if (key in keys) != (key in self._partitions):
+                self._settle(key)
+
+    def _settle(self, key: tuple[str, int]) -> None:
+        if key not in self._settling and not self._stopping:
+            self._settling[key] = self.spawn(self._settle_one(key), f"settle partition {key[1]} of {key[0]}")
+
+    async def _settle_one(self, key: tuple[str, int]) -> None:
+        """Open or close one partition until it is as wanted: one task a partition, so that the two never meet."""
+        topic_id, number = key
+        try:
+            while not self._stopping:
+                topic = self._wanted.get(topic_id)
+                wanted = topic is not None and self.broker in topic.spec.assignment[number]
+                present = self._partitions.get(key)
+                if wanted and present is None:
+                    assert topic is not None
+                    try:
+                        async with self._openings:
+                            await self._open(topic, number)
+                    except StorageFailed:
+                        log.exception("partition %d of %s cannot be opened; trying again", number, topic.spec.name)
+                        await asyncio.sleep(REOPEN_S)
+                elif present is not None and not wanted:
+                    del self._partitions[key]
+                    await present.close(UnknownTopic(f"topic {present.topic.spec.name!r} was deleted"))
+                    await self._delete(present)
+                else:
+                    return
+        finally:
+            del self._settling[key]
+
+    async def _delete(self, partition: Partition) -> None:
+        """Remove what a deleted topic held. A cluster that is another now did not delete it (trap 18)."""
+        place = Place(partition.topic.spec.topic_id, partition.number)
+        try:
+            if await self.coordination.cluster_id() != self._directory.cluster_id:
+                log.error("%s: the coordination service holds another cluster now; its data is kept", partition.name)
+                return
+            await asyncio.to_thread(self._directory.delete_partition, place)
+            log.info("%s: deleted", partition.name)
+        except (CoordinationUnavailable, StorageFailed) as error:
+            log.warning("%s: its data stays in %s: %s", partition.name, self._directory.partition_path(place), error)
+
+    async def _open(self, topic: Topic, number: int) -> None:
+        partition = Partition(self, topic, number)
+        place, durability = Place(topic.spec.topic_id, number), topic.settings.durability.value
+        opened = await asyncio.to_thread(
+            self._directory.open_journal,
+            place,
+            durability,
+            topic.settings.segment_bytes_max,
+            partition,
+            self._writer,
+            topic=topic.spec.name,
+        )
+        if self._stopping:
+            await opened.journal.close()
+            return
+        partition.begin(opened, self._directory.open_index(place, durability))
+        self._partitions[topic.spec.topic_id, number] = partition
+        partition.feed(BrokersSeen(self._live))
+        for broker in self.links.connected():
+            partition.feed(PeerConnected(broker))
+
+    def reopen(self, partition: Partition, reason: str) -> None:
+        """The partition's log is another now: read it from disk again and begin a new replica."""
+        key = (partition.topic.spec.topic_id, partition.number)
+        if self._partitions.get(key) is partition:
+            del self._partitions[key]
+
+        async def reopen() -> None:
+            await partition.close(NotLeader(f"{partition.name}: its log is read again ({reason}); ask again"))
+            self._settle(key)
+
+        self.spawn(reopen(), f"reopen {partition.name}")
+
+    # ------------------------------------------------------------------ the end
+
+    async def wait_until_open(self, seconds: float) -> None:
+        """Until everything assigned to this broker is open. What takes longer goes on by itself."""
+        if self._settling:
+            _, late = await asyncio.wait(set(self._settling.values()), timeout=seconds)
+            if late:
+                log.warning("%d partitions are not open yet after %g s; they will be", len(late), seconds)
+
+    async def hand_over(self, seconds: float) -> None:
+        """Stand back from everything that is led, each with a successor that has all of it if there is one."""
+        self.stop()
+        deadline_ms = self.now_ms() + int(seconds * 1000)
+        try:
+            async with asyncio.timeout(seconds + 1.0):  # followers answer at once, and claim nothing from now on
+                await asyncio.gather(*(partition.hand_over(deadline_ms) for partition in self._partitions.values()))
+                if self._node_writes:
+                    await asyncio.wait(self._node_writes)
+        except TimeoutError:
+            log.warning("not every partition was handed over in %g s", seconds)
+
+    def stop(self) -> None:
+        """Open nothing any more."""
+        self._stopping = True
+
+    async def close(self, error: TritonMQError) -> None:
+        """Close every journal; what still waits ends with `error`."""
+        self.stop()
+        partitions = list(self._partitions.values())
+        self._partitions.clear()
+        await asyncio.gather(*(partition.close(error) for partition in partitions))

@@ -1,0 +1,135 @@
+"""The topics as this broker last read them, and which of their partitions it should hold.
+
+The coordination service is the truth; this is a copy, read again on every hint and whenever a client names a topic that is not in
+it. Opening and closing partitions is the shell's: `Topics` only says which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from mq_broker.coordination.interface import CoordinationService, TopicSpec
+from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
+from mq_protocol.errors import CoordinationUnavailable, TritonMQError, UnknownTopic
+from mq_protocol.names import Durability, TopicSettings, parse_settings
+
+log = logging.getLogger(__name__)
+
+REFRESH_S_MIN: Final = 0.2
+"""Clients that name topics which do not exist cause no more reads than this allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic with everything that is computed from its specification once."""
+
+    spec: TopicSpec
+    settings: TopicSettings
+    schema: pa.Schema
+    fingerprint: int
+
+    @classmethod
+    def of(cls, spec: TopicSpec) -> Topic:
+        """Raises a `TritonMQError` for a specification that this version cannot read."""
+        schema = schema_from_bytes(spec.schema)
+        settings = parse_settings(spec.settings, len(spec.assignment[0]))
+        return cls(spec, settings, schema, schema_fingerprint(schema))
+
+    @property
+    def volatile(self) -> bool:
+        return self.settings.durability is Durability.MEMORY
+
+    @property
+    def partitions(self) -> int:
+        return len(self.spec.assignment)
+
+
+OnTopics = Callable[[dict[str, Topic]], None]
+"""Given all topics by id, after a successful read."""
+
+
+class Topics:
+    """Owns this broker's copy of the list of topics."""
+
+    def __init__(self, coordination: CoordinationService, on_topics: OnTopics) -> None:
+        self._coordination = coordination
+        self._on_topics = on_topics
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[str, Topic] = {}
+        self._reading = asyncio.Lock()
+        self._begun = 0
+        self._read_last = 0
+        self._refreshed_at = float("-inf")
+
+    def all(self) -> list[Topic]:
+        return [self._by_name[name] for name in sorted(self._by_name)]
+
+    def find(self, name: str) -> Topic | None:
+        return self._by_name.get(name)
+
+    async def get(self, name: str) -> Topic:
+        """The topic, read anew if it is not known. Raises `UnknownTopic` or `CoordinationUnavailable`."""
+        topic = self._by_name.get(name)
+        if topic is None:
+            now = asyncio.get_running_loop().time()
+            if now - self._refreshed_at >= REFRESH_S_MIN:
+                await self.refresh()
+            topic = self._by_name.get(name)
+        if topic is None:
+            raise UnknownTopic(
+                f"there is no topic {name!r}: `tritonmq topic list` shows those that exist, `topic create` makes one"
+            )
+        return topic
+
+    async def refresh(self) -> None:
+        """Read the list of topics and let the shell follow. Raises `CoordinationUnavailable`.
+
+        Callers that come while a read is under way share the next one: the present one may have missed what they look for.
+        """
+        wanted = self._begun + 1
+        async with self._reading:
+            if self._read_last >= wanted:
+                return
+            self._begun += 1
+            begun = self._begun
+            specs = await self._coordination.topics()
+            self._take(specs)
+            self._read_last = begun
+
+    def _take(self, specs: dict[str, TopicSpec]) -> None:
+        by_id: dict[str, Topic] = {}
+        for spec in specs.values():
+            known = self._by_id.get(spec.topic_id)
+            if known is not None and known.spec == spec:
+                by_id[spec.topic_id] = known
+                continue
+            try:
+                by_id[spec.topic_id] = Topic.of(spec)
+            except TritonMQError:
+                log.exception("topic %s cannot be read by this version: it is left alone", spec.name)
+        self._by_id = by_id
+        self._by_name = {topic.spec.name: topic for topic in by_id.values()}
+        self._refreshed_at = asyncio.get_running_loop().time()
+        self._on_topics(by_id)
+
+    async def follow(self, changed: asyncio.Event, every_s: float) -> None:
+        """Read again on every hint, and now and then without one. Runs until cancelled."""
+        while True:
+            try:
+                async with asyncio.timeout(every_s):
+                    await changed.wait()
+            except TimeoutError:
+                pass
+            changed.clear()
+            try:
+                await self.refresh()
+            except CoordinationUnavailable as error:
+                log.warning("the list of topics cannot be read: %s", error)
+                await asyncio.sleep(1.0)
+                changed.set()

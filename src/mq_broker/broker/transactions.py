@@ -1,0 +1,381 @@
+"""The exactly-once sink's coordinator, and the partitions' side of it (exactly-once.md).
+
+A decision is an entry of the coordinators' topic, in the partition that the key hashes to. From its commit on, the leader of that
+partition has every manifest line published by its leader, and goes on until all are, whatever becomes of the driver; a successor
+finds the decision in its journal and goes on from there. Publishing is idempotent, so it is simply asked again.
+
+A reaper removes staged batches that no decision names any more: those whose micro-batch is at or below its key's last published
+one. Age alone never removes any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from google.protobuf.message import Message
+
+from mq_broker.broker.admin import Admin
+from mq_broker.broker.cluster import Cluster
+from mq_broker.broker.partition import Partition
+from mq_broker.broker.shell import Shell
+from mq_broker.broker.topics import Topics
+from mq_broker.core.entries import Decide, Discard, Finish, Publish, StagedBatches, TransactionKey
+from mq_broker.core.messages import Decided
+from mq_broker.rpc.calls import Calls
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import (
+    InvalidRequest,
+    NotLeader,
+    OutcomeUnknown,
+    StagedBatchMissing,
+    TritonMQError,
+    UnknownPartition,
+    UnknownTopic,
+)
+from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC
+from mq_protocol.partitioner import coordinator_partition
+
+log = logging.getLogger(__name__)
+
+ATTEMPT_S: Final = 5.0
+BACKOFF_S: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+ALARM_BACKOFF_S: Final = 5.0
+REAP_EVERY_S: Final = 20.0
+REAP_AGE_S: Final = 60.0
+_UUID_BYTES: Final = 16
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+def key_of(key: pb.TransactionKey) -> TransactionKey:
+    """Raises `InvalidRequest` for a key without a query id: a made-up key would deduplicate strangers."""
+    if not key.query_id:
+        raise InvalidRequest("the transaction key has no query id: the sink runs in a streaming query, or gives txnAppId")
+    return TransactionKey(key.query_id, key.sink)
+
+
+@dataclass(eq=False)
+class _Publishing:
+    """A decision on its way to its partitions. `drivers` wait for the end of it; `alarm` is what stands in its way."""
+
+    partition: Partition
+    decision: Decide
+    drivers: list[asyncio.Future[None]] = field(default_factory=list)
+    alarm: TritonMQError | None = None
+    task: asyncio.Task[None] | None = None
+
+    def tell(self, error: TritonMQError | None) -> None:
+        drivers, self.drivers = self.drivers, []
+        for driver in drivers:
+            if not driver.done():
+                if error is None:
+                    driver.set_result(None)
+                else:
+                    driver.set_exception(error)
+
+
+class Transactions:
+    """Owns the publishing of every decision whose coordinator is led here."""
+
+    def __init__(self, shell: Shell, cluster: Cluster, topics: Topics, admin: Admin, calls: Calls) -> None:
+        self._shell = shell
+        self._cluster = cluster
+        self._topics = topics
+        self._admin = admin
+        self._calls = calls
+        self._publishing: dict[tuple[Partition, TransactionKey], _Publishing] = {}
+        shell.on_decision.append(self._decision_committed)
+        shell.on_role.append(self._role_changed)
+
+    # ------------------------------------------------------------------ decide
+
+    async def decide(self, request: pb.DecideRequest, deadline: float) -> pb.DecideResponse:
+        """Answers once everything is published. Past the deadline `OutcomeUnknown`: asking again gives the same answer."""
+        key = key_of(request.key)
+        _check_manifest(request)
+        partition = await self._coordinator(key)
+        manifest = tuple(StagedBatches(m.topic, m.partition, tuple(m.uuids), m.row_count) for m in request.manifest if m.uuids)
+        decide = Decide(key, request.batch_id, request.run_id, request.row_count, manifest)
+        if request.timeout_ms:
+            deadline = min(deadline, asyncio.get_running_loop().time() + request.timeout_ms / 1000)
+        result = await partition.ask(decide, deadline, keep_on_mismatch=request.keep_on_mismatch)
+        assert isinstance(result, Decided)
+        if result.already:
+            self._discard_attempt(partition, decide)
+        if not result.finished:
+            await self._wait_until_published(partition, decide, deadline)
+        return pb.DecideResponse(already_decided=result.already, row_count=result.row_count, published=True)
+
+    async def _coordinator(self, key: TransactionKey) -> Partition:
+        """The replica that decides for the key. Raises `NotLeader`, naming the broker whose it is."""
+        topic = await self._topics.get(TRANSACTIONS_TOPIC)
+        number = coordinator_partition(key.query_id, key.sink, topic.partitions)
+        try:
+            return self._shell.leader(topic, number)
+        except NotLeader as error:
+            if error.leader:
+                raise
+            leader = (await self._admin.partition_info(topic, number)).leader
+            hint = f"ask broker {leader}" if leader else "nobody leads it at the moment: ask again"
+            raise NotLeader(
+                f"broker {self._shell.broker} is not the coordinator of query {key.query_id}; {hint}", leader
+            ) from error
+
+    async def _wait_until_published(self, partition: Partition, decide: Decide, deadline: float) -> None:
+        publishing = self._publishing.get((partition, decide.key))
+        if publishing is None or publishing.decision.batch_id != decide.batch_id:
+            known = partition.replica.machine.transactions.get(decide.key)
+            if known is not None and (known.batch_id > decide.batch_id or known.finished):
+                return
+            raise OutcomeUnknown(f"micro-batch {decide.batch_id} is decided, its coordinator has changed: ask again")
+        if publishing.alarm is not None:
+            raise publishing.alarm
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        publishing.drivers.append(done)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await done
+        except TimeoutError as error:
+            raise OutcomeUnknown(
+                f"micro-batch {decide.batch_id} of query {decide.key.query_id} is decided and still being published: ask again"
+            ) from error
+
+    def _discard_attempt(self, partition: Partition, decide: Decide) -> None:
+        """The micro-batch was decided before: what this attempt staged, and the decision does not name, is removed."""
+        known = partition.replica.machine.transactions[decide.key]
+        if known.batch_id != decide.batch_id:
+            return
+        kept = {uuid for line in known.manifest for uuid in line.uuids}
+        for (topic, number), uuids in _by_partition(decide.manifest).items():
+            losers = [uuid for uuid in uuids if uuid not in kept]
+            if losers:
+                self._shell.spawn(self._discard_once(topic, number, decide.key, losers), f"discard from {topic}-{number}")
+
+    async def _discard_once(self, topic: str, number: int, key: TransactionKey, uuids: list[bytes]) -> None:
+        """One attempt: what it does not reach, the reaper does."""
+        wire = pb.TransactionKey(query_id=key.query_id, sink=key.sink)
+        request = pb.DiscardRequest(topic=topic, partition=number, key=wire, uuids=uuids)
+        try:
+            await self._ask_leader(topic, number, "Discard", request, pb.DiscardResponse, self.discard)
+        except TritonMQError as error:
+            log.info("%s-%d: %d staged batches are left to the reaper: %s", topic, number, len(uuids), error)
+
+    # ------------------------------------------------------------------ publish what was decided
+
+    def _decision_committed(self, partition: Partition, decision: Decide) -> None:
+        place = (partition, decision.key)
+        former = self._publishing.get(place)
+        if former is not None:
+            if former.decision.batch_id >= decision.batch_id:
+                return
+            self._stop(former, "a later decision has been made")
+        publishing = self._publishing[place] = _Publishing(partition, decision)
+        publishing.task = self._shell.spawn(self._publish_all(publishing), f"publish {decision.key.query_id} {decision.batch_id}")
+
+    def _role_changed(self, partition: Partition) -> None:
+        if not partition.replica.leading:
+            for publishing in [p for p in self._publishing.values() if p.partition is partition]:
+                self._stop(publishing, "its coordinator has changed")
+
+    def _stop(self, publishing: _Publishing, why: str) -> None:
+        self._publishing.pop((publishing.partition, publishing.decision.key), None)
+        if publishing.task is not None:
+            publishing.task.cancel()
+        publishing.tell(OutcomeUnknown(f"micro-batch {publishing.decision.batch_id} is decided, and {why}: ask again"))
+
+    async def _publish_all(self, publishing: _Publishing) -> None:
+        decision = publishing.decision
+        lines = _by_partition(decision.manifest)
+        await asyncio.gather(*(self._publish_line(publishing, place, uuids) for place, uuids in lines.items()))
+        attempt = 0
+        while True:
+            deadline = asyncio.get_running_loop().time() + ATTEMPT_S
+            try:
+                await publishing.partition.ask(Finish(decision.key, decision.batch_id), deadline)
+                break
+            except TritonMQError as error:
+                log.info("micro-batch %d of %s is published, not yet finished: %s", decision.batch_id, decision.key.query_id, error)
+            await asyncio.sleep(_backoff(attempt))
+            attempt += 1
+        if self._publishing.get((publishing.partition, decision.key)) is publishing:
+            del self._publishing[publishing.partition, decision.key]
+        publishing.tell(None)
+
+    async def _publish_line(self, publishing: _Publishing, place: tuple[str, int], uuids: list[bytes]) -> None:
+        """One partition's part, asked for until it is done. Cancelled when the coordinator's leadership ends."""
+        decision = publishing.decision
+        topic, number = place
+        key = pb.TransactionKey(query_id=decision.key.query_id, sink=decision.key.sink)
+        request = pb.PublishRequest(topic=topic, partition=number, key=key, batch_id=decision.batch_id, uuids=uuids)
+        attempt = 0
+        while True:
+            try:
+                await self._ask_leader(topic, number, "Publish", request, pb.PublishResponse, self.publish)
+                return
+            except (UnknownTopic, UnknownPartition) as error:
+                log.warning("micro-batch %d of %s: %s; nothing to publish there", decision.batch_id, decision.key.query_id, error)
+                return
+            except StagedBatchMissing as error:
+                log.error("micro-batch %d of %s cannot be published: %s", decision.batch_id, decision.key.query_id, error)  # noqa: TRY400
+                publishing.alarm = error
+                publishing.tell(error)
+                await asyncio.sleep(ALARM_BACKOFF_S)
+            except TritonMQError as error:
+                log.debug("publish %s-%d, attempt %d: %s", topic, number, attempt, error)
+                await asyncio.sleep(_backoff(attempt))
+            attempt += 1
+
+    async def _ask_leader(
+        self,
+        topic_name: str,
+        number: int,
+        method: str,
+        request: Message,
+        response: type[Answer],
+        here: Callable[..., Awaitable[Answer]],
+    ) -> Answer:
+        """One attempt at the partition's leader, wherever it is: here through the same code as from afar."""
+        deadline = asyncio.get_running_loop().time() + ATTEMPT_S
+        topic = await self._topics.get(topic_name)
+        partition = self._shell.hosted(topic, number)
+        if partition is not None and partition.replica.leading:
+            return await here(request, deadline)
+        if not 0 <= number < topic.partitions:
+            raise UnknownPartition(f"topic {topic_name} has partitions 0 to {topic.partitions - 1}, not {number}")
+        leader = (await self._admin.partition_info(topic, number)).leader
+        address = self._cluster.address(leader) if leader else None
+        if address is None:
+            raise NotLeader(f"{topic_name}-{number} has no leader at the moment: ask again")
+        return await self._calls.ask(address, method, request, response, deadline)
+
+    # ------------------------------------------------------------------ what partitions' leaders answer
+
+    async def publish(self, request: pb.PublishRequest, deadline: float) -> pb.PublishResponse:
+        """Idempotent. The staged batches become readable together."""
+        partition = await self._led(request.topic, request.partition)
+        await partition.ask(Publish(key_of(request.key), request.batch_id, tuple(request.uuids)), deadline)
+        return pb.PublishResponse(log_end_offset=partition.next_offset)
+
+    async def discard(self, request: pb.DiscardRequest, deadline: float) -> pb.DiscardResponse:
+        """Staged batches that are not here (any more) are fine. Answers how many were."""
+        partition = await self._led(request.topic, request.partition)
+        staged = partition.replica.machine.staged
+        count = sum(uuid in staged for uuid in request.uuids)
+        await partition.ask(Discard(key_of(request.key), tuple(request.uuids)), deadline)
+        return pb.DiscardResponse(discarded=count)
+
+    async def _led(self, topic: str, number: int) -> Partition:
+        return self._shell.leader(await self._topics.get(topic), number)
+
+    async def transaction_status(self, request: pb.TransactionStatusRequest, _deadline: float) -> pb.TransactionStatusResponse:
+        """The last decided micro-batch of a key."""
+        key = key_of(request.key)
+        known = (await self._coordinator(key)).replica.machine.transactions.get(key)
+        if known is None:
+            return pb.TransactionStatusResponse(known=False)
+        return pb.TransactionStatusResponse(
+            known=True, batch_id=known.batch_id, run_id=known.run_id, row_count=known.row_count, published=known.finished
+        )
+
+    async def staged(self, request: pb.StagedRequest, _deadline: float) -> pb.StagedResponse:
+        """What is staged on the partitions led here, of one topic or of all."""
+        response = pb.StagedResponse()
+        if request.topic:
+            await self._topics.get(request.topic)
+        for partition in self._shell.partitions():
+            name = partition.topic.spec.name
+            if partition.serving and request.topic in ("", name):
+                for batch in partition.replica.machine.staged.values():
+                    response.staged.add(
+                        topic=name,
+                        partition=partition.number,
+                        uuid=batch.uuid,
+                        key=pb.TransactionKey(query_id=batch.key.query_id, sink=batch.key.sink),
+                        batch_id=batch.batch_id,
+                        row_count=batch.row_count,
+                        timestamp_us=batch.timestamp_us,
+                    )
+        return response
+
+    # ------------------------------------------------------------------ the reaper
+
+    async def reap_for_ever(self) -> None:
+        """Now and then, remove staged batches that have lost. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(REAP_EVERY_S)
+            await self.reap(REAP_AGE_S)
+
+    async def reap(self, age_s: float) -> None:
+        """Remove, on the partitions led here, staged batches older than this that no decision names any more."""
+        before_us = int((time.time() - age_s) * 1_000_000)
+        statuses: dict[TransactionKey, pb.TransactionStatusResponse | None] = {}
+        for partition in self._shell.partitions():
+            if not partition.serving or partition.topic.spec.name.startswith(INTERNAL_PREFIX):
+                continue
+            old: dict[TransactionKey, list[tuple[int, bytes]]] = {}
+            for batch in partition.replica.machine.staged.values():
+                if batch.timestamp_us <= before_us:
+                    old.setdefault(batch.key, []).append((batch.batch_id, batch.uuid))
+            for key, batches in old.items():
+                if key not in statuses:
+                    statuses[key] = await self._status_anywhere(key)
+                status = statuses[key]
+                if status is None or not status.known:
+                    continue
+                last = status.batch_id if status.published else status.batch_id - 1
+                losers = tuple(uuid for batch_id, uuid in batches if batch_id <= last)
+                if losers and partition.serving:
+                    await self._reap_one(partition, key, losers)
+
+    async def _reap_one(self, partition: Partition, key: TransactionKey, uuids: tuple[bytes, ...]) -> None:
+        try:
+            await partition.ask(Discard(key, uuids), asyncio.get_running_loop().time() + ATTEMPT_S)
+        except TritonMQError as error:
+            log.info("%s: %d staged batches of %s stay for now: %s", partition.name, len(uuids), key.query_id, error)
+            return
+        log.info("%s: removed %d staged batches of query %s that lost", partition.name, len(uuids), key.query_id)
+
+    async def _status_anywhere(self, key: TransactionKey) -> pb.TransactionStatusResponse | None:
+        """What the key's coordinator says; None if it cannot be asked now."""
+        request = pb.TransactionStatusRequest(key=pb.TransactionKey(query_id=key.query_id, sink=key.sink))
+        topic = self._topics.find(TRANSACTIONS_TOPIC)
+        if topic is None:
+            return None
+        number = coordinator_partition(key.query_id, key.sink, topic.partitions)
+        try:
+            return await self._ask_leader(
+                TRANSACTIONS_TOPIC, number, "TransactionStatus", request, pb.TransactionStatusResponse, self.transaction_status
+            )
+        except TritonMQError as error:
+            log.debug("the coordinator of %s cannot be asked: %s", key.query_id, error)
+            return None
+
+
+def _backoff(attempt: int) -> float:
+    return BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
+
+
+def _by_partition(manifest: tuple[StagedBatches, ...]) -> dict[tuple[str, int], list[bytes]]:
+    """One line a partition: it publishes everything of a micro-batch at once, or nothing."""
+    lines: dict[tuple[str, int], list[bytes]] = {}
+    for line in manifest:
+        lines.setdefault((line.topic, line.partition), []).extend(line.uuids)
+    return lines
+
+
+def _check_manifest(request: pb.DecideRequest) -> None:
+    if request.batch_id < 0:
+        raise InvalidRequest(f"micro-batch ids count from 0; this one is {request.batch_id}")
+    for line in request.manifest:
+        if not line.topic or line.topic.startswith(INTERNAL_PREFIX):
+            raise InvalidRequest(f"a manifest cannot name topic {line.topic!r}")
+        if any(len(uuid) != _UUID_BYTES for uuid in line.uuids):
+            raise InvalidRequest("a manifest names batches by UUIDs of 16 bytes")
+    rows = sum(line.row_count for line in request.manifest)
+    if rows != request.row_count:
+        raise InvalidRequest(f"the manifest's lines have {rows} rows, the decision claims {request.row_count}")

@@ -1,0 +1,52 @@
+"""Calls of one broker to another's client service: where a partition's leader is elsewhere.
+
+Owns one channel an address, made when first needed. Retries nothing: the caller knows whether asking again makes sense.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
+from grpc import aio
+
+from mq_broker.rpc.server import dial
+from mq_broker.rpc.service import UNARY, parse, path
+from mq_broker.rpc.status import from_call
+
+Resp = TypeVar("Resp", bound=Message)
+
+
+class Calls:
+    """Owns the channels to other brokers' client service."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, aio.Channel] = {}
+        self._methods: dict[tuple[str, str], Any] = {}
+
+    async def ask(self, address: str, method: str, request: Message, response: type[Resp], deadline: float) -> Resp:
+        """The answer of the broker at `address`. Raises the `TritonMQError` that it raised, `Unreachable` or `OutcomeUnknown`."""
+        assert UNARY[method].response is response
+        call = self._methods.get((address, method))
+        if call is None:
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = self._channels[address] = dial(address)
+            call = self._methods[address, method] = channel.unary_unary(path(method), None, None)
+        timeout = max(0.001, deadline - asyncio.get_running_loop().time())
+        try:
+            data: bytes = await call(request.SerializeToString(), timeout=timeout)
+        except aio.AioRpcError as error:
+            raise from_call(error, address) from error
+        return parse(data, response)
+
+    async def keep(self, addresses: set[str]) -> None:
+        """Close the channels to brokers that are gone."""
+        for address in [known for known in self._channels if known not in addresses]:
+            channel = self._channels.pop(address)
+            self._methods = {key: call for key, call in self._methods.items() if key[0] != address}
+            await channel.close(None)
+
+    async def close(self) -> None:
+        await self.keep(set())

@@ -1,0 +1,328 @@
+"""Links between brokers: one bidirectional stream a pair, carrying entries and acknowledgements both ways, for all partitions.
+
+The broker with the lower id dials. Messages that are ready together share one `LinkMessage`: while one is being written, the next
+gathers. What does not fit the bounded buffer of a peer, and what was on its way when a connection ended, is dropped: the core sends
+again what is not acknowledged. Nothing here knows what an entry means.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import grpc
+from grpc import aio
+
+from mq_broker.rpc.server import dial
+from mq_broker.rpc.service import EOF, Incoming, Send, sender, stream_handler
+from mq_broker.rpc.status import from_call
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Buffer, Envelope, decode, encode, split
+from mq_protocol.errors import InvalidRequest, TritonMQError
+from mq_protocol.limits import CONNECT_TIMEOUT_MS, LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES
+
+log = logging.getLogger(__name__)
+
+SERVICE: Final = "tritonmq.v1.Peer"
+LINK: Final = f"/{SERVICE}/Link"
+
+BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+_FIXED_BYTES: Final = 150
+"""About what a message takes beside its payload, so that a flood of empty ones is bounded too."""
+
+Messages: TypeAlias = AsyncIterator[Envelope[pb.LinkHeader]]
+
+
+class LinkListener(Protocol):
+    """Told, on the event loop, what arrives. `link_up` and `link_down` alternate for each broker."""
+
+    def link_up(self, broker: int) -> None: ...
+    def link_down(self, broker: int) -> None: ...
+    def append_entries(self, message: pb.AppendEntries, frames: Sequence[memoryview]) -> None: ...
+    def append_ack(self, message: pb.AppendAck) -> None: ...
+
+
+class PeerAddress(NamedTuple):
+    address: str
+    incarnation: int
+
+
+class _Outgoing(NamedTuple):
+    append: pb.AppendEntries | None
+    ack: pb.AppendAck | None
+    parts: Sequence[Buffer]
+    size: int
+
+
+class _Peer:
+    """What is known of one other broker, and what waits to go to it. `ended` is set while a conversation runs."""
+
+    def __init__(self, broker: int) -> None:
+        self.broker = broker
+        self.address: PeerAddress | None = None
+        self.registered = asyncio.Event()
+        self.incarnation = 0
+        self.waiting: deque[_Outgoing] = deque()
+        self.waiting_bytes = 0
+        self.dropped = 0
+        self.something = asyncio.Event()
+        self.written = asyncio.Event()
+        self.written.set()
+        self.ended: asyncio.Event | None = None
+
+    def put(self, outgoing: _Outgoing) -> None:
+        if self.ended is None:
+            return
+        if self.waiting_bytes + outgoing.size > LINK_BUFFER_BYTES_MAX:
+            if self.dropped == 0:
+                log.warning(
+                    "the link to broker %d is full: it reads slower than it is sent to; entries wait and go again", self.broker
+                )
+            self.dropped += 1
+            return
+        self.waiting.append(outgoing)
+        self.waiting_bytes += outgoing.size
+        self.something.set()
+        self.written.clear()
+
+    def take(self) -> Envelope[pb.LinkHeader]:
+        """The next message: everything that waits, up to a bound."""
+        header = pb.LinkHeader()
+        parts: list[Buffer] = []
+        size = 0
+        while self.waiting and size < LINK_MESSAGE_BYTES:
+            outgoing = self.waiting.popleft()
+            size += outgoing.size
+            if outgoing.append is not None:
+                header.append.append(outgoing.append)
+                parts.extend(outgoing.parts)
+            if outgoing.ack is not None:
+                header.ack.append(outgoing.ack)
+        self.waiting_bytes -= size
+        if not self.waiting:
+            self.something.clear()
+            self.dropped = 0
+        return Envelope(header, tuple(parts))
+
+    def forget(self) -> None:
+        self.waiting.clear()
+        self.waiting_bytes = self.dropped = 0
+        self.something.clear()
+        self.written.set()
+
+
+class Links:
+    """Owns the connections to every other broker. `hello` says who this is."""
+
+    def __init__(self, hello: pb.LinkHello, listener: LinkListener) -> None:
+        self._hello = hello
+        self._listener = listener
+        self._peers: dict[int, _Peer] = {}
+        self._dialling: dict[int, asyncio.Task[None]] = {}
+        self._closed = False
+
+    # -- what the shell says
+
+    def know(self, brokers: dict[int, PeerAddress]) -> None:
+        """The brokers registered now. A link to one that is gone is left alone while it works, and not made anew."""
+        for broker, address in brokers.items():
+            if broker != self._hello.broker:
+                peer = self._peer(broker)
+                peer.address = address
+                peer.registered.set()
+                if self._hello.broker < broker and broker not in self._dialling and not self._closed:
+                    self._dialling[broker] = asyncio.create_task(self._dial_for_ever(peer), name=f"link to broker {broker}")
+        for broker, peer in self._peers.items():
+            if broker not in brokers:
+                peer.registered.clear()
+
+    def send_entries(self, to: int, message: pb.AppendEntries, parts: Sequence[Buffer]) -> None:
+        """Dropped when there is no link or its buffer is full."""
+        size = _FIXED_BYTES + sum(message.frame_bytes)
+        self._peer(to).put(_Outgoing(message, None, parts, size))
+
+    def send_ack(self, to: int, message: pb.AppendAck) -> None:
+        """As `send_entries`."""
+        self._peer(to).put(_Outgoing(None, message, (), _FIXED_BYTES))
+
+    def connected(self) -> list[int]:
+        return sorted(broker for broker, peer in self._peers.items() if peer.ended is not None)
+
+    async def flush(self, seconds: float) -> None:
+        """Wait until what was said has been written to the peers that listen, or so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                for peer in self._peers.values():
+                    await peer.written.wait()
+        except TimeoutError:
+            log.info("what was said last may not have reached every broker")
+
+    async def close(self) -> None:
+        """End every link."""
+        self._closed = True
+        for peer in self._peers.values():
+            if peer.ended is not None:
+                peer.ended.set()
+        tasks = list(self._dialling.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """The Peer service, for the server."""
+
+        async def link(context: aio.ServicerContext[Any, Any]) -> None:
+            await self._accept(Incoming(context, lambda data: decode(data, pb.LinkHeader)), sender(context, encode))
+
+        return grpc.method_handlers_generic_handler(SERVICE, {"Link": stream_handler("Link", link)})
+
+    # -- conversations
+
+    def _peer(self, broker: int) -> _Peer:
+        peer = self._peers.get(broker)
+        if peer is None:
+            peer = self._peers[broker] = _Peer(broker)
+        return peer
+
+    async def _accept(self, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
+                first = await anext(messages, None)
+        except TimeoutError as error:
+            raise InvalidRequest("a link begins with hello, and none came: dial again") from error
+        peer = self._greeted(first)
+        if peer.broker >= self._hello.broker:
+            raise InvalidRequest(f"broker {peer.broker} must not dial broker {self._hello.broker}: the lower id dials")
+        await send(Envelope(pb.LinkHeader(hello=self._hello)))
+        await self._converse(peer, messages, send)
+
+    async def _dial_for_ever(self, peer: _Peer) -> None:
+        failures = 0
+        while True:
+            await peer.registered.wait()
+            assert peer.address is not None
+            began = asyncio.get_running_loop().time()
+            try:
+                await self._dial(peer, peer.address.address)
+            except (aio.AioRpcError, TritonMQError, TimeoutError) as error:
+                reason = from_call(error, peer.address.address) if isinstance(error, aio.AioRpcError) else error
+                log.log(logging.INFO if failures == 0 else logging.DEBUG, "link to broker %d: %s", peer.broker, reason)
+            failures = 0 if asyncio.get_running_loop().time() - began > BACKOFF_S[-1] else failures + 1
+            await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
+
+    async def _dial(self, peer: _Peer, address: str) -> None:
+        async with dial(address) as channel:
+            method: Any = channel.stream_stream(LINK, None, None)
+            call = method()
+
+            async def send(message: Envelope[pb.LinkHeader]) -> None:
+                await call.write(encode(message))
+
+            messages = _Answers(call)
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
+                    await send(Envelope(pb.LinkHeader(hello=self._hello)))
+                    greeted = self._greeted(await anext(messages, None))
+                if greeted is not peer:
+                    raise InvalidRequest(
+                        f"{address} is broker {greeted.broker}, not {peer.broker}: its --listen or --advertise is wrong"
+                    )
+                await self._converse(peer, messages, send)
+            finally:
+                call.cancel()
+
+    def _greeted(self, first: Envelope[pb.LinkHeader] | None) -> _Peer:
+        """The peer that says hello. Raises `InvalidRequest` for one that must not be talked to."""
+        if first is None or not first.header.HasField("hello"):
+            raise InvalidRequest("a link begins with hello: this is the brokers' own service, clients use tritonmq.v1.Broker")
+        hello = first.header.hello
+        if hello.cluster_id != self._hello.cluster_id:
+            raise InvalidRequest(
+                f"broker {hello.broker} is of cluster {hello.cluster_id}, this is {self._hello.cluster_id}: check its --zookeeper"
+            )
+        if hello.broker == self._hello.broker:
+            raise InvalidRequest(f"another process calls itself broker {hello.broker}: give every broker its own --id")
+        peer = self._peer(hello.broker)
+        if hello.incarnation < peer.incarnation:
+            raise InvalidRequest(f"broker {hello.broker} has been seen in a later life than this one: restart it")
+        peer.incarnation = hello.incarnation
+        return peer
+
+    async def _converse(self, peer: _Peer, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> None:
+        """Until either side ends. A newer connection of the same peer ends this one: the peer knows which is the good one."""
+        ended = asyncio.Event()
+        if self._closed:
+            return
+        self._end(peer)
+        peer.ended = ended
+        log.info("link to broker %d is up", peer.broker)
+        self._listener.link_up(peer.broker)
+        jobs = {
+            asyncio.create_task(self._read(messages, ended)),
+            asyncio.create_task(self._write(peer, send, ended)),
+            asyncio.create_task(_wait(ended)),
+        }
+        try:
+            done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
+            for job in done:
+                job.result()
+        finally:
+            if peer.ended is ended:
+                self._end(peer)
+            for job in jobs:
+                job.cancel()
+            await asyncio.gather(*jobs, return_exceptions=True)
+
+    def _end(self, peer: _Peer) -> None:
+        if peer.ended is not None:
+            ended, peer.ended = peer.ended, None
+            peer.forget()
+            ended.set()
+            log.info("link to broker %d is down", peer.broker)
+            self._listener.link_down(peer.broker)
+
+    async def _read(self, messages: Messages, ended: asyncio.Event) -> None:
+        async for message in messages:
+            if ended.is_set():
+                return
+            header = message.header
+            if message.parts or header.append:
+                frames = split(message.payload, (length for append in header.append for length in append.frame_bytes))
+                at = 0
+                for append in header.append:
+                    count = len(append.frame_bytes)
+                    self._listener.append_entries(append, frames[at : at + count])
+                    at += count
+            for ack in header.ack:
+                self._listener.append_ack(ack)
+
+    async def _write(self, peer: _Peer, send: Send[Envelope[pb.LinkHeader]], ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            await peer.something.wait()
+            if not ended.is_set():
+                await send(peer.take())
+                if not peer.waiting:
+                    peer.written.set()
+
+
+async def _wait(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+class _Answers:
+    """The messages of a stream that was dialled, in order."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __aiter__(self) -> _Answers:
+        return self
+
+    async def __anext__(self) -> Envelope[pb.LinkHeader]:
+        data = await self._call.read()
+        if data is EOF:
+            raise StopAsyncIteration
+        return decode(data, pb.LinkHeader)

@@ -1,0 +1,62 @@
+"""The gRPC server of a broker process: its options, its port. What it serves is given to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from grpc import aio
+
+from mq_protocol.errors import InvalidSetting
+from mq_protocol.limits import MESSAGE_BYTES_MAX
+
+MESSAGE_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    # A peer whose machine vanished is noticed in 15 s; a killed process closes its connection at once.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+)
+
+SERVER_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    *MESSAGE_OPTIONS,
+    ("grpc.so_reuseport", 0),  # two brokers on one port: the second is told, not given half of the clients
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),  # clients may keep idle connections alive
+    ("grpc.http2.max_ping_strikes", 0),
+)
+
+DIAL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    *MESSAGE_OPTIONS,
+    # Each dial is a connection of its own: a failed one must not make the next wait out gRPC's shared back-off.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_http_proxy", 0),  # brokers reach each other directly, whatever the environment says
+)
+
+
+def listen(address: str) -> tuple[aio.Server, int]:
+    """A server bound to `host:port` (port 0: a free one), without services and not yet started, and its port.
+
+    Raises `InvalidSetting` when the port cannot be had.
+    """
+    server = aio.server(options=_options(SERVER_OPTIONS))
+    try:
+        port = server.add_insecure_port(address)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise InvalidSetting(f"cannot listen on {address}: it is taken, or no address of this machine; choose another --listen")
+    return server, port
+
+
+def dial(address: str) -> aio.Channel:
+    """A channel to another broker; connects when it is first used."""
+    return aio.insecure_channel(address, options=_options(DIAL_OPTIONS))
+
+
+def _options(options: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    return list(options)

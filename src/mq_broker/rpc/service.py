@@ -1,0 +1,202 @@
+"""The service that clients call: its methods, their messages, and how an answer or an error leaves.
+
+What is here is the shape of the conversation. What a request does is decided by the `BrokerService` given to `handlers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc import aio
+
+from mq_broker.rpc.status import abort
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope, decode, encode
+from mq_protocol.errors import InternalError, InvalidRequest, TritonMQError
+from mq_protocol.limits import REQUEST_TIMEOUT_MS
+
+log = logging.getLogger(__name__)
+
+SERVICE: Final = "tritonmq.v1.Broker"
+
+EOF: Final = aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+Send: TypeAlias = Callable[[T], Awaitable[None]]
+"""Writes one answer of a stream; waits while the receiver is slow (flow control)."""
+
+ProduceRequests: TypeAlias = AsyncIterator[Envelope[pb.ProduceHeader]]
+Batches: TypeAlias = Envelope[pb.BatchesHeader]
+
+
+class BrokerService(Protocol):
+    """What a broker answers. `deadline` is a time of the running loop's clock, in seconds; each method raises `TritonMQError`."""
+
+    async def metadata(self, request: pb.MetadataRequest, deadline: float) -> pb.MetadataResponse: ...
+    async def create_topic(self, request: pb.CreateTopicRequest, deadline: float) -> pb.CreateTopicResponse: ...
+    async def delete_topic(self, request: pb.DeleteTopicRequest, deadline: float) -> pb.DeleteTopicResponse: ...
+    async def list_offsets(self, request: pb.ListOffsetsRequest, deadline: float) -> pb.ListOffsetsResponse: ...
+    async def move_cursors(self, request: pb.MoveCursorsRequest, deadline: float) -> pb.MoveCursorsResponse: ...
+    async def groups(self, request: pb.GroupsRequest, deadline: float) -> pb.GroupsResponse: ...
+    async def decide(self, request: pb.DecideRequest, deadline: float) -> pb.DecideResponse: ...
+    async def publish(self, request: pb.PublishRequest, deadline: float) -> pb.PublishResponse: ...
+    async def discard(self, request: pb.DiscardRequest, deadline: float) -> pb.DiscardResponse: ...
+    async def transaction_status(self, request: pb.TransactionStatusRequest, deadline: float) -> pb.TransactionStatusResponse: ...
+    async def staged(self, request: pb.StagedRequest, deadline: float) -> pb.StagedResponse: ...
+
+    async def produce(self, requests: ProduceRequests, send: Send[pb.ProduceResponse]) -> None: ...
+    async def fetch(self, request: pb.FetchRequest, send: Send[Batches]) -> None: ...
+    async def subscribe(self, requests: AsyncIterator[pb.SubscribeRequest], send: Send[Batches]) -> None: ...
+    async def watch_offsets(self, request: pb.WatchOffsetsRequest, send: Send[pb.WatchOffsetsResponse]) -> None: ...
+
+
+class Unary(NamedTuple):
+    """A method with one request and one answer."""
+
+    attribute: str
+    request: type[Message]
+    response: type[Message]
+
+
+UNARY: Final[dict[str, Unary]] = {
+    "Metadata": Unary("metadata", pb.MetadataRequest, pb.MetadataResponse),
+    "CreateTopic": Unary("create_topic", pb.CreateTopicRequest, pb.CreateTopicResponse),
+    "DeleteTopic": Unary("delete_topic", pb.DeleteTopicRequest, pb.DeleteTopicResponse),
+    "ListOffsets": Unary("list_offsets", pb.ListOffsetsRequest, pb.ListOffsetsResponse),
+    "MoveCursors": Unary("move_cursors", pb.MoveCursorsRequest, pb.MoveCursorsResponse),
+    "Groups": Unary("groups", pb.GroupsRequest, pb.GroupsResponse),
+    "Decide": Unary("decide", pb.DecideRequest, pb.DecideResponse),
+    "Publish": Unary("publish", pb.PublishRequest, pb.PublishResponse),
+    "Discard": Unary("discard", pb.DiscardRequest, pb.DiscardResponse),
+    "TransactionStatus": Unary("transaction_status", pb.TransactionStatusRequest, pb.TransactionStatusResponse),
+    "Staged": Unary("staged", pb.StagedRequest, pb.StagedResponse),
+}
+
+
+def path(method: str) -> str:
+    """The method's name on the wire."""
+    return f"/{SERVICE}/{method}"
+
+
+def parse(data: bytes, kind: type[M]) -> M:
+    """The message. Raises `InvalidRequest` for bytes that are none."""
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"malformed {kind.__name__}: {error}; speak protobuf as in mq.proto") from error
+    return message
+
+
+class Incoming(Generic[T]):
+    """The requests of one stream, in order; ends when the client has said its last."""
+
+    def __init__(self, context: aio.ServicerContext[Any, Any], decoder: Callable[[bytes], T]) -> None:
+        self._context = context
+        self._decoder = decoder
+
+    def __aiter__(self) -> Incoming[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        data = await self._context.read()
+        if data is EOF:
+            raise StopAsyncIteration
+        return self._decoder(data)
+
+
+Conversation: TypeAlias = Callable[[aio.ServicerContext[Any, Any]], Awaitable[None]]
+
+
+async def _fail(context: aio.ServicerContext[Any, Any], method: str, error: Exception) -> NoReturn:
+    """Answer with the error. One that is not ours is a defect: logged with its traceback, told as INTERNAL, never swallowed."""
+    if isinstance(error, aio.AbortError):
+        raise error
+    if isinstance(error, TritonMQError):
+        await abort(context, error)
+    log.error("%s failed", method, exc_info=error)
+    await abort(context, InternalError(f"{method} failed in the broker ({type(error).__name__}): see the broker's log"))
+
+
+def _unary_handler(name: str, method: Unary, service: BrokerService) -> grpc.RpcMethodHandler[Any, Any]:
+    answer: Callable[[Message, float], Awaitable[Message]] = getattr(service, method.attribute)
+
+    async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> bytes:
+        try:
+            remaining = context.time_remaining()
+            allowed = REQUEST_TIMEOUT_MS / 1000
+            deadline = asyncio.get_running_loop().time() + (allowed if remaining is None else min(remaining, allowed))
+            return (await answer(parse(data, method.request), deadline)).SerializeToString()
+        except Exception as error:  # noqa: BLE001 - the edge of the process: _fail logs and answers, nothing is swallowed
+            await _fail(context, name, error)
+
+    return grpc.unary_unary_rpc_method_handler(handle)
+
+
+def stream_handler(name: str, converse: Conversation) -> grpc.RpcMethodHandler[Any, Any]:
+    """A bidirectional stream whose requests are read from the context."""
+
+    async def handle(_requests: object, context: aio.ServicerContext[Any, Any]) -> None:
+        try:
+            await converse(context)
+        except Exception as error:  # noqa: BLE001 - as above
+            await _fail(context, name, error)
+
+    return grpc.stream_stream_rpc_method_handler(handle)
+
+
+def _answers_handler(name: str, answer: Callable[[bytes, Any], Awaitable[None]]) -> grpc.RpcMethodHandler[Any, Any]:
+    """One request, a stream of answers."""
+
+    async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
+        try:
+            await answer(data, context)
+        except Exception as error:  # noqa: BLE001 - as above
+            await _fail(context, name, error)
+
+    return grpc.unary_stream_rpc_method_handler(handle)
+
+
+def sender(context: aio.ServicerContext[Any, Any], encoder: Callable[[T], bytes]) -> Send[T]:
+    """What writes to the stream."""
+
+    async def send(message: T) -> None:
+        await context.write(encoder(message))
+
+    return send
+
+
+def _serialized(message: Message) -> bytes:
+    return message.SerializeToString()
+
+
+def handlers(service: BrokerService) -> grpc.GenericRpcHandler[Any, Any]:
+    """The Broker service, answered by `service`."""
+
+    async def produce(context: aio.ServicerContext[Any, Any]) -> None:
+        requests = Incoming(context, lambda data: decode(data, pb.ProduceHeader))
+        await service.produce(requests, sender(context, _serialized))
+
+    async def subscribe(context: aio.ServicerContext[Any, Any]) -> None:
+        requests = Incoming(context, lambda data: parse(data, pb.SubscribeRequest))
+        await service.subscribe(requests, sender(context, encode))
+
+    async def fetch(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
+        await service.fetch(parse(data, pb.FetchRequest), sender(context, encode))
+
+    async def watch_offsets(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
+        await service.watch_offsets(parse(data, pb.WatchOffsetsRequest), sender(context, _serialized))
+
+    methods = {name: _unary_handler(name, method, service) for name, method in UNARY.items()}
+    methods["Produce"] = stream_handler("Produce", produce)
+    methods["Subscribe"] = stream_handler("Subscribe", subscribe)
+    methods["Fetch"] = _answers_handler("Fetch", fetch)
+    methods["WatchOffsets"] = _answers_handler("WatchOffsets", watch_offsets)
+    return grpc.method_handlers_generic_handler(SERVICE, methods)
