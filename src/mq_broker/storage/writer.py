@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 import time
@@ -26,6 +27,8 @@ ROUND_BYTES_MAX: Final = 32 << 20
 """What one round writes at most, so that the first of a long queue need not wait for the sync of the last."""
 
 STOP_DEADLINE_S: Final = 30.0
+
+_log = logging.getLogger(__name__)
 
 
 class OutcomeListener(Protocol):
@@ -101,10 +104,11 @@ class Writer:
     def _run(self) -> None:
         try:
             self._rounds()
-        except Exception as error:
+        except Exception as error:  # our own mistake, whatever it is: raised again on the loop, by `died`
+            _log.exception("the journal writer broke: nothing is flushed any more")
             self._post(self._ended, error)
-            raise
-        self._post(self._ended, None)
+        else:
+            self._post(self._ended, None)
 
     def _rounds(self) -> None:
         sync_at = 0.0
@@ -146,7 +150,9 @@ class Writer:
         for log, orders in by_log.items():
             log.carry_out(orders)
         for log in by_log:
-            if log.sync_each_round:
+            if log.closed:
+                self._unsynced.pop(log, None)
+            elif log.sync_each_round:
                 log.sync()
             elif log.dirty:
                 self._unsynced[log] = journals[log]

@@ -10,6 +10,7 @@ import errno
 import os
 import random
 import threading
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -210,7 +211,7 @@ class Bed:
         return opened.journal, heard, opened
 
     def hold(self) -> None:
-        """From the next write on the writer waits."""
+        """From its next write on the writer waits."""
         self.files.go_on.clear()
 
     def let_go(self) -> None:
@@ -230,6 +231,14 @@ class Bed:
     @property
     def segments(self) -> list[Path]:
         return sorted(self.path.glob("*.log"))
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """For what no event tells."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        await asyncio.sleep(0.001)
 
 
 def on_a_bed(

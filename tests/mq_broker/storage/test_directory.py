@@ -1,0 +1,116 @@
+"""A broker's data directory: one process, one broker, one cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mq_broker.storage.directory import DataDirectory
+from mq_broker.storage.frame import Place
+from mq_protocol.errors import InvalidSetting, StorageFailed
+
+from .bed import Bed, Heard, frame_of, on_a_bed
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from mq_broker.storage.directory import DataDirectory
+directory = DataDirectory.open(Path(sys.argv[1]), 1)
+print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_directory_is_made_and_taken_up_again(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "data"
+    directory = DataDirectory.open(path, 7)
+    assert (directory.broker, directory.cluster_id) == (7, "")
+    assert (path / "broker.pid").read_text() == f"{os.getpid()}\n"
+    directory.join_cluster("c-1")
+    directory.close()
+    assert not (path / "broker.pid").exists()
+    again = DataDirectory.open(path, 7)
+    assert again.cluster_id == "c-1"
+    again.join_cluster("c-1")
+    again.close()
+    assert json.loads((path / "broker.json").read_text()) == {"broker": 7, "cluster_id": "c-1"}
+
+
+def test_another_brokers_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
+    DataDirectory.open(tmp_path, 7).close()
+    before = (tmp_path / "broker.json").read_bytes()
+    with pytest.raises(InvalidSetting, match="belongs to broker 7, not 8: start it with --id 7"):
+        DataDirectory.open(tmp_path, 8)
+    assert (tmp_path / "broker.json").read_bytes() == before
+    assert not (tmp_path / "broker.pid").exists()
+    DataDirectory.open(tmp_path, 7).close()  # the refusal let the lock go
+
+
+def test_another_clusters_directory_is_refused(tmp_path: Path) -> None:
+    directory = DataDirectory.open(tmp_path, 7)
+    directory.join_cluster("c-1")
+    with pytest.raises(InvalidSetting, match="belongs to cluster c-1, not c-2"):
+        directory.join_cluster("c-2")
+    directory.close()
+
+
+def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(InvalidSetting, match=rf"in use by another process \(pid {holder.pid}\)"):
+            DataDirectory.open(tmp_path, 1)
+        holder.kill()  # a lock goes with its process, its pid file does not
+    assert (tmp_path / "broker.pid").exists()
+    DataDirectory.open(tmp_path, 1).close()
+
+
+def test_a_directory_that_cannot_be_used_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageFailed, match="cannot be used"):
+        DataDirectory.open(tmp_path / "file", 1)
+    (tmp_path / "broker.json").write_text("{")
+    with pytest.raises(StorageFailed, match=r"broker\.json cannot be read"):
+        DataDirectory.open(tmp_path, 1)
+
+
+def test_journals_are_opened_listed_and_deleted(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        directory = DataDirectory.open(tmp_path / "data", 1)
+        assert directory.partitions() == []
+        for durability in ("fsync", "os", "memory"):
+            place = Place(f"id-of-{durability}", 11)
+            heard = Heard()
+            journal, recovered = directory.open_journal(place, durability, 1 << 20, heard, bed.writer, topic="flights")
+            assert recovered.entries == ()
+            journal.append([frame_of(1, place=place)])
+            await heard.until_flushed(1)
+            index = directory.open_index(place, durability)
+            index.close()
+            await journal.close()
+        assert directory.partitions() == [Place("id-of-fsync", 11), Place("id-of-os", 11)]
+        log = json.loads((tmp_path / "data" / "partitions" / "id-of-os-11" / "log.json").read_text())
+        assert (log["topic"], log["durability"], log["clean"]) == ("flights", "os", True)
+        directory.delete_partition(Place("id-of-os", 11))
+        directory.delete_partition(Place("id-of-os", 11))
+        assert directory.partitions() == [Place("id-of-fsync", 11)]
+        with pytest.raises(InvalidSetting, match="durability=disk: there are fsync, os, memory"):
+            directory.open_journal(Place("a", 0), "disk", 1, Heard(), bed.writer)
+        directory.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(tmp_path: Path) -> None:
+    DataDirectory.open(tmp_path, 1).close()
+    (tmp_path / "partitions" / "a-1.deleted" / "deep").mkdir(parents=True)
+    directory = DataDirectory.open(tmp_path, 1)
+    assert list((tmp_path / "partitions").iterdir()) == []
+    directory.close()
