@@ -33,7 +33,7 @@ from mq_protocol.errors import CorruptBatch, StorageFailed
 
 _WINDOW_BYTES: Final = 4 << 20  # what is read at once: a segment may be larger than the memory to spare
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ def recover(directory: Path, place: Place, files: Files, *, clean: bool, lossy: 
                     _damage(path, bad.position, bad.reason)
                 _require_torn(files, fd, path, place, bad, len(kept.entries) + 1, mark, clean=clean, lossy=lossy)
                 files.truncate(fd, bad.position)
-                _log.warning("%s: cut a torn tail of %d bytes at %d (%s)", path, size - bad.position, bad.position, bad.reason)
+                _logger.warning("%s: cut a torn tail of %d bytes at %d (%s)", path, size - bad.position, bad.position, bad.reason)
             if first == firsts[-1]:
                 if not clean and not rebooted:
                     synced = min(max(mark or 0, first - 1), len(kept.entries))

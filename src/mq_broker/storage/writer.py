@@ -28,7 +28,7 @@ ROUND_BYTES_MAX: Final = 32 << 20
 
 STOP_DEADLINE_S: Final = 30.0
 
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 class OutcomeListener(Protocol):
@@ -105,7 +105,7 @@ class Writer:
         try:
             self._rounds()
         except Exception as error:  # our own mistake, whatever it is: raised again on the loop, by `died`
-            _log.exception("the journal writer broke: nothing is flushed any more")
+            _logger.exception("the journal writer broke: nothing is flushed any more")
             self._post(self._ended, error)
         else:
             self._post(self._ended, None)
