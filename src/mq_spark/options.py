@@ -107,8 +107,8 @@ _ASYNC_PROGRESS: Final = (
 _KNOWN: Final = {name.lower(): name for name in (*_BOTH, *_SOURCE, *_SINK, *_LATER, *_ALIASES, *_SPARKS_OWN, *_ASYNC_PROGRESS)}
 
 
-def parse_source(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """The options of `readStream` (`streaming`) or `read`. Raises `InvalidSetting`."""
+def parse_source(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
+    """The options of `readStream` (`streaming`) or `read`; None while that is not yet known. Raises `InvalidSetting`."""
     options = _canonical(given, role="the source", allowed=(*_BOTH, *_SOURCE), other="the sink", others=_SINK)
     topics = _topics(options)
     starting_default = "latest" if streaming else "earliest"
@@ -116,9 +116,9 @@ def parse_source(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     ending = _offsets("endingOffsets", options.get("endingOffsets", "latest"), topics)
     if streaming and "endingOffsets" in options:
         raise InvalidSetting("endingOffsets has no meaning in a stream: use trigger(availableNow=True), which ends, or spark.read")
-    if not streaming and "maxOffsetsPerTrigger" in options:
+    if streaming is False and "maxOffsetsPerTrigger" in options:
         raise InvalidSetting("maxOffsetsPerTrigger has no meaning in a batch read: leave it out, or use spark.readStream")
-    if not streaming and _mentions(starting, LATEST):
+    if streaming is False and _mentions(starting, LATEST):
         raise InvalidSetting(
             "startingOffsets of a batch read cannot be latest, which leaves nothing to read: use earliest or offsets"
         )

@@ -28,6 +28,10 @@ AllBounds: TypeAlias = Mapping[str, Mapping[int, Bounds]]
 """`{topic: {partition: Bounds}}` of every topic that is subscribed to."""
 
 
+class BeyondTheEnd(DataLoss):
+    """An offset above the log's end: the data is gone, or the broker that said so has not heard of its successor. Ask again first."""
+
+
 class Positions:
     """One running stream's. Owns whether its micro-batch 0 is still to come, and the end that AvailableNow has fixed."""
 
@@ -66,13 +70,9 @@ class Positions:
         parts = ranges(start, end)
         for part in parts:
             bound = bounds.get(part.topic, {}).get(part.partition)
-            if bound is None or part.start < bound.log_start_offset or part.end > bound.log_end_offset:
-                self._lost(
-                    part.topic,
-                    part.partition,
-                    part.start if bound is None or part.start < bound.log_start_offset else part.end,
-                    bound,
-                )
+            for wanted in (part.start, part.end):
+                if bound is None or not bound.log_start_offset <= wanted <= bound.log_end_offset:
+                    self._lost(part.topic, part.partition, wanted, bound)
         return [kept for part in parts if (kept := _clamped(part, bounds)) is not None]
 
     # -------------------------------------------------------------- private
@@ -125,8 +125,8 @@ def ends(bounds: AllBounds) -> Offsets:
 def resolved(name: str, at: StartingAt, bounds: AllBounds, *, fail: bool) -> Offsets:
     """The offsets that the option `name` means now.
 
-    Raises `InvalidSetting` for a partition that it forgets, invents, or puts outside what is kept (if not `fail`, the nearest offset
-    that is kept serves).
+    Raises `InvalidSetting` for a partition that it forgets, invents, or puts outside what is kept (if not `fail`, the nearest
+    offset that is kept serves).
     """
     if isinstance(at, int):
         return canonical({topic: {p: _word(at, bound) for p, bound in inner.items()} for topic, inner in bounds.items()})

@@ -51,9 +51,12 @@ class Fit:
         if not topic.typed and "partition" in self._given and self._given["partition"].dataType not in _INTEGERS:
             raise SchemaMismatch(f"column 'partition' is {self._given['partition'].dataType.simpleString()}: make it an int")
 
-    def convert(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows in the topic's stored schema. Raises `SchemaMismatch` for a null where the topic has NOT NULL."""
-        arrays = [self._column(rows, stored) for stored in self._topic.schema]
+    def convert(self, rows: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
+        """The rows in the topic's stored schema; records get the time `now_us` (microseconds since 1970), as producers give them.
+
+        Raises `SchemaMismatch` for a null where the topic has NOT NULL.
+        """
+        arrays = [self._column(rows, stored, now_us) for stored in self._topic.schema]
         for stored, array in zip(self._topic.schema, arrays, strict=True):
             if not stored.nullable and array.null_count:
                 raise SchemaMismatch(
@@ -97,9 +100,11 @@ class Fit:
                 f"{wanted.simpleString()}: cast it"
             )
 
-    def _column(self, rows: pa.RecordBatch, stored: pa.Field) -> pa.Array:
+    def _column(self, rows: pa.RecordBatch, stored: pa.Field, now_us: int) -> pa.Array:
+        if not self._topic.typed and stored.name not in _STORED_OF_RECORDS:
+            return pa.repeat(pa.scalar(now_us, pa.int64()), rows.num_rows).view(stored.type)
         at = self._at.get(stored.name.lower())
-        if at is None or (not self._topic.typed and stored.name not in _STORED_OF_RECORDS):
+        if at is None:
             return pa.nulls(rows.num_rows, stored.type)
         column = rows.column(at)
         return column if column.type == stored.type else column.cast(stored.type)

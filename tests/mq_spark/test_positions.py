@@ -7,7 +7,7 @@ import pytest
 from mq_protocol.errors import DataLoss, InvalidSetting
 from mq_spark.offsets import OffsetRange
 from mq_spark.options import SourceOptions, parse_source
-from mq_spark.positions import AllBounds, Bounds, Positions, resolved
+from mq_spark.positions import AllBounds, BeyondTheEnd, Bounds, Positions, resolved
 
 
 def options(**extra: str) -> SourceOptions:
@@ -104,8 +104,10 @@ def test_removed_data_is_an_error_that_names_everything() -> None:
 
 
 def test_a_topic_that_was_made_again_is_an_error() -> None:
-    with pytest.raises(DataLoss, match="deleted and made again"):
+    with pytest.raises(BeyondTheEnd, match="deleted and made again"):
         Positions(options()).latest({"t": {0: 50}}, bounds((0, 10)), None)
+    with pytest.raises(BeyondTheEnd, match="offset 50 of topic t partition 0 is wanted and only 0 to 10 is there"):
+        Positions(options()).planned({"t": {0: 5}}, {"t": {0: 50}}, bounds((0, 10)))
     with pytest.raises(DataLoss, match="that partition is gone"):
         Positions(options()).latest({"t": {0: 1, 1: 5}}, bounds((0, 10)), None)
     with pytest.raises(DataLoss, match="subscribe no longer names that topic"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -16,6 +17,7 @@ from mq_protocol.partitioner import partition_for_key
 from mq_spark.rows import SPREAD, Fit, by_partition, by_topic, pieces
 from mq_spark.schemas import Topic
 
+NOW_US = 1_700_000_000_000_000
 RECORDS = Topic("orders", RECORD_SCHEMA, typed=False, partitions=4)
 FLIGHTS = Topic(
     "flights",
@@ -44,7 +46,7 @@ def batch(**arrays: Any) -> pa.RecordBatch:
 
 def test_columns_are_matched_by_name_and_missing_nullable_ones_are_null() -> None:
     fit = Fit(FLIGHTS, columns(CARRIER="string", id="long"), routed=False)
-    made = fit.convert(batch(CARRIER=["UA", None], id=pa.array([1, 2], pa.int64())))
+    made = fit.convert(batch(CARRIER=["UA", None], id=pa.array([1, 2], pa.int64())), NOW_US)
     assert made.schema == FLIGHTS.schema
     assert made.to_pylist() == [{"id": 1, "carrier": "UA", "fare": None}, {"id": 2, "carrier": None, "fare": None}]
 
@@ -52,7 +54,7 @@ def test_columns_are_matched_by_name_and_missing_nullable_ones_are_null() -> Non
 def test_a_wider_number_of_the_same_kind_takes_a_narrower_one() -> None:
     fit = Fit(FLIGHTS, columns(id="integer", fare="decimal(5,1)"), routed=False)
     rows = batch(id=pa.array([1], pa.int32()), fare=pa.array([Decimal("7.5")], pa.decimal128(5, 1)))
-    assert fit.convert(rows).to_pylist() == [{"id": 1, "carrier": None, "fare": Decimal("7.50")}]
+    assert fit.convert(rows, NOW_US).to_pylist() == [{"id": 1, "carrier": None, "fare": Decimal("7.50")}]
 
 
 def test_an_unknown_column_is_named_with_the_nearest_right_one() -> None:
@@ -77,7 +79,7 @@ def test_a_column_that_must_be_there_is_missed_by_name() -> None:
 def test_a_null_where_the_topic_has_none_is_an_error() -> None:
     fit = Fit(FLIGHTS, columns(id="long"), routed=False)
     with pytest.raises(SchemaMismatch, match="column 'id' holds 1 nulls and is NOT NULL in topic flights"):
-        fit.convert(batch(id=pa.array([1, None], pa.int64())))
+        fit.convert(batch(id=pa.array([1, None], pa.int64())), NOW_US)
 
 
 def test_records_take_text_for_key_and_value_and_headers_as_they_come_out() -> None:
@@ -86,20 +88,27 @@ def test_records_take_text_for_key_and_value_and_headers_as_they_come_out() -> N
     )
     kind = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())]), nullable=False))
     rows = batch(key=["k"], value=["v"], headers=pa.array([[{"key": "h", "value": b"1"}]], kind))
-    made = Fit(RECORDS, struct, routed=False).convert(rows)
+    made = Fit(RECORDS, struct, routed=False).convert(rows, NOW_US)
     assert made.schema == RECORD_SCHEMA
-    assert made.to_pylist() == [{"key": b"k", "value": b"v", "headers": [{"key": "h", "value": b"1"}], "timestamp": None}]
+    assert made.to_pylist() == [
+        {
+            "key": b"k",
+            "value": b"v",
+            "headers": [{"key": "h", "value": b"1"}],
+            "timestamp": datetime.fromtimestamp(NOW_US // 1_000_000, UTC),
+        }
+    ]
 
 
 def test_timestamps_of_any_zone_keep_their_instant() -> None:
     topic = Topic("t", pa.schema([("at", pa.timestamp("us", tz="UTC"))]), typed=True, partitions=1)
     rows = batch(at=pa.array([5], pa.timestamp("us", tz="America/New_York")))
-    made = Fit(topic, columns(at="timestamp"), routed=False).convert(rows)
+    made = Fit(topic, columns(at="timestamp"), routed=False).convert(rows, NOW_US)
     assert made.column(0).cast(pa.int64()).to_pylist() == [5]
 
 
 def test_a_column_of_nothing_fits_any_nullable_column() -> None:
-    made = Fit(FLIGHTS, columns(id="long", carrier="void"), routed=False).convert(batch(id=[1], carrier=pa.nulls(1)))
+    made = Fit(FLIGHTS, columns(id="long", carrier="void"), routed=False).convert(batch(id=[1], carrier=pa.nulls(1)), NOW_US)
     assert made.column("carrier").to_pylist() == [None]
 
 
@@ -145,7 +154,7 @@ def test_splitting_by_topic_keeps_every_row_once_and_refuses_nulls() -> None:
 
 def test_the_topic_column_of_routed_rows_is_not_a_column_of_a_typed_topic() -> None:
     fit = Fit(FLIGHTS, columns(topic="string", id="long"), routed=True)
-    assert fit.convert(batch(topic=["flights"], id=[1])).schema == FLIGHTS.schema
+    assert fit.convert(batch(topic=["flights"], id=[1]), NOW_US).schema == FLIGHTS.schema
     assert refused(FLIGHTS, columns(topic="string", id="long")).startswith("unknown column 'topic'")
 
 

@@ -1,0 +1,41 @@
+"""The batch source: `spark.read.format("tritonmq")`. Where it begins and ends is fixed once, on the driver, when it is planned."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from mq_spark.datasource.cluster import connect
+from mq_spark.datasource.reading import Ranges, input_partitions, read_ranges
+from mq_spark.offsets import plan, ranges
+from mq_spark.options import SourceOptions
+from mq_spark.positions import resolved
+from mq_spark.schemas import Projection
+
+
+class BatchReader(DataSourceReader):
+    """Owns the options and the columns that are wanted; can be pickled."""
+
+    def __init__(self, options: SourceOptions, wanted: StructType) -> None:
+        self._options = options
+        self._wanted = wanted
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks; one without ranges if there is nothing to read, because Spark makes one of its own otherwise."""
+        cluster = connect(self._options.bootstrap, self._options.timeout_ms)
+        for name in self._options.topics:
+            Projection(cluster.topic(name), self._wanted)
+        bounds = cluster.bounds(self._options.topics)
+        fail = self._options.fail_on_data_loss
+        start = resolved("startingOffsets", self._options.starting, bounds, fail=fail)
+        end = resolved("endingOffsets", self._options.ending, bounds, fail=fail)
+        tasks = plan(ranges(start, end), cores=os.cpu_count() or 1, tasks_min=self._options.min_partitions)
+        return input_partitions(tasks) or [Ranges(())]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Ranges)
+        return read_ranges(self._options, self._wanted, partition)

@@ -1,0 +1,75 @@
+"""Tells the brokers how far a query has read, so that its lag can be seen there. The checkpoint stays the truth.
+
+Never in the way of the query: positions are handed over and sent by a thread of their own, the newest only, at most twice a second;
+what cannot be sent is dropped, because the next report says more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, TypeAlias
+
+from mq_protocol.errors import TritonMQError
+
+log = logging.getLogger(__name__)
+
+INTERVAL_SECONDS: Final = 0.5
+IDLE_SECONDS: Final = 30.0
+"""A reporter with nothing to say ends its thread after this; the next report starts another."""
+
+Place: TypeAlias = tuple[str, int]
+"""`(topic, partition)`."""
+
+
+class Reporter:
+    """Owns the newest position of each group in each partition, and the thread that sends it.
+
+    `send(group, {(topic, partition): offset})` may block and may raise `TritonMQError`.
+    """
+
+    def __init__(self, send: Callable[[str, Mapping[Place, int]], None], interval_s: float = INTERVAL_SECONDS) -> None:
+        self._send = send
+        self._interval_s = interval_s
+        self._lock = threading.Lock()
+        self._wake = threading.Condition(self._lock)
+        self._waiting: dict[str, dict[Place, int]] = {}
+        self._told: dict[str, dict[Place, int]] = {}
+        self._thread: threading.Thread | None = None
+
+    def report(self, group: str, positions: Iterable[tuple[str, int, int]]) -> None:
+        """Hand over `(topic, partition, offset)`, the next offset that the group wants. Returns at once."""
+        with self._lock:
+            told = self._told.setdefault(group, {})
+            news = {(topic, p): offset for topic, p, offset in positions if told.get((topic, p)) != offset}
+            if not news:
+                return
+            told |= news
+            self._waiting.setdefault(group, {}).update(news)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tritonmq-progress", daemon=True)
+                self._thread.start()
+            self._wake.notify()
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while True:
+            with self._lock:
+                if not self._wake.wait_for(lambda: bool(self._waiting), IDLE_SECONDS):
+                    self._thread = None
+                    return
+                waiting, self._waiting = self._waiting, {}
+            for group, positions in waiting.items():
+                self._tell(group, positions)
+            pause.wait(self._interval_s)
+
+    def _tell(self, group: str, positions: Mapping[Place, int]) -> None:
+        try:
+            self._send(group, positions)
+        except TritonMQError as error:
+            log.debug("progress of group %s was not reported: %s", group, error)
+            with self._lock:
+                for place, offset in positions.items():
+                    if self._told[group].get(place) == offset:
+                        del self._told[group][place]

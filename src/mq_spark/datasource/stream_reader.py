@@ -1,0 +1,125 @@
+"""The streaming source. Decisions about offsets are positions.py's; here they meet the brokers and Spark's calls.
+
+One object lives in a process on the driver as long as the query does, and copies of it, never used there, go to the tasks: what the
+driver's needs is therefore made on first use.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from mq_spark.datasource.cluster import Cluster, Watch, connect
+from mq_spark.datasource.reading import Ranges, input_partitions, read_ranges
+from mq_spark.offsets import Offsets, from_json, plan, to_json
+from mq_spark.options import SourceOptions
+from mq_spark.positions import AllBounds, BeyondTheEnd, Positions, ends
+from mq_spark.schemas import Projection
+
+_BELIEVED_AFTER_SECONDS: Final = 10.0
+_ASKED_AGAIN_AFTER_SECONDS: Final = 0.5
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class _OnDriver:
+    """What only the driver's copy has: a cluster, the end offsets as the brokers push them, and where the stream stands."""
+
+    cluster: Cluster
+    watch: Watch
+    positions: Positions
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream.format("tritonmq")`. Every method retries inside, within the option requestTimeoutMs, and then raises: an
+    error that gets out ends the query.
+    """
+
+    def __init__(self, options: SourceOptions, wanted: StructType) -> None:
+        self._options = options
+        self._wanted = wanted
+        self._opened: _OnDriver | None = None
+
+    # -------------------------------------------------------------- on the driver
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        driver = self._driver()
+        return to_json(driver.positions.initial(driver.watch.bounds()))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        rows_max = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Called every 12 ms by an idle query: answered from what the brokers have pushed, without asking anybody."""
+        driver = self._driver()
+        begin = from_json(start)
+        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        self._report(begin)
+        return to_json(self._believed(lambda bounds: driver.positions.latest(begin, bounds, rows_max)))
+
+    def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
+        return to_json(ends(self._driver().watch.bounds()))
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        driver = self._driver()
+        driver.positions.fix_end(driver.cluster.bounds(self._options.topics))
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        driver = self._driver()
+        parts = self._believed(lambda bounds: driver.positions.planned(from_json(start), from_json(end), bounds))
+        return input_partitions(plan(parts, cores=os.cpu_count() or 1, tasks_min=self._options.min_partitions))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._report(from_json(end))
+
+    def stop(self) -> None:
+        if self._opened is not None:
+            self._opened.watch.close()
+            self._opened = None
+
+    def _driver(self) -> _OnDriver:
+        if self._opened is None:
+            cluster = connect(self._options.bootstrap, self._options.timeout_ms)
+            topics = [cluster.topic(name) for name in self._options.topics]
+            for topic in topics:
+                Projection(topic, self._wanted)  # a schema that does not fit is an error now, not in a task
+            self._opened = _OnDriver(cluster, cluster.watch(topics), Positions(self._options))
+        return self._opened
+
+    def _believed(self, decision: Callable[[AllBounds], _T]) -> _T:
+        """The decision on what the brokers have pushed. A log that ends too early is believed only when it is said again and again: a
+        broker that has lost its leadership without knowing it is overruled within seconds.
+        """
+        driver = self._driver()
+        bounds = driver.watch.bounds()
+        deadline = time.monotonic() + min(self._options.timeout_ms / 1000, _BELIEVED_AFTER_SECONDS)
+        while True:
+            try:
+                return decision(bounds)
+            except BeyondTheEnd:
+                if time.monotonic() >= deadline:
+                    raise
+            time.sleep(_ASKED_AGAIN_AFTER_SECONDS)
+            bounds = driver.cluster.bounds(self._options.topics)
+
+    def _report(self, committed: Offsets) -> None:
+        """Progress under the group that the user has named; without a name the tasks report (reading.py says why)."""
+        if self._options.group_id is not None:
+            positions = [(topic, p, offset) for topic, inner in committed.items() for p, offset in inner.items()]
+            self._driver().cluster.report(self._options.group_id, positions)
+
+    # -------------------------------------------------------------- in the tasks
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Ranges)
+        return read_ranges(self._options, self._wanted, partition)

@@ -1,0 +1,52 @@
+"""Progress reports: never in the way, the newest only, and lost ones do no harm."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from mq_protocol.errors import Unreachable
+from mq_spark.datasource.progress import Place, Reporter
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen within 5 s"
+        time.sleep(0.005)
+
+
+def test_the_newest_position_is_sent_and_one_that_is_known_is_not_sent_again() -> None:
+    sent: list[tuple[str, dict[Place, int]]] = []
+    first_is_on_its_way, go_on = threading.Event(), threading.Event()
+
+    def send(group: str, positions: Mapping[Place, int]) -> None:
+        sent.append((group, dict(positions)))
+        first_is_on_its_way.set()
+        assert go_on.wait(5)
+
+    reporter = Reporter(send, interval_s=0.0)
+    reporter.report("g", [("t", 0, 1), ("t", 1, 1)])
+    assert first_is_on_its_way.wait(5)
+    reporter.report("g", [("t", 0, 2)])
+    reporter.report("g", [("t", 0, 3), ("t", 1, 1)])
+    go_on.set()
+    wait_until(lambda: len(sent) == 2)
+    assert sent == [("g", {("t", 0): 1, ("t", 1): 1}), ("g", {("t", 0): 3})]
+
+
+def test_a_report_that_failed_is_sent_again_with_the_next_and_raises_nowhere() -> None:
+    sent: list[dict[Place, int]] = []
+
+    def send(_group: str, positions: Mapping[Place, int]) -> None:
+        sent.append(dict(positions))
+        if len(sent) == 1:
+            raise Unreachable("nobody is there")
+
+    reporter = Reporter(send, interval_s=0.0)
+    reporter.report("g", [("t", 0, 1)])
+    wait_until(lambda: len(sent) == 1 and reporter._told == {"g": {}})
+    reporter.report("g", [("t", 0, 1)])
+    wait_until(lambda: len(sent) == 2)
+    assert sent == [{("t", 0): 1}] * 2
