@@ -124,7 +124,8 @@ class Shell:
     # ------------------------------------------------------------------ what services ask
 
     def partitions(self) -> list[Partition]:
-        return list(self._partitions.values())
+        """Every open replica, in order of topic and number."""
+        return sorted(self._partitions.values(), key=lambda partition: (partition.topic.spec.name, partition.number))
 
     def hosted(self, topic: Topic, number: int) -> Partition | None:
         """This broker's replica, if it has one and it is open."""

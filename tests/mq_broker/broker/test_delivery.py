@@ -1,0 +1,218 @@
+"""Subscriptions: pushed as they commit, within credit; groups share partitions and keep their cursor."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest, from_wire
+from tests.mq_broker.broker.cluster import Broker, standalone, until
+
+
+def test_what_commits_is_pushed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", partitions=2)
+            await broker.produce("t", 1)
+            async with broker.subscribing() as earliest, broker.subscribing() as latest:
+                await earliest.open("t", (0, 1), earliest=True)
+                await latest.open("t", (0, 1), latest=True)
+                assert [(o.partition, o.offset, o.active) for o in await latest.read_opened(2)] == [(0, 1, True), (1, 0, True)]
+                assert await earliest.read_numbers(1) == [1]
+                await broker.produce("t", 2, partition=1)
+                await broker.produce("t", 3)
+                assert await earliest.read_numbers(3) == [1, 2, 3]
+                assert await latest.read_numbers(2) == [2, 3]
+                assert [(b.topic, b.partition, b.base_offset) for b, _ in latest.batches] == [("t", 1, 0), ("t", 0, 1)]
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_pushed_beyond_the_credit(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            for n in range(4):
+                await broker.produce("t", n)
+            async with broker.subscribing() as subscription:
+                await subscription.open("t", earliest=True, credit=1)
+                assert await subscription.read_numbers(1) == [0]
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(subscription.call.read(), 0.1)
+            async with broker.subscribing() as subscription:
+                await subscription.open("t", earliest=True, credit=0)
+                await subscription.read_opened()
+                assert subscription.batches == []
+                await subscription.say(credit=pb.SubscribeCredit(bytes=1 << 20))
+                assert await subscription.read_numbers(4) == [0, 1, 2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_a_subscription_begins_where_it_asks_to(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", 0, 1)
+            second = await broker.produce("t", 2)
+            starts = [({"offset": 1}, 1), ({"offset": 99}, 3), ({"timestamp_us": second.timestamp_us}, 2), ({}, 3)]
+            for start, offset in starts:
+                async with broker.subscribing() as subscription:
+                    await subscription.open("t", **start)  # type: ignore[arg-type]
+                    assert (await subscription.read_opened())[0].offset == offset
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_subscription_gets_nothing_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", partitions=2)
+            async with broker.subscribing() as subscription:
+                await subscription.open("t", (0, 1), earliest=True)
+                await subscription.read_opened(2)
+                await subscription.say(close=pb.SubscribeClose(partitions=[pb.TopicPartition(topic="t", partition=0)]))
+                await subscription.open("t", (1,), earliest=True)  # answered, so the close has been heard
+                await subscription.read_opened(3)
+                await broker.produce("t", 1, partition=0)
+                await broker.produce("t", 2, partition=1)
+                assert await subscription.read_numbers(1) == [2]
+
+    asyncio.run(scenario())
+
+
+def test_unknown_topics_are_told_by_partition(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker, broker.subscribing() as subscription:
+            await subscription.open("nothing", earliest=True)
+            [opened] = await subscription.read_opened()
+            assert opened.error.code == pb.UNKNOWN_TOPIC
+
+    asyncio.run(scenario())
+
+
+def test_a_groups_cursor_is_kept_over_a_restart(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            for n in range(3):
+                await broker.produce("t", n)
+            async with broker.subscribing() as subscription:
+                await subscription.open("t", group="g", member="a", earliest=True)
+                await subscription.read_numbers(3)
+                for offset in (1, 2):
+                    await subscription.settle("t", offset)
+                await until(lambda: _cursor(broker, "g", 2))
+        async with standalone(tmp_path) as broker, broker.subscribing() as subscription:
+            await until(lambda: _cursor(broker, "g", 2))
+            await subscription.open("t", group="g", member="b", earliest=True)
+            assert await subscription.read_numbers(1) == [2]
+            assert subscription.opened[0].offset == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_group_that_began_at_the_end_finds_that_place_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", 0)
+            async with broker.subscribing() as subscription:
+                await subscription.open("t", group="g", member="a", latest=True)
+                await subscription.read_opened()
+                await until(lambda: _cursor(broker, "g", 1))
+            await broker.produce("t", 1)
+            async with broker.subscribing() as subscription:
+                await subscription.open("t", group="g", member="a", latest=True)
+                assert await subscription.read_numbers(1) == [1]
+
+    asyncio.run(scenario())
+
+
+def test_members_share_partitions_and_hand_over_without_giving_a_record_twice(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", partitions=2)
+            async with broker.subscribing() as a, broker.subscribing() as b:
+                await a.open("t", (0, 1), group="g", member="a", earliest=True)
+                await a.read_opened(2)
+                await broker.produce("t", 1, partition=1)
+                assert await a.read_numbers(1) == [1]
+                await b.open("t", (0, 1), group="g", member="b", earliest=True)
+                assert [o.active for o in await b.read_opened(2)] == [False, False]
+                await broker.produce("t", 2, partition=1)
+                await a.settle("t", 1, partition=1)
+                opened = (await b.read_opened(3))[2]
+                assert (opened.partition, opened.offset, opened.active) == (1, 1, True)
+                assert await b.read_numbers(1) == [2]
+                assert not (await a.read_opened(3))[2].active
+                await broker.produce("t", 3, partition=0)
+                assert await a.read_numbers(2) == [1, 3]
+                answer = await broker.ask("Groups", pb.GroupsRequest(group="g"))
+                assert [(c.partition, list(c.members)) for c in answer.cursors] == [(0, ["a", "b"]), (1, ["a", "b"])]
+                assert [c.log_end_offset - c.offset for c in answer.cursors] == [1, 1]
+                assert all(c.lag_bytes > 0 and c.lag_us > 0 for c in answer.cursors)
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_leaves_gives_its_partitions_to_the_others_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", 1)
+            async with broker.subscribing() as b:
+                async with broker.subscribing() as a:
+                    await a.open("t", group="g", member="a", earliest=True)
+                    assert await a.read_numbers(1) == [1]
+                    await b.open("t", group="g", member="b", earliest=True)
+                    await b.read_opened()
+                assert await b.read_numbers(1) == [1]  # it was not settled: given again
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_does_not_settle_loses_its_partition_and_its_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq_broker.broker.sharing.GROUP_HANDOVER_MS", 100)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", 1)
+            async with broker.subscribing() as slow, broker.subscribing() as other:
+                await slow.open("t", group="g", member="b", earliest=True)
+                assert await slow.read_numbers(1) == [1]
+                await other.open("t", group="g", member="a", earliest=True)
+                assert await other.read_numbers(1) == [1]
+                assert not (await slow.read_opened(2))[1].active
+                await slow.settle("t", 1)
+                await broker.produce("t", 2)
+                assert await other.read_numbers(2) == [1, 2]
+                assert await _cursor(broker, "g", 0)
+
+    asyncio.run(scenario())
+
+
+def test_cursors_are_moved_by_request_within_the_log(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", 1, 2, 3)
+            positions = [pb.CursorPosition(topic="t", partition=0, offset=2), pb.CursorPosition(topic="t", partition=0, offset=4)]
+            answer = await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="q", positions=positions, kind="spark"))
+            assert not answer.partitions[0].HasField("error")
+            assert type(from_wire(answer.partitions[1].error)) is InvalidRequest
+            [cursor] = (await broker.ask("Groups", pb.GroupsRequest())).cursors
+            assert (cursor.group, cursor.offset, cursor.log_end_offset, cursor.kind) == ("q", 2, 3, "spark")
+            with pytest.raises(InvalidRequest, match="kind"):
+                await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="q", positions=positions))
+
+    asyncio.run(scenario())
+
+
+async def _cursor(broker: Broker, group: str, offset: int) -> bool:
+    cursors = (await broker.ask("Groups", pb.GroupsRequest(group=group))).cursors
+    return [c.offset for c in cursors] == [offset]
