@@ -30,6 +30,7 @@ from kazoo.protocol.states import KazooState
 from mq_broker.coordination import documents
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, Listener, TopicSpec
 from mq_broker.coordination.kazoo_session import AnswerLost, KazooSession
+from mq_broker.coordination.state_writes import StateWrites
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists, UnknownTopic
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
@@ -67,6 +68,7 @@ class ZooKeeperCoordination:
         self._session = KazooSession(
             addresses, session_timeout_ms, connect_timeout_ms, request_timeout_ms or 2 * session_timeout_ms
         )
+        self._writes = StateWrites(self._session)
         self._listener: Listener = lambda _event: None
         self._brokers_watch = self._session.watch(lambda: self._emit(CoordinationEvent.BROKERS_CHANGED))
         self._topics_watch = self._session.watch(lambda: self._emit(CoordinationEvent.TOPICS_CHANGED))
@@ -337,16 +339,7 @@ class ZooKeeperCoordination:
         path = self._path("states", topic_id, partition)
         data = documents.dump(documents.state_to_json(state))
         assert expected_version >= 0, "a version of -1 would be no compare-and-set"
-        try:
-            stat = await self._session.ask(lambda client: client.set_async(path, data, expected_version), self._session.deadline())
-        except (BadVersionError, NoNodeError):
-            return CasOutcome.REFUSED, -1
-        except (AnswerLost, ZookeeperError) as error:
-            _log.warning(
-                "%s: whether version %d was followed by token %s is unknown: %s", path, expected_version, state.token, error
-            )
-            return CasOutcome.UNKNOWN, -1
-        return CasOutcome.DONE, int(stat.version)
+        return await self._writes.write(path, data, expected_version)
 
     # -------------------------------------------------------------- lists
 

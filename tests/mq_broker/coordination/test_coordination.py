@@ -267,6 +267,22 @@ def test_a_thousand_claims_at_once_are_all_answered(opened: Opener) -> None:
     asyncio.run(main())
 
 
+def test_refused_writes_do_not_hold_up_those_beside_them(opened: Opener) -> None:
+    async def main() -> None:
+        count = 250
+        async with opened() as service:
+            await service.create_topic(TopicSpec("wide", "id", ((1,),) * count), (state_of(),) * count)
+            stale = {7, 100, 101, 249}
+            outcomes = await asyncio.gather(
+                *(service.write_state("id", p, 5 if p in stale else 0, state_of(epoch=1)) for p in range(count))
+            )
+            for partition, outcome in enumerate(outcomes):
+                assert outcome == ((CasOutcome.REFUSED, -1) if partition in stale else (CasOutcome.DONE, 1))
+            assert await service.read_state("id", 7) == (0, state_of())
+
+    asyncio.run(main())
+
+
 def test_a_stopped_service_answers_with_an_error_at_once(opened: Opener) -> None:
     async def main() -> None:
         async with opened() as service:
