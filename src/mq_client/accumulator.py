@@ -1,0 +1,349 @@
+"""Where records wait to become batches, and batches wait to be answered. Pure: time is an argument, threads are the producer's.
+
+A batch closes by size, by linger, or when it is asked to. Closed batches enter their partition's lane (lanes.py), which keeps their
+order. Everything here is bounded by the producer's memory: `pending_bytes` counts every record from `publish` to its answer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from mq_client.batches import records_to_batch, rows_to_batch
+from mq_client.connection import TopicView
+from mq_client.errors import TritonMQError
+from mq_client.futures import BatchOutcome, BatchPlace, Outcome, RecordFuture
+from mq_client.lanes import Lane, OutgoingBatch
+from mq_protocol import limits
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import encode_batch
+
+
+class AccumulatorSettings(NamedTuple):
+    """`linger_s`: how long a batch waits for more records. `delivery_s`: from a batch's first record to giving it up."""
+
+    batch_bytes_max: int
+    linger_s: float
+    delivery_s: float
+    retries: int
+    max_in_flight: int
+    compression: str | None
+
+
+class OpenBatch:
+    """Records of one partition, a list a column, until the batch closes. Of a typed topic: `rows`."""
+
+    __slots__ = ("headers", "keys", "opened_at", "outcome", "rows", "size", "timestamps", "values")
+
+    def __init__(self, topic: str, now: float) -> None:
+        self.keys: list[bytes | None] = []
+        self.values: list[bytes | None] = []
+        self.headers: list[Sequence[tuple[str, bytes | None]] | None] = []
+        self.timestamps: list[int] = []
+        self.rows: list[Mapping[str, object]] = []
+        self.size = 0
+        self.opened_at = now
+        self.outcome = BatchOutcome(topic)
+
+
+class Target:
+    """A topic that is written to: what the producer needs of it, its open batches, and the partition that keyless records stick to.
+
+    Records without a key go to one partition until its batch closes, then to the next: few full batches instead of many small ones.
+    """
+
+    __slots__ = ("batch_bytes_max", "open", "record_bytes_max", "sticky", "view")
+
+    def __init__(self, view: TopicView, batch_bytes_max: int, random: Random) -> None:
+        self.view = view
+        self.batch_bytes_max = min(batch_bytes_max, view.settings.batch_bytes_max - limits.BATCH_OVERHEAD_BYTES)
+        self.record_bytes_max = view.settings.record_bytes_max
+        self.open: list[OpenBatch | None] = [None] * view.partitions
+        self.sticky = random.randrange(view.partitions)
+
+
+class Answer(NamedTuple):
+    """A final answer, to be told to whoever waits once no lock is held."""
+
+    outcome: Outcome
+    place: BatchPlace | None
+    error: TritonMQError | None
+
+    def tell(self) -> None:
+        self.outcome.settle(self.place, self.error)
+
+
+class Accumulator:
+    """Owns open batches, lanes, and the table of what is in flight. Not thread-safe: the producer's lock is around it."""
+
+    def __init__(
+        self, settings: AccumulatorSettings, random: Random, new_uuid: Callable[[], bytes] = lambda: os.urandom(16)
+    ) -> None:
+        self.settings = settings
+        self.pending_bytes = 0
+        self.lanes: dict[tuple[str, int, bool], Lane] = {}
+        self.in_flight: dict[int, tuple[Lane, OutgoingBatch]] = {}
+        self._random = random
+        self._new_uuid = new_uuid
+        self._targets: dict[str, Target] = {}
+        self._open: dict[tuple[Target, int], OpenBatch] = {}  # oldest first
+        self._busy: dict[Lane, None] = {}  # lanes with unanswered batches
+        self._correlation = 0
+
+    def add_target(self, view: TopicView) -> Target:
+        """Begin to write to a topic."""
+        target = Target(view, self.settings.batch_bytes_max, self._random)
+        self._targets[view.name] = target
+        return target
+
+    def drop_target(self, target: Target, now: float) -> None:
+        """The topic has changed: what is open is closed, and the next record finds a new target."""
+        for partition in range(len(target.open)):
+            self._close(target, partition, now)
+        self._targets.pop(target.view.name, None)
+
+    # ------------------------------------------------------------------ records in
+
+    def add(
+        self,
+        target: Target,
+        partition: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]] | None,
+        timestamp: int,
+        size: int,
+        now: float,
+    ) -> tuple[RecordFuture, bool]:
+        """A record into its partition's open batch. Its future, and whether the sender has something new to look at."""
+        batch, partition, news = self._room(target, partition, size, now)
+        index = len(batch.values)
+        batch.keys.append(key)
+        batch.values.append(value)
+        batch.headers.append(headers)
+        batch.timestamps.append(timestamp)
+        future = RecordFuture(batch.outcome, index)
+        if batch.size >= target.batch_bytes_max:
+            self._close(target, partition, now)
+            news = True
+        return future, news
+
+    def add_row(
+        self, target: Target, partition: int | None, row: Mapping[str, object], size: int, now: float
+    ) -> tuple[RecordFuture, bool]:
+        """As `add`, for a typed topic and a row that has been checked against its schema."""
+        batch, partition, news = self._room(target, partition, size, now)
+        index = len(batch.rows)
+        batch.rows.append(row)
+        future = RecordFuture(batch.outcome, index)
+        if batch.size >= target.batch_bytes_max:
+            self._close(target, partition, now)
+            news = True
+        return future, news
+
+    def _room(self, target: Target, partition: int | None, size: int, now: float) -> tuple[OpenBatch, int, bool]:
+        if partition is None:
+            partition = target.sticky
+        batch = target.open[partition]
+        news = False
+        if batch is not None and batch.size + size > target.batch_bytes_max:
+            self._close(target, partition, now)
+            batch = None
+        if batch is None:
+            batch = target.open[partition] = self._open[target, partition] = OpenBatch(target.view.name, now)
+            news = True
+        batch.size += size
+        self.pending_bytes += size
+        return batch, partition, news
+
+    def add_closed(
+        self,
+        view: TopicView,
+        partition: int,
+        batch: pa.RecordBatch,
+        outcome: Outcome,
+        now: float,
+        *,
+        uuid: bytes | None = None,
+        stage: pb.StageOf | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        """A batch that is complete, behind what is open for its partition."""
+        target = self._targets.get(view.name)
+        if target is not None and stage is None and partition < len(target.open):
+            self._close(target, partition, now)
+        size = batch.nbytes
+        self.pending_bytes += size
+        self._enqueue(view, partition, uuid, batch.num_rows, size, outcome, lambda: batch, now, stage=stage, deadline=deadline)
+
+    # ------------------------------------------------------------------ batches out
+
+    def close_ready(self, now: float) -> float | None:
+        """Close what has lingered long enough, where its lane could send it (else it goes on filling). When to look again."""
+        linger = self.settings.linger_s
+        for (target, partition), batch in list(self._open.items()):
+            if batch.opened_at + linger > now:
+                return batch.opened_at + linger
+            if self._lane(target.view.name, partition, False).has_room or now - batch.opened_at > self.settings.delivery_s / 2:
+                self._close(target, partition, now)
+        return None
+
+    def close_all(self, now: float) -> None:
+        """Close every open batch: a flush."""
+        for target, partition in list(self._open):
+            self._close(target, partition, now)
+
+    def _close(self, target: Target, partition: int, now: float) -> None:
+        batch = target.open[partition]
+        if batch is None:
+            return
+        target.open[partition] = None
+        del self._open[target, partition]
+        if partition == target.sticky:
+            target.sticky = self._next_sticky(target)
+        view = target.view
+
+        def build() -> pa.RecordBatch:
+            if view.typed:
+                return rows_to_batch(batch.rows, view.schema, view.name)
+            return records_to_batch(batch.keys, batch.values, batch.headers, batch.timestamps)
+
+        count = len(batch.rows) if view.typed else len(batch.values)
+        self._enqueue(view, partition, None, count, batch.size, batch.outcome, build, batch.opened_at)
+
+    def turn(self, target: Target) -> int:
+        """The partition whose turn it is among those that take what has no key."""
+        partition = target.sticky
+        target.sticky = self._next_sticky(target)
+        return partition
+
+    def _next_sticky(self, target: Target) -> int:
+        """The next partition; those that have batches waiting are passed over while others have none."""
+        count = len(target.open)
+        candidates = [(target.sticky + step) % count for step in range(1, count + 1)]
+        lanes = self.lanes
+        for partition in candidates:
+            lane = lanes.get((target.view.name, partition, False))
+            if lane is None or lane.in_flight == len(lane.batches):
+                return partition
+        return candidates[0]
+
+    def _enqueue(
+        self,
+        view: TopicView,
+        partition: int,
+        uuid: bytes | None,
+        count: int,
+        size: int,
+        outcome: Outcome,
+        build: Callable[[], pa.RecordBatch],
+        opened_at: float,
+        *,
+        stage: pb.StageOf | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        compression = self.settings.compression
+        lane = self._lane(view.name, partition, stage is not None)
+        self._busy[lane] = None
+        lane.add(
+            OutgoingBatch(
+                topic=view.name,
+                partition=partition,
+                uuid=uuid or self._new_uuid(),
+                record_count=count,
+                size=size,
+                fingerprint=view.fingerprint,
+                outcome=outcome,
+                build=lambda: encode_batch(build(), compression),
+                deadline=opened_at + self.settings.delivery_s if deadline is None else deadline,
+                stage=stage,
+            )
+        )
+
+    def _lane(self, topic: str, partition: int, staged: bool) -> Lane:
+        key = (topic, partition, staged)
+        lane = self.lanes.get(key)
+        if lane is None:
+            lane = self.lanes[key] = Lane(
+                topic,
+                partition,
+                max_in_flight=self.settings.max_in_flight,
+                retries=self.settings.retries,
+                ordered=not staged,
+                random=self._random,
+            )
+        return lane
+
+    def busy(self) -> list[Lane]:
+        """Lanes with unanswered batches."""
+        return list(self._busy)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is open and nothing unanswered."""
+        return not self._busy and not self._open
+
+    def take(self, lane: Lane, now: float) -> tuple[OutgoingBatch, int, bytes] | None:
+        """The lane's next batch to send, its correlation and its `after`; it is in flight from now on."""
+        batch = lane.next(now)
+        if batch is None:
+            return None
+        self._correlation += 1
+        after = lane.sent(batch, self._correlation, now)
+        self.in_flight[self._correlation] = (lane, batch)
+        return batch, self._correlation, after
+
+    # ------------------------------------------------------------------ answers in
+
+    def answer(self, correlation: int, place: BatchPlace) -> Answer | None:
+        """It is in the log. None if that batch has been given up since."""
+        found = self.in_flight.pop(correlation, None)
+        if found is None:
+            return None
+        lane, batch = found
+        lane.answered(batch, place)
+        return self._ended(lane, batch, place, None)
+
+    def refuse(self, correlation: int, error: TritonMQError, now: float, *, reached: bool = True) -> Answer | None:
+        """An attempt failed; an answer if that is final, None if it will be sent again."""
+        found = self.in_flight.pop(correlation, None)
+        if found is None:
+            return None
+        lane, batch = found
+        final = lane.failed(batch, error, now, reached=reached)
+        return self._ended(lane, batch, None, final) if final is not None else None
+
+    def recall(self, lane: Lane, error: TritonMQError, now: float) -> list[Answer]:
+        """What is in flight will not be answered where it was sent."""
+        correlations = [batch.correlation for batch in lane.batches if batch.correlation is not None]
+        answers = [self.refuse(correlation, error, now) for correlation in correlations]
+        return [answer for answer in answers if answer is not None]
+
+    def refuse_all(self, lane: Lane, error: TritonMQError) -> list[Answer]:
+        """None of the lane's batches can be sent any more. Those in flight are given up as unknown."""
+        answers = []
+        for batch in list(lane.batches):
+            if batch.correlation is None and not batch.in_doubt:
+                lane.batches.remove(batch)
+                answers.append(self._ended(lane, batch, None, error))
+            else:
+                batch.last_error = error
+                answers.append(self.give_up(lane, batch))
+        return answers
+
+    def give_up(self, lane: Lane, batch: OutgoingBatch) -> Answer:
+        """It is past its deadline."""
+        if batch.correlation is not None:
+            del self.in_flight[batch.correlation]
+        return self._ended(lane, batch, None, lane.give_up(batch))
+
+    def _ended(self, lane: Lane, batch: OutgoingBatch, place: BatchPlace | None, error: TritonMQError | None) -> Answer:
+        self.pending_bytes -= batch.size
+        batch.done = True
+        if not lane.batches:
+            self._busy.pop(lane, None)
+        return Answer(batch.outcome, place, error)

@@ -1,0 +1,62 @@
+"""How long a call may take, and how long to wait between attempts. Monotonic time only: the wall clock may jump."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from mq_client.errors import InvalidSetting
+
+_FIRST_MS = 20.0
+_MOST_MS = 1_000.0
+
+
+class Deadline:
+    """A moment of the monotonic clock, passed down through every call that works on one request."""
+
+    __slots__ = ("_at", "timeout_ms")
+
+    def __init__(self, timeout_ms: float) -> None:
+        self.timeout_ms = timeout_ms
+        self._at = time.monotonic() + timeout_ms / 1000
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left, 0 once past."""
+        return max(0.0, self._at - time.monotonic())
+
+    @property
+    def expired(self) -> bool:
+        return time.monotonic() >= self._at
+
+    def at_most(self, timeout_ms: float) -> Deadline:
+        """This one, or the one `timeout_ms` from now if that comes first."""
+        return Deadline(min(self.remaining_s * 1000, timeout_ms))
+
+
+class Backoff:
+    """Waits between attempts: from 20 ms doubling to a second, each cut by up to half at random so that clients spread out."""
+
+    def __init__(self, random_: random.Random | None = None) -> None:
+        self._random = random_ or random.Random()  # noqa: S311 - spreads load, guards nothing
+        self._next_ms = _FIRST_MS
+
+    def next_ms(self) -> float:
+        """How long to wait before the next attempt."""
+        wait_ms = self._next_ms * (0.5 + self._random.random() / 2)
+        self._next_ms = min(self._next_ms * 2, _MOST_MS)
+        return wait_ms
+
+    def reset(self) -> None:
+        self._next_ms = _FIRST_MS
+
+    def sleep(self, deadline: Deadline) -> None:
+        """Wait, but not past the deadline."""
+        time.sleep(min(self.next_ms() / 1000, deadline.remaining_s))
+
+
+def positive_ms(name: str, value: float) -> float:
+    """The value. Raises `InvalidSetting` unless it is a positive number of milliseconds."""
+    if not value > 0:
+        raise InvalidSetting(f"{name}={value} must be a positive number of milliseconds")
+    return value

@@ -1,0 +1,388 @@
+"""Publishes records and tables: the part of the client that applications meet. What it does is in accumulator, lanes and sender."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import time
+import uuid as uuids
+import weakref
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from mq_client.accumulator import AccumulatorSettings, Target
+from mq_client.batches import (
+    RECORD_OVERHEAD_BYTES,
+    Headers,
+    conform,
+    header_bytes,
+    largest_record_bytes,
+    record_key_column,
+    records_to_batch,
+    rows_to_batch,
+    split_by_partition,
+    split_by_size,
+    to_bytes,
+    to_header_pairs,
+    to_timestamp_us,
+)
+from mq_client.connection import Connection
+from mq_client.deadline import Deadline, positive_ms
+from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, TritonMQError, UnknownPartition
+from mq_client.futures import BatchOutcome, RecordFuture, TableFuture, TableOutcome
+from mq_client.sender import Sender
+from mq_protocol import limits
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.names import check_topic_name, did_you_mean
+from mq_protocol.partitioner import partition_for_key, partitions_for_keys
+
+_ACKS: Final = {"all": pb.ALL, "leader": pb.LEADER, "none": pb.NONE}
+_COMPRESSIONS: Final = (None, "lz4", "zstd")
+_BATCH_BYTES: Final = 1 << 20
+_BUFFER_BYTES: Final = 64 << 20
+_RETRIES: Final = 2**31 - 1
+
+# Keys repeat; the hash in Python costs ten times the look-up.
+_partition_of_key = functools.lru_cache(maxsize=1 << 16)(partition_for_key)
+
+
+class Producer:
+    """Publishes to topics. Thread-safe; one for a process is enough.
+
+    Order is kept within a partition, over retries and changes of leader too. A record that is acknowledged is there once.
+
+    `acks`: "all" (every in-sync replica has it, as durable as the topic says), "leader", "none".
+    `timeout_ms`: from a batch's first record to giving it up, retries included; also how long `publish` waits for room.
+    `retries`: attempts beyond the first within that time. `max_in_flight`: unanswered batches a partition.
+    `linger_ms`: how long a batch waits for more records. `batch_bytes_max`: when it closes at once.
+    `compression`: of batches, None, "lz4" or "zstd". `buffer_bytes_max`: what may be unacknowledged in all.
+
+    Raises `InvalidSetting` for a value that makes no sense. Nothing is connected before the first use.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        acks: str = "all",
+        timeout_ms: float = limits.REQUEST_TIMEOUT_MS,
+        retries: int = _RETRIES,
+        max_in_flight: int = 5,
+        linger_ms: float = 5,
+        batch_bytes_max: int = _BATCH_BYTES,
+        *,
+        compression: str | None = None,
+        buffer_bytes_max: int = _BUFFER_BYTES,
+    ) -> None:
+        if acks not in _ACKS:
+            raise InvalidSetting(f"acks={acks!r} is not known{did_you_mean(str(acks), _ACKS)} (it is one of {', '.join(_ACKS)})")
+        if compression not in _COMPRESSIONS:
+            raise InvalidSetting(f"compression={compression!r} is not known: it is None, 'lz4' or 'zstd'")
+        if retries < 0:
+            raise InvalidSetting(f"retries={retries} is negative: 0 means to try once")
+        if max_in_flight < 1:
+            raise InvalidSetting(f"max_in_flight={max_in_flight} must be at least 1")
+        if linger_ms < 0:
+            raise InvalidSetting(f"linger_ms={linger_ms} is negative: 0 means to send at once")
+        if not 1 <= batch_bytes_max <= limits.BATCH_BYTES_CEILING:
+            raise InvalidSetting(f"batch_bytes_max={batch_bytes_max} is out of range: give 1 to {limits.BATCH_BYTES_CEILING}")
+        if buffer_bytes_max < batch_bytes_max:
+            raise InvalidSetting(f"buffer_bytes_max={buffer_bytes_max} is below batch_bytes_max={batch_bytes_max}: raise it")
+        self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
+        self._buffer_bytes_max = buffer_bytes_max
+        self._connection = Connection(bootstrap)
+        settings = AccumulatorSettings(batch_bytes_max, linger_ms / 1000, timeout_ms / 1000, retries, max_in_flight, compression)
+        self._sender = Sender(self._connection, settings, _ACKS[acks], self._forget)
+        self._accumulator = self._sender.accumulator
+        self._targets: dict[str, Target] = {}
+        self._closed = False
+        atexit.register(_close_at_exit, weakref.ref(self))
+
+    # ------------------------------------------------------------------ records
+
+    def publish(
+        self,
+        topic: str,
+        value: bytes | str | Mapping[str, object] | None,
+        *,
+        key: bytes | str | None = None,
+        headers: Headers | None = None,
+        partition: int | None = None,
+        timestamp: int | datetime | None = None,
+        uuid: uuids.UUID | bytes | str | None = None,
+    ) -> RecordFuture:
+        """Send one record; its future tells where it is, or why it is not there.
+
+        `value`: bytes or text for a topic of records, a dict of columns for a topic with its own schema. `key` decides the
+        partition (as Kafka's default partitioner does) unless `partition` is given; without either, records go to the partitions
+        in turn, a batch at a time. `timestamp`: microseconds since 1970 or a datetime with a zone; the clock's time if not given. `uuid` makes
+        the record a batch of its own: sent again, by anyone, it is answered with the first one's place.
+
+        Raises at once what can be known at once: `UnknownTopic`, `UnknownPartition`, `BatchTooLarge`, `SchemaMismatch`,
+        `InvalidRequest`; `Overloaded` when no room was made within `timeout_ms`; `Unreachable` when no broker answers.
+        """
+        target = self._targets.get(topic) or self._target(topic)
+        if target.view.typed:
+            return self._publish_row(target, value, key, headers, partition, timestamp, uuid)
+        size = RECORD_OVERHEAD_BYTES
+        if value is not None:
+            if type(value) is not bytes:
+                value = to_bytes(value, "value")
+            size += len(value)
+        if key is not None:
+            if type(key) is not bytes:
+                key = to_bytes(key, "key")
+            size += len(key)
+        pairs = None
+        if headers is not None:
+            pairs = to_header_pairs(headers)
+            size += header_bytes(pairs)
+        if size > target.record_bytes_max + RECORD_OVERHEAD_BYTES:
+            raise BatchTooLarge(
+                f"record of {size - RECORD_OVERHEAD_BYTES} bytes is above {topic!r}'s record_bytes_max={target.record_bytes_max}: "
+                "send less in a record or raise the setting"
+            )
+        stamp = time.time_ns() // 1000 if timestamp is None else to_timestamp_us(timestamp)
+        if uuid is not None:
+            alone = records_to_batch([key], [value], [pairs], [stamp])
+            return self._publish_alone(target, alone, _uuid_bytes(uuid), key, partition)
+        if partition is None:
+            if key is not None:
+                partition = _partition_of_key(key, len(target.open))
+        elif not 0 <= partition < len(target.open):
+            raise _no_such_partition(target, partition)
+        sender = self._sender
+        with sender.lock:
+            self._make_room(size)
+            future, news = self._accumulator.add(target, partition, key, value, pairs, stamp, size, time.monotonic())
+            if news:
+                sender.work.notify()
+        return future
+
+    def _publish_row(
+        self,
+        target: Target,
+        row: object,
+        key: bytes | str | None,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp: int | datetime | None,
+        uuid: uuids.UUID | bytes | str | None,
+    ) -> RecordFuture:
+        name = target.view.name
+        if not isinstance(row, Mapping):
+            raise InvalidRequest(
+                f"topic {name!r} has its own schema: give a dict of its columns ({', '.join(target.view.schema.names)})"
+            )
+        if headers is not None or timestamp is not None:
+            raise InvalidRequest(f"topic {name!r} has its own schema: it has no place for headers or timestamp; make them columns")
+        batch = rows_to_batch([row], target.view.schema, name)
+        size = batch.nbytes
+        if size > target.record_bytes_max:
+            raise BatchTooLarge(f"row of {size} bytes is above {name!r}'s record_bytes_max={target.record_bytes_max}: raise it")
+        key = None if key is None else to_bytes(key, "key")
+        if uuid is not None:
+            return self._publish_alone(target, batch, _uuid_bytes(uuid), key, partition)
+        chosen = self._choose(target, key, partition)
+        with self._sender.lock:
+            self._make_room(size)
+            future, news = self._accumulator.add_row(target, chosen, dict(row), size, time.monotonic())
+            if news:
+                self._sender.work.notify()
+        return future
+
+    def _publish_alone(
+        self, target: Target, batch: pa.RecordBatch, uuid: bytes, key: bytes | None, partition: int | None
+    ) -> RecordFuture:
+        """A batch of one. Without key or partition the UUID decides: sent again by anyone it must meet its first copy."""
+        chosen = self._choose(target, key if key is not None else uuid, partition)
+        assert chosen is not None
+        outcome = BatchOutcome(target.view.name)
+        with self._sender.lock:
+            self._make_room(batch.nbytes)
+            self._accumulator.add_closed(target.view, chosen, batch, outcome, time.monotonic(), uuid=uuid)
+            self._sender.work.notify()
+        return RecordFuture(outcome, 0)
+
+    def _choose(self, target: Target, key: bytes | None, partition: int | None) -> int | None:
+        if partition is None:
+            return None if key is None else _partition_of_key(key, len(target.open))
+        if not 0 <= partition < len(target.open):
+            raise _no_such_partition(target, partition)
+        return partition
+
+    # ------------------------------------------------------------------ tables
+
+    def publish_batch(
+        self,
+        topic: str,
+        batch: pa.RecordBatch | pa.Table,
+        *,
+        partition: int | None = None,
+        key_column: str | None = None,
+        uuid: uuids.UUID | bytes | str | None = None,
+    ) -> TableFuture:
+        """Send a table; its future tells where its rows are, once all of them are there.
+
+        Columns are matched by name and must have the topic's types; a topic of records needs `value` and may have `key`,
+        `headers`, `timestamp`. Rows go to `partition`; or to the partition of their `key_column`'s value (for a topic of records: of their key,
+        if they have any); or to the partitions in turn. The table is split into batches of at most `batch_bytes_max`; it is
+        atomic only if it fits one. With `uuid`, sending the same table again, split alike, makes no second copy.
+
+        Raises at once `SchemaMismatch` naming the column, `BatchTooLarge`, `UnknownTopic`, `UnknownPartition`; `Overloaded` when no
+        room was made within `timeout_ms` (then batches before may be on their way).
+        """
+        target = self._targets.get(topic) or self._target(topic)
+        view = target.view
+        now_us = None if view.typed else time.time_ns() // 1000
+        table = conform(batch, view.schema, topic, now_us=now_us)
+        if not view.typed and (largest := largest_record_bytes(table)) > target.record_bytes_max:
+            raise BatchTooLarge(
+                f"record of {largest} bytes is above {topic!r}'s record_bytes_max={target.record_bytes_max}: raise it"
+            )
+        if key_column is None and not view.typed and partition is None:
+            key_column = record_key_column(table)
+        pieces = self._pieces(target, table, partition, key_column, None if uuid is None else _uuid_bytes(uuid))
+        outcome = TableOutcome(topic, table.num_rows)
+        deadline = Deadline(self._timeout_ms)
+        try:
+            for at, (chosen, piece) in enumerate(pieces):
+                piece_uuid = None if uuid is None else _piece_uuid(_uuid_bytes(uuid), at, len(pieces), piece.num_rows)
+                with self._sender.lock:
+                    self._make_room(piece.nbytes, deadline)
+                    self._accumulator.add_closed(view, chosen, piece, outcome.piece(), time.monotonic(), uuid=piece_uuid)
+                    self._sender.work.notify()
+        finally:
+            outcome.complete()
+        return outcome.future
+
+    def _pieces(
+        self, target: Target, table: pa.Table, partition: int | None, key_column: str | None, uuid: bytes | None
+    ) -> list[tuple[int, pa.RecordBatch]]:
+        """The table's batches and their partitions, in the order to send them."""
+        row_bytes_max = target.view.settings.batch_bytes_max - limits.BATCH_OVERHEAD_BYTES
+        pieces: list[tuple[int, pa.RecordBatch]] = []
+        parts: Sequence[tuple[int | None, pa.Table]]
+        if partition is not None:
+            parts = [(self._choose(target, None, partition), table)]
+        elif key_column is None:
+            parts = [(None, table)]
+        else:
+            if key_column not in table.schema.names:
+                raise InvalidRequest(f"key_column={key_column!r} is no column{did_you_mean(key_column, table.schema.names)}")
+            found = partitions_for_keys(table.column(key_column).combine_chunks(), len(target.open))
+            parts = [(None if at < 0 else at, rows) for at, rows in split_by_partition(table, np.asarray(found))]
+        for chosen, rows in parts:
+            for piece in split_by_size(rows, target.batch_bytes_max, row_bytes_max):
+                if chosen is not None:
+                    pieces.append((chosen, piece))
+                elif uuid is not None:
+                    pieces.append((_partition_of_key(uuid, len(target.open)), piece))
+                else:
+                    with self._sender.lock:
+                        pieces.append((self._accumulator.turn(target), piece))
+        return pieces
+
+    # ------------------------------------------------------------------ the end
+
+    def flush(self, timeout_ms: float | None = None) -> None:
+        """Wait until everything published so far has its answer.
+
+        Raises the first error of a record or table whose future nobody has looked at, so that no loss goes unseen; `OutcomeUnknown`
+        if answers are still missing after `timeout_ms` (default: as long as they can take).
+        """
+        self._sender.flush(Deadline(self._timeout_ms + 1_000 if timeout_ms is None else positive_ms("timeout_ms", timeout_ms)))
+        self._raise_failures()
+
+    def close(self, timeout_ms: float | None = None) -> None:
+        """Flush, then end threads and streams. Raises as `flush` does, once all is closed. A second call does nothing."""
+        with self._sender.lock:
+            if self._closed:
+                return
+            self._closed = True
+        deadline = Deadline(self._timeout_ms + 1_000 if timeout_ms is None else positive_ms("timeout_ms", timeout_ms))
+        try:
+            self._sender.flush(deadline)
+        finally:
+            self._sender.stop(deadline)
+        self._raise_failures()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.close()
+        except TritonMQError:
+            if error is None:  # else the block's own error is the one to see
+                raise
+
+    # ------------------------------------------------------------------ private
+
+    def _target(self, topic: str) -> Target:
+        """The topic, asked for when it is first written to."""
+        check_topic_name(topic)
+        view = self._connection.topic(topic, Deadline(self._timeout_ms))
+        with self._sender.lock:
+            found = self._targets.get(topic)
+            if found is None:
+                found = self._targets[topic] = self._accumulator.add_target(view)
+            return found
+
+    def _forget(self, topic: str) -> None:
+        """Under the sender's lock: the topic is not what it was (made anew, perhaps): the next record asks for it again."""
+        target = self._targets.pop(topic, None)
+        if target is not None:
+            self._accumulator.drop_target(target, time.monotonic())
+
+    def _make_room(self, size: int, deadline: Deadline | None = None) -> None:
+        """Under the sender's lock: wait until `size` more bytes fit."""
+        if self._closed:
+            raise InvalidRequest("producer is closed: make a new one")
+        self._sender.ensure_started()
+        if self._accumulator.pending_bytes + size > self._buffer_bytes_max:
+            self._sender.wait_for_room(size, self._buffer_bytes_max, deadline or Deadline(self._timeout_ms))
+
+    def _raise_failures(self) -> None:
+        with self._sender.lock:
+            failures = list(self._sender.failures)
+            self._sender.failures.clear()
+        if failures:
+            raise failures[0]
+
+
+def _uuid_bytes(uuid: uuids.UUID | bytes | str) -> bytes:
+    match uuid:
+        case uuids.UUID():
+            found = uuid.bytes
+        case bytes() if len(uuid) == 16:
+            found = uuid
+        case str():
+            try:
+                found = uuids.UUID(uuid).bytes
+            except ValueError:
+                raise InvalidRequest(f"uuid={uuid!r} is no UUID: give uuid.uuid4()") from None
+        case _:
+            raise InvalidRequest("uuid is no UUID: give a uuid.UUID, 16 bytes or its text")
+    if found == bytes(16):
+        raise InvalidRequest("uuid is all zeros, which means none: give uuid.uuid4()")
+    return found
+
+
+def _piece_uuid(uuid: bytes, index: int, count: int, rows: int) -> bytes:
+    """A table's own UUID if it is one batch; else one for each that depends on the split, so that another split is not mistaken."""
+    return uuid if count == 1 else uuids.uuid5(uuids.UUID(bytes=uuid), f"{index}/{count}/{rows}").bytes
+
+
+def _no_such_partition(target: Target, partition: int) -> UnknownPartition:
+    return UnknownPartition(f"topic {target.view.name!r} has no partition {partition}: it has 0 to {len(target.open) - 1}")
+
+
+def _close_at_exit(reference: weakref.ref[Producer]) -> None:
+    producer = reference()
+    if producer is not None:
+        producer.close()
