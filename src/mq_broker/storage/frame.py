@@ -194,7 +194,7 @@ def decode_frames(place: Place, payload: memoryview, frame_bytes: Sequence[int])
 def unpinned(frame: Frame) -> Frame:
     """The frame, safe to keep: a small view would keep alive the whole message that it came in, so it is copied out of it."""
     for part in frame.parts:
-        if type(part) is memoryview and memoryview(part.obj).nbytes > 2 * part.nbytes + 4096:
+        if type(part) is memoryview and memoryview(part.obj).nbytes > 2 * frame.size + 4096:
             return frame._replace(parts=tuple(bytes(p) if type(p) is memoryview else p for p in frame.parts))
     return frame
 

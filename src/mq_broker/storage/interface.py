@@ -6,7 +6,7 @@ The same bytes on every replica. `frame.py` encodes and decodes it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from mq_broker.core.entries import Entry
@@ -75,6 +75,3 @@ class Journal(Protocol):
 class OpenJournal(NamedTuple):
     journal: Journal
     recovered: RecoveredLog
-
-
-ListenerFactory = Callable[[], JournalListener]

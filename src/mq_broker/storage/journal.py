@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from mq_broker.core.messages import RecoveredLog
 from mq_broker.storage.frame import Place, decode_frame, unpinned
 from mq_broker.storage.identity import FILE_NAME, LogIdentity, boot_id, load_identity, new_log_id
 from mq_broker.storage.interface import Frame, JournalListener, OpenJournal
-from mq_broker.storage.recovery import Recovered, recover, segment_firsts
+from mq_broker.storage.recovery import LogDamaged, Recovered, recover, segment_firsts
 from mq_broker.storage.segments import MARK_FILE_NAME, Append, Close, LogFiles, Outcome, Renew, Truncate, pack_mark, segment_path
 from mq_broker.storage.writer import Writer
 from mq_protocol.errors import CorruptBatch, StorageFailed
@@ -110,6 +111,7 @@ class DiskJournal:
         self._submit_append(run, self._ends[-1] - run_start)
 
     def truncate(self, last_index: int) -> None:
+        assert self._closed is None, "truncated a closed journal"
         assert last_index >= 0, "indexes count from 1"
         if last_index < self.last_index:
             self._cut(last_index)
@@ -246,7 +248,11 @@ class DiskJournal:
         try:
             data = memoryview(self._pread(segment, self._ends[last_index] - start, start - base))
         except OSError as error:
-            raise self._damaged(segment, start - base, str(error)) from error
+            if error.errno in (errno.EIO, errno.ENOENT):
+                raise self._damaged(segment, start - base, str(error)) from error
+            raise StorageFailed(
+                f"{segment_path(self._files.directory, segment)} cannot be read ({error}): ask another replica"
+            ) from error
         frames: list[Frame] = []
         for index in range(first_index, last_index + 1):
             try:
@@ -350,9 +356,10 @@ def _open_files(
         identity.store(directory, files)
     try:
         recovered = recover(directory, place, files, clean=identity.clean, lossy=lossy, rebooted=rebooted)
-    except (StorageFailed, OSError):
-        with contextlib.suppress(OSError):  # the disk takes nothing: it is refused below all the same
-            replace(identity.renewed(), boot_id=boot).store(directory, files)
+    except (LogDamaged, OSError) as error:
+        if isinstance(error, LogDamaged) or error.errno == errno.EIO:
+            with contextlib.suppress(OSError):  # the disk takes nothing: the journal does not open all the same
+                replace(identity.renewed(), boot_id=boot).store(directory, files)
         raise
     if identity.durability != durability or (topic and identity.topic != topic):
         # After the sync above: had the new promise been written before it, a power loss now would be held to it.

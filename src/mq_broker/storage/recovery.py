@@ -36,6 +36,10 @@ _WINDOW_BYTES: Final = 4 << 20  # what is read at once: a segment may be larger 
 _logger = logging.getLogger(__name__)
 
 
+class LogDamaged(StorageFailed):
+    """The log lacks, or may lack, entries that it acknowledged."""
+
+
 @dataclass(slots=True)
 class Recovered:
     """What was kept. `ends[i]` is where entry i ends in the journal as one stream of bytes, `ends[0]` is 0. `segments` are (first
@@ -83,7 +87,7 @@ def segment_firsts(directory: Path) -> list[int]:
 def recover(directory: Path, place: Place, files: Files, *, clean: bool, lossy: bool, rebooted: bool) -> Recovered:
     """Scan, cut, sync. `clean`: the log was stopped cleanly; `lossy`: it has just got a new id because of a reboot.
 
-    Raises `StorageFailed` for damage, naming file and position, and `OSError` as it comes.
+    Raises `LogDamaged`, naming file and position, and `OSError` as it comes.
     """
     mark = read_mark(directory, place)
     firsts = segment_firsts(directory)
@@ -180,7 +184,7 @@ def _valid_after(data: bytes, place: Place, next_index: int) -> int | None:
 
 
 def _damage(path: Path, position: int, reason: str) -> NoReturn:
-    raise StorageFailed(
+    raise LogDamaged(
         f"{path} is damaged at byte {position}: {reason}. Nothing was cut. Check the disk; then move {path.parent} away and restart"
         " this broker, to have the partition copied from another replica"
     )

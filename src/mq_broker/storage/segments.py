@@ -109,7 +109,8 @@ class Tail(NamedTuple):
 class LogFiles:
     """Owns the files of one journal for writing. Used by the writer thread only, once it is made.
 
-    - `synced <= written`; files hold exactly the entries up to `written`, and garbage after them only while `_tail_dirty`.
+    - `_synced <= _written`; the files hold exactly the entries up to `_written`, except while `_tail_dirty` (garbage follows);
+    - `_owed` is a truncation that failed: nothing is written or flushed before it has been made good;
     - `_refused` is set from a failed write until the loop truncates below it: whatever is appended meanwhile is gone too.
     """
 
@@ -129,6 +130,7 @@ class LogFiles:
         self._mark_fd = -1
         self._writable = False
         self._tail_dirty = False
+        self._owed: Truncate | None = None
         self._dead = ""
         self._refused: tuple[int, str] | None = None
         self._replaced: tuple[str, str] | None = None
@@ -139,6 +141,8 @@ class LogFiles:
         """Write, in order; neighbouring appends become one write. Nothing is reported as flushed before `sync`."""
         run: list[Append] = []
         for order in orders:
+            if self.closed:  # what crossed the close on its way says nothing about the files any more
+                return
             if run and not (isinstance(order, Append) and order.segment == run[-1].segment):
                 self._append(run)
                 run = []
@@ -177,7 +181,7 @@ class LogFiles:
 
     def outcome(self) -> Outcome:
         """Where the journal stands now. A new log id is told once, a refusal until the loop has truncated."""
-        flushed = 0 if self._dead else self._synced if self.sync_each_round else self._written
+        flushed = 0 if self._dead or self._owed else self._synced if self.sync_each_round else self._written
         outcome = Outcome(self._generation, self._written, flushed, self._refused, self._replaced, self.closed)
         self._replaced = None
         return outcome
@@ -194,6 +198,8 @@ class LogFiles:
         assert first_index == self._written + 1, f"entry {first_index} was ordered after {self._written} in {self.directory}"
         frames = run[0].frames if len(run) == 1 else [frame for order in run for frame in order.frames]
         try:
+            if self._owed is not None:
+                self._make_good(self._owed)
             self._make_writable()
             if run[0].segment != self._segment and not self._roll(run[0].segment):
                 self._refused = self._refused or (first_index, f"{self.directory} could not be synced before a new segment")
@@ -282,24 +288,26 @@ class LogFiles:
                 return
             self._refused = None
         kept = min(order.last_index, self._written)
-        if self._dead or (kept == self._written and order.segment == self._segment):
-            self._written, self._synced = kept, min(kept, self._synced)
+        due = self._owed is not None or kept < self._written or order.segment != self._segment
+        self._written, self._synced = kept, min(kept, self._synced)
+        if not due or self._dead:
             return
-        try:
-            self._make_writable()
-            if self._synced > order.last_index:
-                self._write_mark(order.last_index)
-                self._files.sync(self._mark_fd)
-            self._drop_segments_after(order.segment)
-            if order.segment:
-                self._files.truncate(self._fd, order.segment_bytes)
-                self._files.sync(self._fd)
-        except OSError as error:
-            # The entries above are still there: nothing may be written over them, nor be flushed. Serve what is left until restart.
-            self._dead = f"{self.directory} could not be truncated ({error.strerror}): check the disk, then restart this broker"
-        else:
-            self._end = self._synced_end = order.segment_bytes
-        self._written = self._synced = kept
+        self._owed = order
+        with contextlib.suppress(OSError):  # still owed: tried again before the next write, and until then nothing is flushed
+            self._make_good(order)
+
+    def _make_good(self, order: Truncate) -> None:
+        """Cut the files, durably. Can be repeated after a failure on the way."""
+        self._make_writable()
+        self._write_mark(min(self._synced, order.last_index))
+        self._files.sync(self._mark_fd)
+        self._drop_segments_after(order.segment)
+        if order.segment:
+            self._files.truncate(self._fd, order.segment_bytes)
+            self._files.sync(self._fd)
+        self._end = self._synced_end = order.segment_bytes
+        self._synced = self._written
+        self._owed = None
 
     def _drop_segments_after(self, segment: int) -> None:
         """Remove later segments, the last first and each durably, so that a crash on the way leaves no hole."""
@@ -310,9 +318,10 @@ class LogFiles:
                     self._close_segment()
                 self._files.remove(segment_path(self.directory, first))
                 self._files.sync_directory(self.directory)
-        if segment != self._segment:
-            self._segment = segment
+        if segment != self._segment or self._fd < 0:
+            self._close_segment()
             self._fd = self._files.open(segment_path(self.directory, segment)) if segment else -1
+            self._segment = segment
 
     # -------------------------------------------------------------- failing
 
@@ -357,6 +366,8 @@ class LogFiles:
         """Sync, put the clean mark back, close. Without the mark if anything of it fails: the log is then recovered."""
         if self.sync() and not self._dead and not self.identity.clean:
             with contextlib.suppress(OSError):
+                if self._owed is not None:
+                    self._make_good(self._owed)
                 self._make_writable()
                 self._write_mark(self._synced)
                 self._files.sync(self._mark_fd)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import resource
 import time
 from pathlib import Path
 
@@ -253,6 +255,32 @@ def flip(path: Path, at: int, bit: int = 1) -> None:
     data = bytearray(path.read_bytes())
     data[at] ^= bit
     path.write_bytes(data)
+
+
+def test_a_lack_of_descriptors_is_not_taken_for_damage(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 5))
+        await heard.until_flushed(5)
+        name = journal.log_id
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+        try:
+            with pytest.raises(StorageFailed, match="Too many open files"):
+                journal.read(1, 5, ALL)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert joined(journal.read(1, 5, ALL)) == joined(frames_of(1, 5))
+        await bed.crash(journal)
+        bed.files.sync_directory = lambda path: os.close(os.open("/nowhere/at/all", os.O_RDONLY))  # type: ignore[method-assign]
+        with pytest.raises(StorageFailed, match="cannot be opened"):
+            bed.open()
+        del bed.files.sync_directory  # type: ignore[attr-defined]
+        again, heard, _ = bed.open()
+        assert (again.log_id, journal.log_id, heard.calls) == (name, name, [])
+        await again.close()
+
+    on_a_bed(test, tmp_path, "fsync", cache_bytes_max=0)
 
 
 # ------------------------------------------------------------------ names of logs
