@@ -29,7 +29,7 @@ AllBounds: TypeAlias = Mapping[str, Mapping[int, Bounds]]
 
 
 class BeyondTheEnd(DataLoss):
-    """An offset above the log's end: the data is gone, or the broker that said so has not heard of its successor. Ask again first."""
+    """An offset above the log's end: the data is gone, or who said so is no longer the leader and does not know it. Ask again."""
 
 
 class Positions:
@@ -45,11 +45,14 @@ class Positions:
         self._first_is_to_come = not _is_exact(self._options.starting)
         return resolved("startingOffsets", self._options.starting, bounds, fail=self._options.fail_on_data_loss)
 
-    def latest(self, start: Offsets, bounds: AllBounds, rows_max: int | None) -> Offsets:
-        """The end of the next micro-batch: `start` itself if there is nothing new. Raises `DataLoss`."""
+    def latest(self, start: Offsets, bounds: AllBounds, rows_max: int | None, *, sure: bool = True) -> Offsets:
+        """The end of the next micro-batch: `start` itself if there is nothing new. Raises `DataLoss`.
+
+        Unless the caller is `sure` of the bounds, a log that ends too early is always `BeyondTheEnd`, losses allowed or not.
+        """
         if self._first_is_to_come:
             return canonical(start)
-        begin = self._kept(start, bounds)
+        begin = self._kept(start, bounds, sure)
         end: Offsets = {}
         for topic, partitions in bounds.items():
             end[topic] = {}
@@ -64,15 +67,17 @@ class Positions:
         """AvailableNow: what is there now is all that there will be."""
         self._fixed_end = ends(bounds)
 
-    def planned(self, start: Offsets, end: Offsets, bounds: AllBounds) -> list[OffsetRange]:
-        """The rows of a micro-batch, the same for the same two offsets. Raises `DataLoss` if they are no longer all there."""
+    def planned(self, start: Offsets, end: Offsets, bounds: AllBounds, *, sure: bool = True) -> list[OffsetRange]:
+        """The rows of a micro-batch, the same for the same two offsets. Raises `DataLoss` if they are not all there any more; `sure`
+        as above.
+        """
         self._first_is_to_come = False
         parts = ranges(start, end)
         for part in parts:
             bound = bounds.get(part.topic, {}).get(part.partition)
             for wanted in (part.start, part.end):
                 if bound is None or not bound.log_start_offset <= wanted <= bound.log_end_offset:
-                    self._lost(part.topic, part.partition, wanted, bound)
+                    self._lost(part.topic, part.partition, wanted, bound, sure)
         return [kept for part in parts if (kept := _clamped(part, bounds)) is not None]
 
     # -------------------------------------------------------------- private
@@ -83,22 +88,23 @@ class Positions:
             return log_end_offset
         return min(log_end_offset, max(begin, self._fixed_end.get(topic, {}).get(partition, begin)))
 
-    def _kept(self, start: Offsets, bounds: AllBounds) -> Offsets:
+    def _kept(self, start: Offsets, bounds: AllBounds, sure: bool) -> Offsets:
         """`start`, or where losses are allowed the nearest place that is still there."""
         begin: Offsets = {}
         for topic, partitions in start.items():
             for partition, offset in partitions.items():
                 bound = bounds.get(topic, {}).get(partition)
                 if bound is None or not bound.log_start_offset <= offset <= bound.log_end_offset:
-                    self._lost(topic, partition, offset, bound)
+                    self._lost(topic, partition, offset, bound, sure)
                 if bound is not None:
                     begin.setdefault(topic, {})[partition] = min(max(offset, bound.log_start_offset), bound.log_end_offset)
         return begin
 
-    def _lost(self, topic: str, partition: int, wanted: int, bound: Bounds | None) -> None:
+    def _lost(self, topic: str, partition: int, wanted: int, bound: Bounds | None, sure: bool) -> None:
         """Raises `DataLoss` unless the user has said that losses may be passed over."""
-        if self._options.fail_on_data_loss:
-            raise data_loss(topic, partition, wanted, bound, subscribed=topic in self._options.topics)
+        error = data_loss(topic, partition, wanted, bound, subscribed=topic in self._options.topics)
+        if self._options.fail_on_data_loss or (isinstance(error, BeyondTheEnd) and not sure):
+            raise error
 
 
 def data_loss(topic: str, partition: int, wanted: int, bound: Bounds | None, *, subscribed: bool = True) -> DataLoss:
@@ -111,10 +117,10 @@ def data_loss(topic: str, partition: int, wanted: int, bound: Bounds | None, *, 
     elif wanted < bound.log_start_offset:
         there = f"and only {bound.log_start_offset} to {bound.log_end_offset} is kept: retention has removed the rest"
     else:
-        there = f"and only {bound.log_start_offset} to {bound.log_end_offset} is there: was the topic deleted and made again?"
-    return DataLoss(
-        f"{first} {there}; to go on with what there is, set option failOnDataLoss=false, or begin with a new checkpoint"
-    )
+        there = f"and only {bound.log_start_offset} to {bound.log_end_offset} is there (was the topic deleted and made again?)"
+    beyond = bound is not None and subscribed and wanted > bound.log_end_offset
+    remedy = "to go on with what there is, set option failOnDataLoss=false, or begin with a new checkpoint"
+    return (BeyondTheEnd if beyond else DataLoss)(f"{first} {there}; {remedy}")
 
 
 def ends(bounds: AllBounds) -> Offsets:

@@ -32,7 +32,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _OnDriver:
-    """What only the driver's copy has: a cluster, the end offsets as the brokers push them, and where the stream stands."""
+    """What only the driver's copy has: a connection, the end offsets as the brokers push them, and where the stream stands."""
 
     cluster: Cluster
     watch: Watch
@@ -65,7 +65,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = from_json(start)
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         self._report(begin)
-        return to_json(self._believed(lambda bounds: driver.positions.latest(begin, bounds, rows_max)))
+        return to_json(self._believed(lambda bounds, sure: driver.positions.latest(begin, bounds, rows_max, sure=sure)))
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         return to_json(ends(self._driver().watch.bounds()))
@@ -76,7 +76,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         driver = self._driver()
-        parts = self._believed(lambda bounds: driver.positions.planned(from_json(start), from_json(end), bounds))
+        parts = self._believed(lambda bounds, sure: driver.positions.planned(from_json(start), from_json(end), bounds, sure=sure))
         return input_partitions(plan(parts, cores=os.cpu_count() or 1, tasks_min=self._options.min_partitions))
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -96,18 +96,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = _OnDriver(cluster, cluster.watch(topics), Positions(self._options))
         return self._opened
 
-    def _believed(self, decision: Callable[[AllBounds], _T]) -> _T:
-        """The decision on what the brokers have pushed. A log that ends too early is believed only when it is said again and again: a
-        broker that has lost its leadership without knowing it is overruled within seconds.
+    def _believed(self, decision: Callable[[AllBounds, bool], _T]) -> _T:
+        """The decision on what the brokers have pushed. A log that ends too early is believed only when it has been said for some
+        seconds: within them a broker that has lost its leadership without knowing it is overruled.
         """
         driver = self._driver()
         bounds = driver.watch.bounds()
         deadline = time.monotonic() + min(self._options.timeout_ms / 1000, _BELIEVED_AFTER_SECONDS)
         while True:
+            sure = time.monotonic() >= deadline
             try:
-                return decision(bounds)
+                return decision(bounds, sure)
             except BeyondTheEnd:
-                if time.monotonic() >= deadline:
+                if sure:
                     raise
             time.sleep(_ASKED_AGAIN_AFTER_SECONDS)
             bounds = driver.cluster.bounds(self._options.topics)
