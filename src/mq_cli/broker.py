@@ -1,0 +1,187 @@
+"""`tritonmq broker`: one broker in this process, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from mq_protocol.errors import TritonMQError
+from mq_protocol.limits import SESSION_TIMEOUT_MS
+
+if TYPE_CHECKING:
+    from mq_broker.broker.config import BrokerConfig
+
+_log = logging.getLogger("mq_cli.broker")
+
+EMBEDDED = "embedded"
+EMBEDDED_PORT = 2181
+_LEVELS = ["debug", "info", "warning", "error"]
+
+
+@click.command(short_help="Run one broker.")
+@click.option(
+    "--id",
+    "number",
+    type=click.IntRange(min=1),
+    required=True,
+    help="Unique in the cluster, and always the same for the same data.",
+)
+@click.option("--listen", required=True, metavar="HOST:PORT", help="Where to serve.")
+@click.option("--advertise", default="", metavar="HOST:PORT", help="What others dial to reach it. Default: as --listen.")
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="Its directory; broker.pid in it holds the process id.",
+)
+@click.option(
+    "--zookeeper",
+    metavar="HOSTS",
+    help=f"HOST:PORT,… of the cluster's ZooKeeper, or `{EMBEDDED}`[:PORT] to run one here (port {EMBEDDED_PORT}).",
+)
+@click.option("--standalone", is_flag=True, help="A cluster of this one broker, without ZooKeeper.")
+@click.option(
+    "--rack", default="", metavar="NAME", help="Replicas of a partition are kept in different racks while there are enough."
+)
+@click.option(
+    "--session-timeout-ms",
+    type=click.IntRange(500, 60_000),
+    default=SESSION_TIMEOUT_MS,
+    show_default=True,
+    help="Silence after which ZooKeeper takes this broker for dead.",
+)
+@click.option(
+    "--stop-timeout-ms",
+    type=click.IntRange(min=0),
+    default=10_000,
+    show_default=True,
+    help="How long a stop may take to hand over leadership.",
+)
+@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What to write to standard error.")
+@click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug.")
+@click.option(
+    "--stop-at-eof", is_flag=True, hidden=True, help="Stop when standard input ends: with the process that holds its other end."
+)
+def broker(
+    number: int,
+    listen: str,
+    advertise: str,
+    data: Path,
+    zookeeper: str | None,
+    standalone: bool,
+    rack: str,
+    session_timeout_ms: int,
+    stop_timeout_ms: int,
+    log_level: str,
+    verbose: bool,
+    stop_at_eof: bool,
+) -> int:
+    """Run one broker until SIGTERM or Ctrl-C, at which it hands over what it leads and ends with status 0."""
+    if standalone == bool(zookeeper):
+        raise click.UsageError("give either --zookeeper HOSTS, for a broker of a cluster, or --standalone, for one without")
+    _log_to_stderr("debug" if verbose else log_level)
+    from mq_broker.broker.config import BrokerConfig
+    from mq_protocol.errors import InvalidSetting
+
+    with _coordination(zookeeper or "", data) as hosts:
+        try:
+            config = BrokerConfig(
+                broker=number,
+                listen=listen,
+                data_dir=data,
+                zookeeper=hosts,
+                advertised=advertise,
+                rack=rack,
+                session_timeout_ms=session_timeout_ms,
+                stop_timeout_ms=stop_timeout_ms,
+            )
+        except InvalidSetting as error:
+            raise click.UsageError(str(error)) from error
+        return _run(config, stop_at_eof=stop_at_eof)
+
+
+def _run(config: BrokerConfig, *, stop_at_eof: bool) -> int:
+    try:
+        asyncio.run(_serve(config, stop_at_eof=stop_at_eof))
+    except ExceptionGroup as group:
+        # Tasks failed together; what the person at the terminal can act on is our own error among them.
+        ours, others = group.split(TritonMQError)
+        if others is not None or ours is None:
+            _log.error("broker %d ended by itself", config.broker, exc_info=group)
+        if ours is None:
+            return 1
+        raise _leaf(ours) from group
+    except asyncio.CancelledError:
+        _log.warning("broker %d ended without handing over", config.broker)
+        return 1
+    return 0
+
+
+def _leaf(group: ExceptionGroup[TritonMQError]) -> TritonMQError:
+    first = group.exceptions[0]
+    return _leaf(first) if isinstance(first, ExceptionGroup) else first
+
+
+async def _serve(config: BrokerConfig, *, stop_at_eof: bool) -> None:
+    from mq_broker.broker.server import serve
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    serving = asyncio.current_task()
+    assert serving is not None
+
+    def asked_to_stop() -> None:
+        if stop.is_set():
+            serving.cancel()  # asked twice: end now
+        stop.set()
+
+    def heard_from_stdin() -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            loop.remove_reader(sys.stdin.fileno())
+            stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_stop)
+    if stop_at_eof:
+        loop.add_reader(sys.stdin.fileno(), heard_from_stdin)
+    await serve(config, stop=stop)
+
+
+@contextlib.contextmanager
+def _coordination(zookeeper: str, data: Path) -> Iterator[str]:
+    """The addresses to use; for `embedded` of a server that runs as long as the block."""
+    name, _, port = zookeeper.partition(":")
+    if name != EMBEDDED:
+        yield zookeeper
+        return
+    if port and not (port.isdigit() and 0 < int(port) < 65_536):
+        raise click.UsageError(f"--zookeeper {zookeeper}: write {EMBEDDED} or {EMBEDDED}:PORT")
+    from mq_broker.coordination.embedded import EmbeddedZooKeeper
+
+    server = EmbeddedZooKeeper(data / "zookeeper", int(port) if port else EMBEDDED_PORT)
+    server.start()
+    _log.info("ZooKeeper runs on %s, for brokers of this machine; it ends with this broker", server.hosts)
+    try:
+        yield server.hosts
+    finally:
+        server.stop()
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=level.upper(),
+        format="%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    if level == "info":
+        logging.getLogger("mq_broker.coordination.kazoo_session.kazoo").setLevel(logging.WARNING)  # tells of every connection

@@ -1,0 +1,136 @@
+"""`tritonmq dev`: a cluster of real processes in the foreground.
+
+Starts, says when it is ready, tells of each process that ends, and ends all in order. Restarts nothing by itself: that a broker can
+be lost, and brought back, is what there is to try.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from mq_cli.local_cluster import BrokerProcess, ClusterFailed, LocalCluster
+from mq_cli.output import say
+
+_LOOK_S = 0.2
+PORT = 7400
+
+
+@click.command(short_help="A local cluster in the foreground, to try things with.")
+@click.option(
+    "--brokers",
+    "count",
+    type=click.IntRange(1, 16),
+    default=1,
+    show_default=True,
+    help="1: no ZooKeeper. More: a real one, started for you.",
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65_500),
+    default=PORT,
+    show_default=True,
+    help="Brokers listen on it, port + 1, …; 0: on free ones.",
+)
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Keep the data here. Default: a temporary directory, removed at the end.",
+)
+@click.option("--zookeeper/--no-zookeeper", "zookeeper", default=None, help="A ZooKeeper even for one broker.")
+def dev(count: int, port: int, data: Path | None, zookeeper: bool | None) -> int:
+    """A local cluster in the foreground, to try things with.
+
+    Prints one line, `ready bootstrap=HOST:PORT,…`, when every broker serves. Ctrl-C ends it.
+    """
+    if zookeeper is False and count > 1:
+        raise click.UsageError("several brokers need a ZooKeeper between them: leave out --no-zookeeper, or use --brokers 1")
+    stop = threading.Event()
+
+    def asked_to_stop(_number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt  # asked twice: do not wait any longer than it takes to end the processes
+        stop.set()
+
+    with _directory(data) as directory, _handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), asked_to_stop):
+        cluster = LocalCluster(directory, count, port=port, zookeeper=zookeeper)
+        try:
+            cluster.start(progress=lambda step: _check(stop, step))
+            click.echo(f"ready bootstrap={cluster.bootstrap}")
+            sys.stdout.flush()
+            say(f"logs and data: {directory}{'' if data else ' (removed at the end)'}; Ctrl-C ends it")
+            _watch(cluster, stop)
+        except ClusterFailed as error:
+            raise click.ClickException(str(error)) from error
+        except _Stopped:
+            pass
+        finally:
+            say("stopping")
+            cluster.stop()
+    return 0
+
+
+class _Stopped(Exception):
+    """Asked to stop while starting."""
+
+
+def _check(stop: threading.Event, step: str) -> None:
+    if stop.is_set():
+        raise _Stopped
+    say(step)
+
+
+def _watch(cluster: LocalCluster, stop: threading.Event) -> None:
+    """Tell of each process that ends, once, until asked to stop."""
+    told: set[object] = set()
+    while not stop.wait(_LOOK_S):
+        for broker in cluster.brokers.values():
+            if broker.status is not None and broker not in told:
+                told.add(broker)
+                say(f"broker {broker.id} {_how(broker.status)}; the others go on. Its log: {broker.log_path}")
+                say(f"  bring it back with: {_command(broker)}")
+        zookeeper = cluster.zookeeper
+        if zookeeper is not None and zookeeper.pid is None and zookeeper not in told:
+            told.add(zookeeper)
+            say(f"ZooKeeper has ended: brokers serve, but nothing can be elected or created. Its log: {zookeeper.log_path}")
+
+
+def _how(status: int) -> str:
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended with status {status}"
+
+
+def _command(broker: BrokerProcess) -> str:
+    return " ".join(["tritonmq", *broker.arguments])
+
+
+@contextmanager
+def _directory(data: Path | None) -> Iterator[Path]:
+    if data is not None:
+        yield data.absolute()
+        return
+    temporary = Path(tempfile.mkdtemp(prefix="tritonmq-dev-"))
+    try:
+        yield temporary
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def _handling(numbers: tuple[signal.Signals, ...], handler: object) -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number in numbers}  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for number, former in before.items():
+            signal.signal(number, former)

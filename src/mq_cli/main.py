@@ -1,0 +1,77 @@
+"""The `tritonmq` command: its tree of commands, its exit codes, and how every error looks.
+
+    0   done
+    1   the cluster said no, or could not be asked: the reason is on standard error
+    2   used wrongly: the nearest right word is on standard error
+    130 interrupted in the middle of something
+
+Commands live in modules of their own and are imported when they are asked for: `tritonmq --help` loads neither Arrow nor gRPC.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_protocol.errors import TritonMQError
+
+DONE, REFUSED, MISUSED, INTERRUPTED = 0, 1, 2, 130
+
+_HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(
+    cls=CommandGroup,
+    lazy={
+        "dev": ("mq_cli.dev:dev", "A local cluster in the foreground, to try things with."),
+        "broker": ("mq_cli.broker:broker", "Run one broker."),
+        "topic": ("mq_cli.topic:topic", "Create, list, describe and delete topics."),
+        "produce": ("mq_cli.produce:produce", "Send the lines of standard input, a message each."),
+        "consume": ("mq_cli.consume:consume", "Write the messages of a topic to standard output as they come."),
+        "cluster": ("mq_cli.cluster:cluster", "The brokers and what they lead."),
+        "group": ("mq_cli.group:group", "Groups of readers and how far they are."),
+    },
+    context_settings=_HELP,
+)
+@click.version_option(package_name="tritonmq", prog_name="tritonmq")
+def cli() -> None:
+    """TritonMQ: a fault-tolerant message queue for people who live in PySpark.
+
+    Try it: `tritonmq dev`, and in another terminal `tritonmq topic create greetings`, `echo hello | tritonmq produce greetings`,
+    `tritonmq consume greetings --from earliest`.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script: runs a command and exits with its code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; the exit code. Errors are written to standard error, as one paragraph and without a traceback."""
+    try:
+        code = cli.main(args=arguments, prog_name="tritonmq", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else DONE
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has what it wanted (`tritonmq consume t | head`). What is still buffered must go nowhere, or the
+        # interpreter would stumble over it on the way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return DONE
+    except TritonMQError as error:
+        click.echo(f"error: {error}", err=True)
+        return REFUSED
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""How things look: tables for people, JSON for programs, and the options that every client command has.
+
+Standard output carries the answer and nothing else; everything said beside it goes to standard error.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
+
+if TYPE_CHECKING:
+    from mq_client import Admin
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+Progress = Callable[[int], None]
+"""Told how many there are so far."""
+
+
+class InputFault(click.ClickException):
+    """What came in is not what it must be: wrong use, like a wrong option."""
+
+    exit_code = 2
+
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
+"""Where `tritonmq dev` listens."""
+
+
+def bootstrap_option(command: F) -> F:
+    return click.option(
+        "--bootstrap",
+        envvar="TRITONMQ_BOOTSTRAP",
+        default=DEFAULT_BOOTSTRAP,
+        show_default=True,
+        show_envvar=True,
+        metavar="HOST:PORT,…",
+        help="Brokers to ask; one that answers is enough.",
+    )(command)
+
+
+def timeout_option(command: F) -> F:
+    return click.option(
+        "--timeout",
+        "timeout_s",
+        type=click.FloatRange(min=0, min_open=True),
+        default=30.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to go on asking.",
+    )(command)
+
+
+def json_option(command: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Write JSON instead of a table.")(command)
+
+
+@contextmanager
+def checking_what_was_typed() -> Iterator[None]:
+    """What is refused in this block nobody was asked about: it is wrong use (exit code 2), not the cluster's answer."""
+    try:
+        yield
+    except (InvalidSetting, InvalidRequest, InvalidTopicName) as error:
+        raise click.UsageError(str(error)) from error
+
+
+def open_admin(bootstrap: str, timeout_s: float) -> Admin:
+    """To be closed by the caller, who waits `timeout_s` for each answer."""
+    from mq_client import Admin
+
+    with checking_what_was_typed():
+        return Admin(bootstrap, timeout_ms=milliseconds(timeout_s))
+
+
+def milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
+
+
+def write_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
+    """Columns whose name begins with `#` are numbers: set to the right. Not cut to a width unless a person looks."""
+    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.removeprefix("#"), justify="right" if column.startswith("#") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False)
+    console.print(table)
+
+
+def say(text: str) -> None:
+    """A remark, on standard error."""
+    click.echo(text, err=True)
+
+
+def counted(count: int, thing: str) -> str:
+    """`1 message`, `2 messages`."""
+    return f"{count:,} {thing}{'' if count == 1 else 's'}"
+
+
+def time_text(timestamp_us: int) -> str:
+    """Microseconds since 1970 as ISO 8601 in UTC; empty for 0."""
+    if not timestamp_us:
+        return ""
+    return datetime.fromtimestamp(timestamp_us / 1_000_000, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def bytes_text(count: int) -> str:
+    """`1.5 MiB`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

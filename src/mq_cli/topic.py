@@ -1,0 +1,196 @@
+"""`tritonmq topic`: create, list, describe, delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_cli.output import (
+    bootstrap_option,
+    checking_what_was_typed,
+    counted,
+    json_option,
+    open_admin,
+    say,
+    timeout_option,
+    write_json,
+    write_table,
+)
+from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
+
+if TYPE_CHECKING:
+    from mq_client import TopicDescription
+
+
+@click.group(cls=CommandGroup)
+def topic() -> None:
+    """Create, list, describe and delete topics."""
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--partitions", "-p", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), default=1, show_default=True)
+@click.option(
+    "--replicas",
+    "-r",
+    type=click.IntRange(1, REPLICAS_MAX),
+    help="Copies of each partition. Default: 3, or as many as there are brokers.",
+)
+@click.option(
+    "--schema", metavar="'a long, b string'", help="Spark's words for its columns. Default: records of key, value, headers."
+)
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, e.g. durability=os; any number of times.")
+@json_option
+@bootstrap_option
+@timeout_option
+def create(
+    name: str,
+    partitions: int,
+    replicas: int | None,
+    schema: str | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+    bootstrap: str,
+    timeout_s: float,
+) -> None:
+    """Create the topic NAME.
+
+    Settings: durability, min_insync_replicas, batch_bytes_max, record_bytes_max, segment_bytes_max, dedup_uuids_max.
+    """
+    from mq_protocol.ddl import parse_schema
+    from mq_protocol.names import check_topic_name, parse_settings
+
+    given = _settings(settings)
+    with checking_what_was_typed():
+        check_topic_name(name)
+        parse_settings(given, replicas or REPLICAS_MAX)
+        columns = None if schema is None else parse_schema(schema)
+    with open_admin(bootstrap, timeout_s) as admin:
+        copies = replicas or min(3, len(admin.describe_cluster().brokers))
+        made = admin.create_topic(name, partitions=partitions, replicas=copies, schema=columns, **given)
+    if as_json:
+        write_json(_document(made))
+    else:
+        say(f"created topic {name}: {counted(partitions, 'partition')}, {counted(copies, 'replica')} of each")
+
+
+def _settings(given: tuple[str, ...]) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for pair in given:
+        name, separator, value = pair.partition("=")
+        if not separator or not name or not value:
+            raise click.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--set")
+        if name in settings:
+            raise click.BadParameter(f"{name} is given twice", param_hint="--set")
+        settings[name] = value
+    return settings
+
+
+@topic.command("list")
+@json_option
+@bootstrap_option
+@timeout_option
+def list_topics(as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """List the topics."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        found = [admin.describe_topic(name) for name in sorted(admin.list_topics())]
+    if as_json:
+        write_json([_document(topic) for topic in found])
+        return
+    write_table(
+        ["topic", "#partitions", "#replicas", "#without leader", "schema"],
+        [
+            (t.name, len(t.partitions), _replicas(t), sum(not p.leader for p in t.partitions), _schema(t) if t.typed else "records")
+            for t in found
+        ],
+    )
+
+
+@topic.command()
+@click.argument("name")
+@json_option
+@bootstrap_option
+@timeout_option
+def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """A topic's schema, settings, partitions and offsets. Partitions without a leader have no offsets to show."""
+    from mq_client import TritonMQError
+
+    with open_admin(bootstrap, timeout_s) as admin:
+        found = admin.describe_topic(name)
+        offsets: dict[int, tuple[int, int]] = {}
+        if all(partition.leader for partition in found.partitions):
+            try:
+                offsets = admin.offsets(name)
+            except TritonMQError as error:
+                say(f"offsets are not known: {error}")
+    if as_json:
+        document = _document(found)
+        for partition in document["partitions"]:
+            start, end = offsets.get(partition["partition"], (None, None))
+            partition.update(log_start_offset=start, log_end_offset=end)
+        write_json(document)
+        return
+    click.echo(f"{found.name}: {_schema(found) if found.typed else 'records (key, value, headers)'}")
+    for setting, value in sorted(found.settings.items()):
+        click.echo(f"  {setting} = {value}")
+    click.echo()
+    write_table(
+        ["#partition", "#leader", "replicas", "in sync", "#start", "#end"],
+        [
+            (
+                p.partition,
+                p.leader or "none",
+                " ".join(map(str, p.replicas)),
+                " ".join(map(str, sorted(p.isr))),
+                *(offsets.get(p.partition, ("?", "?"))),
+            )
+            for p in found.partitions
+        ],
+    )
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@bootstrap_option
+@timeout_option
+def delete(name: str, yes: bool, bootstrap: str, timeout_s: float) -> None:
+    """Delete the topic NAME and everything in it. Asks first where somebody is there to answer."""
+    import sys
+
+    if not yes and sys.stdin.isatty():
+        click.confirm(f"Delete topic {name} and everything in it?", abort=True, err=True)
+    with open_admin(bootstrap, timeout_s) as admin:
+        admin.delete_topic(name)
+    say(f"deleted topic {name}")
+
+
+def _replicas(found: TopicDescription) -> int:
+    return max((len(partition.replicas) for partition in found.partitions), default=0)
+
+
+def _schema(found: TopicDescription) -> str:
+    from mq_protocol.ddl import format_schema
+
+    return format_schema(found.schema)
+
+
+def _document(found: TopicDescription) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "topic_id": found.topic_id,
+        "schema": _schema(found) if found.typed else None,
+        "settings": dict(sorted(found.settings.items())),
+        "partitions": [
+            {
+                "partition": p.partition,
+                "leader": p.leader or None,
+                "leader_epoch": p.leader_epoch,
+                "replicas": list(p.replicas),
+                "isr": sorted(p.isr),
+            }
+            for p in found.partitions
+        ],
+    }

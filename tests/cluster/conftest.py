@@ -1,0 +1,38 @@
+"""Clusters for tests. When a test fails, the ends of the processes' logs are shown with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.harness import Cluster
+
+_CLUSTERS = pytest.StashKey[list[Cluster]]()
+
+
+@pytest.fixture
+def start_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """`start_cluster(brokers=3, **options)`: a cluster that serves; it is stopped when the test ends."""
+    clusters = request.node.stash.setdefault(_CLUSTERS, [])
+
+    def start(brokers: int = 3, **options: Any) -> Cluster:
+        cluster = Cluster(tmp_path / f"cluster-{len(clusters)}", brokers, **options)
+        clusters.append(cluster)
+        cluster.start()
+        return cluster
+
+    yield start
+    for cluster in clusters:
+        cluster.stop()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    if report.when == "call" and report.failed:
+        for cluster in item.stash.get(_CLUSTERS, []):
+            report.sections.append((f"logs of {cluster.directory}", cluster.logs()))
+    return report

@@ -1,0 +1,127 @@
+"""The command itself: what it says, and with which code it ends. Nothing here needs a broker."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mq_cli.main import MISUSED, REFUSED, run
+
+
+def test_help_names_every_command_and_imports_nothing_heavy() -> None:
+    script = (
+        "import sys; from mq_cli.main import run; code = run(['--help']); "
+        "print(json.dumps([code, [m for m in ('pyarrow', 'grpc', 'kazoo') if m in sys.modules]]))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", "import json; " + script], capture_output=True, text=True, check=True, timeout=60
+    )
+    *text, last = result.stdout.splitlines()
+    assert json.loads(last) == [0, []]
+    for command in ("dev", "broker", "topic", "produce", "consume", "cluster", "group"):
+        assert any(line.strip().startswith(command) for line in text)
+
+
+@pytest.mark.parametrize(
+    "command", ["dev", "broker", "topic", "topic create", "produce", "consume", "cluster status", "group list"]
+)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command.split(), "--help"]) == 0
+    assert f"Usage: tritonmq {command}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "nearest"),
+    [
+        ("prodcue t", "produce"),
+        ("topic crate t", "create"),
+        ("cluster stauts", "status"),
+        ("topic create t --partitons 3", "--partitions"),
+        ("topic create t --set durabilty=os", "durability"),
+        ("topic create t --set durability=fsnc", "fsync"),
+        ("topic create t --schema 'a lnog'", "long"),
+        ("broker --id 1 --standallone", "--standalone"),
+        ("consume t --from erliest", "earliest"),
+        ("dev --broker 3", "--brokers"),
+    ],
+)
+def test_a_wrong_word_is_misuse_and_the_nearest_right_one_is_named(
+    line: str, nearest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import shlex
+
+    assert run(shlex.split(line)) == MISUSED
+    said = capsys.readouterr()
+    assert nearest in said.err.splitlines()[-1]
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "topic create t --partitions 0",
+        "topic create t --set durability",
+        "produce t --acks some",
+        "produce",
+        "consume t --max -1",
+        "broker --id 1 --listen 127.0.0.1:7400 --data x",
+        "broker --id 1 --listen 127.0.0.1:7400 --data x --standalone --zookeeper 127.0.0.1:2181",
+        "broker --id 1 --listen nonsense --data x --standalone",
+        "broker --id 0 --listen 127.0.0.1:7400 --data x --standalone",
+        "dev --brokers 3 --no-zookeeper",
+    ],
+)
+def test_wrong_use_ends_with_2_and_writes_nothing(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(line.split()) == MISUSED
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["topic list", "topic describe t", "cluster status", "group list", "produce t", "consume t --max 1 --from earliest"]
+)
+def test_an_address_that_nobody_listens_on_is_named(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        command = [sys.executable, "-m", "mq_cli.main", *line.split(), "--bootstrap", address, "--timeout", "1"]
+        result = subprocess.run(command, input="a message\n", capture_output=True, text=True, timeout=60)
+    assert result.returncode == REFUSED
+    assert address in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_broker_whose_zookeeper_is_not_there_says_so_and_ends(tmp_path: Path) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        command = [
+            sys.executable,
+            "-m",
+            "mq_cli.main",
+            "broker",
+            "--id",
+            "1",
+            "--listen",
+            "127.0.0.1:0",
+            "--data",
+            str(tmp_path / "b"),
+        ]
+        result = subprocess.run([*command, "--zookeeper", address], capture_output=True, text=True, timeout=60)
+    assert result.returncode == REFUSED
+    assert f"no ZooKeeper answers at {address}" in result.stderr.splitlines()[-1]
+    assert "Traceback" not in result.stderr
+
+
+def test_the_bootstrap_address_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRITONMQ_BOOTSTRAP", "not an address")
+    assert run(["topic", "list"]) == MISUSED
+    assert "not an address" in capsys.readouterr().err
