@@ -55,6 +55,17 @@ async def serve(config: BrokerConfig, *, ready: Ready | None = None, stop: async
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
+    failure: Exception | None = None
+    async with asyncio.TaskGroup() as tasks:
+        try:
+            await _run(config, ready, stop, tasks)
+        except Exception as error:  # noqa: BLE001 - raised below: a TaskGroup would wrap it, and callers look for its class
+            failure = error
+    if failure is not None:
+        raise failure
+
+
+async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
     async with contextlib.AsyncExitStack() as undo:
         directory = await asyncio.to_thread(DataDirectory.open, config.data_dir, config.broker)
         undo.callback(directory.close)
@@ -68,7 +79,6 @@ async def serve(config: BrokerConfig, *, ready: Ready | None = None, stop: async
         writer = Writer()
         writer.start()
         undo.push_async_callback(writer.stop)
-        tasks = await undo.enter_async_context(asyncio.TaskGroup())
         shell = Shell(config.broker, incarnation, coordination, directory, writer, tasks)
         broker = _Broker(config, shell, coordination, directory.cluster_id)
         undo.push_async_callback(broker.close)
@@ -76,7 +86,7 @@ async def serve(config: BrokerConfig, *, ready: Ready | None = None, stop: async
         await broker.start()
         if ready is not None:
             ready(broker.address)
-        stopping = tasks.create_task(_wait(stop), name="stop")
+        stopping = shell.spawn(_wait(stop), "stop")
         await asyncio.wait({stopping, shell.failure, writer.died}, return_when=asyncio.FIRST_COMPLETED)
         for ended in (shell.failure, writer.died):
             if ended.done():
@@ -127,7 +137,6 @@ class _Broker:
             self._transactions,
         )
         self._server.add_generic_rpc_handlers((rpc_service.handlers(services), self._links.handler()))
-        self._running: list[asyncio.Task[None]] = []
 
     def _on_topics(self, topics: dict[str, Topic]) -> None:
         self._shell.follow_topics(topics)
@@ -143,12 +152,10 @@ class _Broker:
         await self._topics.refresh()
         await self.cluster.join()
         spawn = self._shell.spawn
-        self._running = [
-            spawn(self._shell.tick(), "ticks"),
-            spawn(self.cluster.follow(), "follow brokers"),
-            spawn(self._topics.follow(self.cluster.topics_changed, TOPICS_SWEEP_S), "follow topics"),
-            spawn(self._transactions.reap_for_ever(), "reap"),
-        ]
+        spawn(self._shell.tick(), "ticks")
+        spawn(self.cluster.follow(), "follow brokers")
+        spawn(self._topics.follow(self.cluster.topics_changed, TOPICS_SWEEP_S), "follow topics")
+        spawn(self._transactions.reap_for_ever(), "reap")
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
         log.info("broker %d serves at %s", self._shell.broker, self.address)
 
@@ -160,8 +167,6 @@ class _Broker:
     async def close(self) -> None:
         """End everything that runs. Does not wait for successors: `leave` does, before."""
         self._shell.stop()
-        for task in self._running:
-            task.cancel()
         await self._coordination.stop()
         await self._links.close()
         await self._server.stop(SERVER_GRACE_S)

@@ -66,6 +66,7 @@ class Shell:
         self._settling: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._openings = asyncio.Semaphore(OPENINGS_AT_ONCE)
         self._touched: list[Partition] = []
+        self._work: set[asyncio.Task[None]] = set()
         self._node_writes: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -88,7 +89,10 @@ class Shell:
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """A task of this broker's: it ends with the broker, and if it fails the broker does."""
-        return self._tasks.create_task(self._guarded(work, name), name=name)
+        task = self._tasks.create_task(self._guarded(work, name), name=name)
+        self._work.add(task)
+        task.add_done_callback(self._work.discard)
+        return task
 
     async def _guarded(self, work: Coroutine[Any, Any, None], name: str) -> None:
         try:
@@ -289,7 +293,7 @@ class Shell:
 
     async def hand_over(self, seconds: float) -> None:
         """Stand back from everything that is led, each with a successor that has all of it if there is one."""
-        self.stop()
+        self._stopping = True
         deadline_ms = self.now_ms() + int(seconds * 1000)
         try:
             async with asyncio.timeout(seconds + 1.0):  # followers answer at once, and claim nothing from now on
@@ -300,8 +304,10 @@ class Shell:
             log.warning("not every partition was handed over in %g s", seconds)
 
     def stop(self) -> None:
-        """Open nothing any more."""
+        """Open nothing any more; end all work in the background."""
         self._stopping = True
+        for task in list(self._work):
+            task.cancel()
 
     async def close(self, error: TritonMQError) -> None:
         """Close every journal; what still waits ends with `error`."""

@@ -75,6 +75,10 @@ class Broker:
     async def stop(self) -> None:
         """Cleanly."""
         await self._close_channel()
+        await self.stop_keeping_channel()
+
+    async def stop_keeping_channel(self) -> None:
+        """Cleanly, with clients still connected."""
         if self._task is not None:
             task, self._task = self._task, None
             self._stop.set()

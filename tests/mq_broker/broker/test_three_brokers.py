@@ -1,0 +1,224 @@
+"""Three brokers over a real ZooKeeper, in one process: replication, failover, handing over, and what crosses brokers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from mq_broker.broker import BrokerConfig
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest, NotEnoughBrokers, NotLeader
+from mq_protocol.names import TRANSACTIONS_TOPIC
+from tests.mq_broker.broker.cluster import Broker, until
+
+SESSION_TIMEOUT_MS = 2_000
+
+
+class Three:
+    """Brokers 1, 2 and 3 of one cluster."""
+
+    def __init__(self, zookeeper: str, data: Path) -> None:
+        root = f"/three-{uuid.uuid4().hex}"
+        self.brokers = {
+            n: Broker(
+                BrokerConfig(
+                    n,
+                    "127.0.0.1:0",
+                    data / str(n),
+                    rack=f"rack-{n}",
+                    stop_timeout_ms=5_000,
+                    coordination=lambda: ZooKeeperCoordination(zookeeper, SESSION_TIMEOUT_MS, root=root),
+                )
+            )
+            for n in (1, 2, 3)
+        }
+
+    def __getitem__(self, broker: int) -> Broker:
+        return self.brokers[broker]
+
+    async def leader(self, topic: str, partition: int = 0, *, at: int, not_: int = 0) -> int:
+        """Who leads, as broker `at` has it, once somebody does."""
+
+        async def led() -> int:
+            leader = (await self[at].metadata(topic)).topics[0].partitions[partition].leader
+            return leader if leader != not_ else 0
+
+        return int(await until(led))
+
+    async def in_sync(self, topic: str, brokers: list[int], *, at: int) -> None:
+        async def whole() -> bool:
+            return all(sorted(p.isr) == brokers for p in (await self[at].metadata(topic)).topics[0].partitions)
+
+        await until(whole)
+
+
+@contextlib.asynccontextmanager
+async def three(zookeeper: str, data: Path) -> AsyncIterator[Three]:
+    cluster = Three(zookeeper, data)
+    try:
+        await asyncio.gather(*(broker.start() for broker in cluster.brokers.values()))
+        await until(lambda: _all_known(cluster))
+        yield cluster
+    finally:
+        await asyncio.gather(*(broker.abandon() for broker in cluster.brokers.values()))
+
+
+async def _all_known(cluster: Three) -> bool:
+    answers = [await broker.metadata() for broker in cluster.brokers.values()]
+    return all([b.id for b in answer.brokers] == [1, 2, 3] for answer in answers)
+
+
+def test_what_is_acknowledged_is_on_every_broker(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[1].create_topic("t", partitions=6, replicas=3)
+            assert sorted(p.leader for p in info.partitions) == [1, 1, 2, 2, 3, 3]
+            assert all(sorted(p.replicas) == [1, 2, 3] for p in info.partitions)
+            for p in info.partitions:
+                await cluster[p.leader].produce("t", 10 + p.partition, partition=p.partition)
+                other = 1 + p.leader % 3
+                with pytest.raises(NotLeader) as refused:
+                    await cluster[other].produce("t", 99, partition=p.partition)
+                assert refused.value.leader == p.leader
+                with pytest.raises(NotLeader):
+                    await cluster[other].end("t", p.partition)
+                expected = await cluster[p.leader].fetch("t", 0, 1, p.partition)
+
+                async def same(other: int = other, number: int = p.partition, expected: object = expected) -> bool:
+                    return await cluster[other].fetch("t", 0, 1, number) == expected
+
+                await until(same)
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_that_vanishes_is_replaced_and_nothing_acknowledged_is_lost(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[2].create_topic("t", replicas=3)
+            former = info.partitions[0].leader
+            name = uuid.uuid4().bytes
+            await cluster[former].produce("t", 1, uuid=name)
+            await cluster[former].abandon()
+            witness = 1 + former % 3
+            leader = await cluster.leader("t", at=witness, not_=former)
+            retried = await until(lambda: cluster[leader].produce("t", 1, uuid=name))
+            assert (retried.duplicate, retried.base_offset) == (True, 0)
+            await cluster[leader].produce("t", 2)
+            await cluster[former].start()
+            await cluster.in_sync("t", [1, 2, 3], at=leader)
+            assert await cluster[leader].numbers("t") == [1, 2]
+
+            async def caught_up() -> bool:
+                return len(await cluster[former].fetch("t", 0, 2)) == 2
+
+            await until(caught_up)
+
+    asyncio.run(scenario())
+
+
+def test_a_clean_stop_hands_leadership_over_before_the_session_ends(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[1].create_topic("t", replicas=3)
+            former = info.partitions[0].leader
+            await cluster[former].produce("t", 1)
+            stopping = asyncio.create_task(cluster[former].stop())
+            witness = 1 + former % 3
+            leader = await cluster.leader("t", at=witness, not_=former)
+            await until(lambda: cluster[leader].produce("t", 2))
+            await stopping
+            assert await cluster[leader].numbers("t") == [1, 2]
+
+    asyncio.run(scenario())
+
+
+def test_a_subscription_is_told_when_leadership_moves(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[1].create_topic("t", replicas=3)
+            former = info.partitions[0].leader
+            await cluster[former].produce("t", 1)
+            async with cluster[former].subscribing() as subscription:
+                await subscription.open("t", group="g", member="a", earliest=True)
+                await subscription.read_numbers(1)
+                await subscription.settle("t", 1)
+                await until(lambda: _settled(cluster[former], 1))
+                broker = cluster[former]
+                stopping = asyncio.create_task(broker.stop_keeping_channel())
+                assert (await subscription.read_opened(2))[1].error.code == pb.NOT_LEADER
+                await stopping
+            leader = await cluster.leader("t", at=1 + former % 3, not_=former)
+            await until(lambda: cluster[leader].produce("t", 2))
+            async with cluster[leader].subscribing() as subscription:
+                await subscription.open("t", group="g", member="a", earliest=True)
+                assert await subscription.read_numbers(1) == [2]
+
+    asyncio.run(scenario())
+
+
+async def _settled(broker: Broker, offset: int) -> bool:
+    return [c.offset for c in (await broker.ask("Groups", pb.GroupsRequest(group="g"))).cursors] == [offset]
+
+
+def test_a_decision_is_published_on_every_leader(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[1].create_topic("t", partitions=3, replicas=3)
+            coordinators = (await cluster[3].metadata(TRANSACTIONS_TOPIC)).topics[0]
+            assert all(len(p.replicas) == 3 for p in coordinators.partitions)
+            key = pb.TransactionKey(query_id="q", sink="t")
+            lines = []
+            for p in info.partitions:
+                name = uuid.uuid4().bytes
+                staged = pb.StageOf(key=key, batch_id=0, run_id="r")
+                await cluster[p.leader].produce("t", p.partition, partition=p.partition, uuid=name, stage=staged)
+                lines.append(pb.StagedBatches(topic="t", partition=p.partition, uuids=[name], row_count=1))
+            request = pb.DecideRequest(key=key, batch_id=0, run_id="r", row_count=3, manifest=lines)
+            answer = await until(lambda: _ask_coordinator(cluster, request))
+            assert (answer.published, answer.row_count) == (True, 3)
+            for p in info.partitions:
+                assert await cluster[p.leader].numbers("t", p.partition) == [p.partition]
+
+    asyncio.run(scenario())
+
+
+async def _ask_coordinator(cluster: Three, request: pb.DecideRequest) -> pb.DecideResponse:
+    """Through whom the first broker asked names."""
+    try:
+        answer: pb.DecideResponse = await cluster[1].ask("Decide", request)
+    except NotLeader as error:
+        answer = await cluster[error.leader or 1].ask("Decide", request)
+    return answer
+
+
+def test_all_brokers_down_and_up_again_keep_everything(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[1].create_topic("t", replicas=3, durability="os")
+            await cluster[info.partitions[0].leader].produce("t", 1, 2, 3)
+            await asyncio.gather(*(broker.abandon() for broker in cluster.brokers.values()))
+            await asyncio.gather(*(broker.start() for broker in cluster.brokers.values()))
+            leader = await cluster.leader("t", at=1)
+            assert await until(lambda: cluster[leader].numbers("t")) == [1, 2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_the_cluster_refuses_what_it_cannot_do(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            with pytest.raises(NotEnoughBrokers, match=r"there are 3 \(1, 2, 3\)"):
+                await cluster[1].create_topic("t", replicas=4)
+            config = cluster[1].config
+            twin = Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path / "twin", coordination=config.coordination))
+            with pytest.raises(InvalidRequest, match="broker 1"):
+                await twin.start()
+
+    asyncio.run(scenario())
