@@ -151,6 +151,10 @@ class Links:
     def connected(self) -> list[int]:
         return sorted(broker for broker, peer in self._peers.items() if peer.ended is not None)
 
+    def waiting_bytes(self, broker: int) -> int:
+        """What waits to go to that broker."""
+        return self._peer(broker).waiting_bytes
+
     async def flush(self, seconds: float) -> None:
         """Wait until what was said has been written to the peers that listen, or so long."""
         try:
