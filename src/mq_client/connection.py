@@ -206,12 +206,19 @@ class Connection:
         """Ask that one broker, once."""
         return call_unary(address, method, request, response, deadline.remaining_s)
 
-    def ask_any(self, method: str, request: Message, response: type[R], deadline: Deadline) -> R:
-        """Ask brokers in turn until one answers or refuses. For requests that may be asked twice."""
-        return self._ask_in_turn(method, request, response, deadline, deadline.timeout_ms)[1]
+    def ask_any(self, method: str, request: Message, response: type[R], deadline: Deadline, unclear: list[str] | None = None) -> R:
+        """Ask brokers in turn until one answers or refuses. For requests that may be asked twice.
 
-    def ask_leader(self, name: str, partition: int, method: str, request: Message, response: type[R], deadline: Deadline) -> R:
-        """Ask the partition's leader, following it where it goes. For requests that may be asked twice."""
+        `unclear` collects the addresses whose answer is not known: what they were asked may have been done.
+        """
+        return self._ask_in_turn(method, request, response, deadline, deadline.timeout_ms, unclear)[1]
+
+    def ask_leader(
+        self, name: str, partition: int, method: str, request: Message, response: type[R], deadline: Deadline, attempt_ms: float
+    ) -> R:
+        """Ask the partition's leader, following it where it goes, each for at most `attempt_ms`. For requests that may be asked
+        twice.
+        """
         backoff = Backoff()
         last: TritonMQError | None = None
         while True:
@@ -221,7 +228,7 @@ class Connection:
             address = self.leader_address(topic, partition)
             if address is not None:
                 try:
-                    return self.ask(address, method, request, response, deadline)
+                    return self.ask(address, method, request, response, deadline.at_most(attempt_ms))
                 except TritonMQError as error:
                     if not error.retriable:
                         raise
@@ -242,7 +249,13 @@ class Connection:
         return self._ask_in_turn("Metadata", request, pb.MetadataResponse, deadline, _ATTEMPT_MS_MAX)
 
     def _ask_in_turn(
-        self, method: str, request: Message, response: type[R], deadline: Deadline, attempt_ms: float
+        self,
+        method: str,
+        request: Message,
+        response: type[R],
+        deadline: Deadline,
+        attempt_ms: float,
+        unclear: list[str] | None = None,
     ) -> tuple[str, R]:
         # Nobody has ever answered: more likely a wrong address than a cluster that is just restarting.
         if not self._answered:
@@ -264,6 +277,8 @@ class Connection:
                         raise
                     tried[address] = str(error)
                     last = error
+                    if unclear is not None and not error.definite:
+                        unclear.append(address)
                 else:
                     self._answered = True
                     return address, answer

@@ -29,6 +29,10 @@ class Deadline:
     def expired(self) -> bool:
         return time.monotonic() >= self._at
 
+    def pause(self, seconds: float) -> None:
+        """Wait that long, but not past the deadline."""
+        time.sleep(min(seconds, self.remaining_s))
+
     def at_most(self, timeout_ms: float) -> Deadline:
         """This one, or the one `timeout_ms` from now if that comes first."""
         return Deadline(min(self.remaining_s * 1000, timeout_ms))

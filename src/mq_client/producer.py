@@ -119,8 +119,8 @@ class Producer:
 
         `value`: bytes or text for a topic of records, a dict of columns for a topic with its own schema. `key` decides the
         partition (as Kafka's default partitioner does) unless `partition` is given; without either, records go to the partitions
-        in turn, a batch at a time. `timestamp`: microseconds since 1970 or a datetime with a zone; the clock's time if not given. `uuid` makes
-        the record a batch of its own: sent again, by anyone, it is answered with the first one's place.
+        in turn, a batch at a time. `timestamp`: microseconds since 1970 or a datetime with a zone; the clock's time if not given.
+        `uuid` makes the record a batch of its own: sent again, by anyone, it is answered with the first one's place.
 
         Raises at once what can be known at once: `UnknownTopic`, `UnknownPartition`, `BatchTooLarge`, `SchemaMismatch`,
         `InvalidRequest`; `Overloaded` when no room was made within `timeout_ms`; `Unreachable` when no broker answers.
@@ -229,9 +229,10 @@ class Producer:
         """Send a table; its future tells where its rows are, once all of them are there.
 
         Columns are matched by name and must have the topic's types; a topic of records needs `value` and may have `key`,
-        `headers`, `timestamp`. Rows go to `partition`; or to the partition of their `key_column`'s value (for a topic of records: of their key,
-        if they have any); or to the partitions in turn. The table is split into batches of at most `batch_bytes_max`; it is
-        atomic only if it fits one. With `uuid`, sending the same table again, split alike, makes no second copy.
+        `headers`, `timestamp`. Rows go to `partition`; or to the partition of their `key_column`'s value (for a topic of records:
+        of their key, if they have any); or to the partitions in turn. The table is split into batches of at most
+        `batch_bytes_max`; it is atomic only if it fits one. With `uuid`, sending the same table again, split alike, makes no
+        second copy.
 
         Raises at once `SchemaMismatch` naming the column, `BatchTooLarge`, `UnknownTopic`, `UnknownPartition`; `Overloaded` when no
         room was made within `timeout_ms` (then batches before may be on their way).

@@ -1,0 +1,267 @@
+"""Topics, brokers and groups: made, listed, described, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import pyarrow as pa
+
+from mq_client.connection import Connection
+from mq_client.deadline import Deadline, positive_ms
+from mq_client.errors import InvalidRequest, TopicExists, TritonMQError, UnknownGroup, UnknownTopic
+from mq_client.leaders import ask_offsets, move_cursors
+from mq_protocol import limits
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
+from mq_protocol.ddl import check_schema, parse_schema
+from mq_protocol.names import INTERNAL_PREFIX, check_group_name, check_topic_name, did_you_mean, parse_settings
+
+_SPREAD_MS = 5_000.0
+"""How long a new topic's name may take to reach every broker that answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """`leader` 0: none at the moment. `replicas` in order of rank."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """`typed` False: a topic of records. `settings`: those that were given when it was made."""
+
+    name: str
+    topic_id: str
+    schema: pa.Schema = field(repr=False)
+    typed: bool
+    settings: dict[str, str]
+    partitions: tuple[PartitionDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """A live broker. `incarnation` counts the lives of its process."""
+
+    id: int
+    address: str
+    incarnation: int
+    rack: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """`coordination`: "connected", "suspended" or "file", as the broker that answered sees it."""
+
+    brokers: tuple[BrokerDescription, ...]
+    coordination: str
+    answered_by: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCursor:
+    """Where a group is in one partition. `lag`: records between its cursor and the end; `lag_us`: how old the next one is."""
+
+    topic: str
+    partition: int
+    offset: int
+    log_end_offset: int
+    lag_bytes: int
+    lag_us: int
+    moved_us: int
+    members: tuple[str, ...]
+    kind: str
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.log_end_offset - self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group and its cursors, by topic and partition."""
+
+    name: str
+    cursors: tuple[GroupCursor, ...]
+
+    @property
+    def lag(self) -> int:
+        return sum(cursor.lag for cursor in self.cursors)
+
+
+class Admin:
+    """Asks about the cluster and changes it. Thread-safe. `timeout_ms`: for each call, retries included.
+
+    Raises `InvalidSetting` for a bootstrap that is no list of addresses. Nothing is connected before the first call.
+    """
+
+    def __init__(self, bootstrap: str | Sequence[str], timeout_ms: float = limits.REQUEST_TIMEOUT_MS) -> None:
+        self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
+        self._connection = Connection(bootstrap)
+
+    # ------------------------------------------------------------------ topics
+
+    def create_topic(
+        self, name: str, *, partitions: int = 1, replicas: int = 1, schema: pa.Schema | str | None = None, **settings: object
+    ) -> TopicDescription:
+        """Make a topic; it can be written to and read from when this returns.
+
+        `schema`: an Arrow schema or Spark's words (`"a long, b string"`); None for a topic of records. `settings`: see
+        `mq_protocol.names.SETTINGS`, e.g. `durability="os"`. Raises `TopicExists`, `InvalidTopicName`, `InvalidSetting` with the
+        nearest right name, `InvalidRequest` for a schema that cannot be stored, `NotEnoughBrokers`.
+        """
+        check_topic_name(name)
+        given = {setting: str(value) for setting, value in settings.items()}
+        parse_settings(given, replicas)
+        stored = None if schema is None else parse_schema(schema) if isinstance(schema, str) else check_schema(schema)
+        request = pb.CreateTopicRequest(
+            name=name,
+            partitions=partitions,
+            replicas=replicas,
+            schema=b"" if stored is None else schema_to_bytes(stored),
+            settings=given,
+        )
+        deadline = Deadline(self._timeout_ms)
+        if self._connection.metadata(deadline, topics=[name]).topics:
+            raise TopicExists(f"topic {name!r} exists already: choose another name, or delete it first")
+        unclear: list[str] = []
+        try:
+            self._connection.ask_any("CreateTopic", request, pb.CreateTopicResponse, deadline, unclear)
+        except TopicExists:
+            # It was not there before: made by the attempt whose answer was lost, unless somebody else was as quick.
+            made = self.describe_topic(name)
+            if not unclear or len(made.partitions) != partitions or made.settings != given:
+                raise
+        self._wait_until_known(name, deadline)
+        return self.describe_topic(name)
+
+    def _wait_until_known(self, name: str, deadline: Deadline) -> None:
+        """Until each broker that answers knows the topic: the next request may go to any of them."""
+        limit = deadline.at_most(_SPREAD_MS)
+        for address in self._connection.addresses():
+            request = pb.MetadataRequest(topics=[name])
+            while not limit.expired:
+                try:
+                    answer = self._connection.ask(address, "Metadata", request, pb.MetadataResponse, limit)
+                except TritonMQError:
+                    break
+                if answer.topics:
+                    break
+                limit.pause(0.01)
+
+    def list_topics(self) -> list[str]:
+        """Names of all topics but the brokers' own, sorted."""
+        found = self._connection.metadata(Deadline(self._timeout_ms), all_topics=True).topics
+        return sorted(topic.name for topic in found if not topic.name.startswith(INTERNAL_PREFIX))
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """The topic as one broker knows it now. Raises `UnknownTopic` with the nearest name."""
+        return _describe(self._connection.refresh(name, Deadline(self._timeout_ms)).info)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete it and everything in it. Raises `UnknownTopic`."""
+        check_topic_name(name)
+        unclear: list[str] = []
+        request, deadline = pb.DeleteTopicRequest(name=name), Deadline(self._timeout_ms)
+        try:
+            self._connection.ask_any("DeleteTopic", request, pb.DeleteTopicResponse, deadline, unclear)
+        except UnknownTopic:
+            if not unclear:  # else an attempt whose answer was lost has done it
+                raise
+        self._connection.forget(name)
+
+    def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
+        """`{partition: (log_start_offset, log_end_offset)}` of what is committed; `end - start` is the number of records."""
+        found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms))
+        return {number: (found[number].log_start_offset, found[number].log_end_offset) for number in sorted(found)}
+
+    def offsets_at(self, topic: str, timestamp_us: int) -> dict[int, int]:
+        """Each partition's first offset at or after that time (microseconds since 1970); its end if all is older."""
+        found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), timestamp_us=timestamp_us)
+        return {number: found[number].offset_at_timestamp for number in sorted(found)}
+
+    # ------------------------------------------------------------------ cluster and groups
+
+    def describe_cluster(self) -> ClusterDescription:
+        """The live brokers, as one of them knows them."""
+        found = self._connection.metadata(Deadline(self._timeout_ms))
+        brokers = [BrokerDescription(broker.id, broker.address, broker.incarnation, broker.rack) for broker in found.brokers]
+        return ClusterDescription(tuple(sorted(brokers, key=lambda broker: broker.id)), found.coordination, found.answered_by)
+
+    def list_groups(self) -> list[str]:
+        """Names of all groups that have a cursor anywhere, sorted."""
+        return sorted({cursor.group for cursor in self._cursors("")})
+
+    def describe_group(self, name: str) -> GroupDescription:
+        """Its cursors, lag and members. Raises `UnknownGroup` with the nearest name."""
+        check_group_name(name)
+        cursors = self._cursors(name)
+        if not cursors:
+            raise UnknownGroup(f"unknown group {name!r}{did_you_mean(name, self.list_groups())}")
+        described = [
+            GroupCursor(
+                c.topic,
+                c.partition,
+                c.offset,
+                c.log_end_offset,
+                c.lag_bytes,
+                c.lag_us,
+                c.moved_us,
+                tuple(c.members),
+                c.kind,
+            )
+            for c in cursors
+        ]
+        return GroupDescription(name, tuple(sorted(described, key=lambda cursor: (cursor.topic, cursor.partition))))
+
+    def move_group(self, name: str, positions: Mapping[str, Mapping[int, int]]) -> None:
+        """Move the group's cursors to `positions[topic][partition]`. Members that are running go on from where they are."""
+        check_group_name(name)
+        for topic, offsets in positions.items():
+            if any(offset < 0 for offset in offsets.values()):
+                raise InvalidRequest(f"offsets of {topic!r} must not be negative: ask `offsets` where the log begins")
+        move_cursors(self._connection, name, positions, Deadline(self._timeout_ms))
+
+    def _cursors(self, group: str) -> list[pb.GroupCursor]:
+        """From every live broker, for what it leads. A partition that changes hands may be told twice: the newer holds."""
+        deadline = Deadline(self._timeout_ms)
+        self._connection.metadata(deadline)
+        found: dict[tuple[str, str, int], pb.GroupCursor] = {}
+        for address in self._connection.addresses():
+            answer = self._connection.ask(address, "Groups", pb.GroupsRequest(group=group), pb.GroupsResponse, deadline)
+            for cursor in answer.cursors:
+                place = (cursor.group, cursor.topic, cursor.partition)
+                if place not in found or found[place].moved_us < cursor.moved_us:
+                    found[place] = cursor
+        return list(found.values())
+
+    # ------------------------------------------------------------------ the end
+
+    def close(self) -> None:
+        """Nothing needs closing: channels are the process's. Here so that all clients end alike."""
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _describe(info: pb.TopicInfo) -> TopicDescription:
+    partitions = [
+        PartitionDescription(p.partition, p.leader, p.leader_epoch, tuple(p.replicas), tuple(p.isr)) for p in info.partitions
+    ]
+    return TopicDescription(
+        name=info.name,
+        topic_id=info.topic_id,
+        schema=schema_from_bytes(info.schema),
+        typed=info.typed,
+        settings=dict(info.settings),
+        partitions=tuple(sorted(partitions, key=lambda partition: partition.partition)),
+    )

@@ -1,0 +1,112 @@
+"""Questions that many partitions' leaders must answer: asked of each leader once, and again of whoever leads by then.
+
+Each answer stands at a partition's place, with an error where that broker could not give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from mq_client.connection import Connection
+from mq_client.deadline import Backoff, Deadline
+from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError, UnknownPartition
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import from_wire
+
+_ATTEMPT_MS = 5_000.0
+
+Ask = Callable[[str, list[int], Deadline], Iterable[pb.PartitionOffsets]]
+"""Asks the broker at an address about partitions of one topic: their answers, each with its partition's number."""
+
+
+def ask_offsets(
+    connection: Connection,
+    topic: str,
+    deadline: Deadline,
+    *,
+    partitions: Iterable[int] | None = None,
+    timestamp_us: int | None = None,
+) -> dict[int, pb.PartitionOffsets]:
+    """Where the partitions' logs begin and end now; with `timestamp_us` also the first offset at or after that time."""
+
+    def ask(address: str, numbers: list[int], limit: Deadline) -> Iterable[pb.PartitionOffsets]:
+        request = pb.ListOffsetsRequest(topic=topic, partitions=numbers)
+        if timestamp_us is not None:
+            request.timestamp_us = timestamp_us
+        return connection.ask(address, "ListOffsets", request, pb.ListOffsetsResponse, limit).partitions
+
+    return ask_leaders(connection, topic, partitions, ask, deadline)
+
+
+def move_cursors(
+    connection: Connection, group: str, positions: Mapping[str, Mapping[int, int]], deadline: Deadline, *, kind: str = "consumer"
+) -> dict[str, dict[int, int]]:
+    """Move the group's cursors to `positions[topic][partition]`, the next offsets to deliver. Where each log ends.
+
+    `kind` says who reads: "consumer" or "spark". Raises the first error that asking again did not mend.
+    """
+    ends: dict[str, dict[int, int]] = {}
+    for topic, offsets in positions.items():
+        if not offsets:
+            continue
+
+        def ask(
+            address: str, numbers: list[int], limit: Deadline, topic: str = topic, offsets: Mapping[int, int] = offsets
+        ) -> Iterable[pb.PartitionOffsets]:
+            request = pb.MoveCursorsRequest(
+                group=group,
+                kind=kind,
+                positions=[pb.CursorPosition(topic=topic, partition=number, offset=offsets[number]) for number in numbers],
+            )
+            return connection.ask(address, "MoveCursors", request, pb.MoveCursorsResponse, limit).partitions
+
+        answers = ask_leaders(connection, topic, offsets, ask, deadline)
+        ends[topic] = {number: answer.log_end_offset for number, answer in answers.items()}
+    return ends
+
+
+def ask_leaders(
+    connection: Connection, topic: str, partitions: Iterable[int] | None, ask: Ask, deadline: Deadline
+) -> dict[int, pb.PartitionOffsets]:
+    """Every partition's answer from its leader. Raises what could not be mended by asking until the deadline."""
+    view = connection.topic(topic, deadline)
+    missing = list(range(view.partitions)) if partitions is None else list(partitions)
+    answers: dict[int, pb.PartitionOffsets] = {}
+    backoff = Backoff()
+    while True:
+        wrong = [number for number in missing if not 0 <= number < view.partitions]
+        if wrong:
+            raise UnknownPartition(f"topic {topic!r} has no partition {wrong[0]}: it has 0 to {view.partitions - 1}")
+        by_address: dict[str, list[int]] = {}
+        for number in missing:
+            address = connection.leader_address(view, number)
+            if address is not None:
+                by_address.setdefault(address, []).append(number)
+        last: TritonMQError | None = None
+        for address, numbers in by_address.items():
+            try:
+                found = ask(address, numbers, deadline.at_most(_ATTEMPT_MS))
+            except TritonMQError as error:
+                if not error.retriable:
+                    raise
+                last = error
+                continue
+            for answer in found:
+                if not answer.HasField("error"):
+                    answers[answer.partition] = answer
+                    continue
+                last = from_wire(answer.error)
+                if not last.retriable:
+                    raise last
+                if isinstance(last, NotLeader):
+                    connection.note_leader(topic, answer.partition, last)
+        missing = [number for number in missing if number not in answers]
+        if not missing:
+            return answers
+        if deadline.expired:
+            known = f", last: {last}" if last else ": no leader was known"
+            raise OutcomeUnknown(
+                f"topic {topic!r}: partitions {missing[:10]} did not answer within {deadline.timeout_ms:.0f} ms{known}"
+            ) from last
+        backoff.sleep(deadline)
+        view = connection.refresh(topic, deadline)

@@ -1,0 +1,191 @@
+"""Reads a partition's log by offset. Touches no group; survives changes of leader by going on where it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+import grpc
+import pyarrow as pa
+
+from mq_client.channels import error_of, open_fetch
+from mq_client.connection import Connection, TopicView
+from mq_client.deadline import Backoff, Deadline, positive_ms
+from mq_client.errors import (
+    CorruptBatch,
+    InvalidRequest,
+    NotLeader,
+    OutcomeUnknown,
+    SchemaMismatch,
+    TritonMQError,
+    UnknownPartition,
+)
+from mq_client.leaders import ask_offsets
+from mq_protocol import limits
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import decode_batch
+from mq_protocol.envelope import split
+from mq_protocol.errors import from_wire
+from mq_protocol.names import did_you_mean
+
+
+class StoredSlice(NamedTuple):
+    """Rows of one stored batch: offsets `base_offset ..` in order. `timestamp_us`: the broker's clock when it was appended."""
+
+    base_offset: int
+    timestamp_us: int
+    batch: pa.RecordBatch
+
+
+class Reader:
+    """Reads by offset. Thread-safe; each `read` is a stream of its own.
+
+    `timeout_ms`: how long it goes on trying while nothing comes.
+    """
+
+    def __init__(self, bootstrap: str | Sequence[str] | Connection, timeout_ms: float = limits.REQUEST_TIMEOUT_MS) -> None:
+        self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
+        self._connection = bootstrap if isinstance(bootstrap, Connection) else Connection(bootstrap)
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        chunk_bytes_max: int = limits.FETCH_CHUNK_BYTES,
+    ) -> Iterator[pa.RecordBatch]:
+        """The records `start .. end - 1` as they are stored, cut to exactly these offsets.
+
+        `start` None: from the first that is kept; `end` None: to the end as it is now. `columns`: only these. Raises
+        `OffsetOutOfRange` for what is no longer kept, `UnknownTopic`, `UnknownPartition`, `SchemaMismatch` for a column that the
+        topic lacks, `OutcomeUnknown` or `Unreachable` when nothing has come for `timeout_ms`.
+        """
+        for piece in self.read_stored(topic, partition, start, end, columns=columns, chunk_bytes_max=chunk_bytes_max):
+            yield piece.batch
+
+    def read_stored(
+        self,
+        topic: str,
+        partition: int,
+        start: int | None = None,
+        end: int | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        chunk_bytes_max: int = limits.FETCH_CHUNK_BYTES,
+    ) -> Iterator[StoredSlice]:
+        """As `read`, with each batch's first offset and time."""
+        view = self._connection.topic(topic, Deadline(self._timeout_ms))
+        if not 0 <= partition < view.partitions:
+            raise UnknownPartition(f"topic {topic!r} has no partition {partition}: it has 0 to {view.partitions - 1}")
+        for name in columns or ():
+            if name not in view.schema.names:
+                raise SchemaMismatch(f"topic {topic!r} has no column {name!r}{did_you_mean(name, view.schema.names)}")
+        if start is None or end is None:
+            asked = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), partitions=[partition])[partition]
+            start = asked.log_start_offset if start is None else start
+            end = asked.log_end_offset if end is None else end
+        if not 0 <= start <= end:
+            raise InvalidRequest(f"cannot read offsets {start} to {end} of {topic!r}: give 0 <= start <= end")
+        return self._follow(view, partition, start, end, columns, chunk_bytes_max)
+
+    def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
+        """`{partition: (log_start_offset, log_end_offset)}`, asked now."""
+        found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms))
+        return {number: (found[number].log_start_offset, found[number].log_end_offset) for number in sorted(found)}
+
+    def _follow(
+        self, view: TopicView, partition: int, start: int, end: int, columns: Sequence[str] | None, chunk_bytes_max: int
+    ) -> Iterator[StoredSlice]:
+        """Fetch after fetch, each from where the one before broke off, until `end`."""
+        position = start
+        backoff = Backoff()
+        deadline = Deadline(self._timeout_ms)
+        last: TritonMQError | None = None
+        while position < end:
+            address = self._connection.leader_address(view, partition)
+            began_at = position
+            try:
+                if address is None:
+                    raise NotLeader(f"topic {view.name!r} partition {partition} has no leader at the moment")
+                request = pb.FetchRequest(
+                    topic=view.name,
+                    partition=partition,
+                    start_offset=position,
+                    end_offset=end,
+                    leader_epoch=view.epochs[partition],
+                    chunk_bytes_max=chunk_bytes_max,
+                )
+                for piece in self._fetch(address, request, view, columns):
+                    position = piece.base_offset + piece.batch.num_rows
+                    yield piece
+                if position == began_at:
+                    raise OutcomeUnknown(f"broker at {address} ended a fetch of {view.name!r} without a batch")
+            except TritonMQError as error:
+                if not error.retriable:
+                    raise
+                last = error
+                if isinstance(error, NotLeader):
+                    self._connection.note_leader(view.name, partition, error)
+            if position >= end:
+                return
+            if position > began_at:
+                backoff.reset()
+                deadline = Deadline(self._timeout_ms)
+            elif deadline.expired:
+                raise OutcomeUnknown(
+                    f"topic {view.name!r} partition {partition}: nothing came from offset {position} on "
+                    f"for {self._timeout_ms:.0f} ms, last: {last}"
+                ) from last
+            backoff.sleep(deadline)
+            view = self._refresh(view, deadline)
+
+    def _refresh(self, view: TopicView, deadline: Deadline) -> TopicView:
+        try:
+            return self._connection.refresh(view.name, deadline)
+        except TritonMQError as error:
+            if not error.retriable:
+                raise
+            return view
+
+    def _fetch(
+        self, address: str, request: pb.FetchRequest, view: TopicView, columns: Sequence[str] | None
+    ) -> Iterator[StoredSlice]:
+        """One stream. Its time limit only bounds a broker that has stopped: a slow reader begins another where it was."""
+        call = open_fetch(address, request, self._timeout_ms / 1000)
+        position = request.start_offset
+        try:
+            for message in call:
+                header: pb.BatchesHeader = message.header
+                if header.HasField("error"):
+                    raise from_wire(header.error)
+                payloads = split(message.payload, (stored.payload_bytes for stored in header.batches))
+                for stored, payload in zip(header.batches, payloads, strict=True):
+                    batch = decode_batch(payload, view.schema, columns)
+                    skip = position - stored.base_offset
+                    if batch.num_rows != stored.record_count or skip < 0:
+                        raise CorruptBatch(
+                            f"topic {view.name!r} partition {request.partition}: the batch at offset {stored.base_offset} is not "
+                            f"what its broker says ({batch.num_rows} records, {stored.record_count} said, {position} wanted)"
+                        )
+                    take = min(stored.record_count, request.end_offset - stored.base_offset) - skip
+                    if take <= 0:
+                        continue
+                    yield StoredSlice(position, stored.timestamp_us, batch.slice(skip, take) if take < batch.num_rows else batch)
+                    position += take
+        except grpc.RpcError as error:
+            raise error_of(error, address) from None
+        finally:
+            call.cancel()
+
+    def close(self) -> None:
+        """Nothing needs closing: channels are the process's. Here so that all clients end alike."""
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
