@@ -69,7 +69,7 @@ class Admin:
         for name in request.topics:
             try:
                 topics.append(
-                    await self._transactions_topic(deadline) if name == TRANSACTIONS_TOPIC else await self._topics.get(name)
+                    await self.transactions_topic(deadline) if name == TRANSACTIONS_TOPIC else await self._topics.get(name)
                 )
             except UnknownTopic:
                 response.unknown_topics.append(name)
@@ -211,7 +211,7 @@ class Admin:
         needed = topic.settings.min_insync_replicas
         return {p.partition for p in info.partitions if p.partition in numbers and p.leader == leader and len(p.isr) >= needed}
 
-    async def _transactions_topic(self, deadline: float) -> Topic:
+    async def transactions_topic(self, deadline: float) -> Topic:
         """The coordinators' topic, made by whoever asks first; two who ask at once make one."""
         found = self._topics.find(TRANSACTIONS_TOPIC)
         if found is not None:

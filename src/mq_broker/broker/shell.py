@@ -273,14 +273,15 @@ class Shell:
     def reopen(self, partition: Partition, reason: str) -> None:
         """The partition's log is another now: read it from disk again and begin a new replica."""
         key = (partition.topic.spec.topic_id, partition.number)
-        if self._partitions.get(key) is partition:
-            del self._partitions[key]
+        if self._partitions.get(key) is not partition or self._stopping:
+            return  # it is being closed already
+        del self._partitions[key]
 
         async def reopen() -> None:
             await partition.close(NotLeader(f"{partition.name}: its log is read again ({reason}); ask again"))
-            self._settle(key)
+            await self._settle_one(key)
 
-        self.spawn(reopen(), f"reopen {partition.name}")
+        self._settling[key] = self.spawn(reopen(), f"reopen {partition.name}")
 
     # ------------------------------------------------------------------ the end
 

@@ -98,6 +98,7 @@ class Transactions:
         """Answers once everything is published. Past the deadline `OutcomeUnknown`: asking again gives the same answer."""
         key = key_of(request.key)
         _check_manifest(request)
+        await self._admin.transactions_topic(deadline)
         partition = await self._coordinator(key)
         manifest = tuple(StagedBatches(m.topic, m.partition, tuple(m.uuids), m.row_count) for m in request.manifest if m.uuids)
         decide = Decide(key, request.batch_id, request.run_id, request.row_count, manifest)

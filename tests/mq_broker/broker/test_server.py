@@ -1,0 +1,129 @@
+"""A broker process as a whole: what it needs to start, and ZooKeeper stopped and started again below it (rule 9)."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+
+import pytest
+from kazoo.client import KazooClient
+
+from mq_broker.broker import BrokerConfig, serve
+from mq_broker.coordination.embedded import EmbeddedZooKeeper
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
+from tests.mq_broker.broker.cluster import Broker, until
+
+
+def test_a_leader_goes_on_serving_while_zookeeper_is_away(tmp_path: Path) -> None:
+    zookeeper = EmbeddedZooKeeper(tmp_path / "zookeeper")
+    zookeeper.start()
+
+    async def scenario() -> None:
+        broker = Broker(
+            BrokerConfig(
+                1,
+                "127.0.0.1:0",
+                tmp_path / "1",
+                coordination=lambda: ZooKeeperCoordination(zookeeper.hosts, session_timeout_ms=1_000),
+            )
+        )
+        await broker.start()
+        await broker.create_topic("t")
+        await broker.produce("t", 1)
+        await asyncio.to_thread(zookeeper.kill)
+        await until(lambda: _condition(broker, "suspended"))
+        assert [p.leader for p in (await broker.metadata("t")).topics[0].partitions] == [1]
+        await broker.produce("t", 2)
+        with pytest.raises(CoordinationUnavailable):
+            await broker.create_topic("u")
+        await asyncio.to_thread(zookeeper.start)
+        await until(lambda: _condition(broker, "connected"))
+        await until(lambda: broker.produce("t", 3))
+        assert await until(lambda: broker.numbers("t")) == [1, 2, 3]
+        await broker.stop()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        zookeeper.stop()
+
+
+def test_after_its_session_was_lost_a_broker_registers_again_and_claims_anew(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        coordination = ZooKeeperCoordination(zookeeper, session_timeout_ms=2_000, root=f"/{uuid.uuid4().hex}")
+        broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
+        await broker.create_topic("t")
+        await broker.produce("t", 1)
+        first = await broker.metadata("t")
+        before = first.topics[0].partitions[0]
+        await asyncio.to_thread(_end_session, zookeeper, coordination)
+
+        async def claimed_anew() -> bool:
+            answer = await broker.metadata("t")
+            return answer.topics[0].partitions[0].leader == 1 and answer.topics[0].partitions[0].leader_epoch > before.leader_epoch
+
+        await until(claimed_anew)
+        assert (await broker.metadata("t")).brokers == first.brokers
+        await broker.produce("t", 2)
+        assert await broker.numbers("t") == [1, 2]
+        await broker.stop()
+
+    asyncio.run(scenario())
+
+
+def _end_session(hosts: str, coordination: ZooKeeperCoordination) -> None:
+    """Take the session over and close it: to its owner it has expired."""
+    client = coordination._session._client
+    assert client is not None
+    other = KazooClient(hosts=hosts, client_id=client.client_id)
+    other.start()
+    other.stop()
+    other.close()
+
+
+async def _condition(broker: Broker, condition: str) -> bool:
+    return (await broker.ask("Metadata", pb.MetadataRequest())).coordination == condition
+
+
+def test_a_broker_without_its_zookeeper_says_so_and_ends(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        config = BrokerConfig(
+            1,
+            "127.0.0.1:0",
+            tmp_path,
+            coordination=lambda: ZooKeeperCoordination("127.0.0.1:1", session_timeout_ms=1_000, connect_timeout_ms=500),
+        )
+        with pytest.raises(CoordinationUnavailable, match=r"127\.0\.0\.1:1"):
+            await serve(config, stop=asyncio.Event())
+
+    asyncio.run(scenario())
+
+
+def test_a_directory_of_another_broker_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path)).start()
+        with pytest.raises(InvalidSetting, match="in use by another process"):
+            await serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=asyncio.Event())
+        taken = broker.address
+        with pytest.raises(InvalidSetting, match=taken):
+            await serve(BrokerConfig(1, taken, tmp_path / "other"), stop=asyncio.Event())
+        await broker.stop()
+        with pytest.raises(InvalidSetting, match="belongs to broker 1, not 2"):
+            await serve(BrokerConfig(2, "127.0.0.1:0", tmp_path), stop=asyncio.Event())
+
+    asyncio.run(scenario())
+
+
+def test_a_configuration_that_cannot_be_is_refused_by_option(tmp_path: Path) -> None:
+    with pytest.raises(InvalidSetting, match="--id"):
+        BrokerConfig(0, "127.0.0.1:0", tmp_path)
+    with pytest.raises(InvalidSetting, match="--listen"):
+        BrokerConfig(1, "localhost", tmp_path)
+    with pytest.raises(InvalidSetting, match="--advertise"):
+        BrokerConfig(1, "127.0.0.1:0", tmp_path, advertised="localhost:port")
+    assert BrokerConfig(1, "127.0.0.1:0", tmp_path, advertised="there:7400").address(7) == "there:7400"
+    assert BrokerConfig(1, "127.0.0.1:0", tmp_path).address(7) == "127.0.0.1:7"
+    assert not BrokerConfig(1, "0.0.0.0:0", tmp_path).address(7).startswith("0.0.0.0")
