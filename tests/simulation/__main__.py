@@ -1,0 +1,70 @@
+"""`python -m tests.simulation --seeds N`: run that many seeds; a failure prints its story and the command that replays it."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+from tests.simulation.cluster import Report, simulate
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=1, help="the first of them")
+    parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--story", action="store_true", help="with --seed: print the last events even if nothing was wrong")
+    parser.add_argument("--processes", type=int, default=1, choices=(1, 2), help="seeds are spread over so many processes")
+    parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
+    arguments = parser.parse_args()
+    if arguments.seed is not None:
+        report = simulate(arguments.seed)
+        print(report.plan)
+        print(f"trace {report.trace:08x}, {report.calls} events, {report.simulated_ms / 1000:.1f} s; {dict(report.done)}; {dict(report.faults)}")
+        return tell(report)
+    started = time.monotonic()
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    total = Counter[str]()
+    faults, done = Counter[str](), Counter[str]()
+    failed = 0
+    for report in run(seeds, arguments.processes):
+        total.update(seeds=1, events=report.calls, broker_ms=report.simulated_ms * report.plan.brokers, ms=report.simulated_ms)
+        faults.update(report.faults)
+        done.update(report.done)
+        if tell(report):
+            failed += 1
+            if not arguments.keep_going:
+                break
+    print(
+        f"{total['seeds']} seeds, {failed} failed: {total['ms'] / 3_600_000:.2f} cluster-hours, {total['events']:,} events "
+        f"in {time.monotonic() - started:.0f} s"
+    )
+    for name, counts in (("faults", faults), ("done", done)):
+        print(f"{name}: " + ", ".join(f"{kind} {count:,}" for kind, count in sorted(counts.items())))
+    return 1 if failed else 0
+
+
+def run(seeds: range, processes: int) -> Iterator[Report]:
+    """Reports in order of the seeds."""
+    if processes == 1:
+        yield from map(simulate, seeds)
+        return
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        yield from pool.imap(simulate, seeds, chunksize=4)
+
+
+def tell(report: Report) -> int:
+    if report.violation is None:
+        return 0
+    print(f"\nseed {report.seed} FAILED: {report.violation}\n{report.plan}\n")
+    print(report.violation.story)
+    print(f"\nreplay it: python -m tests.simulation --seed {report.seed}\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,434 @@
+"""A simulated broker: the shell of `mq_broker.broker`, in a few lines, around the real core.
+
+It feeds events to its replicas and carries out their effects in order, as the real shell does: a turn ends when nothing more is ready,
+a broker that is paused finds everything waiting when it wakes, and what was meant for a former life of the process never arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from mq_broker.core.entries import Decide, Entry
+from mq_broker.core.messages import (
+    AppendAck,
+    AppendEntries,
+    Audit,
+    BrokersSeen,
+    CasAnswer,
+    CasOutcome,
+    DecisionCommitted,
+    DiskRefused,
+    Effect,
+    Event,
+    Flushed,
+    HandedOver,
+    HandOver,
+    Identity,
+    LogReplaced,
+    NodeRead,
+    NodeState,
+    PeerConnected,
+    Propose,
+    Published,
+    ReadNode,
+    RecoveredLog,
+    Refused,
+    Reopen,
+    Reply,
+    Result,
+    RoleChanged,
+    Send,
+    SessionLost,
+    Tick,
+    Truncate,
+    TurnEnded,
+    WriteEntries,
+    WriteNode,
+)
+from mq_broker.core.replica import Replica
+from mq_protocol.errors import NotLeader
+from tests.simulation.coordination import Session
+from tests.simulation.journal import DiskCondition, Journal
+
+if TYPE_CHECKING:
+    from tests.simulation.cluster import Cluster
+
+OnReply: TypeAlias = Callable[[Result], None]
+
+
+@dataclass(eq=False)
+class Host:
+    """One replica in one life: its core, what it has made readable, and who waits for its answers. Its journal's listener."""
+
+    broker: Broker
+    partition: int
+    replica: Replica
+    journal: Journal
+    life: int
+    waiting: dict[int, tuple[Propose, OnReply]] = field(default_factory=dict)
+    readable: list[tuple[int, int, int]] = field(default_factory=list)
+    """(base offset, record count, index of the entry that holds the payload), in order of offsets."""
+    reading_node: bool = False
+    touched: bool = False
+    closed: bool = False
+    handed_over: bool = False
+    # what the oracle has seen of it
+    high_watermark: int = 0
+    next_offset: int = 0
+    acknowledged_epoch: int = 0
+    led_epoch: int = -1
+    was_leading: bool = False
+    refused_entries: tuple[Entry, ...] = ()
+
+    def post(self, call: Callable[..., object], *args: Any) -> None:
+        if self.life == self.broker.life:
+            self.broker.arrive("disk", call, *args)
+
+    def flushed(self, index: int, leader_epoch: int) -> None:
+        self.broker.feed(self, Flushed(index, leader_epoch))
+
+    def refused(self, first_index: int, reason: str, entries: tuple[Entry, ...]) -> None:
+        self.refused_entries = entries
+        self.broker.feed(self, DiskRefused(first_index, reason))
+
+    def replaced(self, log_id: str, reason: str) -> None:
+        self.broker.feed(self, LogReplaced(log_id, reason))
+
+
+class Broker:
+    """Owns one machine: the process (and how many lives it had), its journals, its session."""
+
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        self.cluster = cluster
+        self.number = number
+        self.loop = cluster.loop
+        self.up = False
+        self.starting = False
+        self.stopping = False
+        self.paused = False
+        self.life = 0
+        self.incarnation = 0
+        self.late_ticks = 0.0
+        self.disk = DiskCondition()
+        self.journals = [
+            Journal(self.loop, f"{number}:{p}", cluster.plan.durability, self.disk) for p in range(cluster.plan.partitions)
+        ]
+        self.hosts: dict[int, Host] = {}
+        self.session: Session | None = None
+        self._live: BrokersSeen = BrokersSeen(())
+        self._requests = 0
+        self._backlog: dict[str, list[tuple[Callable[..., object], tuple[Any, ...]]]] = {}
+        self._seeing = self._see_again = False
+
+    # ------------------------------------------------------------------ the process
+
+    def start(self) -> None:
+        """A new life. It needs the coordination service for its number and its registration."""
+        assert not self.up
+        self.starting = True
+        self.stopping = False
+        self.life += 1
+        self._backlog.clear()
+        self._try_to_begin(self.life)
+
+    def _try_to_begin(self, life: int) -> None:
+        if life != self.life:
+            return
+        coordination = self.cluster.coordination
+        if not coordination.reaches(self.number):
+            self.loop.after(500, self._try_to_begin, life)
+            return
+        self.up, self.starting, self.paused = True, False, False
+        self.incarnation = coordination.begin_life(self.number)
+        self._live = BrokersSeen(())
+        self._seeing = self._see_again = False
+        self.hosts = {}
+        coordination.set_watcher(self.number, lambda: self._hint(life))
+        if self.loop.chance(0.5):  # which of the two comes first is the shell's own affair
+            self._open_session()
+            self._open_all()
+        else:
+            self._open_all()
+            self._open_session()
+        self.cluster.network.broker_changed(self.number)
+        self.loop.after(self.loop.between(1, 80), self._tick, life)
+
+    def _open_all(self) -> None:
+        for partition in range(len(self.journals)):
+            self._open_soon(self.loop.often_short(1, 300), partition)
+
+    def _open_soon(self, ms: float, partition: int) -> None:
+        self.loop.after(ms, self.arrive, "disk", self._open_partition, self.life, partition)
+
+    def _open_partition(self, life: int, partition: int) -> None:
+        if life != self.life or self.stopping:
+            return
+        journal = self.journals[partition]
+        host = Host(self, partition, None, journal, life)  # type: ignore[arg-type]
+        recovered = journal.open(host)
+        identity = Identity(self.number, self.incarnation, journal.log_id)
+        host.replica = Replica("t", partition, identity, self.cluster.plan.settings, RecoveredLog(recovered), self.loop.now_ms)
+        self.hosts[partition] = host
+        self.cluster.oracle.opened(host, recovered)
+        self.feed(host, self._live)
+        for other in self.cluster.brokers.values():
+            if other is not self and other.up:
+                self.feed(host, PeerConnected(other.number))
+
+    def crash(self, *, power: bool = False, emptied: bool = False) -> None:
+        """kill -9, of the process or of the whole machine; `emptied`: it comes back with a new disk."""
+        self.up = self.starting = self.paused = self.stopping = False
+        self.life += 1
+        for journal in self.journals:
+            journal.crash(power=power)
+            if emptied:
+                journal.empty()
+        self.hosts = {}
+        self.session = None
+        self._backlog.clear()
+        self.cluster.network.broker_changed(self.number)
+
+    def stop_cleanly(self, deadline_ms: int) -> None:
+        """Hand leadership over, close the journals, end the session, exit."""
+        self.stopping = True
+        life = self.life
+        until = self.loop.now_ms + deadline_ms
+        self.feed_all(HandOver(until))
+
+        def wait() -> None:
+            if life != self.life:
+                return
+            done = all(host.handed_over or host.closed for host in self.hosts.values())
+            if self.paused or (not done and self.loop.now_ms < until + 1_000):
+                self.loop.after(20, wait)
+                return
+            for journal in self.journals:
+                journal.close_cleanly()
+            if self.session is not None and self.cluster.coordination.reaches(self.number):
+                self.cluster.coordination.close_session(self.session)
+            self.up = self.stopping = False
+            self.life += 1
+            self.hosts = {}
+            self.session = None
+            self.cluster.network.broker_changed(self.number)
+
+        wait()
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        """Everything that waited is there at once, in order of each source and in no order between them."""
+        self.paused = False
+        waiting = self._backlog
+        self._backlog = {}
+        while waiting and self.up:
+            source = self.loop.random.choice(sorted(waiting))
+            call, args = waiting[source].pop(0)
+            if not waiting[source]:
+                del waiting[source]
+            call(*args)
+
+    def arrive(self, source: str, call: Callable[..., object], *args: Any) -> None:
+        """Something reaches this process from outside: it is taken in now, or when the process runs again."""
+        if self.paused:
+            self._backlog.setdefault(source, []).append((call, args))
+        elif self.up:
+            call(*args)
+
+    def answers(self) -> bool:
+        return self.up and not self.paused and self.cluster.coordination.reaches(self.number)
+
+    # ------------------------------------------------------------------ registration
+
+    def _open_session(self) -> None:
+        """Register, and read who else is there. Retried until the service answers."""
+        life = self.life
+        coordination = self.cluster.coordination
+        if not coordination.reaches(self.number):
+            self.loop.after(500, lambda: self._open_session() if life == self.life else None)
+            return
+        session = self.session = coordination.open_session(self.number)
+        coordination.watch_session(session, lambda: self.life == life and self.answers())
+        self.loop.after(self.loop.often_short(1, 500), self._register, life, session)
+        self._look_after(life, session)
+
+    def _register(self, life: int, session: Session) -> None:
+        if life != self.life or session.expired:
+            return
+        if not self.answers():
+            self.loop.after(100, self._register, life, session)
+            return
+        self.cluster.coordination.register(session, self.incarnation)
+        self._hint(life)
+
+    def _look_after(self, life: int, session: Session) -> None:
+        """A process learns that its session ended when it reaches the service again, and not before."""
+        if life != self.life or session is not self.session:
+            return
+        if session.expired and self.answers():
+            self._live = BrokersSeen(tuple(name for name in self._live.live if name.broker != self.number))
+            self.feed_all(SessionLost())
+            self._open_session()
+            return
+        self.loop.after(self.loop.between(20, 200), self._look_after, life, session)
+
+    def _hint(self, life: int) -> None:
+        """The registrations may have changed: read them, and again if they change meanwhile."""
+        if life != self.life or not self.up:
+            return
+        if self._seeing:
+            self._see_again = True
+            return
+        self._seeing = True
+        self.loop.after(self.loop.often_short(0.3, 40), self._read_brokers, life)
+
+    def _read_brokers(self, life: int) -> None:
+        if life != self.life or not self.up:
+            return
+        self._see_again = False
+        session = self.session
+        answered = self.cluster.coordination.reaches(self.number) and session is not None and not session.expired
+        seen = BrokersSeen(self.cluster.coordination.live()) if answered else None
+        self.loop.after(self.loop.often_short(0.3, 40), self.arrive, "coordination", self._brokers_read, life, session, seen)
+
+    def _brokers_read(self, life: int, session: Session | None, seen: BrokersSeen | None) -> None:
+        if life != self.life:
+            return
+        self._seeing = False
+        if seen is None or session is not self.session:  # what was read in a session already known to be lost is forgotten
+            self.loop.after(500, self._hint, life)
+            return
+        self._live = seen
+        self.feed_all(seen)
+        if self._see_again:
+            self._hint(life)
+
+    # ------------------------------------------------------------------ events in
+
+    def _tick(self, life: int) -> None:
+        if life != self.life or not self.up:
+            return
+        if not self.paused:
+            self.feed_all(Tick(self.loop.now_ms))
+        late = self.loop.between(100, 3_000) if self.loop.chance(self.late_ticks) else 0.0
+        self.loop.after(80 + self.loop.between(0, 10) + late, self._tick, life)
+
+    def feed_all(self, event: Event) -> None:
+        for host in list(self.hosts.values()):
+            self.feed(host, event)
+
+    def hear(self, partition: int, message: AppendEntries | AppendAck) -> None:
+        host = self.hosts.get(partition)
+        if host is not None:
+            self.feed(host, message)
+
+    def feed(self, host: Host, event: Event) -> None:
+        if host.closed or host.life != self.life:
+            return
+        if not host.touched:
+            host.touched = True
+            self.loop.after(self.loop.often_short(0.01, 6.0), self.arrive, "turn", self._end_turn, host)
+        self._step(host, event)
+
+    def _end_turn(self, host: Host) -> None:
+        if host.closed or host.life != self.life:
+            return
+        host.touched = False
+        self._step(host, TurnEnded(self.loop.now_ms))
+
+    def _step(self, host: Host, event: Event) -> None:
+        oracle = self.cluster.oracle
+        host.was_leading = host.replica.leading
+        try:
+            effects = host.replica.step(event)
+        except AssertionError as error:
+            oracle.saw(host, event, [])
+            raise oracle.violation(host.partition, f"the core of broker {self.number} asserts: {error}") from error
+        oracle.saw(host, event, effects)
+        oracle.commits(host)
+        for effect in effects:
+            self._carry_out(host, event, effect)
+        oracle.after(host)
+
+    # ------------------------------------------------------------------ effects out
+
+    def _carry_out(self, host: Host, event: Event, effect: Effect) -> None:
+        oracle, journal = self.cluster.oracle, host.journal
+        match effect:
+            case WriteEntries(entries):
+                oracle.written(host, entries)
+                journal.append(entries)
+            case Truncate(last_index):
+                oracle.truncated(host, last_index, by_disk=isinstance(event, DiskRefused))
+                journal.truncate(last_index)
+            case Send(to, AppendEntries() as message):
+                entries = tuple(journal.entries[message.prev_index : message.last_index])
+                self.cluster.network.send(self.number, to, host.partition, replace(message, entries=entries))
+            case Send(to, message):
+                oracle.acknowledged(host, message)
+                self.cluster.network.send(self.number, to, host.partition, message)
+            case Reply(request, result):
+                propose, on_reply = oracle.answered(host, request, result)
+                on_reply(result)
+            case ReadNode():
+                self._read_node(host)
+            case WriteNode(version, state):
+                self._write_node(host, version, state)
+            case Published():
+                oracle.published(host, effect)
+                host.readable.append((effect.base_offset, effect.record_count, effect.index))
+            case DecisionCommitted(decision):
+                assert isinstance(decision, Decide)
+                self.cluster.workload.decision_committed(host, decision)
+            case RoleChanged():
+                oracle.role_changed(host, effect)
+            case HandedOver():
+                host.handed_over = True
+            case Reopen():
+                host.closed = True
+                host.journal.stop()
+                for propose, on_reply in host.waiting.values():
+                    raise oracle.violation(host.partition, f"request {propose.request} was left unanswered at the end of a replica")
+                self._open_soon(self.loop.between(5, 400), host.partition)
+            case Audit(text, alarm):
+                oracle.audited(host, text, alarm=alarm)
+
+    def propose(self, host: Host, propose: dict[str, Any], on_reply: OnReply) -> None:
+        """A client's request, taken in by this process."""
+        self._requests += 1
+        request = Propose(self._requests, timestamp_us=1_000_000 + self.loop.now_us, **propose)
+        if host.closed or host.life != self.life:
+            on_reply(Refused(NotLeader("this replica is being opened: ask again")))
+            return
+        host.waiting[request.request] = (request, on_reply)
+        self.feed(host, request)
+
+    def _read_node(self, host: Host) -> None:
+        if host.reading_node:
+            return
+        host.reading_node = True
+
+        def answer(found: tuple[int, NodeState] | None) -> None:
+            host.reading_node = False
+            if found is not None:
+                self.feed(host, NodeRead(*found))
+
+        self.cluster.coordination.read(
+            self.number, host.partition, lambda found: self._arrive_in(host, answer, found)
+        )
+
+    def _write_node(self, host: Host, version: int, state: NodeState) -> None:
+        def answer(outcome: CasOutcome, new_version: int) -> None:
+            self.feed(host, CasAnswer(state.token, outcome, new_version))
+
+        self.cluster.coordination.write(
+            self.number, host.partition, version, state, lambda outcome, new: self._arrive_in(host, answer, outcome, new)
+        )
+
+    def _arrive_in(self, host: Host, call: Callable[..., object], *args: Any) -> None:
+        """An answer to a life of the process that is over goes nowhere."""
+        if host.life == self.life:
+            self.arrive("coordination", call, *args)

@@ -1,0 +1,163 @@
+"""A whole simulated cluster: made from a seed, run under faults, then left in peace until it must be whole again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+from mq_broker.core.messages import NodeState, ReplicaSettings
+from tests.simulation.broker import Broker
+from tests.simulation.coordination import Coordination
+from tests.simulation.loop import Loop
+from tests.simulation.nemesis import FAULTS, Nemesis
+from tests.simulation.network import Network
+from tests.simulation.oracle import Oracle, Violation
+from tests.simulation.workload import Workload
+
+CALM_DOWN_MS = 90_000
+"""Once faults have stopped, everything must be whole within this."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a seed decides before anything happens: the cluster's shape, and which faults at what pace."""
+
+    brokers: int
+    partitions: int
+    durability: str
+    settings: ReplicaSettings
+    session_ms: int
+    trouble_ms: int
+    fault_every_ms: float
+    faults: tuple[str, ...]
+    producers: int
+    pace_ms: float
+
+    @staticmethod
+    def of(seed: int) -> Plan:
+        chance = Random(f"plan {seed}")
+        brokers = chance.choice((1, 2, 3, 3, 3, 3, 3, 4, 5))
+        replicas = tuple(range(1, brokers + 1))
+        minimum = chance.choice((1, brokers // 2 + 1, brokers // 2 + 1, brokers // 2 + 1))
+        durability = chance.choice(("fsync", "fsync", "fsync", "os", "memory"))
+        settings = ReplicaSettings(
+            replicas,
+            minimum,
+            append_entries_max=chance.choice((1, 3, 50, 1_000)),
+            append_bytes_max=chance.choice((300, 4 << 20)),
+            append_in_flight_max=chance.choice((1, 2, 8, 8)),
+            tail_entries_max=chance.choice((12, 20_000)),
+            replica_lag_ms_max=chance.choice((1_000, 4_000)),
+            leader_stuck_ms=chance.choice((3_000, 10_000)),
+            resend_ms=chance.choice((300, 1_000)),
+            volatile=durability == "memory",
+        )
+        kinds = [kind for kind in FAULTS if chance.random() < 0.45]
+        return Plan(
+            brokers=brokers,
+            partitions=chance.choice((1, 2, 2, 3)),
+            durability=durability,
+            settings=settings,
+            session_ms=chance.choice((2_000, 4_000)),
+            trouble_ms=chance.choice((15_000, 30_000, 60_000)),
+            fault_every_ms=chance.choice((400, 1_000, 2_500)),
+            faults=tuple(kinds),
+            producers=chance.choice((1, 2, 3)),
+            pace_ms=chance.choice((5, 30, 100)),
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one seed came to. `violation` None: nothing was wrong. `trace` is the hash of everything that happened."""
+
+    seed: int
+    plan: Plan
+    trace: int
+    simulated_ms: int
+    calls: int
+    faults: Counter[str]
+    done: Counter[str]
+    violation: Violation | None = None
+
+
+class Cluster:
+    """Owns everything that is simulated under one seed."""
+
+    def __init__(self, seed: int, plan: Plan) -> None:
+        self.plan = plan
+        self.loop = Loop(seed)
+        self.faults: Counter[str] = Counter()
+        everyone = tuple((broker, "") for broker in plan.settings.replicas)
+        nodes = [NodeState(None, 0, everyone, 0, "created") for _ in range(plan.partitions)]
+        self.coordination = Coordination(self.loop, nodes, plan.session_ms, self.faults)
+        self.network = Network(self.loop, self.faults)
+        self.brokers: dict[int, Broker] = {}
+        self.oracle = Oracle(self)
+        self.brokers.update({number: Broker(self, number) for number in plan.settings.replicas})
+        self.network.brokers = self.brokers
+        self.workload = Workload(self)
+        self.nemesis = Nemesis(self)
+
+    def run(self) -> None:
+        """Trouble, then peace. Raises `Violation`."""
+        for broker in self.brokers.values():
+            self.loop.after(self.loop.often_short(0, 3_000), broker.start)
+        self.workload.start()
+        self.nemesis.start()
+        self.loop.run(self.plan.trouble_ms)
+        self.nemesis.heal()
+        self.workload.wind_up()
+        if not self.loop.run(self.plan.trouble_ms + CALM_DOWN_MS, lambda: not self.unfinished()):
+            partition, what = self.unfinished()[0]
+            raise self.oracle.violation(partition, f"{CALM_DOWN_MS // 1000} s after the last fault {what}")
+        self.workload.check()
+
+    def unfinished(self) -> list[tuple[int, str]]:
+        """What is not yet as it must be once faults have stopped: (partition, what)."""
+        missing = self.workload.unanswered()
+        for partition in range(self.plan.partitions):
+            missing += [(partition, what) for what in self._not_whole(partition)]
+        return missing
+
+    def _not_whole(self, partition: int) -> list[str]:
+        hosts = [broker.hosts.get(partition) for broker in self.brokers.values()]
+        if any(host is None or host.closed for host in hosts):
+            return ["a replica is not open"]
+        open_hosts = [host for host in hosts if host is not None]
+        leading = [host for host in open_hosts if host.replica.ready]
+        if not leading:
+            return ["nobody leads"]
+        leader = max(leading, key=lambda host: host.replica.leader_epoch)
+        state = self.coordination.nodes[partition].state
+        named = tuple(sorted((host.broker.number, host.journal.log_id) for host in open_hosts))
+        if state.isr != named:
+            return [f"the ISR is {state.isr}, the logs are {named}"]
+        committed = len(self.oracle.truths[partition].committed)
+        for host in open_hosts:
+            replica = host.replica
+            if not replica.high_watermark == replica.last_index == leader.replica.last_index == committed:
+                return [f"broker {host.broker.number} has not everything"]
+            if host.waiting:
+                return [f"broker {host.broker.number} has not answered requests {sorted(host.waiting)}"]
+            machine, other = replica.machine, leader.replica.machine
+            for part in ("next_offset", "uuids", "staged", "published", "cursors", "transactions"):
+                if getattr(machine, part) != getattr(other, part):
+                    return [f"brokers {host.broker.number} and {leader.broker.number} differ in {part}"]
+        return []
+
+
+def simulate(seed: int) -> Report:
+    """Run one seed."""
+    plan = Plan.of(seed)
+    cluster = Cluster(seed, plan)
+    violation = None
+    try:
+        cluster.run()
+    except Violation as found:
+        violation = found
+    loop = cluster.loop
+    return Report(
+        seed, plan, cluster.oracle.trace, loop.now_ms, loop.calls_made, cluster.faults, cluster.workload.done, violation
+    )

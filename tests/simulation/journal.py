@@ -1,0 +1,260 @@
+"""A simulated journal and the disk under it, keeping the contract of `mq_broker.storage.interface.Journal`.
+
+The loop's side (`entries`) changes at once; the files follow, through orders carried out in rounds, as a writer thread does it. What a
+crash leaves is decided here: what was synced, and by chance some of what was written since. A truncation, once carried out, is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from mq_broker.core.entries import Entry
+from tests.simulation.loop import Loop
+
+
+class Listener(Protocol):
+    def post(self, call: Callable[..., object], *args: Any) -> None:
+        """Have the process take it in: now, or when it runs again."""
+
+    def flushed(self, index: int, leader_epoch: int) -> None: ...
+    def refused(self, first_index: int, reason: str, entries: tuple[Entry, ...]) -> None: ...
+    def replaced(self, log_id: str, reason: str) -> None: ...
+
+
+@dataclass(slots=True)
+class DiskCondition:
+    """How a broker's disk is doing, now. `sync_ms`: how long a sync takes, at least and at most."""
+
+    full: bool = False
+    sync_ms: tuple[float, float] = (0.5, 8.0)
+    fail_next_sync: bool = False
+    may_lose: Callable[[], bool] = lambda: True
+
+
+class _Append(NamedTuple):
+    generation: int
+    entries: tuple[Entry, ...]
+
+
+class _Truncate(NamedTuple):
+    generation: int
+    last_index: int
+
+
+class Journal:
+    """One replica's journal: what the loop sees, what the files hold, how much of that is synced.
+
+    - `entries` is the loop's truth; `_files` follow it; `_files[:_synced]` survives a power loss
+    - `log_id` names one unbroken life of the log: made anew whenever the log may lack what it reported as flushed
+    """
+
+    def __init__(self, loop: Loop, name: str, durability: str, disk: DiskCondition) -> None:
+        self.durability = durability
+        self.entries: list[Entry] = []
+        self._loop = loop
+        self._name = name
+        self._disk = disk
+        self._ids = 0
+        self.log_id = ""
+        self._renew()
+        self._listener: Listener | None = None
+        self._files: list[Entry] = []
+        self._synced = 0
+        self._orders: list[_Append | _Truncate] = []
+        self._busy = False
+        self._life = 0
+        self._generation = 0
+        self._carried_out = 0
+        self._cuts: list[tuple[int, int]] = []
+        self._reported = 0
+        self._refused: int | None = None
+        self._over = False
+
+    # ------------------------------------------------------------------ what others may ask
+
+    @property
+    def durable(self) -> list[Entry]:
+        """The files' entries; those that are as durable as promised are the first `durable_length`."""
+        return self._files
+
+    @property
+    def durable_length(self) -> int:
+        return self._synced if self.durability == "fsync" else len(self._files)
+
+    def _renew(self) -> None:
+        self._ids += 1
+        self.log_id = f"{self._name}.{self._ids}"
+
+    # ------------------------------------------------------------------ the loop's side
+
+    def open(self, listener: Listener) -> tuple[Entry, ...]:
+        """Recover: what the files hold is synced, and then served."""
+        self._life += 1
+        self._listener = listener
+        self._synced = len(self._files)
+        self.entries = list(self._files)
+        self._orders.clear()
+        self._cuts.clear()
+        self._busy = False
+        self._generation = self._carried_out = 0
+        self._reported = len(self.entries)
+        self._refused = None
+        self._over = False
+        return tuple(self.entries)
+
+    def append(self, entries: tuple[Entry, ...]) -> None:
+        for entry in entries:
+            assert entry.index == len(self.entries) + 1, f"entry {entry.index} written after {len(self.entries)}"
+            self.entries.append(entry)
+        self._order(_Append(self._generation, entries))
+
+    def truncate(self, last_index: int) -> None:
+        if last_index < len(self.entries):
+            self._cut(last_index)
+
+    def _cut(self, last_index: int) -> None:
+        cut = self.entries[last_index:]
+        if cut and self._loop.chance(0.3):
+            stale = cut[-1]
+            self._tell_soon(self._loop.between(0, 30), self._tell_stale, self._life, stale.index, stale.leader_epoch)
+        self._generation += 1
+        self._cuts.append((self._generation, last_index))
+        del self.entries[last_index:]
+        self._reported = min(self._reported, last_index)
+        self._order(_Truncate(self._generation, last_index))
+
+    def _tell_stale(self, life: int, index: int, epoch: int) -> None:
+        """An answer that crossed with the cut. Told only while that very entry is not there: of one that is, it would be a lie."""
+        there = self.entries[index - 1] if index <= len(self.entries) else None
+        if life == self._life and self._listener is not None and (there is None or there.leader_epoch != epoch):
+            self._listener.flushed(index, epoch)
+
+    def _order(self, order: _Append | _Truncate) -> None:
+        if self._over:
+            return
+        self._orders.append(order)
+        if not self._busy:
+            self._busy = True
+            self._loop.after(self._loop.between(0.02, 0.5), self._round, self._life)
+
+    # ------------------------------------------------------------------ the writer's side
+
+    def _round(self, life: int) -> None:
+        if life != self._life or self._over:
+            return
+        if not self._orders:
+            self._busy = False
+            return
+        orders, self._orders = self._orders, []
+        for order in orders:
+            self._carried_out = order.generation
+            if isinstance(order, _Append):
+                self._write(order.entries)
+            else:
+                if self._refused is None or order.last_index < self._refused:
+                    del self._files[order.last_index :]
+                    self._synced = min(self._synced, order.last_index)
+                    self._refused = None
+        low, high = self._disk.sync_ms
+        delay = self._loop.often_short(low, high) if self.durability == "fsync" else self._loop.between(0.01, 0.2)
+        self._loop.after(delay, self._sync, life)
+
+    def _write(self, entries: tuple[Entry, ...]) -> None:
+        if self._refused is not None:
+            return
+        room = len(entries) if not self._disk.full else self._loop.random.randrange(len(entries))
+        assert entries[0].index == len(self._files) + 1, f"{self._name}: file gets {entries[0].index} after {len(self._files)}"
+        self._files += entries[:room]
+        if room < len(entries):
+            self._refused = entries[room].index
+
+    def _sync(self, life: int) -> None:
+        if life != self._life or self._over:
+            return
+        replaced = False
+        if self._disk.fail_next_sync and self._synced < len(self._files) and self._disk.may_lose():
+            self._disk.fail_next_sync = False
+            replaced = self._over = True
+            self._renew()
+            del self._files[self._loop.random.randint(self._synced, len(self._files)) :]
+        elif self.durability == "fsync":
+            self._synced = len(self._files)
+        flushed = 0 if replaced else self._synced if self.durability == "fsync" else len(self._files)
+        self._tell_soon(self._loop.between(0.01, 1.0), self._settle, life, self._carried_out, flushed, self._refused, replaced)
+        self._round(life)
+
+    def _tell_soon(self, ms: float, call: Callable[..., object], *args: Any) -> None:
+        assert self._listener is not None
+        self._loop.after(ms, self._listener.post, call, *args)
+
+    def _settle(self, life: int, generation: int, flushed: int, refused: int | None, replaced: bool) -> None:
+        """What a round found, told to the loop; nothing of it counts for entries that were cut since."""
+        if life != self._life:
+            return
+        assert self._listener is not None
+        if replaced:
+            self._listener.replaced(self.log_id, "a sync failed")
+            return
+        limit = min([last for cut, last in self._cuts if cut > generation], default=len(self.entries))
+        self._cuts = [cut for cut in self._cuts if cut[0] > generation]
+        flushed = min(flushed, limit)
+        if flushed > self._reported:
+            self._reported = flushed
+            self._listener.flushed(flushed, self.entries[flushed - 1].leader_epoch)
+        if refused is not None and refused <= limit and refused <= len(self.entries):
+            gone = tuple(self.entries[refused - 1 :])
+            self._cut(refused - 1)
+            self._listener.refused(refused, "no space left", gone)
+
+    # ------------------------------------------------------------------ what befalls it
+
+    def stop(self) -> None:
+        """The process is gone, or has closed it."""
+        self._life += 1
+        self._listener = None
+        self._orders.clear()
+
+    def close_cleanly(self) -> None:
+        """All that was appended is written and synced."""
+        for order in () if self._over else self._orders:
+            if isinstance(order, _Append):
+                self._write(order.entries)
+            elif self._refused is None or order.last_index < self._refused:
+                del self._files[order.last_index :]
+                self._refused = None
+        self._synced = len(self._files)
+        self.stop()
+        if self.durability == "memory":
+            self.empty()
+
+    def crash(self, *, power: bool) -> None:
+        """kill -9, or with `power` the loss of everything that was not synced but what chance kept of it."""
+        self.stop()
+        if self.durability == "memory":
+            self.empty()
+        elif power:
+            del self._files[self._loop.random.randint(self._synced, len(self._files)) :]
+            if self.durability == "os":
+                self._renew()
+
+    def damage(self) -> None:
+        """Something in the middle is unreadable: a new log id, then nothing from there on (trap 15)."""
+        self._renew()
+        del self._files[self._loop.random.randint(0, len(self._files)) :]
+        self._synced = min(self._synced, len(self._files))
+        self._over = True
+        if self._listener is not None:
+            self._listener.post(self._tell_damage, self._life)
+
+    def _tell_damage(self, life: int) -> None:
+        if life == self._life and self._listener is not None:
+            self._listener.replaced(self.log_id, "damage was found")
+
+    def empty(self) -> None:
+        """Another disk, with nothing on it."""
+        self._renew()
+        self._files = []
+        self.entries = []
+        self._synced = 0

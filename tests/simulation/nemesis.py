@@ -1,0 +1,316 @@
+"""What goes wrong in a simulated cluster: each kind of fault, when it may happen, and how everything is put right in the end.
+
+Faults stay within what the design promises to survive: a log is lost only while the state node, whatever it may yet become, names
+another one that exists. All else may happen at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.loop import Process
+from tests.simulation.network import LinkCondition
+
+if TYPE_CHECKING:
+    from tests.simulation.broker import Broker
+    from tests.simulation.cluster import Cluster
+
+FAULTS = (
+    "kill",
+    "kill_all",
+    "power_loss",
+    "power_loss_of_all",
+    "restart_at_once",
+    "emptied_disk",
+    "pause",
+    "long_pause",
+    "clean_stop",
+    "cut_one_way",
+    "cut_pair",
+    "isolate",
+    "isolate_from_coordination",
+    "blip",
+    "slow_link",
+    "rough_links",
+    "coordination_outage",
+    "coordination_loses_answers",
+    "coordination_slow",
+    "session_expires",
+    "disk_full",
+    "disk_slow",
+    "sync_fails",
+    "damage",
+    "late_ticks",
+)
+
+
+class Nemesis:
+    """Owns the faults under way."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.loop = cluster.loop
+        self.healing = False
+
+    def start(self) -> None:
+        if self.cluster.plan.faults:
+            self.loop.spawn(self._go_on())
+
+    def _go_on(self) -> Process:
+        plan, random = self.cluster.plan, self.loop.random
+        while True:
+            yield random.expovariate(1 / plan.fault_every_ms)
+            if self.healing:
+                return
+            kind = random.choice(plan.faults)
+            broker = self.cluster.brokers[random.choice(plan.settings.replicas)]
+            getattr(self, "_" + kind)(broker)
+
+    def note(self, kind: str, text: str) -> None:
+        self.cluster.faults[kind] += 1
+        self.cluster.oracle.story.note(self.loop.now_us, f"FAULT {kind}: {text}")
+
+    def _later(self, low: float, high: float, call: object, *args: object) -> None:
+        """The end of a fault. When everything is put right before that, it has ended already."""
+
+        def end() -> None:
+            if not self.healing:
+                call(*args)  # type: ignore[operator]
+
+        self.loop.after(self.loop.often_short(low, high), end)
+
+    def heal(self) -> None:
+        """Everything that is wrong with the world ends here."""
+        self.healing = True
+        cluster = self.cluster
+        cluster.oracle.story.note(self.loop.now_us, "faults stop here")
+        cluster.network.condition = LinkCondition()
+        cluster.network.mend_all()
+        coordination = cluster.coordination
+        coordination.up = True
+        coordination.slow_ms = coordination.lose_answers = 0.0
+        for broker in cluster.brokers.values():
+            coordination.set_reach(broker.number, True)
+            broker.late_ticks = 0.0
+            broker.disk.full = broker.disk.fail_next_sync = False
+            broker.disk.sync_ms = (0.5, 8.0)
+            if broker.paused:
+                broker.resume()
+            self._revive(broker)
+
+    def _revive(self, broker: Broker) -> None:
+        """Start it if it is down; a clean stop under way is waited for."""
+        if broker.stopping:
+            self.loop.after(500, self._revive, broker)
+        elif not broker.up and not broker.starting:
+            broker.start()
+
+    # ------------------------------------------------------------------ what may be lost
+
+    def _may_lose(self, broker: Broker) -> bool:
+        """Would every state that a node may be in still name a log that exists?"""
+        cluster = self.cluster
+        for partition, node in enumerate(cluster.coordination.nodes):
+            for state in (node.state, *node.pending):
+                if any(log_id for _, log_id in state.isr) and not any(
+                    self._will_keep(cluster.brokers[number], partition, log_id) for number, log_id in state.isr if number != broker.number
+                ):
+                    return False
+        return True
+
+    def _will_keep(self, broker: Broker, partition: int, log_id: str) -> bool:
+        leaving = broker.stopping and self.cluster.plan.durability == "memory"
+        return broker.journals[partition].log_id == log_id and not leaving
+
+    def _loses_by(self, *, power: bool) -> bool:
+        """Does the death of a process, or of its machine, cost a log its identity?"""
+        return self.cluster.plan.durability == "memory" or (power and self.cluster.plan.durability == "os")
+
+    # ------------------------------------------------------------------ processes
+
+    def _crash(self, kind: str, broker: Broker, *, power: bool = False, emptied: bool = False) -> None:
+        if not broker.up or ((emptied or self._loses_by(power=power)) and not self._may_lose(broker)):
+            return
+        self.note(kind, f"broker {broker.number}")
+        broker.crash(power=power, emptied=emptied)
+        self._start_again(broker, 50, 15_000)
+
+    def _start_again(self, broker: Broker, low: float, high: float) -> None:
+        def start() -> None:
+            if not broker.up and not broker.starting:
+                broker.start()
+
+        self._later(low, high, start)
+
+    def _kill(self, broker: Broker) -> None:
+        self._crash("kill", broker)
+
+    def _power_loss(self, broker: Broker) -> None:
+        self._crash("power_loss", broker, power=True)
+
+    def _emptied_disk(self, broker: Broker) -> None:
+        self._crash("emptied_disk", broker, power=True, emptied=True)
+
+    def _kill_all(self, _: Broker) -> None:
+        for broker in self.cluster.brokers.values():
+            self._crash("kill_all", broker)
+
+    def _power_loss_of_all(self, _: Broker) -> None:
+        for broker in self.cluster.brokers.values():
+            self._crash("power_loss_of_all", broker, power=True)
+
+    def _restart_at_once(self, broker: Broker) -> None:
+        if not broker.up or (self._loses_by(power=False) and not self._may_lose(broker)):
+            return
+        self.note("restart_at_once", f"broker {broker.number}")
+        broker.crash()
+        self.loop.after(self.loop.between(1, 300), lambda: None if broker.up or broker.starting else broker.start())
+
+    def _pause_for(self, kind: str, broker: Broker, low: float, high: float) -> None:
+        if not broker.up or broker.paused:
+            return
+        self.note(kind, f"broker {broker.number}")
+        broker.pause()
+        life = broker.life
+
+        def resume() -> None:
+            if broker.life == life and broker.paused:
+                self.cluster.oracle.story.note(self.loop.now_us, f"broker {broker.number} wakes up")
+                broker.resume()
+
+        self._later(low, high, resume)
+
+    def _pause(self, broker: Broker) -> None:
+        self._pause_for("pause", broker, 20, 3_000)
+
+    def _long_pause(self, broker: Broker) -> None:
+        session_ms = self.cluster.plan.session_ms
+        self._pause_for("long_pause", broker, session_ms, 4 * session_ms)
+
+    def _clean_stop(self, broker: Broker) -> None:
+        if not broker.up or broker.paused or broker.stopping:
+            return
+        if self._loses_by(power=False) and (self.cluster.plan.settings.min_insync_replicas == 1 or not self._may_lose(broker)):
+            return  # the last member of a memory partition refuses to stop
+        self.note("clean_stop", f"broker {broker.number}")
+        broker.stop_cleanly(int(self.loop.between(500, 5_000)))
+        life = broker.life
+
+        def start_again() -> None:
+            if broker.stopping and broker.life == life:
+                self._later(200, 1_000, start_again)
+            elif not broker.up and not broker.starting:
+                broker.start()
+
+        self._later(200, 8_000, start_again)
+
+    def _late_ticks(self, broker: Broker) -> None:
+        self.note("late_ticks", f"broker {broker.number}")
+        broker.late_ticks = 0.2
+        self._later(1_000, 10_000, setattr, broker, "late_ticks", 0.0)
+
+    # ------------------------------------------------------------------ links
+
+    def _other(self, broker: Broker) -> int:
+        others = [number for number in self.cluster.brokers if number != broker.number]
+        return self.loop.random.choice(others) if others else 0
+
+    def _cut_links(self, kind: str, pairs: list[tuple[int, int]]) -> None:
+        if not pairs:
+            return
+        self.note(kind, ", ".join(f"{a} to {b}" for a, b in pairs))
+        for a, b in pairs:
+            self.cluster.network.cut(a, b)
+
+        def mend() -> None:
+            self.cluster.oracle.story.note(self.loop.now_us, "mended: " + ", ".join(f"{a} to {b}" for a, b in pairs))
+            for a, b in pairs:
+                self.cluster.network.mend(a, b)
+
+        self._later(100, 20_000, mend)
+
+    def _cut_one_way(self, broker: Broker) -> None:
+        other = self._other(broker)
+        self._cut_links("cut_one_way", [(broker.number, other)] if other else [])
+
+    def _cut_pair(self, broker: Broker) -> None:
+        other = self._other(broker)
+        self._cut_links("cut_pair", [(broker.number, other), (other, broker.number)] if other else [])
+
+    def _isolate(self, broker: Broker) -> None:
+        others = [number for number in self.cluster.brokers if number != broker.number]
+        pairs = [(broker.number, other) for other in others]
+        if self.loop.chance(0.7):
+            pairs += [(other, broker.number) for other in others]
+        self._cut_links("isolate", pairs)
+
+    def _blip(self, broker: Broker) -> None:
+        other = self._other(broker)
+        if other:
+            self.note("blip", f"{broker.number} to {other}")
+            self.cluster.network.blip(broker.number, other)
+
+    def _slow_link(self, broker: Broker) -> None:
+        other = self._other(broker)
+        if other:
+            pair = (broker.number, other)
+            self.note("slow_link", f"{broker.number} to {other}")
+            self.cluster.network.slow[pair] = self.loop.often_short(20, 3_000)
+            self._later(500, 15_000, self.cluster.network.slow.pop, pair, None)
+
+    def _rough_links(self, _: Broker) -> None:
+        between = self.loop.between
+        self.note("rough_links", "all")
+        self.cluster.network.condition = LinkCondition(between(0, 0.2), between(0, 0.2), between(0, 0.2), (0.2, between(1, 200)))
+        self._later(500, 15_000, setattr, self.cluster.network, "condition", LinkCondition())
+
+    # ------------------------------------------------------------------ coordination
+
+    def _coordination_outage(self, _: Broker) -> None:
+        self.note("coordination_outage", "")
+        self.cluster.coordination.up = False
+        self._later(200, 15_000, setattr, self.cluster.coordination, "up", True)
+
+    def _isolate_from_coordination(self, broker: Broker) -> None:
+        self.note("isolate_from_coordination", f"broker {broker.number}")
+        self.cluster.coordination.set_reach(broker.number, False)
+        self._later(200, 15_000, self.cluster.coordination.set_reach, broker.number, True)
+
+    def _coordination_loses_answers(self, _: Broker) -> None:
+        self.note("coordination_loses_answers", "")
+        self.cluster.coordination.lose_answers = self.loop.between(0.05, 0.6)
+        self._later(500, 15_000, setattr, self.cluster.coordination, "lose_answers", 0.0)
+
+    def _coordination_slow(self, _: Broker) -> None:
+        self.note("coordination_slow", "")
+        self.cluster.coordination.slow_ms = self.loop.often_short(50, 3_000)
+        self._later(500, 15_000, setattr, self.cluster.coordination, "slow_ms", 0.0)
+
+    def _session_expires(self, broker: Broker) -> None:
+        if broker.session is not None and not broker.session.expired:
+            self.note("session_expires", f"broker {broker.number}")
+            self.cluster.coordination.close_session(broker.session)
+
+    # ------------------------------------------------------------------ disks
+
+    def _disk_full(self, broker: Broker) -> None:
+        self.note("disk_full", f"broker {broker.number}")
+        broker.disk.full = True
+        self._later(100, 12_000, setattr, broker.disk, "full", False)
+
+    def _disk_slow(self, broker: Broker) -> None:
+        self.note("disk_slow", f"broker {broker.number}")
+        broker.disk.sync_ms = (5, self.loop.often_short(50, 6_000))
+        self._later(500, 15_000, setattr, broker.disk, "sync_ms", (0.5, 8.0))
+
+    def _sync_fails(self, broker: Broker) -> None:
+        if self.cluster.plan.durability != "memory":
+            self.note("sync_fails", f"broker {broker.number}")
+            broker.disk.may_lose = lambda: self._may_lose(broker)  # asked when it happens
+            broker.disk.fail_next_sync = True
+
+    def _damage(self, broker: Broker) -> None:
+        if self.cluster.plan.durability == "memory" or not broker.up or not self._may_lose(broker):
+            return
+        self.note("damage", f"broker {broker.number}")
+        self.loop.random.choice(broker.journals).damage()

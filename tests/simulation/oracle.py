@@ -1,0 +1,364 @@
+"""The invariants of replication, checked after every event, each as cheaply as it can be.
+
+The oracle sees everything at once, which no broker can: every journal, what each is sure to keep through a crash, the state nodes. Each
+check is incremental: what was found to hold is not looked at again. By induction over (index, epoch) of single entries whole logs are
+compared.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING
+
+from mq_broker.core.entries import Append, Decide, Discard, Entry, Publish, Stage, TransactionKey
+from mq_broker.core.messages import (
+    AppendAck,
+    Decided,
+    Done,
+    Effect,
+    Event,
+    LeaderName,
+    Propose,
+    Published,
+    Refused,
+    Result,
+    RoleChanged,
+    Wait,
+)
+from tests.simulation.story import Line, Story
+
+if TYPE_CHECKING:
+    from tests.simulation.broker import Host, OnReply
+    from tests.simulation.cluster import Cluster
+
+HARMLESS_ALARMS = ("the disk refused entries", "the log has a new id", "nothing was committed for")
+"""Alarms that faults of the world cause. Any other says that a rule was broken."""
+
+
+class Violation(AssertionError):
+    """An invariant does not hold. `story`: the events that led there, for people."""
+
+    def __init__(self, partition: int, what: str, story: str) -> None:
+        super().__init__(f"partition {partition}: {what}")
+        self.story = story
+
+
+class PartitionTruth:
+    """What is true of one partition, whoever knows it."""
+
+    def __init__(self) -> None:
+        self.committed: list[Entry] = []
+        self.uuid_at: dict[bytes, int] = {}
+        self.positions: dict[tuple[int, int], tuple[Entry, int]] = {}
+        self.readable: dict[int, tuple[int, int]] = {}
+        self.placed: dict[int, int] = {}
+        self.withdrawn: dict[tuple[int, int], Entry] = {}
+        self.leaders: dict[int, tuple[LeaderName, int]] = {}
+        self.never: set[bytes] = set()
+        self.decided: dict[tuple[TransactionKey, int], Decide] = {}
+
+
+class Oracle:
+    """Owns the truth, the story and the trace's hash."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.truths = [PartitionTruth() for _ in range(cluster.plan.partitions)]
+        self.story = Story(cluster.plan.partitions)
+        self.trace = 0
+        cluster.coordination.on_written = self.node_written
+
+    def violation(self, partition: int, what: str) -> Violation:
+        return Violation(partition, what, self.story.tell(partition, self.views(partition)))
+
+    def views(self, partition: int) -> list[str]:
+        """Each broker's view of the partition, and the state node, a line each."""
+        node = self.cluster.coordination.nodes[partition]
+        lines = [f"node version {node.version}: {self.story.state(node.state)}"]
+        lines += [f"  may yet be written: {self.story.state(state)}" for state in node.pending]
+        lines.append(f"committed up to {len(self.truths[partition].committed)}")
+        for broker in self.cluster.brokers.values():
+            journal = broker.journals[partition]
+            process = "paused" if broker.paused else f"life {broker.incarnation}" if broker.up else "down"
+            line = f"broker {broker.number} ({process}): log {journal.log_id}, durable {journal.durable_length}"
+            host = broker.hosts.get(partition)
+            if host is not None:
+                replica = host.replica
+                role = "leads" if replica.leading else f"follows {replica.leader}"
+                line += (
+                    f", {role} in epoch {replica.leader_epoch}, hw {replica.high_watermark}, flushed {replica.flushed}, "
+                    f"end {replica.last_index}" + (", closed" if host.closed else "")
+                )
+            lines.append(line + ": " + self.story.epochs(journal.entries))
+        return lines
+
+    # ------------------------------------------------------------------ one step of one replica
+
+    def opened(self, host: Host, entries: tuple[Entry, ...]) -> None:
+        self.story.add(host.partition, Line(self.cluster.loop.now_us, host.broker.number, f"opens its log {host.journal.log_id}"))
+        host.high_watermark = 0
+        truth = self.truths[host.partition]
+        for entry in entries[-1:]:
+            if truth.positions.get((entry.index, entry.leader_epoch), (None, 0))[0] != entry:
+                raise self.violation(host.partition, f"broker {host.broker.number} recovered an entry that nobody wrote: {entry}")
+        self.check_named(host.partition)
+
+    def saw(self, host: Host, event: Event, effects: list[Effect]) -> None:
+        replica = host.replica
+        self.story.add(
+            host.partition,
+            Line(
+                self.cluster.loop.now_us,
+                host.broker.number,
+                event,
+                effects,
+                (replica.leader_epoch, replica.high_watermark, replica.flushed, replica.last_index),
+            ),
+        )
+        self.trace = zlib.crc32(
+            b"%d %d %d %d %d %d %d %d"
+            % (
+                self.cluster.loop.now_us,
+                host.broker.number,
+                host.partition,
+                replica.leader_epoch,
+                replica.high_watermark,
+                replica.flushed,
+                replica.last_index,
+                len(effects),
+            ),
+            self.trace,
+        )
+
+    def after(self, host: Host) -> None:
+        """The effects of a step were carried out."""
+        replica, journal = host.replica, host.journal
+        if replica.last_index != len(journal.entries) and not host.closed:
+            raise self.violation(
+                host.partition,
+                f"the core of broker {host.broker.number} ends at {replica.last_index}, its journal at {len(journal.entries)}",
+            )
+
+    def commits(self, host: Host) -> None:
+        """A step was made: what does its replica now believe to be committed?"""
+        journal = host.journal
+        high_watermark = host.replica.high_watermark
+        if high_watermark == host.high_watermark:
+            return
+        if high_watermark < host.high_watermark:
+            raise self.violation(
+                host.partition, f"high watermark of broker {host.broker.number} fell from {host.high_watermark} to {high_watermark}"
+            )
+        truth = self.truths[host.partition]
+        for index in range(host.high_watermark + 1, high_watermark + 1):
+            entry = journal.entries[index - 1]
+            if index > len(truth.committed):
+                self._committed(host, truth, entry)
+            elif truth.committed[index - 1] is not entry and truth.committed[index - 1] != entry:
+                raise self.violation(
+                    host.partition,
+                    f"broker {host.broker.number} believes {self.story.entry(entry)} committed, but {self.story.entry(truth.committed[index - 1])} was",
+                )
+        host.high_watermark = high_watermark
+        if high_watermark == len(truth.committed):
+            self.check_named(host.partition)
+
+    def _committed(self, host: Host, truth: PartitionTruth, entry: Entry) -> None:
+        """For the first time anywhere."""
+        if not (host.replica.leading or host.was_leading):  # it may commit and stand back in one step
+            raise self.violation(host.partition, f"broker {host.broker.number} follows, and commits {self.story.entry(entry)} first")
+        truth.committed.append(entry)
+        match entry.operation:
+            case Append() | Stage():
+                if entry.uuid in truth.uuid_at:
+                    raise self.violation(
+                        host.partition, f"batch {entry.uuid!r} is at entry {truth.uuid_at[entry.uuid]} and again at {entry.index}"
+                    )
+                truth.uuid_at[entry.uuid] = entry.index
+                if entry.uuid in truth.never:
+                    raise self.violation(host.partition, f"batch {entry.uuid!r} was refused for good, and is at entry {entry.index}")
+            case Decide(key, batch_id) as decide:
+                truth.decided.setdefault((key, batch_id), decide)
+            case Publish() as publish:
+                self._check_publish(host.partition, publish)
+            case _:
+                pass
+
+    def _check_publish(self, partition: int, publish: Publish) -> None:
+        decide = self.truths[-1].decided.get((publish.key, publish.batch_id))
+        if decide is None:
+            raise self.violation(partition, f"{publish} was never decided")
+        if all(publish.uuids != line.uuids or line.partition != partition for line in decide.manifest):
+            raise self.violation(partition, f"{publish} is not what was decided: {decide}")
+
+    def check_named(self, partition: int) -> None:
+        """Every log that the node names, and that exists, surely keeps everything committed; there are at least as many as promised."""
+        committed = self.truths[partition].committed
+        end = len(committed)
+        if not end:
+            return
+        state = self.cluster.coordination.nodes[partition].state
+        for broker, log_id in state.isr:
+            journal = self.cluster.brokers[broker].journals[partition]
+            if journal.log_id != log_id:
+                if not log_id:
+                    raise self.violation(partition, f"entry {end} is committed, and broker {broker} is named without a log")
+                continue
+            if journal.durable_length < end or (
+                journal.durable[end - 1] is not committed[-1] and journal.durable[end - 1] != committed[-1]
+            ):
+                raise self.violation(partition, f"log {log_id} is in the ISR and does not surely keep entry {end}, which is committed")
+
+    # ------------------------------------------------------------------ effects
+
+    def written(self, host: Host, entries: tuple[Entry, ...]) -> None:
+        """Log matching: an entry of the same index and epoch is the same everywhere, and so is the one before it."""
+        positions = self.truths[host.partition].positions
+        log = host.journal.entries
+        before = log[-1].leader_epoch if log else 0
+        withdrawn = self.truths[host.partition].withdrawn
+        for entry in entries:
+            if withdrawn and withdrawn.get((entry.index, entry.leader_epoch)) == entry:
+                raise self.violation(host.partition, f"{self.story.entry(entry)}, which its leader took back, reached broker {host.broker.number}")
+            known = positions.setdefault((entry.index, entry.leader_epoch), (entry, before))
+            if known[0] is not entry and known[0] != entry:
+                raise self.violation(host.partition, f"two entries at {entry.index}/{entry.leader_epoch}: {known[0]} and {entry}")
+            if known[1] != before:
+                raise self.violation(
+                    host.partition,
+                    f"broker {host.broker.number} writes {self.story.entry(entry)} after epoch {before}, elsewhere it is after {known[1]}",
+                )
+            before = entry.leader_epoch
+
+    def truncated(self, host: Host, last_index: int, *, by_disk: bool) -> None:
+        if last_index < host.high_watermark:
+            raise self.violation(host.partition, f"broker {host.broker.number} cuts to {last_index}, below its high watermark")
+        if by_disk and host.replica.leading:
+            self._withdrawn(host, last_index)
+        committed = self.truths[host.partition].committed
+        if last_index < min(len(committed), len(host.journal.entries)) and not by_disk:
+            if host.journal.entries[last_index] == committed[last_index]:
+                raise self.violation(
+                    host.partition, f"broker {host.broker.number} cuts {self.story.entry(committed[last_index])}, which is committed"
+                )
+
+    def _withdrawn(self, host: Host, last_index: int) -> None:
+        """A leader whose disk refused an entry may write another in its place, if nobody else was sent that one, nor ever will be."""
+        truth = self.truths[host.partition]
+        for entry in host.refused_entries:
+            truth.withdrawn[entry.index, entry.leader_epoch] = entry
+            truth.positions.pop((entry.index, entry.leader_epoch), None)
+            for broker in self.cluster.brokers.values():
+                journal = broker.journals[host.partition]
+                if broker is not host.broker and entry in journal.entries[last_index:]:
+                    raise self.violation(host.partition, f"{self.story.entry(entry)} is taken back, and is at broker {broker.number}")
+
+    def acknowledged(self, host: Host, ack: AppendAck) -> None:
+        """What is acknowledged is durable, and is what the leader of that epoch has."""
+        journal = host.journal
+        if ack.log_id != journal.log_id:
+            return  # the log was damaged a moment ago, and its replica is about to hear of it
+        if ack.acknowledged_index > journal.durable_length:
+            raise self.violation(
+                host.partition, f"broker {host.broker.number} acknowledges {ack.acknowledged_index}, durable is {journal.durable_length}"
+            )
+        if ack.leader_epoch < host.acknowledged_epoch:
+            raise self.violation(host.partition, f"broker {host.broker.number} acknowledges in epoch {ack.leader_epoch} again")
+        host.acknowledged_epoch = ack.leader_epoch
+        if not ack.acknowledged_index:
+            return
+        for broker in self.cluster.brokers.values():
+            other = broker.hosts.get(host.partition)
+            if other is None or not other.replica.leading or other.replica.leader_epoch != ack.leader_epoch:
+                continue
+            mine, its = journal.entries[ack.acknowledged_index - 1], other.journal.entries[ack.acknowledged_index - 1 :]
+            if not its or (its[0] is not mine and its[0] != mine):
+                raise self.violation(
+                    host.partition, f"broker {host.broker.number} acknowledges {self.story.entry(mine)}, which its leader has not"
+                )
+
+    def answered(self, host: Host, request: int, result: Result) -> tuple[Propose, OnReply]:
+        waiting = host.waiting.pop(request, None)
+        if waiting is None:
+            raise self.violation(host.partition, f"broker {host.broker.number} answers request {request}, which does not wait")
+        propose = waiting[0]
+        if propose.wait is Wait.COMMITTED and not isinstance(result, Refused):
+            self._check_promise(host, propose, result)
+        return waiting
+
+    def _check_promise(self, host: Host, propose: Propose, result: Done | Decided) -> None:
+        truth = self.truths[host.partition]
+        match propose.operation, result:
+            case (Append() | Stage()), Done(index, base_offset):
+                at = truth.uuid_at.get(propose.uuid)
+                if at != index:
+                    raise self.violation(host.partition, f"batch {propose.uuid!r} is acknowledged at {index}, committed is it at {at}")
+                if isinstance(propose.operation, Append) and truth.placed.get(index) != base_offset:
+                    raise self.violation(
+                        host.partition, f"batch {propose.uuid!r} is acknowledged at offset {base_offset}, it is at {truth.placed.get(index)}"
+                    )
+            case Decide(key, batch_id), Decided(row_count):
+                decided = truth.decided.get((key, batch_id))
+                if decided is None or decided.row_count != row_count:
+                    raise self.violation(host.partition, f"{propose.operation} is answered {result}, decided is {decided}")
+            case Discard(uuids=uuids), Done(index, duplicate=False):
+                discard = truth.committed[index - 1].operation if index <= len(truth.committed) else None
+                if not isinstance(discard, Discard) or not set(discard.uuids) <= set(uuids):
+                    raise self.violation(host.partition, f"{propose.operation} is acknowledged at {index}, and is not there")
+            case _, Done(index, duplicate=False):
+                if index > len(truth.committed) or truth.committed[index - 1].operation != propose.operation:
+                    raise self.violation(host.partition, f"{propose.operation} is acknowledged at {index}, and is not there")
+            case _:
+                pass
+
+    def published(self, host: Host, batch: Published) -> None:
+        """Offsets are dense, and what is at one never changes, whoever is asked."""
+        truth = self.truths[host.partition]
+        here = (batch.index, batch.record_count)
+        if batch.base_offset != host.next_offset:
+            raise self.violation(
+                host.partition, f"broker {host.broker.number} gives offset {batch.base_offset}, next was {host.next_offset}"
+            )
+        host.next_offset += batch.record_count
+        if truth.readable.setdefault(batch.base_offset, here) != here:
+            raise self.violation(
+                host.partition,
+                f"offset {batch.base_offset} is entry {truth.readable[batch.base_offset][0]}; at broker {host.broker.number} {batch.index}",
+            )
+        if truth.placed.setdefault(batch.index, batch.base_offset) != batch.base_offset:
+            raise self.violation(host.partition, f"entry {batch.index} is readable twice")
+
+    def role_changed(self, host: Host, role: RoleChanged) -> None:
+        if not role.leading:
+            return
+        truth = self.truths[host.partition]
+        name = LeaderName(host.broker.number, host.broker.incarnation)
+        known = truth.leaders.setdefault(role.leader_epoch, (name, id(host)))
+        if known != (name, id(host)):
+            raise self.violation(host.partition, f"epoch {role.leader_epoch} has two leaders: {known[0]} and {name}, or one twice")
+        if host.led_epoch == role.leader_epoch:
+            return
+        host.led_epoch = role.leader_epoch
+        state = self.cluster.coordination.nodes[host.partition].state
+        newest = state.leader_epoch == role.leader_epoch
+        entries, committed = host.journal.entries, truth.committed
+        if newest and (len(entries) < len(committed) or (committed and entries[len(committed) - 1] != committed[-1])):
+            raise self.violation(
+                host.partition, f"broker {host.broker.number} leads epoch {role.leader_epoch} without entry {len(committed)}, which is committed"
+            )
+
+    def audited(self, host: Host, text: str, *, alarm: bool) -> None:
+        if alarm and not any(harmless in text for harmless in HARMLESS_ALARMS):
+            raise self.violation(host.partition, f"broker {host.broker.number} raises the alarm: {text}")
+
+    # ------------------------------------------------------------------ the state node
+
+    def node_written(self, partition: int) -> None:
+        node = self.cluster.coordination.nodes[partition]
+        self.story.add(
+            partition, Line(self.cluster.loop.now_us, 0, f"node version {node.version}: {self.story.state(node.state)}")
+        )
+        if len({broker for broker, _ in node.state.isr}) < self.cluster.plan.settings.min_insync_replicas:
+            raise self.violation(partition, f"the node names fewer than min_insync_replicas: {node.state}")
+        self.check_named(partition)
+

@@ -1,0 +1,369 @@
+"""What clients do to a simulated cluster: chained producers, exactly-once micro-batches with their coordinator, groups, readers.
+
+Each client is a process in virtual time that retries as the real ones do: after an unknown outcome with the same UUID, at another
+broker when told so.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from mq_broker.core.entries import (
+    Append,
+    Decide,
+    Discard,
+    Finish,
+    MoveCursor,
+    Operation,
+    Publish,
+    Stage,
+    StagedBatches,
+    TransactionKey,
+)
+from mq_broker.core.messages import Decided, Done, Refused, Result, Wait
+from mq_protocol.errors import NotLeader, RefusedError, ReplayMismatch, StagedBatchMissing, TritonMQError
+from tests.simulation.loop import Process, Promise
+
+if TYPE_CHECKING:
+    from tests.simulation.broker import Broker, Host
+    from tests.simulation.cluster import Cluster
+
+REQUEST_TIMEOUT_MS = (800, 3_000)
+OPERATIONS_MAX = 1_500
+"""Appends a seed makes at most, so that a quiet one does not take for ever."""
+
+
+def uuid_of(name: str) -> bytes:
+    return name.encode().ljust(16, b"\0")
+
+
+class Workload:
+    """Owns the clients, and what they were promised."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.loop = cluster.loop
+        self.done: Counter[str] = Counter()
+        self._stopped = False
+        self._running: Counter[str] = Counter()
+        self._chains: dict[str, tuple[int, list[bytes]]] = {}
+        self._acked: list[tuple[int, bytes]] = []
+        self._leader_hint: dict[int, int] = {}
+        self._seen_at: dict[tuple[int, int], int] = {}
+        self._appends = 0
+
+    @property
+    def coordinator(self) -> int:
+        """The last partition also keeps the decisions."""
+        return self.cluster.plan.partitions - 1
+
+    def start(self) -> None:
+        plan = self.cluster.plan
+        for partition in range(plan.partitions):
+            for number in range(plan.producers):
+                self._spawn("producer", self._produce(partition, f"p{number}.{partition}"))
+            self._spawn("reader", self._read(partition, f"r{partition}"))
+            self._spawn("group", self._move_cursor(partition, f"g{partition}"))
+        self._spawn("query", self._query("q"))
+
+    def _spawn(self, kind: str, process: Process) -> None:
+        def run() -> Process:
+            self._running[kind] += 1
+            yield from process
+            self._running[kind] -= 1
+
+        self.loop.spawn(run())
+
+    def wind_up(self) -> None:
+        """Begin nothing new; finish what was begun."""
+        self._stopped = True
+
+    def unanswered(self) -> list[tuple[int, str]]:
+        return [(self.coordinator, f"{count} of kind {kind} still wait for an answer") for kind, count in self._running.items() if count]
+
+    # ------------------------------------------------------------------ asking
+
+    def _request(self, number: int, partition: int, propose: dict[str, Any]) -> Promise:
+        """One attempt at one broker; kept with a result, or None past the client's patience."""
+        loop = self.loop
+        promise = Promise()
+        loop.after(loop.between(*REQUEST_TIMEOUT_MS), promise.keep, None)
+        broker = self.cluster.brokers[number]
+        life = broker.life
+
+        def back(result: Result) -> None:
+            if not loop.chance(self.cluster.network.condition.drop):
+                loop.after(loop.often_short(0.2, 12.0), promise.keep, result)
+
+        def take() -> None:
+            host = broker.hosts.get(partition)
+            if host is None:
+                back(Refused(NotLeader("this replica is being opened: ask again")))
+            else:
+                broker.propose(host, propose, back)
+
+        def arrive() -> None:
+            if broker.life == life:
+                broker.arrive("clients", take)
+
+        loop.after(loop.often_short(0.2, 12.0), arrive)
+        return promise
+
+    def ask(self, partition: int, operation: Operation, *, only: Host | None = None, tries: int = 0, **propose: Any) -> Process:
+        """Ask until there is an answer: a result, or a refusal for good. With `only`, until that replica is over; with `tries`, so often.
+
+        Ends with the result; with None if it gave up, not knowing; with a `Refused` if it gave up and surely nothing happened.
+        """
+        loop = self.loop
+        known = True
+        while only is None or self._leads(only):
+            number = self._leader_hint.get(partition) or loop.random.choice(self.cluster.plan.settings.replicas)
+            if only is not None:
+                number = only.broker.number
+            result = yield self._request(number, partition, {"operation": operation, **propose})
+            match result:
+                case Done() | Decided():
+                    self._leader_hint[partition] = number
+                    return result
+                case Refused(error):
+                    if isinstance(error, RefusedError):
+                        return result
+                    self._leader_hint[partition] = error.leader if isinstance(error, NotLeader) else 0
+                    known = known and error.definite
+                case _:
+                    known = False
+                    self._leader_hint[partition] = 0
+            if tries == 1:
+                return result if known else None
+            tries -= 1
+            yield loop.often_short(5, 600)
+        return None
+
+    def _leads(self, host: Host) -> bool:
+        return not host.closed and host.life == host.broker.life and host.replica.leading
+
+    # ------------------------------------------------------------------ producers
+
+    def _produce(self, partition: int, name: str) -> Process:
+        """Batches in a chain, several in flight, each naming the one before; or each for itself, some with weaker promises."""
+        loop, random = self.loop, self.loop.random
+        chained = loop.chance(0.6)
+        window = random.choice((1, 2, 5))
+        in_flight = 0
+        sent: list[bytes] = []
+        if chained:
+            self._chains[name] = (partition, sent)
+
+        def one(uuid: bytes, after: bytes) -> Process:
+            nonlocal in_flight
+            in_flight += 1
+            wait = Wait.COMMITTED if chained else random.choice((Wait.COMMITTED, Wait.COMMITTED, Wait.WRITTEN, Wait.NOTHING))
+            tries = 0 if chained or loop.chance(0.7) else random.randint(1, 3)
+            rows = random.randint(1, 9)
+            result = yield from self.ask(
+                partition, Append(), uuid=uuid, after=after, record_count=rows, payload_bytes=rows * 20, wait=wait, tries=tries
+            )
+            in_flight -= 1
+            if isinstance(result, Done):
+                self.done[f"batches, acks={wait.value}"] += 1
+                if wait is Wait.COMMITTED:
+                    self._acked.append((partition, uuid))
+            elif isinstance(result, Refused):
+                self.done["batches refused"] += 1
+                self._never(partition, uuid)
+            else:
+                self.done["batches unknown"] += 1
+
+        while not self._stopped and self._appends < OPERATIONS_MAX:
+            yield loop.between(0, 2 * self.cluster.plan.pace_ms)
+            if in_flight >= window:
+                continue
+            self._appends += 1
+            uuid = uuid_of(f"{name}-{len(sent)}")
+            self._spawn("batch", one(uuid, sent[-1] if chained and sent else b""))
+            sent.append(uuid)
+
+    def _never(self, partition: int, uuid: bytes) -> None:
+        """It was refused for good, and was never asked for otherwise: it must not appear."""
+        truth = self.cluster.oracle.truths[partition]
+        if uuid in truth.uuid_at:
+            raise self.cluster.oracle.violation(partition, f"batch {uuid!r} was refused for good, and is at entry {truth.uuid_at[uuid]}")
+        truth.never.add(uuid)
+
+    # ------------------------------------------------------------------ groups and readers
+
+    def _move_cursor(self, partition: int, group: str) -> Process:
+        loop = self.loop
+        while not self._stopped:
+            yield loop.between(200, 2_000)
+            end = max(self.cluster.oracle.truths[partition].readable, default=0)
+            result = yield from self.ask(partition, MoveCursor(group, loop.random.randint(0, end), "consumer"), tries=4)
+            if isinstance(result, Done):
+                self.done["cursors moved"] += 1
+
+    def _read(self, partition: int, name: str) -> Process:
+        """Read on from a position at any broker, and remember what was where. Never "out of range", never something else than before."""
+        loop = self.loop
+        position, epoch = 0, 0
+        while not self._stopped:
+            yield loop.between(20, 600)
+            if loop.chance(0.05):
+                position = 0
+            broker = self.cluster.brokers[loop.random.choice(self.cluster.plan.settings.replicas)]
+            found = yield self._fetch(broker, partition, position)
+            if found is None or found[0] < epoch:
+                continue
+            epoch = found[0]
+            for base_offset, record_count, index in found[1]:
+                if self._seen_at.setdefault((partition, base_offset), index) != index or base_offset != position:
+                    raise self.cluster.oracle.violation(partition, f"reader {name} at {position} gets {base_offset} from entry {index}")
+                position += record_count
+                self.done["records read"] += record_count
+
+    def _fetch(self, broker: Broker, partition: int, position: int) -> Promise:
+        promise = Promise()
+        self.loop.after(1_500, promise.keep, None)
+
+        def take() -> None:
+            host = broker.hosts.get(partition)
+            if host is not None and not host.closed:
+                batches = [batch for batch in host.readable if batch[0] >= position]
+                self.loop.after(self.loop.often_short(0.2, 12.0), promise.keep, (host.replica.leader_epoch, batches))
+
+        self.loop.after(self.loop.often_short(0.2, 12.0), broker.arrive, "clients", take)
+        return promise
+
+    # ------------------------------------------------------------------ micro-batches
+
+    def _query(self, query: str) -> Process:
+        """A streaming query: stage, decide, wait until it is published; now and then the driver dies and another begins again."""
+        loop, random = self.loop, self.loop.random
+        key = TransactionKey(query, "t")
+        batch_id, run, attempt, rows = 0, 1, 0, 0
+        decided = False
+        while not self._stopped:
+            yield loop.between(50, 800)
+            attempt += 1
+            rows = rows if attempt > 1 and not loop.chance(0.1) else random.randint(1, 50)
+            manifest = yield from self._stage(key, batch_id, f"run{run}", f"{query}{batch_id}.{attempt}", rows)
+            if manifest is None or loop.chance(0.1):
+                run += 1  # the driver dies before it decides; a new run does the same micro-batch again
+                continue
+            result = yield from self._decide(Decide(key, batch_id, f"run{run}", rows, manifest), again=loop.chance(0.1))
+            if result is None or loop.chance(0.1):
+                run += 1  # it dies after; Spark runs the micro-batch again
+                continue
+            decided = isinstance(result, Decided)
+            if isinstance(result, Refused) and not isinstance(result.error, ReplayMismatch):
+                if not result.error.retriable:
+                    raise self.cluster.oracle.violation(self.coordinator, f"micro-batch {batch_id} is refused: {result.error}")
+                continue
+            if decided:
+                self.done["micro-batches decided"] += 1
+                batch_id, attempt = batch_id + 1, 0
+            else:
+                rows = self._decided_rows(key, batch_id)
+
+    def _decided_rows(self, key: TransactionKey, batch_id: int) -> int:
+        decide = self.cluster.oracle.truths[self.coordinator].decided.get((key, batch_id))
+        if decide is None:
+            raise self.cluster.oracle.violation(self.coordinator, f"micro-batch {batch_id} is said to be decided, and is not")
+        return decide.row_count
+
+    def _stage(self, key: TransactionKey, batch_id: int, run: str, name: str, rows: int) -> Process:
+        """Every task stages its rows, some twice (speculation: the loser's are in no manifest). None: the job failed."""
+        loop = self.loop
+        promises = []
+        lines = []
+        for partition in range(self.cluster.plan.partitions):
+            attempts = 2 if loop.chance(0.2) else 1
+            uuids = tuple(uuid_of(f"{name}.{partition}.{task}") for task in range(loop.random.randint(1, 2)))
+            lines.append(StagedBatches("t", partition, uuids, rows))
+            for uuid in uuids:
+                for again in range(attempts):
+                    own = uuid if not again else uuid_of(uuid.rstrip(b"\0").decode() + "x")
+                    promise = Promise()
+                    promises.append((promise, again))
+                    self._spawn("stage", self._stage_one(partition, Stage(key, batch_id, run), own, rows, promise))
+        for promise, again in promises:
+            result = yield promise
+            if not again and not isinstance(result, Done):
+                return None
+        return tuple(lines)
+
+    def _stage_one(self, partition: int, stage: Stage, uuid: bytes, rows: int, promise: Promise) -> Process:
+        result = yield from self.ask(partition, stage, uuid=uuid, record_count=rows, payload_bytes=rows * 20, tries=12)
+        promise.keep(result)
+
+    def _decide(self, decide: Decide, *, again: bool) -> Process:
+        """Ask until it is decided and finished: the coordinator publishes meanwhile. None: the driver died while it waited."""
+        loop = self.loop
+        while True:
+            result = yield from self.ask(self.coordinator, decide, tries=20)
+            if not isinstance(result, Decided):
+                return result
+            if result.finished:
+                return result
+            if again and loop.chance(0.3):
+                return None
+            if self._stopped and loop.chance(0.2):
+                return result
+            yield loop.between(20, 300)
+
+    def decision_committed(self, host: Host, decide: Decide) -> None:
+        """The coordinator's leader publishes what is decided, and goes on until all is, or until it leads no longer."""
+        self._spawn("publisher", self._publish(host, decide))
+
+    def _publish(self, host: Host, decide: Decide) -> Process:
+        if self.loop.chance(0.1):
+            yield self.loop.between(0, 1_000)
+        for line in decide.manifest:
+            operation = Publish(decide.key, decide.batch_id, line.uuids)
+            while True:
+                if not self._leads(host):
+                    return
+                result = yield from self.ask(line.partition, operation, tries=3)
+                if isinstance(result, Done):
+                    break
+                self._must_retry(line.partition, operation, result)
+        result = yield from self.ask(self.coordinator, Finish(decide.key, decide.batch_id), only=host)
+        if isinstance(result, Done):
+            self.done["micro-batches published"] += 1
+            yield from self._discard_losers(host, decide)
+
+    def _must_retry(self, partition: int, operation: Operation, result: Refused | None) -> None:
+        error: TritonMQError | None = result.error if result is not None else None
+        if isinstance(error, StagedBatchMissing):
+            raise self.cluster.oracle.violation(partition, f"{operation} was decided, and its batches are gone: {error}")
+
+    def _discard_losers(self, host: Host, decide: Decide) -> Process:
+        """What was staged under a finished micro-batch and is in no manifest is forgotten."""
+        for line in decide.manifest:
+            broker = host.broker.hosts.get(line.partition)
+            if broker is None or not self._leads(host):
+                return
+            staged = broker.replica.machine.staged.values()
+            losers = tuple(batch.uuid for batch in staged if batch.key == decide.key and batch.batch_id <= decide.batch_id)
+            if losers:
+                result = yield from self.ask(line.partition, Discard(decide.key, losers), tries=3)
+                self.done["staged batches discarded"] += len(losers) if isinstance(result, Done) else 0
+
+    # ------------------------------------------------------------------ in the end
+
+    def check(self) -> None:
+        """What was promised to clients, once everything is quiet."""
+        oracle = self.cluster.oracle
+        for partition, uuid in self._acked:
+            if uuid not in oracle.truths[partition].uuid_at:
+                raise oracle.violation(partition, f"batch {uuid!r} was acknowledged, and is nowhere")
+        for name, (partition, sent) in self._chains.items():
+            places = [oracle.truths[partition].uuid_at.get(uuid) for uuid in sent]
+            if None in places or places != sorted(places, key=lambda place: place or 0):
+                raise oracle.violation(partition, f"the chain of {name} is not in its order: {places}")
+        for (key, batch_id), decide in oracle.truths[self.coordinator].decided.items():
+            for line in decide.manifest:
+                truth = oracle.truths[line.partition]
+                places = [truth.placed.get(truth.uuid_at.get(uuid, 0)) for uuid in line.uuids]
+                if None in places:
+                    raise oracle.violation(line.partition, f"micro-batch {batch_id} of {key} was decided, and is not all readable: {line}")
