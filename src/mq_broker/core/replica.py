@@ -57,6 +57,7 @@ class Replica:
         self._election = Election(self._shared)
         self._role: Follower | Leader = Follower(self._shared)
         self._told = RoleChanged(0, -1, leading=False, ready=False)
+        self._below = 0
         self._stopping = False
         self._closed = False
 
@@ -311,8 +312,9 @@ class Replica:
         if shared.node is not None and version <= shared.node.version:
             return  # the version known, or an older answer: settles nothing (rule 7)
         if state.leader_epoch < shared.epoch:
-            shared.audit(f"the node names epoch {state.leader_epoch}, below {shared.epoch} which was seen: not obeyed", alarm=True)
+            self._node_below(state)
             return
+        self._below = 0
         shared.node = Node(version, state)
         risen = state.leader_epoch > shared.epoch
         shared.epoch = state.leader_epoch
@@ -326,6 +328,14 @@ class Replica:
         taken = self._election.node_changed()
         if taken is not None:
             self._take_up(taken)
+
+    def _node_below(self, state: NodeState) -> None:
+        """Never obeyed (rule 1). Once is an answer that a new leader's message overtook; an answer to a question asked after that is not."""
+        shared = self._shared
+        if state.leader_epoch < self._below:
+            shared.audit(f"the node names epoch {state.leader_epoch}, below {self._below} which was seen: not obeyed", alarm=True)
+        self._below = shared.epoch
+        shared.read_node()
 
     def _named(self, leader: LeaderName | None) -> int:
         """The leader's broker, if it is another one that lives; a follower learns the rest from its messages."""
