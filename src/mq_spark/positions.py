@@ -68,8 +68,8 @@ class Positions:
         self._fixed_end = ends(bounds)
 
     def planned(self, start: Offsets, end: Offsets, bounds: AllBounds, *, sure: bool = True) -> list[OffsetRange]:
-        """The rows of a micro-batch, the same for the same two offsets. Raises `DataLoss` if they are not all there any more; `sure`
-        as above.
+        """The rows of a micro-batch, the same for the same two offsets. Raises `DataLoss` if they are not all there; `sure` as
+        above.
         """
         self._first_is_to_come = False
         parts = ranges(start, end)

@@ -190,13 +190,3 @@ def _groups(numbers: NDArray[np.int32], rows: pa.RecordBatch) -> Iterator[tuple[
     sorted_rows = rows.take(pa.array(order))
     for start, end in pairwise(borders):
         yield int(in_order[start]), sorted_rows.slice(start, end - start)
-
-
-def pieces(rows: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """The rows in slices of at most about `bytes_max` each; a row larger than that is a slice by itself."""
-    if rows.nbytes <= bytes_max or rows.num_rows == 1:
-        yield rows
-        return
-    half = rows.num_rows // 2
-    yield from pieces(rows.slice(0, half), bytes_max)
-    yield from pieces(rows.slice(half), bytes_max)

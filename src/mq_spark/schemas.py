@@ -39,9 +39,13 @@ _SIMPLE: Final[dict[pa.DataType, spark.DataType]] = {
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What must be known of a topic here: its stored Arrow schema, whether that is its own (`typed`), and its partitions."""
+    """What must be known of a topic here: its stored Arrow schema, whether that is its own (`typed`), and its partitions.
+
+    `topic_id` tells it from another that has had the same name.
+    """
 
     name: str
+    topic_id: str
     schema: pa.Schema
     typed: bool
     partitions: int

@@ -14,13 +14,14 @@ from pyspark.sql import types as spark
 from mq_protocol.arrow import RECORD_SCHEMA
 from mq_protocol.errors import InvalidRequest, SchemaMismatch
 from mq_protocol.partitioner import partition_for_key
-from mq_spark.rows import SPREAD, Fit, by_partition, by_topic, pieces
+from mq_spark.rows import SPREAD, Fit, by_partition, by_topic
 from mq_spark.schemas import Topic
 
 NOW_US = 1_700_000_000_000_000
-RECORDS = Topic("orders", RECORD_SCHEMA, typed=False, partitions=4)
+RECORDS = Topic("orders", "id", RECORD_SCHEMA, typed=False, partitions=4)
 FLIGHTS = Topic(
     "flights",
+    "id",
     pa.schema([pa.field("id", pa.int64(), nullable=False), ("carrier", pa.string()), ("fare", pa.decimal128(12, 2))]),
     typed=True,
     partitions=2,
@@ -101,7 +102,7 @@ def test_records_take_text_for_key_and_value_and_headers_as_they_come_out() -> N
 
 
 def test_timestamps_of_any_zone_keep_their_instant() -> None:
-    topic = Topic("t", pa.schema([("at", pa.timestamp("us", tz="UTC"))]), typed=True, partitions=1)
+    topic = Topic("t", "id", pa.schema([("at", pa.timestamp("us", tz="UTC"))]), typed=True, partitions=1)
     rows = batch(at=pa.array([5], pa.timestamp("us", tz="America/New_York")))
     made = Fit(topic, columns(at="timestamp"), routed=False).convert(rows, NOW_US)
     assert made.column(0).cast(pa.int64()).to_pylist() == [5]
@@ -156,10 +157,3 @@ def test_the_topic_column_of_routed_rows_is_not_a_column_of_a_typed_topic() -> N
     fit = Fit(FLIGHTS, columns(topic="string", id="long"), routed=True)
     assert fit.convert(batch(topic=["flights"], id=[1]), NOW_US).schema == FLIGHTS.schema
     assert refused(FLIGHTS, columns(topic="string", id="long")).startswith("unknown column 'topic'")
-
-
-def test_large_batches_are_cut_and_a_large_row_stands_alone() -> None:
-    rows = batch(value=[b"x" * 1000] * 10 + [b"y" * 50_000])
-    cut = list(pieces(rows, 4_000))
-    assert pa.Table.from_batches(cut).to_pylist() == pa.Table.from_batches([rows]).to_pylist()
-    assert all(piece.num_rows == 1 or piece.nbytes <= 4_000 for piece in cut)

@@ -15,16 +15,16 @@ from mq_protocol.ddl import parse_schema
 from mq_protocol.errors import SchemaMismatch
 from mq_spark.schemas import Projection, StoredRows, Topic, spark_type, stream_schema
 
-RECORDS = Topic("orders", RECORD_SCHEMA, typed=False, partitions=3)
-FLIGHTS = Topic("flights", parse_schema("id long NOT NULL, carrier string, stops array<int>"), typed=True, partitions=2)
+RECORDS = Topic("orders", "id", RECORD_SCHEMA, typed=False, partitions=3)
+FLIGHTS = Topic("flights", "id", parse_schema("id long NOT NULL, carrier string, stops array<int>"), typed=True, partitions=2)
 EVERY_TYPE = parse_schema(
     "a boolean, b byte, c short, d int, e long, f float, g double, h decimal(12,3), i string, j binary, k date, l timestamp, "
     "m timestamp_ntz, n array<string>, o map<string,double>, p struct<x: int, y: array<struct<z: binary>>>"
 )
 
 
-def struct(ddl: str) -> spark.StructType:
-    return stream_schema([Topic("t", parse_schema(ddl), typed=True, partitions=1)], include_headers=False, include_metadata=False)
+def typed(schema: pa.Schema) -> Topic:
+    return Topic("t", "id", schema, typed=True, partitions=1)
 
 
 def records(*values: bytes, timestamp: datetime | None = None) -> pa.RecordBatch:
@@ -33,8 +33,8 @@ def records(*values: bytes, timestamp: datetime | None = None) -> pa.RecordBatch
 
 
 def test_every_type_that_a_topic_stores_is_exactly_sparks_arrow_form() -> None:
-    wanted = stream_schema([Topic("t", EVERY_TYPE, typed=True, partitions=1)], include_headers=False, include_metadata=True)
-    made = Projection(Topic("t", EVERY_TYPE, typed=True, partitions=1), wanted).schema
+    wanted = stream_schema([typed(EVERY_TYPE)], include_headers=False, include_metadata=True)
+    made = Projection(typed(EVERY_TYPE), wanted).schema
     assert made.equals(to_arrow_schema(wanted, timezone="UTC"))
 
 
@@ -120,4 +120,7 @@ def test_a_type_of_a_newer_release_is_an_error() -> None:
 
 
 def test_nullability_of_stored_columns_is_relaxed_as_spark_does_for_files() -> None:
-    assert all(field.nullable for field in struct("a long NOT NULL"))
+    assert all(
+        field.nullable
+        for field in stream_schema([typed(parse_schema("a long NOT NULL"))], include_headers=False, include_metadata=False)
+    )

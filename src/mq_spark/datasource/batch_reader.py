@@ -27,14 +27,15 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks; one without ranges if there is nothing to read, because Spark makes one of its own otherwise."""
         cluster = connect(self._options.bootstrap, self._options.timeout_ms)
-        for name in self._options.topics:
-            Projection(cluster.topic(name), self._wanted)
+        topics = [cluster.topic(name) for name in self._options.topics]
+        for topic in topics:
+            Projection(topic, self._wanted)
         bounds = cluster.bounds(self._options.topics)
         fail = self._options.fail_on_data_loss
         start = resolved("startingOffsets", self._options.starting, bounds, fail=fail)
         end = resolved("endingOffsets", self._options.ending, bounds, fail=fail)
         tasks = plan(ranges(start, end), cores=os.cpu_count() or 1, tasks_min=self._options.min_partitions)
-        return input_partitions(tasks) or [Ranges(())]
+        return input_partitions(tasks, {topic.name: topic.topic_id for topic in topics}) or [Ranges()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Ranges)

@@ -5,7 +5,7 @@ Used by streams and batch reads alike. Nothing is kept between calls but the pro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -28,23 +28,32 @@ QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 
 
 class Ranges(InputPartition):
-    """One task's work: ranges in their order, and the positions `(topic, partition, offset)` that are reached when it is done."""
+    """One task's work: ranges in their order, the positions `(topic, partition, offset)` that are reached when it is done, and the
+    ids of the topics that were meant.
+    """
 
-    def __init__(self, ranges: tuple[OffsetRange, ...], reached: tuple[tuple[str, int, int], ...] = ()) -> None:
+    def __init__(
+        self,
+        ranges: tuple[OffsetRange, ...] = (),
+        reached: tuple[tuple[str, int, int], ...] = (),
+        topic_ids: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__(None)
         self.ranges = ranges
         self.reached = reached
+        self.topic_ids = dict(topic_ids or {})
 
     def __repr__(self) -> str:
         return f"Ranges({self.ranges!r})"
 
 
-def input_partitions(tasks: Iterable[tuple[OffsetRange, ...]]) -> list[Ranges]:
+def input_partitions(tasks: Iterable[tuple[OffsetRange, ...]], topic_ids: Mapping[str, str]) -> list[Ranges]:
     """The planned tasks as Spark takes them. A partition that several tasks share is reached when the last of them is done."""
     planned = list(tasks)
     last = {(each.topic, each.partition): each.end for task in planned for each in task}
     return [
-        Ranges(task, tuple((r.topic, r.partition, r.end) for r in task if r.end == last[r.topic, r.partition])) for task in planned
+        Ranges(task, tuple((r.topic, r.partition, r.end) for r in task if r.end == last[r.topic, r.partition]), topic_ids)
+        for task in planned
     ]
 
 
@@ -55,7 +64,7 @@ def read_ranges(options: SourceOptions, wanted: StructType, work: Ranges) -> Ite
     for each in work.ranges:
         projection = projections.get(each.topic)
         if projection is None:
-            projection = projections[each.topic] = Projection(cluster.topic(each.topic), wanted)
+            projection = projections[each.topic] = Projection(cluster.topic(each.topic, work.topic_ids[each.topic]), wanted)
         yield from _merged(projection, each.partition, _fetched(cluster, options, each, projection.columns))
     _report(cluster, options, work)
 

@@ -7,19 +7,18 @@ a task that is tried again stages anew, and what the first try staged is in no m
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from mq_client.transactions import Stage
 from mq_protocol.errors import SchemaMismatch
 from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.manifest import MicroBatch, Staged, StagedMessage
 from mq_spark.options import SinkOptions
-from mq_spark.rows import Fit, by_partition, by_topic, pieces
+from mq_spark.rows import Fit, by_partition, by_topic
 from mq_spark.schemas import Topic
 
 STAGED_BYTES: Final = 1 << 20
@@ -42,12 +41,14 @@ def stage_rows(
         into = staging.topic(options.topic, routed=False)
         for batch in rows:
             into.add(batch)
+            staging.send_if_much_waits()
     else:
         at = _topic_column(columns)
         for batch in rows:
             if batch.num_rows:
                 for name, piece in by_topic(batch.column(at), batch):
                     staging.topic(name, routed=True).add(piece)
+                staging.send_if_much_waits()
     return StagedMessage(micro_batch, staging.finish())
 
 
@@ -58,16 +59,6 @@ def _topic_column(columns: StructType) -> int:
                 raise SchemaMismatch(f"column 'topic' is {column.dataType.simpleString()}: make it a string")
             return at
     raise SchemaMismatch("no topic is named: set option topic, or give the rows a column 'topic'")
-
-
-@dataclass
-class _Filling:
-    """A partition's rows that wait to become a staged batch, and what has been staged there so far."""
-
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
-    waiting_bytes: int = 0
-    uuids: list[bytes] = field(default_factory=list)
-    row_count: int = 0
 
 
 class _Staging:
@@ -84,19 +75,9 @@ class _Staging:
         into = self._topics.get(name)
         if into is None:
             topic = self._cluster.topic(name)
-            into = _IntoTopic(self, topic, Fit(topic, self._columns, routed=routed), self._first)
+            into = _IntoTopic(self._stage, topic, Fit(topic, self._columns, routed=routed), self._first)
             self._topics[name] = into
         return into
-
-    def send(self, topic: str, partition: int, filling: _Filling) -> None:
-        """Stage what waits for this partition. Blocks while too much is in flight."""
-        (rows,) = pa.Table.from_batches(filling.waiting).combine_chunks().to_batches()
-        for piece in pieces(rows, 2 * STAGED_BYTES):
-            batch_uuid = uuid.uuid4().bytes
-            self._stage.send(topic, partition, piece, batch_uuid)
-            filling.uuids.append(batch_uuid)
-            filling.row_count += piece.num_rows
-        filling.waiting, filling.waiting_bytes = [], 0
 
     def send_if_much_waits(self) -> None:
         if sum(into.waiting_bytes() for into in self._topics.values()) > WAITING_BYTES_MAX:
@@ -107,44 +88,46 @@ class _Staging:
         """Send the rest and wait for every answer. Raises the first error."""
         for into in self._topics.values():
             into.send_all()
-        self._stage.finish()
-        return tuple(staged for into in self._topics.values() for staged in into.staged())
+        return tuple(Staged(*part) for part in self._stage.finish())
 
 
 class _IntoTopic:
-    """The part of a task's rows that goes to one topic. Rows that may go anywhere fill one partition at a time, in turn, so that a
-    small micro-batch is one staged batch and a large one reaches all partitions; tasks and micro-batches begin at different ones.
+    """The part of a task's rows that goes to one topic: owns what waits for each of its partitions.
+
+    Rows that may go anywhere fill one partition at a time, in turn, so that a small micro-batch is one staged batch and a large one
+    reaches all partitions; tasks and micro-batches begin at different ones.
     """
 
-    def __init__(self, staging: _Staging, topic: Topic, fit: Fit, first: int) -> None:
-        self._staging = staging
+    def __init__(self, stage: Stage, topic: Topic, fit: Fit, first: int) -> None:
+        self._stage = stage
         self._topic = topic
         self._fit = fit
         self._spread_to = first % topic.partitions
-        self._filling: dict[int, _Filling] = {}
+        self._waiting: dict[int, list[pa.RecordBatch]] = {}
+        self._bytes: dict[int, int] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
+        """Fit the rows, keep them until there are enough for a staged batch, and send that."""
         if not rows.num_rows:
             return
         chosen = self._fit.partitions(rows)
-        for partition, piece in by_partition(chosen, self._fit.convert(rows, time.time_ns() // 1000), self._spread_to):
-            filling = self._filling.setdefault(partition, _Filling())
-            filling.waiting.append(piece)
-            filling.waiting_bytes += piece.nbytes
-            if filling.waiting_bytes >= STAGED_BYTES:
-                self._staging.send(self._topic.name, partition, filling)
+        fitted = self._fit.convert(rows, time.time_ns() // 1000)
+        for partition, piece in by_partition(chosen, fitted, self._spread_to):
+            self._waiting.setdefault(partition, []).append(piece)
+            self._bytes[partition] = self._bytes.get(partition, 0) + piece.nbytes
+            if self._bytes[partition] >= STAGED_BYTES:
+                self._send(partition)
                 if partition == self._spread_to:
                     self._spread_to = (partition + 1) % self._topic.partitions
-        self._staging.send_if_much_waits()
 
     def waiting_bytes(self) -> int:
-        return sum(filling.waiting_bytes for filling in self._filling.values())
+        return sum(self._bytes.values())
 
     def send_all(self) -> None:
-        for partition, filling in self._filling.items():
-            if filling.waiting:
-                self._staging.send(self._topic.name, partition, filling)
+        for partition in list(self._waiting):
+            self._send(partition)
 
-    def staged(self) -> Iterator[Staged]:
-        for partition, filling in self._filling.items():
-            yield Staged(self._topic.name, partition, tuple(filling.uuids), filling.row_count)
+    def _send(self, partition: int) -> None:
+        """Blocks while too much is in flight."""
+        self._stage.add(self._topic.name, partition, pa.Table.from_batches(self._waiting.pop(partition)))
+        del self._bytes[partition]

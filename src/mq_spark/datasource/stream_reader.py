@@ -32,9 +32,12 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _OnDriver:
-    """What only the driver's copy has: a connection, the end offsets as the brokers push them, and where the stream stands."""
+    """What only the driver's copy has: which topics were meant, their ends as the brokers push them, and where the stream
+    stands.
+    """
 
     cluster: Cluster
+    topic_ids: dict[str, str]
     watch: Watch
     positions: Positions
 
@@ -77,7 +80,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         driver = self._driver()
         parts = self._believed(lambda bounds, sure: driver.positions.planned(from_json(start), from_json(end), bounds, sure=sure))
-        return input_partitions(plan(parts, cores=os.cpu_count() or 1, tasks_min=self._options.min_partitions))
+        tasks = plan(parts, cores=os.cpu_count() or 1, tasks_min=self._options.min_partitions)
+        return input_partitions(tasks, self._driver().topic_ids)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._report(from_json(end))
@@ -93,7 +97,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             topics = [cluster.topic(name) for name in self._options.topics]
             for topic in topics:
                 Projection(topic, self._wanted)  # a schema that does not fit is an error now, not in a task
-            self._opened = _OnDriver(cluster, cluster.watch(topics), Positions(self._options))
+            ids = {topic.name: topic.topic_id for topic in topics}
+            self._opened = _OnDriver(cluster, ids, cluster.watch(ids), Positions(self._options))
         return self._opened
 
     def _believed(self, decision: Callable[[AllBounds, bool], _T]) -> _T:

@@ -1,0 +1,80 @@
+"""One Spark session and one broker for all tests here: each test has topics and checkpoints of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from mq_cli.local_cluster import LocalCluster
+from mq_client import Admin, Producer
+from mq_spark.session import configure
+from tests.spark.harness import Collected
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.spark)
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    assert shutil.which("java"), "these tests need Java 17 on the PATH"
+    scratch = tmp_path_factory.mktemp("spark")
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .config("spark.local.dir", str(scratch))
+        .config("spark.log.level", "ERROR")
+        .config("spark.ui.showConsoleProgress", "false")
+    )
+    session = configure(builder).getOrCreate()
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def admin(cluster: LocalCluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def producer(cluster: LocalCluster) -> Iterator[Producer]:
+    with Producer(cluster.bootstrap) as opened:
+        yield opened
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Topic names that no other test has."""
+    return lambda suffix: f"{request.node.name[:60].translate({ord(c): '_' for c in '[]/,'})}.{suffix}"
+
+
+@pytest.fixture
+def run_stream(tmp_path: Path) -> Callable[[DataFrame], Collected]:
+    """Run a stream to the end of what is there now, on the test's one checkpoint: calling it again is a restart."""
+
+    def run(frame: DataFrame) -> Collected:
+        collected = Collected()
+        writer = frame.writeStream.foreachBatch(collected).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(60), "the stream did not end"
+        return collected
+
+    return run

@@ -1,0 +1,98 @@
+"""The driver killed at each point of a commit, then started again on the same checkpoint: the output equals the input."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from pyspark.sql import SparkSession
+
+from mq_cli.local_cluster import LocalCluster
+from mq_client import Admin, Producer, Reader
+from tests.spark.sink_driver import copy_stream
+
+DRIVER = Path(__file__).with_name("sink_driver.py")
+ROWS = 250  # micro-batch 0 is empty, then come 100, 100 and 50
+KILLED_IN = 2
+
+
+@contextmanager
+def driver_killed_at(point: str, arguments: list[str], scratch: Path) -> Iterator[None]:
+    """A real driver process, killed with SIGKILL (the JVM and all its Python workers too) when it reaches the point."""
+    mark = scratch / f"reached-{point}"
+    environment = {**os.environ, "TRITONMQ_FAILPOINT": f"{point}@{KILLED_IN}:{mark}"}
+    with (scratch / "driver.log").open("wb") as log:
+        driver = subprocess.Popen([sys.executable, str(DRIVER), *arguments], env=environment, stdout=log, stderr=log)
+        try:
+            deadline = time.monotonic() + 90
+            while not mark.exists():
+                assert driver.poll() is None, (scratch / "driver.log").read_text()
+                assert time.monotonic() < deadline, (scratch / "driver.log").read_text()
+                time.sleep(0.02)
+            yield
+        finally:
+            family = psutil.Process(driver.pid)
+            for process in [family, *family.children(recursive=True)]:
+                process.kill()
+            driver.wait(30)
+
+
+def contents(bootstrap: str, admin: Admin, topic: str) -> Counter[bytes]:
+    found: Counter[bytes] = Counter()
+    with Reader(bootstrap) as reader:
+        for partition, (start, end) in admin.offsets(topic).items():
+            for batch in reader.read(topic, partition, start, end):
+                found.update(batch.column("value").to_pylist())
+    return found
+
+
+@pytest.fixture
+def job(cluster: LocalCluster, admin: Admin, producer: Producer, name: Callable[[str], str], tmp_path: Path) -> list[str]:
+    """The driver's arguments, its topics made and its input published."""
+    source, sink = name("in"), name("out")
+    admin.create_topic(source, partitions=2, replicas=1)
+    admin.create_topic(sink, partitions=3, replicas=1)
+    for number in range(ROWS):
+        producer.publish(source, f"{number}".encode(), key=f"{number % 17}".encode())
+    producer.flush()
+    return [cluster.bootstrap, source, sink, str(tmp_path / "checkpoint")]
+
+
+EXPECTED = Counter(f"{number}".encode() for number in range(ROWS))
+
+
+def test_a_driver_killed_before_the_decision_has_written_nothing_of_it_and_after_a_restart_everything_once(
+    spark: SparkSession, admin: Admin, job: list[str], tmp_path: Path
+) -> None:
+    with driver_killed_at("before_decide", job, tmp_path):
+        assert contents(job[0], admin, job[2]).total() == 100
+    copy_stream(spark, *job)
+    assert contents(job[0], admin, job[2]) == EXPECTED
+
+
+def test_a_driver_killed_between_the_decision_and_sparks_own_commit_file_has_written_its_micro_batch_once(
+    spark: SparkSession, admin: Admin, job: list[str], tmp_path: Path
+) -> None:
+    with driver_killed_at("after_decide", job, tmp_path):
+        assert contents(job[0], admin, job[2]).total() == 200
+        assert not (tmp_path / "checkpoint" / "commits" / str(KILLED_IN)).exists()
+    copy_stream(spark, *job)
+    assert contents(job[0], admin, job[2]) == EXPECTED
+
+
+def test_a_commit_file_that_was_never_written_does_not_write_a_micro_batch_twice(
+    spark: SparkSession, admin: Admin, job: list[str], tmp_path: Path
+) -> None:
+    copy_stream(spark, *job)
+    commits = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    commits[-1].unlink()  # what a crash leaves between the sink's commit and Spark's
+    copy_stream(spark, *job)
+    assert contents(job[0], admin, job[2]) == EXPECTED

@@ -1,0 +1,166 @@
+"""The sink on a real broker: what streams and batch writes leave in a topic, and what is refused before anything is written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from mq_cli.local_cluster import LocalCluster
+from mq_client import Admin, Producer
+from mq_protocol.partitioner import partition_for_key
+from tests.spark.harness import Sinks
+
+Name = Callable[[str], str]
+
+
+@pytest.fixture
+def sinks(spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name, tmp_path: Path) -> Sinks:
+    return Sinks(spark, cluster, admin, producer, name("t"), tmp_path)
+
+
+def test_a_stream_copies_each_record_once_over_restarts(sinks: Sinks) -> None:
+    sinks.admin.create_topic(sinks.source, partitions=2, replicas=1)
+    sinks.admin.create_topic(sinks.topic, partitions=3, replicas=1)
+    frame = sinks.source_stream().select("key", "value")
+    expected: list[bytes] = []
+    for run in range(3):
+        values = [f"{run}-{number}".encode() for number in range(20)]
+        for value in values:
+            sinks.producer.publish(sinks.source, value, key=value[-1:])
+        sinks.producer.flush()
+        expected += values
+        sinks.run_stream(frame)
+        assert sinks.values() == sorted(expected)
+    assert all(row["_partition"] == partition_for_key(row["key"], 3) for row in sinks.rows())
+
+
+def test_a_stream_writes_a_typed_topic_by_the_names_of_its_columns(sinks: Sinks) -> None:
+    sinks.admin.create_topic(sinks.source, partitions=1, replicas=1)
+    sinks.admin.create_topic(sinks.topic, partitions=2, replicas=1, schema=pa.schema([("word", pa.string()), ("size", pa.int64())]))
+    sinks.producer.publish(sinks.source, b"hello")
+    sinks.producer.flush()
+    sinks.run_stream(sinks.source_stream().select(f.length("value").alias("size"), f.col("value").cast("string").alias("word")))
+    assert [(row["word"], row["size"]) for row in sinks.rows()] == [("hello", 5)]
+
+
+def test_complete_mode_appends_every_result_as_kafkas_sink_does(sinks: Sinks) -> None:
+    sinks.admin.create_topic(sinks.source, partitions=1, replicas=1)
+    sinks.admin.create_topic(sinks.topic, partitions=1, replicas=1)
+    counts = sinks.source_stream().groupBy().count().select(f.col("count").cast("string").alias("value"))
+    for _ in range(2):
+        sinks.producer.publish(sinks.source, b"x")
+        sinks.producer.flush()
+        sinks.run_stream(counts, mode="complete")
+    assert sinks.values()[-2:] == [b"1", b"2"]
+
+
+def test_a_batch_write_puts_each_row_where_it_asks_to_be(sinks: Sinks) -> None:
+    sinks.admin.create_topic(sinks.topic, partitions=4, replicas=1)
+    rows = [("a", "to 3", 3), ("b", "by key", None), (None, "anywhere", None)]
+    sinks.write(sinks.spark.createDataFrame(rows, "key string, value string, partition int"))
+    found = {row["value"]: row["_partition"] for row in sinks.rows()}
+    assert found[b"to 3"] == 3
+    assert found[b"by key"] == partition_for_key(b"b", 4)
+    assert len(found) == 3
+
+
+def test_rows_may_name_their_topics(sinks: Sinks) -> None:
+    other = sinks.topic + "2"
+    for topic in (sinks.topic, other):
+        sinks.admin.create_topic(topic, partitions=1, replicas=1)
+    sinks.write(
+        sinks.spark.createDataFrame([(sinks.topic, "a"), (other, "b"), (sinks.topic, "c")], "topic string, value string"),
+        topic=None,
+    )
+    assert (sinks.values(), sinks.values(other)) == ([b"a", b"c"], [b"b"])
+
+
+def test_a_large_write_reaches_all_partitions_without_keys(sinks: Sinks) -> None:
+    sinks.admin.create_topic(sinks.topic, partitions=3, replicas=1)
+    sinks.write(sinks.spark.range(0, 12_000, numPartitions=2).select(f.rpad(f.col("id").cast("string"), 600, "x").alias("value")))
+    found = sinks.rows()
+    assert {row["_partition"] for row in found} == {0, 1, 2}
+    assert Counter(int(row["value"].rstrip(b"x")) for row in found) == Counter(range(12_000))
+
+
+def test_a_batch_write_with_an_application_and_a_version_is_written_once(sinks: Sinks) -> None:
+    sinks.admin.create_topic(sinks.topic, partitions=1, replicas=1)
+    frame = sinks.spark.createDataFrame([("a",), ("b",)], "value string")
+    for _ in range(2):
+        sinks.write(frame, txnAppId="etl", txnVersion=7)
+    assert sinks.values() == [b"a", b"b"]
+    with pytest.raises(PySparkException, match="ReplayMismatch"):
+        sinks.write(frame.limit(1), txnAppId="etl", txnVersion=7)
+    with pytest.raises(PySparkException, match="StaleMicroBatch"):
+        sinks.write(frame, txnAppId="etl", txnVersion=6)
+    sinks.write(frame, txnAppId="etl", txnVersion=8)
+    sinks.write(frame)
+    sinks.write(frame)
+    assert sinks.values() == sorted([b"a", b"b"] * 4)
+
+
+def test_a_batch_write_in_for_each_batch_is_exactly_once_by_its_version(sinks: Sinks) -> None:
+    sinks.admin.create_topic(sinks.source, partitions=1, replicas=1)
+    sinks.admin.create_topic(sinks.topic, partitions=1, replicas=1)
+    sinks.producer.publish(sinks.source, b"x")
+    sinks.producer.flush()
+
+    def write_twice(frame: DataFrame, batch_id: int) -> None:
+        for _ in range(2):
+            sinks.write(frame.select("value"), txnAppId="copier", txnVersion=batch_id)
+
+    query = sinks.source_stream().writeStream.foreachBatch(write_twice).option("checkpointLocation", str(sinks.scratch / "each"))
+    assert query.trigger(availableNow=True).start().awaitTermination(60)
+    assert sinks.values() == [b"x"]
+
+
+def test_nothing_is_visible_of_a_write_that_fails_half_way(sinks: Sinks) -> None:
+    sinks.admin.create_topic(sinks.topic, partitions=2, replicas=1)
+    numbers = sinks.spark.range(0, 30_000, numPartitions=2)
+    with pytest.raises(PySparkException, match="stop here"):
+        sinks.write(
+            numbers.select(
+                f.when(f.col("id") == 29_999, f.raise_error("stop here")).otherwise(f.col("id").cast("string")).alias("value")
+            )
+        )
+    assert sinks.values() == []
+
+
+@pytest.mark.parametrize(
+    ("select", "first_words"),
+    [
+        (["1 AS value"], "column 'value' is int"),
+        (["'v' AS value", "'x' AS vallue"], "unknown column 'vallue': did you mean 'value'?"),
+        (["'k' AS key"], "column 'value' is missing"),
+        (["'v' AS value", "9 AS partition"], "column 'partition' holds 9: topic"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_and_nothing_is_written(sinks: Sinks, select: list[str], first_words: str) -> None:
+    sinks.admin.create_topic(sinks.topic, partitions=1, replicas=1)
+    with pytest.raises(PySparkException) as caught:
+        sinks.write(sinks.spark.range(3).selectExpr(*select))
+    assert first_words in str(caught.value)
+    assert sinks.values() == []
+
+
+def test_a_stream_whose_columns_do_not_fit_ends_with_an_error_that_names_the_column(sinks: Sinks) -> None:
+    sinks.admin.create_topic(sinks.source, partitions=1, replicas=1)
+    sinks.admin.create_topic(sinks.topic, partitions=1, replicas=1)
+    sinks.producer.publish(sinks.source, b"x")
+    sinks.producer.flush()
+    with pytest.raises(StreamingQueryException, match="unknown column 'offset'"):
+        sinks.run_stream(sinks.source_stream().select("value", "offset"))
+
+
+def test_overwrite_is_refused(sinks: Sinks) -> None:
+    sinks.admin.create_topic(sinks.topic, partitions=1, replicas=1)
+    frame = sinks.spark.createDataFrame([("a",)], "value string").write.format("tritonmq").mode("overwrite")
+    with pytest.raises(PySparkException, match=r'mode\("overwrite"\) is not possible'):
+        frame.option("bootstrap.servers", sinks.bootstrap).option("topic", sinks.topic).save()

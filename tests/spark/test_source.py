@@ -1,0 +1,148 @@
+"""The source on a real broker: where it begins, how much it takes, where it ends, and what a restart sees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+
+from mq_cli.local_cluster import LocalCluster
+from mq_client import Admin, Producer
+from tests.cluster.harness import wait_until
+from tests.spark.harness import Collected, Streams
+
+Run = Callable[[DataFrame], Collected]
+Name = Callable[[str], str]
+
+
+@pytest.fixture
+def streams(spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name) -> Streams:
+    return Streams(spark, cluster.bootstrap, admin, producer, name("in"))
+
+
+def test_a_stream_from_earliest_has_every_record_as_kafkas_would(streams: Streams, run_stream: Run) -> None:
+    streams.create(2)
+    streams.publish("a1", "a2", partition=0)
+    streams.publish("b1", partition=1)
+    found = run_stream(streams.stream(startingOffsets="earliest", includeHeaders="true"))
+    rows = {(row["partition"], row["offset"]): row for row in found.rows}
+    assert {place: (bytes(row["key"]), bytes(row["value"])) for place, row in rows.items()} == {
+        (0, 0): (b"a", b"a1"),
+        (0, 1): (b"a", b"a2"),
+        (1, 0): (b"b", b"b1"),
+    }
+    assert {row["topic"] for row in found.rows} == {streams.topic}
+    assert all(row["timestamp"] is not None and row["headers"] is None for row in found.rows)
+
+
+def test_a_stream_from_latest_has_only_what_comes_after_its_first_run(streams: Streams, run_stream: Run) -> None:
+    streams.create(1)
+    streams.publish("before")
+    assert run_stream(streams.stream()).values() == []
+    streams.publish("after")
+    assert run_stream(streams.stream()).values() == ["after"]
+
+
+def test_a_stream_from_offsets_begins_there(streams: Streams, run_stream: Run) -> None:
+    streams.create(2)
+    streams.publish("a0", "a1", "a2", partition=0)
+    streams.publish("b0", "b1", partition=1)
+    starting = f'{{"{streams.topic}":{{"0":2,"1":-2}}}}'
+    assert run_stream(streams.stream(startingOffsets=starting)).values() == ["a2", "b0", "b1"]
+
+
+def test_max_offsets_per_trigger_bounds_every_micro_batch_and_a_restart_sees_each_record_once(
+    streams: Streams, run_stream: Run
+) -> None:
+    streams.create(3)
+    for partition in range(3):
+        streams.publish(*(f"{partition}-{number}" for number in range(7)), partition=partition)
+    frame = streams.stream(startingOffsets="earliest", maxOffsetsPerTrigger=9)
+    first = run_stream(frame)
+    assert first.sizes() == [9, 9, 3]
+    streams.publish("late", partition=1)
+    assert run_stream(frame).values() == ["late"]
+    assert run_stream(frame).values() == []
+
+
+def test_a_typed_topic_streams_its_own_columns_and_its_metadata_on_request(streams: Streams, run_stream: Run) -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("carrier", pa.string()), ("delay", pa.float64())])
+    streams.create(1, schema=schema)
+    table = pa.table({"id": [1, 2], "carrier": ["UA", None], "delay": [1.5, None]}, schema=schema)
+    streams.producer.publish_batch(streams.topic, table).result(timeout=30)
+    frame = streams.stream(startingOffsets="earliest", includeMetadata="true")
+    assert frame.columns == ["id", "carrier", "delay", "_topic", "_partition", "_offset", "_timestamp"]
+    rows = run_stream(frame).rows
+    assert [(row["id"], row["carrier"], row["delay"], row["_offset"]) for row in rows] == [(1, "UA", 1.5, 0), (2, None, None, 1)]
+
+
+def test_a_schema_that_is_given_is_the_projection(streams: Streams, run_stream: Run) -> None:
+    streams.create(1, schema=pa.schema([("a", pa.int64()), ("b", pa.string())]))
+    streams.producer.publish_batch(streams.topic, pa.table({"a": [1], "b": ["x"]})).result(timeout=30)
+    frame = streams.stream("B string, _offset long", startingOffsets="earliest")
+    assert [row.asDict() for row in run_stream(frame).rows] == [{"B": "x", "_offset": 0}]
+
+
+def test_a_batch_read_has_what_lies_between_its_offsets(streams: Streams) -> None:
+    streams.create(2)
+    streams.publish("a0", "a1", "a2", partition=0)
+    streams.publish("b0", partition=1)
+    assert sorted(bytes(row["value"]).decode() for row in streams.read().collect()) == ["a0", "a1", "a2", "b0"]
+    between = streams.read(
+        startingOffsets=f'{{"{streams.topic}":{{"0":1,"1":0}}}}', endingOffsets=f'{{"{streams.topic}":{{"0":2,"1":0}}}}'
+    )
+    assert [bytes(row["value"]) for row in between.collect()] == [b"a1"]
+    assert streams.read(startingOffsets=f'{{"{streams.topic}":{{"0":3,"1":1}}}}').count() == 0
+
+
+def test_records_of_several_producers_batches_are_merged_before_spark_sees_them(streams: Streams) -> None:
+    streams.create(1)
+    for number in range(50):
+        streams.publish(str(number))  # flushed one by one: fifty stored batches
+    batches = streams.read().toArrow().column("value").num_chunks
+    assert batches == 1
+
+
+def test_progress_is_seen_at_the_brokers_under_the_querys_id_or_the_name_that_was_given(streams: Streams, run_stream: Run) -> None:
+    streams.create(2)
+    streams.publish("a", "b", "c", partition=1)
+    run_stream(streams.stream(startingOffsets="earliest", groupIdPrefix="mine"))
+    wait_until(lambda: lag(streams, "mine-") == [(1, 3, "spark", 0)], "progress under the query's id")
+    run_stream(streams.stream(startingOffsets="earliest", **{"kafka.group.id": "named"}))
+    wait_until(lambda: lag(streams, "named") == [(0, 0, "spark", 0), (1, 3, "spark", 0)], "progress under the name given")
+
+
+def lag(streams: Streams, prefix: str) -> list[tuple[int, int, str, int]]:
+    """Partition, cursor, kind and lag of the one group whose name begins so, in the test's topic."""
+    (group,) = [group for group in streams.admin.list_groups() if group.startswith(prefix)] or [""]
+    cursors = streams.admin.describe_group(group).cursors if group else ()
+    return [(each.partition, each.offset, each.kind, each.lag) for each in cursors]
+
+
+def test_the_latest_offsets_are_in_sparks_progress(streams: Streams, tmp_path: Any) -> None:
+    streams.create(1)
+    streams.publish("a", "b")
+    query = (
+        streams.stream(startingOffsets="earliest")
+        .writeStream.format("noop")
+        .option("checkpointLocation", str(tmp_path / "noop"))
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        progress = [each for each in query.recentProgress if each["numInputRows"]]
+        assert progress[-1]["numInputRows"] == 2
+        assert json.loads(progress[-1]["sources"][0]["latestOffset"]) == {streams.topic: {"0": 2}}
+    finally:
+        query.stop()
+
+
+def test_an_error_of_a_reader_ends_the_query_with_first_words_that_say_what_to_do(streams: Streams, run_stream: Run) -> None:
+    streams.create(1)
+    with pytest.raises(StreamingQueryException, match="startingOffsets names partitions 0, 1 of topic"):
+        run_stream(streams.stream(startingOffsets=f'{{"{streams.topic}":{{"0":0,"1":0}}}}'))
