@@ -15,6 +15,7 @@ from mq_client.admin import (
     PartitionDescription,
     TopicDescription,
 )
+from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue
 from mq_client.errors import (
     BatchTooLarge,
     CoordinationUnavailable,
@@ -56,10 +57,13 @@ from mq_client.reader import Reader
 __all__ = [
     "Admin",
     "Producer",
+    "Consumer",
     "Reader",
     "RecordMetadata",
     "BatchMetadata",
     "BatchPlace",
+    "ConsumerRecord",
+    "RecordQueue",
     "TopicDescription",
     "PartitionDescription",
     "ClusterDescription",

@@ -1,0 +1,216 @@
+"""Consumes topics: records are pushed by the brokers as they are committed; nothing is polled for.
+
+Alone, a consumer is given every record of its topics. In a group, each partition is given to one member at a time, and the group's
+place is kept by the brokers: at least once, each record again if its member is gone before it was done with.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from types import TracebackType
+from typing import Final
+
+from mq_client.batches import to_timestamp_us
+from mq_client.connection import Connection
+from mq_client.deadline import Deadline, positive_ms
+from mq_client.errors import InvalidRequest, InvalidSetting
+from mq_client.record_queue import ConsumerRecord, RecordQueue
+from mq_client.subscription import SetStart, Subscriptions
+from mq_protocol import limits
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.names import check_group_name, check_topic_name, did_you_mean
+
+_BUFFER_BYTES: Final = 16 << 20
+_SETTLE_MS: Final = 200.0
+
+__all__ = ["Consumer", "ConsumerRecord", "RecordQueue"]
+
+
+class Consumer:
+    """Subscribes to topics and yields their records. Thread-safe; iterate it, or take from the queues of `records()`.
+
+    `start`: where to begin in a partition in which the group has no place yet (or always, without a group): "latest", "earliest",
+    an offset, or a datetime. `idle_ms`: iteration ends when nothing has come for so long; None: only `stop` ends it.
+    `buffer_bytes_max`: what each broker may have pushed that was not taken. `settle_ms`: how often a group's place is told.
+    `timeout_ms`: for everything that is asked. A record counts as done with when the next one is asked for.
+
+    Raises `InvalidSetting` for a value that makes no sense.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        group: str | None = None,
+        start: str | int | datetime = "latest",
+        *,
+        idle_ms: float | None = None,
+        timeout_ms: float = limits.REQUEST_TIMEOUT_MS,
+        buffer_bytes_max: int = _BUFFER_BYTES,
+        settle_ms: float = _SETTLE_MS,
+        member_id: str | None = None,
+    ) -> None:
+        if group is not None:
+            check_group_name(group)
+        if buffer_bytes_max < 1:
+            raise InvalidSetting(f"buffer_bytes_max={buffer_bytes_max} must be positive")
+        self._idle_ms = None if idle_ms is None else positive_ms("idle_ms", idle_ms)
+        self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
+        self._connection = Connection(bootstrap)
+        self._subscriptions = Subscriptions(
+            self._connection,
+            group or "",
+            member_id or uuid.uuid4().hex,
+            _start_of(start),
+            positive_ms("settle_ms", settle_ms) / 1000,
+            buffer_bytes_max,
+        )
+        self._running = False
+        self._stopped = False
+        self._turn = 0
+
+    # ------------------------------------------------------------------ what to consume
+
+    def subscribe(self, topics: str | Iterable[str]) -> None:
+        """Consume these too, from now on. On a started consumer it returns once every partition has been opened, so that what is
+        published after it is delivered. Raises `UnknownTopic` with the nearest name, and subscribes to none then.
+        """
+        names = [topics] if isinstance(topics, str) else list(topics)
+        for name in names:
+            check_topic_name(name)
+        self._check_not_stopped()
+        deadline = Deadline(self._timeout_ms)
+        views = [self._connection.topic(name, deadline) for name in names]
+        for view in views:
+            self._subscriptions.add(view)
+        if self._running:
+            self._subscriptions.wait_opened(deadline)
+
+    def unsubscribe(self, topics: str | Iterable[str]) -> None:
+        """Consume these no longer. What was pushed and not taken is dropped; a group's place stays."""
+        for name in [topics] if isinstance(topics, str) else list(topics):
+            self._subscriptions.remove(name)
+
+    def subscription(self) -> frozenset[str]:
+        """The topics subscribed to."""
+        with self._subscriptions.changed:
+            return frozenset(self._subscriptions.views)
+
+    # ------------------------------------------------------------------ running
+
+    def start(self) -> None:
+        """Open the subscriptions; returns once every partition has been opened. A second call does nothing.
+
+        Raises `OutcomeUnknown` naming the partitions that did not answer within `timeout_ms`.
+        """
+        self._check_not_stopped()
+        if self._running:
+            return
+        self._running = True
+        self._subscriptions.begin()
+        self._subscriptions.wait_opened(Deadline(self._timeout_ms))
+
+    def stop(self, timeout_ms: float | None = None) -> None:
+        """Settle what was handed out, and end. A second call does nothing; a stopped consumer cannot be started again."""
+        self._stop(timeout_ms, last_is_done=True)
+
+    def _stop(self, timeout_ms: float | None, *, last_is_done: bool) -> None:
+        self._stopped = True
+        deadline = Deadline(self._timeout_ms if timeout_ms is None else positive_ms("timeout_ms", timeout_ms))
+        self._subscriptions.stop(deadline, last_is_done=last_is_done)
+
+    # ------------------------------------------------------------------ records
+
+    def records(self) -> dict[str, RecordQueue]:
+        """`{topic: queue of ConsumerRecord}`, of what is subscribed now."""
+        with self._subscriptions.changed:
+            return dict(self._subscriptions.queues)
+
+    def take(self, timeout_ms: float | None = None) -> ConsumerRecord | None:
+        """The next record of any topic, waiting up to `timeout_ms` (None: until stopped). None if none came.
+
+        Raises the error that ended a topic's subscription, once its records have been taken.
+        """
+        if not self._running:
+            self.start()
+        changed = self._subscriptions.changed
+        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        with changed:
+            while True:
+                record = self._take_any()
+                if record is not None or self._stopped:
+                    return record
+                wait = None if deadline is None else deadline - time.monotonic()
+                if wait is not None and wait <= 0:
+                    return None
+                # Bounded, so that a signal is seen in the main thread.
+                changed.wait(threading.TIMEOUT_MAX if wait is None else wait)
+
+    def _take_any(self) -> ConsumerRecord | None:
+        """Topics in turn, so that a busy one does not starve the others."""
+        queues = list(self._subscriptions.queues.values())
+        for waiting in queues:
+            waiting.done_with_last()
+        for step in range(len(queues)):
+            chosen = queues[(self._turn + step) % len(queues)]
+            record = chosen.take()
+            if record is not None:
+                self._turn += step + (1 if chosen.at_batch_end else 0)
+                return record
+        for waiting in queues:
+            if waiting.error is not None:
+                raise waiting.error
+        return None
+
+    def __iter__(self) -> Iterator[ConsumerRecord]:
+        """Records as they come, until `stop`, or until nothing has come for `idle_ms`."""
+        while (record := self.take(self._idle_ms)) is not None:
+            yield record
+
+    def __enter__(self) -> Consumer:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # A block that failed did not finish its record: in a group it is given again.
+        self._stop(None, last_is_done=error is None)
+
+    def _check_not_stopped(self) -> None:
+        if self._stopped:
+            raise InvalidRequest("consumer is stopped: make a new one")
+
+
+def _start_of(start: str | int | datetime) -> SetStart:
+    """Raises `InvalidSetting` for a start that is none."""
+    if isinstance(start, datetime):
+        timestamp_us = to_timestamp_us(start)
+
+        def at_time(request: pb.SubscribePartition) -> None:
+            request.timestamp_us = timestamp_us
+
+        return at_time
+    if isinstance(start, int) and start >= 0:
+
+        def at_offset(request: pb.SubscribePartition) -> None:
+            request.offset = start
+
+        return at_offset
+    match start:
+        case "earliest":
+            return _at_earliest
+        case "latest":
+            return _at_latest
+        case _:
+            hint = did_you_mean(str(start), ("earliest", "latest"))
+            raise InvalidSetting(f"start={start!r} is not known{hint}: give 'earliest', 'latest', an offset or a datetime")
+
+
+def _at_earliest(request: pb.SubscribePartition) -> None:
+    request.earliest = True
+
+
+def _at_latest(request: pb.SubscribePartition) -> None:
+    request.latest = True

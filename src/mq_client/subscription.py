@@ -1,0 +1,400 @@
+"""Subscribe streams, one to each broker that leads a subscribed partition, and the thread that keeps them where the leaders are.
+
+Positions are kept here, so a partition whose leader changes goes on at the next one without a gap or a repeat. In a group the
+broker says where to begin; what this member already holds is not taken twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import grpc
+
+from mq_client.channels import error_of, open_subscribe
+from mq_client.connection import Connection, TopicView
+from mq_client.deadline import Backoff, Deadline
+from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError
+from mq_client.leaders import move_cursors
+from mq_client.record_queue import Chunk, PartitionPlace, RecordQueue
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope, split
+from mq_protocol.errors import from_wire
+
+log = logging.getLogger(__name__)
+
+Place = tuple[str, int]
+SetStart = Callable[[pb.SubscribePartition], None]
+
+_REFRESH_S: Final = 5.0
+"""Who leads is looked up anew this often even if nothing seems wrong: a stopped process keeps its streams open."""
+
+_REFRESH_MS: Final = 5_000.0
+_JOIN_S: Final = 2.0
+
+
+class Subscriptions:
+    """Owns places, queues, sessions and the thread that looks after them. All of it is under `changed`, which is notified of news.
+
+    `start`: sets where a partition begins that has no position and no cursor. `credit_bytes`: what one broker may have pushed
+    that was not taken.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        member_id: str,
+        start: SetStart,
+        settle_s: float,
+        credit_bytes: int,
+    ) -> None:
+        lock = threading.RLock()
+        self.changed = threading.Condition(lock)
+        self._work = threading.Condition(lock)
+        self.queues: dict[str, RecordQueue] = {}
+        self.connection = connection
+        self.group = group
+        self.member_id = member_id
+        self.start = start
+        self.credit_bytes = credit_bytes
+        self.places: dict[Place, PartitionPlace] = {}
+        self.views: dict[str, TopicView] = {}
+        self._settle_s = settle_s
+        self._sessions: dict[str, _Session] = {}
+        self._look = False  # something is to be opened now
+        self._failed = False  # something is to be opened again, in its time
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------ what is subscribed
+
+    def add(self, view: TopicView) -> None:
+        """Subscribe to a topic from now on."""
+        with self.changed:
+            if view.name in self.views:
+                return
+            self.views[view.name] = view
+            self.queues[view.name] = RecordQueue(view.name, self.changed)
+            for number in range(view.partitions):
+                self.places[view.name, number] = PartitionPlace(view.name, number)
+            self._look = True
+            self._work.notify()
+
+    def remove(self, topic: str) -> None:
+        """Unsubscribe: what was pushed and not taken is dropped."""
+        with self.changed:
+            if self.views.pop(topic, None) is None:
+                return
+            self.queues[topic].done_with_last()
+            self._settle()
+            gone = [place for key, place in self.places.items() if key[0] == topic]
+            for place in gone:
+                del self.places[place.topic, place.partition]
+                self.queues[topic].drop(place)
+                session = self._sessions.get(place.address or "")
+                if session is not None:
+                    session.close_partition(place)
+            self.queues.pop(topic).close()
+            self.changed.notify_all()
+
+    def begin(self) -> None:
+        """Start the thread. A second call does nothing."""
+        with self.changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tritonmq-consumer", daemon=True)
+                self._thread.start()
+
+    def wait_opened(self, deadline: Deadline) -> None:
+        """Until every partition's leader has said where it begins, or that another member has it.
+
+        Raises the error that stands in the way, `OutcomeUnknown` naming partitions at the deadline.
+        """
+        with self.changed:
+            while True:
+                for waiting in self.queues.values():
+                    if waiting.error is not None:
+                        raise waiting.error
+                missing = [f"{place.topic}-{place.partition}" for place in self.places.values() if not place.answered]
+                if not missing:
+                    return
+                if deadline.expired:
+                    raise OutcomeUnknown(
+                        f"{', '.join(missing[:10])} could not be subscribed to within {deadline.timeout_ms:.0f} ms"
+                    )
+                self.changed.wait(deadline.remaining_s)
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            self._follow_leaders()
+            with self.changed:
+                complete = all(place.answered and place.address for place in self.places.values())
+                if complete:
+                    backoff.reset()
+                deadline = Deadline(_REFRESH_S * 1000 if complete else backoff.next_ms())
+                while not (self._stopping or self._look or deadline.expired or (self._failed and complete)):
+                    self._work.wait(min(self._settle_s, deadline.remaining_s))
+                    self._settle()
+                self._look = self._failed = False
+                if self._stopping:
+                    return
+
+    def _follow_leaders(self) -> None:
+        """Open each partition at its leader, where it is known."""
+        with self.changed:
+            topics = list(self.views)
+        for topic in topics:
+            try:
+                view = self.connection.refresh(topic, Deadline(_REFRESH_MS))
+            except TritonMQError as error:
+                log.warning("topic %s: %s", topic, error)
+                if not error.retriable:
+                    self.fail(topic, error)
+                continue
+            with self.changed:
+                if topic in self.views:
+                    self.views[topic] = view
+        with self.changed:
+            if self._stopping:
+                return
+            to_open: dict[str, list[PartitionPlace]] = {}
+            for place in self.places.values():
+                address = self.connection.leader_address(self.views[place.topic], place.partition)
+                if address is None:
+                    continue
+                session = self._sessions.get(place.address) if place.address is not None else None
+                if place.address == address and session is not None and not session.ended:
+                    continue
+                if session is not None:
+                    session.close_partition(place)
+                place.address, place.answered = address, False
+                to_open.setdefault(address, []).append(place)
+            for address, places in to_open.items():
+                self._session(address).open(places)
+            for address in [known for known in self._sessions if not any(p.address == known for p in self.places.values())]:
+                self._sessions.pop(address).end()
+
+    def _session(self, address: str) -> _Session:
+        session = self._sessions.get(address)
+        if session is None or session.ended:
+            session = self._sessions[address] = _Session(self, address)
+        return session
+
+    def fail(self, topic: str, error: TritonMQError) -> None:
+        """The topic's subscription is over: its queue raises once it is empty."""
+        with self.changed:
+            found = self.queues.get(topic)
+            if found is not None:
+                found.error = error
+                self.changed.notify_all()
+
+    def session_ended(self, session: _Session) -> None:
+        """The stream broke: its partitions are opened again wherever they are led by now."""
+        with self.changed:
+            if self._sessions.get(session.address) is session:
+                del self._sessions[session.address]
+            for place in self.places.values():
+                if place.address == session.address:
+                    place.address = None
+            self._failed = True
+            self._work.notify()
+
+    # ------------------------------------------------------------------ what is pushed (in the sessions' threads)
+
+    def opened(self, session: _Session, told: pb.PartitionOpened) -> None:
+        with self.changed:
+            place = self.places.get((told.topic, told.partition))
+            if place is None or not self._is_current(session, place):
+                return
+            if told.HasField("error"):
+                self._refused(place, from_wire(told.error))
+            elif told.active:
+                place.answered = True
+                self._activate(place, told.offset)
+            else:
+                place.answered = True
+                self.queues[place.topic].drop(place)
+                place.forget()
+            self.changed.notify_all()
+
+    def _is_current(self, session: _Session, place: PartitionPlace) -> bool:
+        """Whether it is this stream that the partition is opened on: words of a former one do not count."""
+        return place.address == session.address and self._sessions.get(session.address) is session
+
+    def _refused(self, place: PartitionPlace, error: TritonMQError) -> None:
+        if isinstance(error, NotLeader):
+            self.connection.note_leader(place.topic, place.partition, error)
+        place.address = None
+        if not error.retriable:
+            log.warning("%s-%d: %s", place.topic, place.partition, error)
+            self.fail(place.topic, error)
+        self._failed = True
+        self._work.notify()
+
+    def _activate(self, place: PartitionPlace, offset: int) -> None:
+        """It is pushed from `offset` on. What is held of it stays, if nobody else has been given it meanwhile."""
+        if place.position < 0:
+            place.began = place.position = place.taken = place.processed = place.settled = offset
+        elif offset > place.position:
+            if not self.group:
+                log.warning("%s-%d: offsets %d to %d are no longer kept", place.topic, place.partition, place.position, offset - 1)
+            place.position = offset
+        self.queues[place.topic].drop(place, below=offset)
+        place.active = True
+
+    def pushed(self, session: _Session, batches: Envelope[pb.BatchesHeader]) -> None:
+        header = batches.header
+        payloads = split(batches.payload, (stored.payload_bytes for stored in header.batches))
+        with self.changed:
+            for stored, payload in zip(header.batches, payloads, strict=True):
+                place = self.places.get((stored.topic, stored.partition))
+                end = stored.base_offset + stored.record_count
+                if place is None or not self._is_current(session, place) or not place.active or end <= place.position:
+                    session.give_back(len(payload))
+                    continue
+                view = self.views[place.topic]
+                self.queues[place.topic].put(
+                    Chunk(
+                        place,
+                        stored.base_offset,
+                        stored.record_count,
+                        stored.timestamp_us,
+                        payload,
+                        view.schema,
+                        view.typed,
+                        max(0, place.position - stored.base_offset),
+                        session.give_back,
+                    )
+                )
+                place.position = end
+            self.changed.notify_all()
+
+    # ------------------------------------------------------------------ cursors
+
+    def _settle(self) -> None:
+        """Tell the brokers how far the application is. They coalesce: the newest word counts."""
+        if not self.group:
+            return
+        by_address: dict[str, list[PartitionPlace]] = {}
+        for place in self.places.values():
+            if place.active and place.processed > place.settled and place.address is not None:
+                by_address.setdefault(place.address, []).append(place)
+        for address, places in by_address.items():
+            session = self._sessions.get(address)
+            if session is not None and not session.ended:
+                session.settle(places)
+
+    def stop(self, deadline: Deadline, *, last_is_done: bool) -> None:
+        """Settle, end streams and threads. `last_is_done`: the records handed out last count as processed."""
+        with self.changed:
+            if self._stopping:
+                return
+            if last_is_done:
+                for waiting in self.queues.values():
+                    waiting.done_with_last()
+            self._settle()
+            self._stopping = True
+            for waiting in self.queues.values():
+                waiting.close()
+            positions: dict[str, dict[int, int]] = {}
+            for place in self.places.values():
+                if self.group and place.active and place.processed > place.began:
+                    positions.setdefault(place.topic, {})[place.partition] = place.processed
+            self.changed.notify_all()
+            self._work.notify()
+        try:
+            move_cursors(self.connection, self.group, positions, deadline)
+        except TritonMQError as error:
+            log.warning("group %s may be given some records again: %s", self.group, error)
+        with self.changed:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            session.end()
+        for thread in (self._thread, *(session.thread for session in sessions)):
+            if thread is not None and thread is not threading.current_thread():
+                thread.join(_JOIN_S)
+        for session in sessions:
+            session.cancel()
+
+
+class _Session:
+    """Owns one Subscribe stream, its thread, and the credit that is to be given back on it."""
+
+    def __init__(self, subscriptions: Subscriptions, address: str) -> None:
+        self.address = address
+        self.ended = False
+        self._subscriptions = subscriptions
+        self._owed = 0
+        # A request for each change of what is subscribed, each settling and each quarter of the credit.
+        self._requests: queue.SimpleQueue[pb.SubscribeRequest | None] = queue.SimpleQueue()
+        self._requests.put(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=subscriptions.credit_bytes)))
+        self._call: Any = open_subscribe(address, iter(self._requests.get, None))
+        self.thread = threading.Thread(target=self._run, name=f"tritonmq-subscribe-{address}", daemon=True)
+        self.thread.start()
+
+    # -- under the lock
+
+    def open(self, places: Iterable[PartitionPlace]) -> None:
+        """Ask for these: from where this consumer is, else from where it is to start."""
+        wanted = []
+        for place in places:
+            request = pb.SubscribePartition(topic=place.topic, partition=place.partition)
+            if place.position >= 0:
+                request.offset = place.position
+            else:
+                self._subscriptions.start(request)
+            place.active = False
+            wanted.append(request)
+        opening = pb.SubscribeOpen(group=self._subscriptions.group, member_id=self._subscriptions.member_id, partitions=wanted)
+        self._requests.put(pb.SubscribeRequest(open=opening))
+
+    def close_partition(self, place: PartitionPlace) -> None:
+        closing = pb.SubscribeClose(partitions=[pb.TopicPartition(topic=place.topic, partition=place.partition)])
+        self._requests.put(pb.SubscribeRequest(close=closing))
+
+    def settle(self, places: Iterable[PartitionPlace]) -> None:
+        request = pb.SubscribeRequest()
+        for place in places:
+            request.settled.add(topic=place.topic, partition=place.partition, offset=place.processed)
+            place.settled = place.processed
+        self._requests.put(request)
+
+    def give_back(self, count: int) -> None:
+        """Credit for a batch that was taken. In portions: a request for each small batch would cost more than the batch."""
+        self._owed += count
+        if self._owed * 4 >= self._subscriptions.credit_bytes and not self.ended:
+            self._requests.put(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=self._owed)))
+            self._owed = 0
+
+    # -- its thread
+
+    def _run(self) -> None:
+        try:
+            for message in self._call:
+                for told in message.header.opened:
+                    self._subscriptions.opened(self, told)
+                if message.header.batches:
+                    self._subscriptions.pushed(self, message)
+        except grpc.RpcError as error:
+            if not self.ended:
+                log.info("subscription at %s ended: %s", self.address, error_of(error, self.address))
+        finally:
+            self.ended = True
+            self._requests.put(None)
+            self._subscriptions.session_ended(self)
+
+    def end(self) -> None:
+        """Say the last word; the broker ends the stream once it has heard all before it."""
+        if not self.ended:
+            self.ended = True
+            self._requests.put(None)
+
+    def cancel(self) -> None:
+        """Do not wait for the broker's last word any longer."""
+        self._call.cancel()
