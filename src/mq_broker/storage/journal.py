@@ -33,7 +33,6 @@ from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
 CLOSE_DEADLINE_S: Final = 30.0
 
 _FRAME_OVERHEAD_BYTES: Final = 512  # what a cached frame costs beside its bytes: an Entry, a tuple, its numbers
-_RECENT_DEAD_MAX: Final = 1024
 
 
 class DiskJournal:
@@ -71,8 +70,7 @@ class DiskJournal:
         self._written = self._reported = self.last_index
         self._generation = 0
         self._cuts: list[tuple[int, int]] = []  # (generation, last index kept) of truncations with no outcome yet
-        self._recent: list[Frame] = []  # its first `_recent_dead` places are evicted ones
-        self._recent_dead = 0
+        self._recent: dict[int, Frame] = {}
         self._recent_first = self.last_index + 1
         self._recent_bytes = 0
         self._overflow_from: int | None = None
@@ -105,7 +103,7 @@ class DiskJournal:
             self._note_epoch(entry.index, entry.leader_epoch)
             self._ends.append(end + frame.size)
             frame = unpinned(frame)
-            self._recent.append(frame)
+            self._recent[entry.index] = frame
             self._recent_bytes += frame.size + _FRAME_OVERHEAD_BYTES
             run.append(frame)
         self._submit_append(run, self._ends[-1] - run_start)
@@ -210,9 +208,8 @@ class DiskJournal:
             self._segments.pop()
         while self._epochs and self._epochs[-1][0] > last_index:
             self._epochs.pop()
-        kept = max(0, last_index + 1 - self._recent_first) + self._recent_dead
-        self._recent_bytes -= sum(frame.size + _FRAME_OVERHEAD_BYTES for frame in self._recent[kept:])
-        del self._recent[kept:]
+        for index in [index for index in self._recent if index > last_index]:
+            self._recent_bytes -= self._recent.pop(index).size + _FRAME_OVERHEAD_BYTES
         self._recent_first = min(self._recent_first, last_index + 1)
         self._written = min(self._written, last_index)
         self._reported = min(self._reported, last_index)
@@ -233,9 +230,8 @@ class DiskJournal:
     # -------------------------------------------------------------- reading
 
     def _read_recent(self, first_index: int, last_index: int, room: int, *, first: bool) -> list[Frame]:
-        at = first_index - self._recent_first + self._recent_dead
         last_index = self._last_that_fits(first_index, last_index, room, first=first)
-        return self._recent[at : at + last_index + 1 - first_index]
+        return [self._recent[index] for index in range(first_index, last_index + 1)]
 
     def _read_files(self, first_index: int, last_index: int, room: int, *, first: bool) -> list[Frame]:
         """Frames of one segment, read at once and each checked."""
@@ -291,12 +287,8 @@ class DiskJournal:
     def _evict(self) -> None:
         """Drop the oldest frames over the cache's bound, but none that is not in the files yet."""
         while self._recent_bytes > self._cache_bytes_max and self._recent_first <= self._written:
-            self._recent_bytes -= self._recent[self._recent_dead].size + _FRAME_OVERHEAD_BYTES
-            self._recent_dead += 1
+            self._recent_bytes -= self._recent.pop(self._recent_first).size + _FRAME_OVERHEAD_BYTES
             self._recent_first += 1
-        if self._recent_dead > _RECENT_DEAD_MAX or self._recent_dead == len(self._recent):
-            del self._recent[: self._recent_dead]
-            self._recent_dead = 0
 
 
 # ------------------------------------------------------------------ opening

@@ -162,8 +162,14 @@ class LogFiles:
             self._append(run)
 
     def sync(self) -> bool:
-        """All that is written onto the disk. False if that failed; the log then has a new id, or is dead (see `Outcome`)."""
-        if self._synced == self._written:
+        """All that is written onto the disk, an owed truncation first. False if that failed: `outcome` tells what came of it."""
+        if not self.dirty:
+            return True
+        if self._owed is not None:
+            try:
+                self._make_good(self._owed)
+            except OSError:
+                return False
             return True
         try:
             self._files.sync(self._fd)
@@ -177,11 +183,17 @@ class LogFiles:
 
     @property
     def dirty(self) -> bool:
-        return self._synced != self._written
+        """Something is to be synced, and there is a point in trying."""
+        return not self._dead and (self.owing or self._synced != self._written)
+
+    @property
+    def owing(self) -> bool:
+        """A truncation failed and has not been made good: nothing is flushed until then."""
+        return self._owed is not None
 
     def outcome(self) -> Outcome:
         """Where the journal stands now. A new log id is told once, a refusal until the loop has truncated."""
-        flushed = 0 if self._dead or self._owed else self._synced if self.sync_each_round else self._written
+        flushed = 0 if self._dead or self.owing else self._synced if self.sync_each_round else self._written
         outcome = Outcome(self._generation, self._written, flushed, self._refused, self._replaced, self.closed)
         self._replaced = None
         return outcome
@@ -293,7 +305,7 @@ class LogFiles:
         if not due or self._dead:
             return
         self._owed = order
-        with contextlib.suppress(OSError):  # still owed: tried again before the next write, and until then nothing is flushed
+        with contextlib.suppress(OSError):  # still owed: tried again before the next write and in the background
             self._make_good(order)
 
     def _make_good(self, order: Truncate) -> None:

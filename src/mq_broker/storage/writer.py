@@ -152,15 +152,22 @@ class Writer:
         for log in by_log:
             if log.closed:
                 self._unsynced.pop(log, None)
-            elif log.sync_each_round:
+                continue
+            if log.sync_each_round:
                 log.sync()
-            elif log.dirty:
+            if log.dirty:
                 self._unsynced[log] = journals[log]
         return [(journals[log], log.outcome()) for log in by_log]
 
     def _sync_in_background(self) -> list[tuple[OutcomeListener, Outcome]]:
-        unsynced, self._unsynced = self._unsynced, {}
-        return [(journal, log.outcome()) for log, journal in unsynced.items() if not log.closed and not log.sync()]
+        outcomes = []
+        for log, journal in list(self._unsynced.items()):
+            owing = log.owing
+            if not log.sync() or owing:
+                outcomes.append((journal, log.outcome()))
+            if not log.dirty:
+                del self._unsynced[log]
+        return outcomes
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: there is nobody left to tell

@@ -130,6 +130,7 @@ class TrickFiles(OsFiles):
         self.go_on = threading.Event()
         self.go_on.set()
         self.waiting = threading.Event()
+        self.one_at_a_time = False  # each `go_on.set()` lets one write pass
         self.events: list[str] = []
 
     def write(self, fd: int, parts: Sequence[Buffer], position: int) -> int:
@@ -140,6 +141,8 @@ class TrickFiles(OsFiles):
         self.waiting.set()
         assert self.go_on.wait(DEADLINE_S)
         self.waiting.clear()
+        if self.one_at_a_time:
+            self.go_on.clear()
         self.writes += 1
         self.events.append("write")
         if self.room is not None and size > self.room:
@@ -215,6 +218,7 @@ class Bed:
         self.files.go_on.clear()
 
     def let_go(self) -> None:
+        self.files.one_at_a_time = False
         self.files.go_on.set()
 
     async def crash(self, journal: Journal) -> None:

@@ -214,18 +214,40 @@ def test_entries_not_yet_written_are_read_and_are_not_evicted(tmp_path: Path, du
         journal.append(frames_of(1, 3))
         await heard.until_flushed(3)
         bed.hold()
+        bed.files.one_at_a_time = True
         frames = frames_of(4, 40)
-        for frame in frames:
+        journal.append(frames[:1])
+        assert await asyncio.to_thread(bed.files.waiting.wait, 10)
+        for frame in frames[1:]:
             journal.append([frame])
         assert joined(journal.read(4, 40, ALL)) == joined(frames)
         assert [frame.entry.index for frame in journal.read(2, 6, ALL)] == [2, 3, 4, 5, 6]
+        bed.files.go_on.set()
+        await heard.until_flushed(4)
+        assert joined(journal.read(4, 40, ALL)) == joined(frames)
         bed.let_go()
         await heard.until_flushed(40)
-        assert journal._recent == []  # type: ignore[attr-defined]
+        assert journal._recent == {}  # type: ignore[attr-defined]
         assert joined(journal.read(4, 40, ALL)) == joined(frames)
         await journal.close()
 
     on_a_bed(test, tmp_path, durability, cache_bytes_max=0, segment_bytes_max=500)
+
+
+def test_a_segment_made_anew_under_its_old_name_is_read_anew(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 4))
+        await heard.until_flushed(4)
+        assert journal.read(3, 4, ALL)[0].entry.leader_epoch == 1
+        journal.truncate(2)
+        other = frames_of(3, 4, epoch=2)
+        journal.append(other)
+        await heard.until(lambda: ("flushed", 4, 2) in heard.calls)
+        assert joined(journal.read(3, 4, ALL)) == joined(other)
+        await journal.close()
+
+    on_a_bed(test, tmp_path, "fsync", cache_bytes_max=0, segment_bytes_max=200)
 
 
 def test_damage_is_never_served_and_gives_the_log_a_new_id(tmp_path: Path) -> None:
@@ -239,9 +261,11 @@ def test_damage_is_never_served_and_gives_the_log_a_new_id(tmp_path: Path) -> No
         for _ in range(3):
             with pytest.raises(StorageFailed, match=r"0{19}1\.log is damaged at byte 200"):
                 journal.payload(3)
+            await heard.until_heard("replaced")
         with pytest.raises(StorageFailed, match="at byte 200"):
             journal.read(1, 5, ALL)
-        await heard.until_heard("replaced")
+        journal.append(frames_of(6, 6))
+        await heard.until_flushed(6)
         assert heard.of("replaced") == [journal.log_id]
         assert journal.log_id != name
         await bed.crash(journal)
