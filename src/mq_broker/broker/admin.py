@@ -56,6 +56,7 @@ class Admin:
         self._calls = calls
         self._states: dict[tuple[str, int], tuple[float, NodeState]] = {}
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
+        self._making_transactions = asyncio.Lock()
 
     # ------------------------------------------------------------------ metadata
 
@@ -212,10 +213,11 @@ class Admin:
         return {p.partition for p in info.partitions if p.partition in numbers and p.leader == leader and len(p.isr) >= needed}
 
     async def transactions_topic(self, deadline: float) -> Topic:
-        """The coordinators' topic, made by whoever asks first; two who ask at once make one."""
-        found = self._topics.find(TRANSACTIONS_TOPIC)
-        if found is not None:
-            return found
+        """The coordinators' topic, made by whoever asks first; two who ask at once make one, and both wait until it serves."""
+        async with self._making_transactions:
+            return self._topics.find(TRANSACTIONS_TOPIC) or await self._make_transactions_topic(deadline)
+
+    async def _make_transactions_topic(self, deadline: float) -> Topic:
         replicas = min(TRANSACTIONS_REPLICAS, len(self._cluster.brokers))
         try:
             topic = await self._create(TRANSACTIONS_TOPIC, TRANSACTIONS_PARTITIONS, replicas, b"", {"durability": "fsync"})

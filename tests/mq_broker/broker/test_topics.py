@@ -1,0 +1,81 @@
+"""The copy of the list of topics: read again when a name is not in it, never more often than it may be."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from mq_broker.broker.topics import Topic, Topics
+from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.interface import TopicSpec
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.core.messages import NodeState
+from mq_protocol.errors import UnknownTopic
+
+STATE = NodeState(None, 0, ((1, ""),), 0, "")
+
+
+def spec(name: str, **fields: object) -> TopicSpec:
+    return TopicSpec(name, f"id-of-{name}", ((1,),), **fields)  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def topics(data: Path) -> AsyncIterator[tuple[Topics, FileCoordination, list[dict[str, Topic]]]]:
+    coordination = FileCoordination(data)
+    await coordination.start(lambda _event: None)
+    seen: list[dict[str, Topic]] = []
+    try:
+        yield Topics(coordination, seen.append), coordination, seen
+    finally:
+        await coordination.stop()
+
+
+def test_a_name_that_is_not_known_is_looked_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with topics(tmp_path) as (copy, coordination, seen):
+            await coordination.create_topic(spec("t"), (STATE,))
+            assert (await copy.get("t")).spec.name == "t"
+            assert [list(topics) for topics in seen] == [["id-of-t"]]
+
+    asyncio.run(scenario())
+
+
+def test_names_that_do_not_exist_cause_few_reads(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with topics(tmp_path) as (copy, _coordination, seen):
+            for _ in range(20):
+                with pytest.raises(UnknownTopic, match="nothing"):
+                    await copy.get("nothing")
+            assert len(seen) == 1
+
+    asyncio.run(scenario())
+
+
+def test_readers_that_come_during_a_read_share_the_next_one(zookeeper: str) -> None:
+    async def scenario() -> None:
+        coordination = ZooKeeperCoordination(zookeeper, root=f"/{uuid.uuid4().hex}")
+        await coordination.start(lambda _event: None)
+        seen: list[dict[str, Topic]] = []
+        copy = Topics(coordination, seen.append)
+        await asyncio.gather(*(copy.refresh() for _ in range(20)))
+        assert len(seen) == 2
+        await coordination.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_of_a_newer_version_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with topics(tmp_path) as (copy, coordination, _seen):
+            await coordination.create_topic(spec("newer", settings={"unheard_of": "1"}), (STATE,))
+            await coordination.create_topic(spec("t"), (STATE,))
+            await copy.refresh()
+            assert [topic.spec.name for topic in copy.all()] == ["t"]
+            assert "newer cannot be read" in caplog.text
+
+    asyncio.run(scenario())
