@@ -172,12 +172,17 @@ def by_topic(names: pa.Array, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.Re
         yield topics[place], piece
 
 
-def by_partition(chosen: NDArray[np.int32] | None, rows: pa.RecordBatch, spread_to: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The rows of each partition, in their order; those that may go anywhere go to `spread_to` together, in one large piece."""
-    if chosen is None:
-        yield spread_to, rows
-        return
+def by_partition(chosen: NDArray[np.int32], rows: pa.RecordBatch, spread_to: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The rows of each partition, in their order; those that may go anywhere all go to `spread_to`."""
     yield from _groups(np.where(chosen == SPREAD, np.int32(spread_to), chosen), rows)
+
+
+def even_slices(rows: pa.RecordBatch, bytes_wanted: int) -> Iterator[pa.RecordBatch]:
+    """The rows in slices of as many rows each, of about that many bytes if rows are alike."""
+    count = min(rows.num_rows, max(1, -(-rows.nbytes // bytes_wanted)))
+    borders = [rows.num_rows * number // count for number in range(count + 1)]
+    for start, end in pairwise(borders):
+        yield rows.slice(start, end - start)
 
 
 def _groups(numbers: NDArray[np.int32], rows: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:

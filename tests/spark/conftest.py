@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -60,10 +61,14 @@ def producer(cluster: LocalCluster) -> Iterator[Producer]:
         yield opened
 
 
+_numbers = itertools.count()
+
+
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> Callable[[str], str]:
     """Topic names that no other test has."""
-    return lambda suffix: f"{request.node.name[:60].translate({ord(c): '_' for c in '[]/,'})}.{suffix}"
+    prefix = f"{request.node.originalname[:50]}-{next(_numbers)}"
+    return lambda suffix: f"{prefix}.{suffix}"
 
 
 @pytest.fixture

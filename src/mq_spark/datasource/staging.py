@@ -18,7 +18,7 @@ from mq_protocol.errors import SchemaMismatch
 from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.manifest import MicroBatch, Staged, StagedMessage
 from mq_spark.options import SinkOptions
-from mq_spark.rows import Fit, by_partition, by_topic
+from mq_spark.rows import Fit, by_partition, by_topic, even_slices
 from mq_spark.schemas import Topic
 
 STAGED_BYTES: Final = 1 << 20
@@ -112,13 +112,20 @@ class _IntoTopic:
             return
         chosen = self._fit.partitions(rows)
         fitted = self._fit.convert(rows, time.time_ns() // 1000)
-        for partition, piece in by_partition(chosen, fitted, self._spread_to):
-            self._waiting.setdefault(partition, []).append(piece)
-            self._bytes[partition] = self._bytes.get(partition, 0) + piece.nbytes
-            if self._bytes[partition] >= STAGED_BYTES:
-                self._send(partition)
-                if partition == self._spread_to:
-                    self._spread_to = (partition + 1) % self._topic.partitions
+        if chosen is None:
+            for piece in even_slices(fitted, STAGED_BYTES):
+                self._put(self._spread_to, piece)
+        else:
+            for partition, piece in by_partition(chosen, fitted, self._spread_to):
+                self._put(partition, piece)
+
+    def _put(self, partition: int, rows: pa.RecordBatch) -> None:
+        self._waiting.setdefault(partition, []).append(rows)
+        self._bytes[partition] = self._bytes.get(partition, 0) + rows.nbytes
+        if self._bytes[partition] >= STAGED_BYTES:
+            self._send(partition)
+            if partition == self._spread_to:
+                self._spread_to = (partition + 1) % self._topic.partitions
 
     def waiting_bytes(self) -> int:
         return sum(self._bytes.values())
