@@ -48,6 +48,7 @@ class Leader:
         self._deferred: dict[int, list[Propose]] = {}
         self._acknowledging = True
         self._sequence = 0
+        self._sent_last = 0  # ever, to anybody: what is once sent may be anywhere, even if it is to be sent again
         self._written = shared.log.flushed
         self._last_tick_ms = shared.now_ms
         self._commit_moved_ms = shared.now_ms
@@ -169,6 +170,7 @@ class Leader:
     def _send(self, progress: Progress, last: int) -> None:
         shared = self._shared
         self._sequence += 1
+        self._sent_last = max(self._sent_last, last)
         previous = progress.next_index - 1
         message = AppendEntries(
             shared.me.broker,
@@ -255,6 +257,8 @@ class Leader:
                     progress.behind_since_ms = shared.now_ms
             self._commit_moved_ms = shared.now_ms
         self._last_tick_ms = shared.now_ms
+        if not self._acknowledging:
+            shared.read_node()  # the answer that came may have been to an older question: it must be known who wrote
         if shared.log.last_index == shared.high_watermark:
             self._commit_moved_ms = shared.now_ms
         elif shared.now_ms - self._commit_moved_ms > settings.leader_stuck_ms and self._heir():
@@ -360,8 +364,7 @@ class Leader:
         shared, log = self._shared, self._shared.log
         if event.first_index <= shared.high_watermark or event.first_index > log.last_index:
             return event.first_index > log.last_index
-        sent = max((progress.next_index for progress in self.followers.values()), default=0)
-        if sent > event.first_index or event.first_index <= self.epoch_start:
+        if self._sent_last >= event.first_index or event.first_index <= self.epoch_start:
             return False
         error = DiskFull(
             f"broker {shared.me.broker} is full: {shared.name} ({event.reason}): free some space; what is acknowledged stays"
@@ -379,6 +382,8 @@ class Leader:
     def end(self, why: str) -> None:
         """The role ends: every waiting request ends as unknown (rule 8)."""
         shared = self._shared
+        if self._hand_over_deadline_ms is not None and not self.resigned:
+            shared.emit(HandedOver(0))
         error = OutcomeUnknown(f"{shared.name}: {why} before this was committed; ask again with the same UUID")
         for index in sorted(self._waiting):
             for request, _ in self._waiting[index]:
