@@ -103,6 +103,7 @@ class World:
         everyone = tuple(range(1, brokers + 1))
         self.settings = ReplicaSettings(everyone, minimum, **settings)  # type: ignore[arg-type]
         self.node = NodeState(None, 0, tuple((b, "") for b in everyone), 0, "created")
+        self.before = (self.version, self.node)
         self.links: dict[tuple[int, int], list[AppendEntries | AppendAck]] = {
             (a, b): [] for a, b in itertools.permutations(everyone, 2)
         }
@@ -235,6 +236,11 @@ class World:
             self.hosts[int(broker)].reading = False
             self.step(int(broker), NodeRead(self.version, self.node))
 
+    def do_read_late(self, broker: str) -> None:
+        """An answer that was under way arrives: what the node was before it changed last."""
+        self.hosts[int(broker)].reading = False
+        self.step(int(broker), NodeRead(*self.before))
+
     def do_turn(self, *brokers: str) -> None:
         for broker in brokers or [str(h.broker) for h in self.hosts.values() if h.up]:
             self.step(int(broker), TurnEnded(self.now_ms))
@@ -250,6 +256,7 @@ class World:
         write = host.writes.pop(0)
         happens = write.expected_version == self.version and how != "dropped"
         if happens:
+            self.before = (self.version, self.node)
             self.version += 1
             self.node = write.state
         if how in {"lost", "dropped"}:
