@@ -6,6 +6,7 @@ by process id. Not here: which broker to ask, and whether to ask again (connecti
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Iterator
@@ -65,6 +66,16 @@ def channel(address: str) -> grpc.Channel:
         if found is None:
             found = _channels[key] = grpc.insecure_channel(address, options=_OPTIONS)
         return found
+
+
+@atexit.register
+def _close_channels() -> None:
+    """While gRPC's threads still run: a channel that is left to the interpreter's last collection waits for them for ever."""
+    with _lock:
+        mine = [opened for (process, _), opened in _channels.items() if process == os.getpid()]
+        _channels.clear()
+    for opened in mine:
+        opened.close()
 
 
 def call_unary(address: str, method: str, request: Message, response: type[R], timeout_s: float) -> R:
