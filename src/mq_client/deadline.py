@@ -8,7 +8,7 @@ import time
 from mq_client.errors import InvalidSetting
 
 _FIRST_MS = 20.0
-_MOST_MS = 1_000.0
+_MOST_MS = 500.0
 
 
 class Deadline:
@@ -39,7 +39,7 @@ class Deadline:
 
 
 class Backoff:
-    """Waits between attempts: from 20 ms doubling to a second, each cut by up to half at random so that clients spread out."""
+    """Waits between attempts: from 20 ms doubling to half a second, each cut by up to half at random so that clients spread out."""
 
     def __init__(self, random_: random.Random | None = None) -> None:
         self._random = random_ or random.Random()  # noqa: S311 - spreads load, guards nothing

@@ -120,6 +120,9 @@ class Lane:
         elif not error.definite:
             batch.in_doubt = True
         if not error.retriable:
+            batch.last_error = error
+            if batch.in_doubt and error.definite:
+                return self.give_up(batch)  # refused now, but an earlier attempt may be in the log
             self.batches.remove(batch)
             return error
         if isinstance(error, OutOfOrder):

@@ -179,7 +179,9 @@ class Sender:
             answers += self.accumulator.recall(lane, moved, now)
         elif lane.in_flight and min(batch.sent_at for batch in lane.batches if batch.correlation is not None) + _STALL_S < now:
             self._refresher.ask(lane.topic)
-        lane.address = address
+        if lane.address != address:
+            lane.address = address
+            lane.not_before = 0.0  # somebody else leads: what the former one refused is no reason to wait
         return address
 
     def _header(self, batch: OutgoingBatch, correlation: int, after: bytes, now: float) -> pb.ProduceHeader:

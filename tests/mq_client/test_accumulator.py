@@ -1,0 +1,202 @@
+"""When batches close, what memory they hold, where keyless records go. Time is an argument."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from concurrent.futures import Future
+
+import pyarrow as pa
+import pytest
+
+from mq_client.accumulator import Accumulator, AccumulatorSettings, Target
+from mq_client.connection import TopicView
+from mq_client.errors import InvalidRequest, NotSent, OutcomeUnknown, Unreachable
+from mq_client.futures import BatchOutcome, BatchPlace, RecordFuture
+from mq_client.lanes import OutgoingBatch
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import RECORD_SCHEMA, decode_batch, schema_fingerprint
+from mq_protocol.names import parse_settings
+
+
+def view(partitions: int = 3) -> TopicView:
+    return TopicView(
+        "t",
+        "id",
+        RECORD_SCHEMA,
+        schema_fingerprint(RECORD_SCHEMA),
+        False,
+        parse_settings({}, 1),
+        (1,) * partitions,
+        (1,) * partitions,
+        pb.TopicInfo(),
+    )
+
+
+def accumulator(**options: float) -> Accumulator:
+    settings = AccumulatorSettings(
+        int(options.get("batch_bytes_max", 1000)),
+        options.get("linger_s", 0.005),
+        30.0,
+        100,
+        int(options.get("max_in_flight", 2)),
+        None,
+    )
+    numbers = itertools.count(1)
+    return Accumulator(settings, random.Random(1), lambda: next(numbers).to_bytes(16, "big"))
+
+
+def add(made: Accumulator, target: Target, value: bytes, now: float, partition: int | None = 0) -> RecordFuture:
+    future, _ = made.add(target, partition, None, value, None, 0, len(value), now)
+    return future
+
+
+def take_all(made: Accumulator, now: float) -> list[tuple[OutgoingBatch, int, bytes]]:
+    found = []
+    for lane in made.busy():
+        while (taken := made.take(lane, now)) is not None:
+            found.append(taken)
+    return found
+
+
+def values(batch: OutgoingBatch) -> list[bytes]:
+    found: list[bytes] = decode_batch(batch.encoded(), RECORD_SCHEMA).column("value").to_pylist()
+    return found
+
+
+def test_a_batch_closes_when_it_has_lingered() -> None:
+    made = accumulator()
+    target = made.add_target(view())
+    add(made, target, b"a", now=1.0)
+    add(made, target, b"b", now=1.004)
+    assert made.close_ready(1.004) == pytest.approx(1.005), "when to look again"
+    assert take_all(made, 1.004) == []
+    made.close_ready(1.005)
+    [(batch, _, after)] = take_all(made, 1.005)
+    assert values(batch) == [b"a", b"b"]
+    assert after == b""
+
+
+def test_a_batch_closes_when_it_is_full_and_the_record_that_does_not_fit_opens_the_next() -> None:
+    made = accumulator(batch_bytes_max=100)
+    target = made.add_target(view())
+    for value in (b"a" * 60, b"b" * 60, b"c" * 100):
+        add(made, target, value, now=1.0)
+    assert [values(batch)[0][:1] for batch, _, _ in take_all(made, 1.0)] == [b"a", b"b"]
+    made.close_all(1.0)
+    made.answer(next(iter(made.in_flight)), BatchPlace(0, 0, 1, 0, False))
+    assert [values(batch)[0][:1] for batch, _, _ in take_all(made, 1.0)] == [b"c"]
+
+
+def test_a_lingering_batch_goes_on_filling_while_its_lane_is_full() -> None:
+    made = accumulator(max_in_flight=1)
+    target = made.add_target(view())
+    add(made, target, b"a", now=1.0)
+    made.close_ready(2.0)
+    [(_, correlation, _)] = take_all(made, 2.0)
+    add(made, target, b"b", now=2.0)
+    made.close_ready(3.0)
+    add(made, target, b"c", now=3.0)
+    assert take_all(made, 3.0) == []
+    made.answer(correlation, BatchPlace(0, 0, 1, 0, False))
+    made.close_ready(3.0)
+    [(batch, _, _)] = take_all(made, 3.0)
+    assert values(batch) == [b"b", b"c"]
+
+
+def test_the_sender_is_told_only_when_there_is_something_new() -> None:
+    made = accumulator(batch_bytes_max=100)
+    target = made.add_target(view())
+    news = [made.add(target, 0, None, b"x" * 40, None, 0, 40, 1.0)[1] for _ in range(4)]
+    assert news == [True, False, True, False]
+
+
+def test_memory_is_counted_from_publish_to_answer() -> None:
+    made = accumulator()
+    target = made.add_target(view())
+    add(made, target, b"x" * 40, now=1.0)
+    add(made, target, b"x" * 2, now=1.0)
+    assert made.pending_bytes == 42
+    made.close_all(1.0)
+    [(_, correlation, _)] = take_all(made, 1.0)
+    assert made.pending_bytes == 42
+    made.answer(correlation, BatchPlace(0, 0, 2, 0, False))
+    assert made.pending_bytes == 0
+    assert made.idle
+
+
+def test_keyless_records_stick_to_a_partition_until_its_batch_closes_then_go_to_the_next() -> None:
+    made = accumulator(batch_bytes_max=100)
+    target = made.add_target(view(3))
+    for _ in range(12):
+        add(made, target, b"x" * 50, now=1.0, partition=None)
+    taken = [batch.partition for batch, _, _ in take_all(made, 1.0)]
+    assert sorted(taken) == [0, 0, 1, 1, 2, 2]
+
+
+def test_partitions_that_are_stuck_are_passed_over() -> None:
+    made = accumulator(batch_bytes_max=10)
+    target = made.add_target(view(3))
+    for _ in range(3):
+        add(made, target, b"x" * 10, now=1.0, partition=1)  # nobody takes them: partition 1 has no leader
+    for _ in range(6):
+        add(made, target, b"y" * 10, now=1.0, partition=None)
+        for lane in made.busy():
+            if lane.partition != 1:
+                made.take(lane, 1.0)
+        for correlation in list(made.in_flight):
+            made.answer(correlation, BatchPlace(0, 0, 1, 0, False))
+    assert sum(len(lane.batches) for lane in made.busy()) <= 4
+
+
+def test_a_batch_given_whole_goes_behind_what_is_open() -> None:
+    made = accumulator()
+    topic = view()
+    target = made.add_target(topic)
+    add(made, target, b"before", now=1.0)
+    whole = pa.RecordBatch.from_pylist([{"key": None, "value": b"whole", "headers": None, "timestamp": None}], RECORD_SCHEMA)
+    made.add_closed(topic, 0, whole, BatchOutcome("t"), 1.0, uuid=b"u" * 16)
+    add(made, target, b"behind", now=1.0)
+    made.close_all(1.0)
+    first, second = take_all(made, 1.0)
+    assert (values(first[0]), values(second[0])) == ([b"before"], [b"whole"])
+    assert second[2] == first[0].uuid
+    assert second[0].uuid == b"u" * 16
+
+
+def test_an_answer_that_comes_after_giving_up_is_ignored() -> None:
+    made = accumulator()
+    target = made.add_target(view())
+    future = add(made, target, b"a", now=1.0)
+    made.close_all(1.0)
+    [(batch, correlation, _)] = take_all(made, 1.0)
+    [lane] = made.busy()
+    made.give_up(lane, batch).tell()
+    assert made.answer(correlation, BatchPlace(0, 0, 1, 0, False)) is None
+    assert made.refuse(correlation, Unreachable("x"), 2.0) is None
+    assert isinstance(future.exception(0), OutcomeUnknown)
+    assert made.idle
+
+
+def test_a_topic_that_is_gone_ends_its_batches_each_by_what_is_known_of_it() -> None:
+    made = accumulator(max_in_flight=1, batch_bytes_max=10)
+    target = made.add_target(view())
+    sent, waiting = add(made, target, b"x" * 10, now=1.0), add(made, target, b"y" * 10, now=1.0)
+    take_all(made, 1.0)
+    [lane] = made.busy()
+    for answer in made.refuse_all(lane, InvalidRequest("topic is gone")):
+        answer.tell()
+    assert isinstance(sent.exception(0), OutcomeUnknown)
+    assert isinstance(waiting.exception(0), InvalidRequest)
+
+
+def test_what_was_never_sent_says_so() -> None:
+    made = accumulator()
+    future: Future[object] = add(made, made.add_target(view()), b"a", now=1.0)  # type: ignore[assignment]
+    made.close_all(1.0)
+    [lane] = made.busy()
+    for batch in lane.expired(31.0):
+        made.give_up(lane, batch).tell()
+    error = future.exception(0)
+    assert isinstance(error, NotSent)
+    assert error.definite
