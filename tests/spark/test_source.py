@@ -146,3 +146,18 @@ def test_an_error_of_a_reader_ends_the_query_with_first_words_that_say_what_to_d
     streams.create(1)
     with pytest.raises(StreamingQueryException, match="startingOffsets names partitions 0, 1 of topic"):
         run_stream(streams.stream(startingOffsets=f'{{"{streams.topic}":{{"0":0,"1":0}}}}'))
+
+
+def test_a_topic_that_was_made_again_is_never_taken_for_the_old_one(streams: Streams, run_stream: Run) -> None:
+    streams.create(1)
+    streams.publish("old", "older")
+    options = {"startingOffsets": "earliest", "requestTimeoutMs": "1000"}
+    assert run_stream(streams.stream(**options)).values() == ["old", "older"]
+    streams.admin.delete_topic(streams.topic)
+    streams.create(1)
+    streams.publish("new")
+    with pytest.raises(StreamingQueryException, match=r"data was lost: offset 2 of topic .* is wanted and only 0 to 1"):
+        run_stream(streams.stream(**options))
+    assert run_stream(streams.stream(failOnDataLoss="false", **options)).values() == []
+    streams.publish("newer")
+    assert run_stream(streams.stream(failOnDataLoss="false", **options)).values() == ["newer"]

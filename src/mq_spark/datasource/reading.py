@@ -13,12 +13,12 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from mq_protocol.errors import OffsetOutOfRange
+from mq_protocol.errors import DataLoss, OffsetOutOfRange
 from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.offsets import OffsetRange
 from mq_spark.options import SourceOptions
 from mq_spark.positions import data_loss
-from mq_spark.schemas import Projection, StoredRows
+from mq_spark.schemas import Projection, StoredRows, Topic
 
 MERGED_ROWS_MAX: Final = 10_000
 MERGED_BYTES_MAX: Final = 1 << 20
@@ -64,9 +64,17 @@ def read_ranges(options: SourceOptions, wanted: StructType, work: Ranges) -> Ite
     for each in work.ranges:
         projection = projections.get(each.topic)
         if projection is None:
-            projection = projections[each.topic] = Projection(cluster.topic(each.topic, work.topic_ids[each.topic]), wanted)
+            projection = projections[each.topic] = Projection(_topic(cluster, options, work, each.topic), wanted)
         yield from _merged(projection, each.partition, _fetched(cluster, options, each, projection.columns))
     _report(cluster, options, work)
+
+
+def _topic(cluster: Cluster, options: SourceOptions, work: Ranges, name: str) -> Topic:
+    """The topic that was planned, and not another that has been made under its name since."""
+    topic = cluster.topic(name, work.topic_ids[name])
+    if topic.topic_id != work.topic_ids[name] and options.fail_on_data_loss:
+        raise DataLoss(f"data was lost: topic {name} was deleted and made again while it was read; begin with a new checkpoint")
+    return topic
 
 
 def _fetched(cluster: Cluster, options: SourceOptions, each: OffsetRange, columns: list[str]) -> Iterator[StoredRows]:

@@ -1,0 +1,43 @@
+"""A task's work: who reports what is reached, and small stored batches merged, large ones passed on as they are."""
+
+from __future__ import annotations
+
+import pickle
+
+import pyarrow as pa
+
+from mq_protocol.arrow import RECORD_SCHEMA
+from mq_spark.datasource.reading import MERGED_ROWS_MAX, _merged, input_partitions
+from mq_spark.offsets import OffsetRange
+from mq_spark.schemas import Projection, StoredRows, Topic, stream_schema
+
+RECORDS = Topic("t", "id", RECORD_SCHEMA, typed=False, partitions=1)
+
+
+def stored(first_offset: int, rows: int, value: bytes = b"v") -> StoredRows:
+    batch = pa.RecordBatch.from_pylist([{"key": None, "timestamp": None, "value": value}] * rows)
+    return StoredRows(batch.cast(pa.schema([RECORD_SCHEMA.field(name) for name in ("key", "timestamp", "value")])), first_offset, 0)
+
+
+def test_a_partition_that_several_tasks_share_is_reached_when_the_last_of_them_is_done() -> None:
+    tasks = [(OffsetRange("t", 0, 0, 5), OffsetRange("t", 1, 3, 6)), (OffsetRange("t", 1, 6, 9), OffsetRange("u", 0, 0, 2))]
+    work = [pickle.loads(pickle.dumps(each)) for each in input_partitions(tasks, {"t": "id-t", "u": "id-u"})]
+    assert [each.ranges for each in work] == tasks
+    assert [each.reached for each in work] == [(("t", 0, 5),), (("t", 1, 9), ("u", 0, 2))]
+    assert work[0].topic_ids == {"t": "id-t", "u": "id-u"}
+
+
+def test_small_stored_batches_are_merged_and_large_ones_stay_as_they_are() -> None:
+    projection = Projection(RECORDS, stream_schema([RECORDS], include_headers=False, include_metadata=False))
+    small = [stored(number, 1) for number in range(30)]
+    large = [stored(30, MERGED_ROWS_MAX), stored(30 + MERGED_ROWS_MAX, MERGED_ROWS_MAX)]
+    made = list(_merged(projection, 0, iter([*small, *large])))
+    assert [batch.num_rows for batch in made] == [30 + MERGED_ROWS_MAX, MERGED_ROWS_MAX]
+    offsets = pa.Table.from_batches(made).column("offset").to_pylist()
+    assert offsets == list(range(30 + 2 * MERGED_ROWS_MAX))
+
+
+def test_batches_are_merged_up_to_a_size_and_not_only_a_number_of_rows() -> None:
+    projection = Projection(RECORDS, stream_schema([RECORDS], include_headers=False, include_metadata=False))
+    made = list(_merged(projection, 0, (stored(number, 1, b"x" * (300 << 10)) for number in range(8))))
+    assert [batch.num_rows for batch in made] == [4, 4]
