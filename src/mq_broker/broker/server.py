@@ -119,7 +119,7 @@ class _Broker:
         self._shell = shell
         self._coordination = coordination
         hello = pb.LinkHello(broker=config.broker, incarnation=shell.incarnation, cluster_id=cluster_id)
-        self._links = shell.links = Links(hello, shell)
+        self._links = shell.links = Links(hello, shell, shell.spawn)
         self._calls = Calls()
         self._topics = Topics(coordination, self._on_topics)
         me = BrokerRegistration(config.broker, shell.incarnation, self.address, config.rack)

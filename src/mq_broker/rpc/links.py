@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import grpc
@@ -21,7 +21,7 @@ from mq_broker.rpc.service import EOF, Incoming, Send, sender, stream_handler
 from mq_broker.rpc.status import from_call
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope, decode, encode, split
-from mq_protocol.errors import InvalidRequest, TritonMQError
+from mq_protocol.errors import InvalidRequest, TritonMQError, Unreachable
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ _FIXED_BYTES: Final = 150
 """About what a message takes beside its payload, so that a flood of empty ones is bounded too."""
 
 Messages: TypeAlias = AsyncIterator[Envelope[pb.LinkHeader]]
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 
 class LinkListener(Protocol):
@@ -115,11 +116,12 @@ class _Peer:
 
 
 class Links:
-    """Owns the connections to every other broker. `hello` says who this is."""
+    """Owns the connections to every other broker. `hello` says who this is; `spawn` makes a task whose failure is not overlooked."""
 
-    def __init__(self, hello: pb.LinkHello, listener: LinkListener) -> None:
+    def __init__(self, hello: pb.LinkHello, listener: LinkListener, spawn: Spawn) -> None:
         self._hello = hello
         self._listener = listener
+        self._spawn = spawn
         self._peers: dict[int, _Peer] = {}
         self._dialling: dict[int, asyncio.Task[None]] = {}
         self._closed = False
@@ -134,7 +136,7 @@ class Links:
                 peer.address = address
                 peer.registered.set()
                 if self._hello.broker < broker and broker not in self._dialling and not self._closed:
-                    self._dialling[broker] = asyncio.create_task(self._dial_for_ever(peer), name=f"link to broker {broker}")
+                    self._dialling[broker] = self._spawn(self._dial_for_ever(peer), f"link to broker {broker}")
         for broker, peer in self._peers.items():
             if broker not in brokers:
                 peer.registered.clear()
@@ -150,6 +152,10 @@ class Links:
 
     def connected(self) -> list[int]:
         return sorted(broker for broker, peer in self._peers.items() if peer.ended is not None)
+
+    def end(self, broker: int) -> None:
+        """End the link to that broker, if there is one; the one that dials makes it again."""
+        self._end(self._peer(broker))
 
     def waiting_bytes(self, broker: int) -> int:
         """What waits to go to that broker."""
@@ -223,7 +229,10 @@ class Links:
             call = method()
 
             async def send(message: Envelope[pb.LinkHeader]) -> None:
-                await call.write(encode(message))
+                try:
+                    await call.write(encode(message))
+                except asyncio.InvalidStateError as error:  # the far side had ended the stream, and said that all was well
+                    raise Unreachable(f"broker {peer.broker} has ended the link") from error
 
             messages = _Answers(call)
             try:

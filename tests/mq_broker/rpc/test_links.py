@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -61,10 +61,16 @@ class Node:
         self.broker = broker
         self.incarnation = incarnation
         self.heard = Heard()
-        self.links = Links(pb.LinkHello(broker=broker, incarnation=incarnation, cluster_id=cluster_id), self.heard)
+        self.tasks: list[asyncio.Task[None]] = []
+        self.links = Links(pb.LinkHello(broker=broker, incarnation=incarnation, cluster_id=cluster_id), self.heard, self._spawn)
         self._server, port = listen(address)
         self._server.add_generic_rpc_handlers((self.links.handler(),))
         self.address = f"127.0.0.1:{port}"
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self.tasks.append(task)
+        return task
 
     async def start(self) -> None:
         await self._server.start()
@@ -72,6 +78,8 @@ class Node:
     async def stop(self) -> None:
         await self.links.close()
         await self._server.stop(0)
+        for task in self.tasks:
+            assert task.cancelled(), task.exception()
 
     def knows(self, *others: Node) -> None:
         self.links.know({o.broker: PeerAddress(o.address, o.incarnation) for o in (self, *others)})
@@ -141,6 +149,24 @@ def test_a_broker_that_comes_back_is_linked_again() -> None:
                 await one.heard.until(lambda events: events == [("up", 2), ("down", 2), ("up", 2)])
                 one.links.send_ack(2, pb.AppendAck(sequence=7))
                 await again.heard.until(lambda events: events[-1] == ("ack", 7))
+
+    asyncio.run(scenario())
+
+
+def test_a_link_that_the_other_side_ends_while_it_is_written_to_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq_broker.rpc.links.BACKOFF_S", (0.001,))
+
+    async def scenario() -> None:
+        one, two = Node(1), Node(2)
+        async with nodes(one, two):
+            one.knows(two)
+            for n in range(1, 60):
+                for node, other in ((one, 2), (two, 1)):
+                    await node.heard.until(lambda events, n=n, other=other: events.count(("up", other)) == n)  # type: ignore[misc]
+                two.links.end(1)
+                while one.links.connected():
+                    one.links.send_ack(2, pb.AppendAck(sequence=n))
+                    await asyncio.sleep(0.0001 * (n % 2))
 
     asyncio.run(scenario())
 
