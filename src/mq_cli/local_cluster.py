@@ -7,6 +7,7 @@ production: there every broker has a machine and a supervisor of its own.
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -37,6 +38,7 @@ class BrokerProcess:
 
     def __init__(self, broker: int, port: int, directory: Path, arguments: Sequence[str]) -> None:
         self.id = broker
+        self.port = port
         self.address = f"{HOST}:{port}"
         self.data_dir = directory / f"broker-{broker}"
         self.log_path = directory / f"broker-{broker}.log"
@@ -53,9 +55,13 @@ class BrokerProcess:
         return None if self._process is None else self._process.poll()
 
     def start(self) -> None:
-        """Return at once: `LocalCluster.wait_until_serving` waits."""
+        """Return at once: `LocalCluster.wait_until_serving` waits. Raises `ClusterFailed` if something listens on its port: that
+        might be another cluster's broker, and answer in this one's place."""
         if self.pid is not None:
             return
+        with socket.socket() as probe:
+            if probe.connect_ex((HOST, self.port)) == 0:
+                raise ClusterFailed(f"something listens on {self.address} already: end it, or choose another port")
         with self.log_path.open("ab") as log:
             # A session of its own: Ctrl-C in the terminal is for whoever started us. Its standard input is a pipe that we hold:
             # when we are gone, however that happened, the broker sees it end and stops.
@@ -158,19 +164,13 @@ class LocalCluster:
         for broker in self.brokers.values():
             progress(f"starting broker {broker.id} on {broker.address}")
             broker.start()
-        self.wait_until_serving(progress=progress)
+        self.wait_until_serving()
 
-    def wait_until_serving(
-        self,
-        ids: Sequence[int] | None = None,
-        timeout_s: float = START_TIMEOUT_S,
-        progress: Callable[[str], None] = lambda _step: None,
-    ) -> None:
+    def wait_until_serving(self, ids: Sequence[int] | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
         """Until each of those brokers (default: all) answers and sees all of them registered."""
         deadline = time.monotonic() + timeout_s
         wanted = set(self.brokers if ids is None else ids)
         for broker in (self.brokers[number] for number in sorted(wanted)):
-            progress(f"waiting for broker {broker.id}")
             while not _answers(broker.address, wanted):
                 if broker.status is not None:
                     raise ClusterFailed(

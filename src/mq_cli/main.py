@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -24,8 +25,22 @@ DONE, REFUSED, MISUSED, INTERRUPTED = 0, 1, 2, 130
 _HELP = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
+class _NobodyReads(Exception):
+    """Whoever read our output has had enough of it, as in `tritonmq consume t | head`: nothing is wrong."""
+
+
+class _Root(CommandGroup):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError as error:  # before click sees it, to which it is a failure
+            raise _NobodyReads from error
+        return result
+
+
 @click.group(
-    cls=CommandGroup,
+    cls=_Root,
     lazy={
         "dev": ("mq_cli.dev:dev", "A local cluster in the foreground, to try things with."),
         "broker": ("mq_cli.broker:broker", "Run one broker."),
@@ -55,7 +70,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code. Errors are written to standard error, as one paragraph and without a traceback."""
     try:
         code = cli.main(args=arguments, prog_name="tritonmq", standalone_mode=False)
-        sys.stdout.flush()
         return code if isinstance(code, int) else DONE
     except click.ClickException as error:
         error.show()
@@ -63,13 +77,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has what it wanted (`tritonmq consume t | head`). What is still buffered must go nowhere, or the
-        # interpreter would stumble over it on the way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except _NobodyReads:
+        # What is still buffered must go nowhere, or the interpreter would stumble over it on the way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return DONE
     except TritonMQError as error:
-        click.echo(f"error: {error}", err=True)
+        click.echo(f"Error: {error}", err=True)
         return REFUSED
 
 

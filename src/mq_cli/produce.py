@@ -108,9 +108,8 @@ def _send_rows(producer: Producer, topic: str, schema: pa.Schema, partition: int
         try:
             rows = json.read_json(io.BytesIO(b"".join(lines)), parse_options=options)
         except (ArrowInvalid, ArrowNotImplementedError) as error:
-            raise InputFault(
-                f"lines {count + 1} to {count + len(lines)} are not JSON objects of {topic}'s columns: {error}"
-            ) from error
+            where = f"line {count + 1}" if len(lines) == 1 else f"lines {count + 1} to {count + len(lines)}"
+            raise InputFault(f"{where}: not JSON objects of the columns of {topic}: {error}") from error
         futures.append(producer.publish_batch(topic, rows, partition=partition))
         while futures and futures[0].done():
             futures.popleft().result()

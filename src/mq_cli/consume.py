@@ -1,0 +1,193 @@
+"""`tritonmq consume`: the messages of a topic, on standard output, as they come.
+
+Two ways to read. Without an end: pushed, through a Consumer. With `--exit-at-end`: what is there now, by offset, through a Reader.
+What comes is written by messages.py.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import islice
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import click
+
+from mq_cli.messages import MessageWriter
+from mq_cli.output import bootstrap_option, checking_what_was_typed, milliseconds, open_admin
+from mq_protocol.limits import REQUEST_TIMEOUT_MS
+from mq_protocol.names import did_you_mean
+
+if TYPE_CHECKING:
+    from mq_client import Admin, Consumer, ConsumerRecord, TopicDescription
+
+EARLIEST, LATEST = "earliest", "latest"
+
+_LOOK_MS = 200
+"""How often a wait looks up to see whether it should end."""
+
+Start = str | int | datetime
+
+
+def _parse_start(_ctx: click.Context, _param: click.Parameter, value: str) -> Start:
+    """earliest, latest, an offset, or a time."""
+    if value in (EARLIEST, LATEST):
+        return value
+    if value.isdecimal():
+        return int(value)
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        near = did_you_mean(value, (EARLIEST, LATEST)) if value.isalpha() else ""
+        raise click.BadParameter(
+            f"{value!r} is neither earliest, latest, an offset, nor a time like 2026-01-31T08:30:00Z{near}"
+        ) from None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+@click.command()
+@click.argument("topic")
+@click.option(
+    "--from",
+    "start",
+    callback=_parse_start,
+    default=LATEST,
+    show_default=True,
+    metavar="earliest|latest|OFFSET|TIME",
+    help="Where to begin (a group: where it has no cursor yet). TIME is ISO 8601, in UTC if it names no zone.",
+)
+@click.option("--group", "-G", help="Share the messages with the others of this group, and go on where it left off.")
+@click.option("--max", "count_max", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
+@click.option("--exit-at-end", "-e", is_flag=True, help="End with what is there now instead of waiting for more.")
+@click.option(
+    "--timeout",
+    "idle_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="End when nothing has come for so long.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Whole records, a JSON object a line.")
+@click.option(
+    "--format",
+    "-f",
+    "template",
+    metavar="TEXT",
+    help="%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %h headers, \\n, \\t.",
+)
+@bootstrap_option
+def consume(
+    topic: str,
+    start: Start,
+    group: str | None,
+    count_max: int | None,
+    exit_at_end: bool,
+    idle_s: float | None,
+    as_json: bool,
+    template: str | None,
+    bootstrap: str,
+) -> None:
+    """Write the messages of TOPIC to standard output as they come: values, a line each.
+
+    Waits for more until Ctrl-C, unless told when to end.
+    """
+    if exit_at_end and group is not None:
+        raise click.UsageError(
+            "--exit-at-end reads by offset and touches no group: leave out --group, or end with --max or --timeout"
+        )
+    if as_json and template is not None:
+        raise click.UsageError("--json and --format are two ways to say the same: give one")
+    ask_ms = min(milliseconds(idle_s), REQUEST_TIMEOUT_MS) if idle_s is not None else REQUEST_TIMEOUT_MS
+    with open_admin(bootstrap, ask_ms / 1000) as admin, _asked_to_end() as end:
+        described = admin.describe_topic(topic)
+        # In a group, what the cursor passes must have left our hands; a person wants to see what came.
+        writer = MessageWriter(as_json=as_json, template=template, flush_each=group is not None or sys.stdout.isatty())
+        if exit_at_end:
+            records = _what_is_there(admin, described, start, bootstrap, ask_ms)
+            for record in islice(records, count_max):
+                writer.write(record)
+                if end.is_set():
+                    break
+        else:
+            from mq_client import Consumer
+
+            with checking_what_was_typed():
+                consumer = Consumer(bootstrap, group, start, timeout_ms=ask_ms)
+            consumer.subscribe(topic)
+            with consumer:
+                _write_as_they_come(consumer, writer, end, count_max, idle_s)
+        writer.flush()
+
+
+def _write_as_they_come(
+    consumer: Consumer, writer: MessageWriter, end: threading.Event, count_max: int | None, idle_s: float | None
+) -> None:
+    count = 0
+    last = time.monotonic()
+    while not end.is_set():
+        record = consumer.take(0)
+        if record is None:
+            writer.flush()
+            if idle_s is not None and time.monotonic() - last >= idle_s:
+                return
+            record = consumer.take(_LOOK_MS)
+        if record is not None:
+            writer.write(record)
+            last = time.monotonic()
+            count += 1
+            if count == count_max:
+                return
+
+
+def _what_is_there(
+    admin: Admin, described: TopicDescription, start: Start, bootstrap: str, ask_ms: int
+) -> Iterator[ConsumerRecord]:
+    """Partition after partition, up to where each ends now."""
+    from mq_client import Reader
+    from mq_client.record_queue import batch_to_records
+
+    ends = admin.offsets(described.name)
+    begin: dict[int, int]
+    match start:
+        case "earliest":
+            begin = {partition: first for partition, (first, _) in ends.items()}
+        case "latest":
+            begin = {partition: end for partition, (_, end) in ends.items()}
+        case datetime():
+            begin = admin.offsets_at(described.name, round(start.timestamp() * 1_000_000))
+        case _:
+            if ends and int(start) > max(end for _, end in ends.values()):
+                last = max(end for _, end in ends.values())
+                raise click.ClickException(f"topic {described.name} ends at offset {last}: it has no offset {start} to begin at")
+            begin = {partition: int(start) for partition in ends}
+    with Reader(bootstrap, timeout_ms=ask_ms) as reader:
+        for partition, (_, end) in ends.items():
+            if begin[partition] < end:
+                for piece in reader.read_stored(described.name, partition, begin[partition], end):
+                    yield from batch_to_records(
+                        piece.batch, described.name, partition, piece.base_offset, piece.timestamp_us, typed=described.typed
+                    )
+
+
+@contextmanager
+def _asked_to_end() -> Iterator[threading.Event]:
+    """Set by Ctrl-C or SIGTERM, so that reading ends between two messages and a group's cursor is where the output is. The second
+    time it is an interrupt, wherever we are."""
+    end = threading.Event()
+
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        if end.is_set():
+            raise KeyboardInterrupt
+        end.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield end
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,193 @@
+"""The command line against a real broker: what goes in by `produce` comes out by `consume`, and every refusal says why."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.mq_cli.processes import Command, tritonmq
+
+pytestmark = pytest.mark.cluster
+
+TEXT = "plain\nGrüße aus Köln\n\n雪 ☃ 🎿\n  blanks kept  \n\ttab\nno end of line at the end"
+
+
+@pytest.fixture(scope="module")
+def bootstrap() -> Iterator[str]:
+    """A cluster of one, by `tritonmq dev`."""
+    with Command("dev", "--port", "0") as dev:
+        yield dev.line().removeprefix("ready bootstrap=")
+
+
+@pytest.fixture
+def topic(bootstrap: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A topic of one partition, its own for each test; the bootstrap address is in the environment."""
+    monkeypatch.setenv("TRITONMQ_BOOTSTRAP", bootstrap)
+    name = request.node.name.removeprefix("test_")[:100]
+    assert tritonmq("topic", "create", name).returncode == 0
+    return name
+
+
+def read_all(topic: str, *options: str) -> bytes:
+    result = tritonmq("consume", topic, "--from", "earliest", "--exit-at-end", *options)
+    assert (result.returncode, result.stderr) == (0, b"")
+    return result.stdout
+
+
+def test_lines_come_out_as_they_went_in(topic: str) -> None:
+    result = tritonmq("produce", topic, given=TEXT.encode())
+    assert (result.returncode, result.stdout) == (0, b"")
+    assert b"7 messages acknowledged" in result.stderr
+    assert read_all(topic) == TEXT.encode() + b"\n"
+    pushed = tritonmq("consume", topic, "--from", "earliest", "--max", "7")
+    assert (pushed.returncode, pushed.stdout) == (0, TEXT.encode() + b"\n")
+
+
+def test_many_lines_keep_their_order_and_none_is_lost(topic: str) -> None:
+    lines = b"".join(b"%d\n" % number for number in range(50_000))
+    assert tritonmq("produce", topic, "-q", given=lines).returncode == 0
+    assert read_all(topic) == lines
+    pushed = tritonmq("consume", topic, "--from", "earliest", "--max", "50000")
+    assert (pushed.returncode, pushed.stdout) == (0, lines)
+
+
+def test_nothing_in_is_nothing_out(topic: str) -> None:
+    assert tritonmq("produce", topic).returncode == 0
+    assert read_all(topic) == b""
+
+
+def test_keys_come_before_their_separator(topic: str) -> None:
+    assert tritonmq("produce", topic, "-K", "::", given=b"a::1\nno key\nb::2::3\n").returncode == 0
+    assert read_all(topic, "-f", "%k|%s|%o\\n") == b"a|1|0\n|no key|1\nb|2::3|2\n"
+
+
+def test_rows_of_a_typed_topic_are_json(topic: str) -> None:
+    name = f"{topic}.typed"
+    assert tritonmq("topic", "create", name, "--schema", "a long, b string, t timestamp").returncode == 0
+    rows = [{"a": 1, "b": "x", "t": "2026-01-01T00:00:00Z"}, {"a": 2, "b": None, "t": None}]
+    assert tritonmq("produce", name, given="\n".join(map(json.dumps, rows)).encode()).returncode == 0
+    assert [json.loads(line) for line in read_all(name).splitlines()] == rows
+    pushed = tritonmq("consume", name, "--from", "earliest", "--max", "2")
+    assert [json.loads(line) for line in pushed.stdout.splitlines()] == rows
+    wrong = tritonmq("produce", name, given=b'{"a": 1, "c": 2}\n')
+    assert wrong.returncode == 2
+    assert b"line 1" in wrong.stderr
+
+
+def test_a_reader_that_waits_gets_what_comes_later_and_ctrl_c_ends_it(topic: str) -> None:
+    assert tritonmq("produce", topic, given=b"before\n").returncode == 0
+    with Command("consume", topic, "--from", "earliest") as reader:
+        assert reader.line() == "before"
+        assert tritonmq("produce", topic, given=b"later\n").returncode == 0
+        assert reader.line() == "later"
+        assert reader.end(signal.SIGINT) == 0
+        assert reader.rest() == []
+        assert reader.err.get(timeout=30) is None
+
+
+def test_a_reader_from_the_end_gets_only_what_comes_after(topic: str) -> None:
+    assert tritonmq("produce", topic, given=b"before\n").returncode == 0
+    with Command("consume", topic) as reader:
+        deadline = time.monotonic() + 30
+        while reader.out.empty():  # it may not have begun yet: what comes before that is before the end
+            assert time.monotonic() < deadline
+            assert tritonmq("produce", topic, "-q", given=b"after\n").returncode == 0
+        assert reader.line() == "after"
+        assert reader.end(signal.SIGINT) == 0
+
+
+def test_reading_ends_after_silence_if_asked_to(topic: str) -> None:
+    assert tritonmq("produce", topic, given=b"one\ntwo\n").returncode == 0
+    result = tritonmq("consume", topic, "--from", "earliest", "--timeout", "1")
+    assert (result.returncode, result.stdout, result.stderr) == (0, b"one\ntwo\n", b"")
+
+
+@pytest.mark.parametrize("options", [["--exit-at-end"], ["--timeout", "2"]])
+def test_reading_begins_at_an_offset_or_a_time(topic: str, options: list[str]) -> None:
+    assert tritonmq("produce", topic, given=b"0\n1\n2\n").returncode == 0
+    time.sleep(0.01)  # the next message must be younger than the time below
+    between = time.time()
+    time.sleep(0.01)
+    assert tritonmq("produce", topic, given=b"3\n4\n").returncode == 0
+    assert tritonmq("consume", topic, "--from", "2", *options).stdout == b"2\n3\n4\n"
+    moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(between)) + f"{between % 1:.6f}"[1:] + "Z"
+    assert tritonmq("consume", topic, "--from", moment, *options).stdout == b"3\n4\n"
+
+
+def test_a_group_goes_on_where_it_left_off_and_its_lag_is_listed(topic: str) -> None:
+    group = f"group-of-{topic}"
+    assert tritonmq("produce", topic, given=b"1\n2\n3\n4\n5\n").returncode == 0
+    first = tritonmq("consume", topic, "--from", "earliest", "--group", group, "--max", "2")
+    assert (first.returncode, first.stdout) == (0, b"1\n2\n")
+    (cursor,) = json.loads(tritonmq("group", "describe", group, "--json").stdout)["cursors"]
+    assert (cursor["offset"], cursor["log_end_offset"], cursor["lag"]) == (2, 5, 3)
+    second = tritonmq("consume", topic, "--from", "earliest", "--group", group, "--max", "3")
+    assert second.stdout == b"3\n4\n5\n"
+    listed = json.loads(tritonmq("group", "list", "--json").stdout)
+    assert {"name": group, "topics": [topic], "lag": 0} in listed
+    wrong = tritonmq("group", "describe", group[:-1])
+    assert wrong.returncode == 1
+    assert group.encode() in wrong.stderr
+
+
+def test_listings_are_tables_and_json(topic: str) -> None:
+    assert tritonmq("produce", topic, given=b"1\n2\n").returncode == 0
+    assert topic.encode() in tritonmq("topic", "list").stdout
+    assert topic in [found["name"] for found in json.loads(tritonmq("topic", "list", "--json").stdout)]
+    described = json.loads(tritonmq("topic", "describe", topic, "--json").stdout)
+    assert described["partitions"] == [
+        {"partition": 0, "leader": 1, "leader_epoch": 1, "replicas": [1], "isr": [1], "log_start_offset": 0, "log_end_offset": 2}
+    ]
+    status = json.loads(tritonmq("cluster", "status", "--json").stdout)
+    assert [broker["id"] for broker in status["brokers"]] == [1]
+    assert (status["coordination"], status["partitions_without_leader"]) == ("file", 0)
+    assert b"coordination: file" in tritonmq("cluster", "status").stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (["topic", "describe", "{topic}x"], "did you mean '{topic}'?"),
+        (["topic", "delete", "nothing-like-it"], "nothing-like-it"),
+        (["topic", "create", "{topic}"], "exists"),
+        (["topic", "create", "more", "--replicas", "3"], "1"),
+        (["produce", "{topic}x"], "did you mean '{topic}'?"),
+        (["produce", "{topic}", "--partition", "7"], "7"),
+        (["consume", "{topic}x", "-e"], "did you mean '{topic}'?"),
+        (["consume", "{topic}", "--from", "99", "-e"], "99"),
+    ],
+)
+def test_what_the_cluster_refuses_ends_with_1_and_says_why(bootstrap: str, command: list[str], says: str) -> None:
+    topic = "refusals"
+    tritonmq("topic", "create", topic, "--bootstrap", bootstrap)
+    words = [word.format(topic=topic) for word in command]
+    result = tritonmq(*words, "--bootstrap", bootstrap, given=b"x\n")
+    assert (result.returncode, result.stdout) == (1, b"")
+    (line,) = result.stderr.decode().splitlines()
+    assert line.startswith("Error: ")
+    assert says.format(topic=topic) in line
+
+
+def test_a_deleted_topic_is_gone(topic: str) -> None:
+    assert tritonmq("topic", "delete", topic, "--yes").returncode == 0
+    assert tritonmq("topic", "describe", topic).returncode == 1
+
+
+def test_a_reader_whose_reader_has_had_enough_ends_in_silence(topic: str) -> None:
+    lines = b"".join(b"line %d\n" % number for number in range(50_000))
+    assert tritonmq("produce", topic, "-q", given=lines).returncode == 0
+    for options in (["--exit-at-end"], []):
+        consume = [sys.executable, "-m", "mq_cli.main", "consume", topic, "--from", "earliest", *options]
+        with subprocess.Popen(consume, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline() == b"line 0\n"
+            process.stdout.close()
+            assert process.stderr.read() == b""
+            assert process.wait(30) == 0

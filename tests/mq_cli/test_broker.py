@@ -1,0 +1,77 @@
+"""`tritonmq broker`: one process, its data, its end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mq_broker.coordination.embedded import free_port
+from tests.mq_cli.processes import Command, tritonmq_process
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    with Command("broker", "--id", "7", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone") as broker:
+        broker.remark_with("broker 7 serves")
+        assert int((tmp_path / "broker.pid").read_text()) == broker.pid
+        assert broker.end(number) == 0
+        assert broker.rest() == []
+
+
+def test_it_ends_with_whoever_holds_its_standard_input(tmp_path: Path) -> None:
+    arguments = ["broker", "--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone", "--stop-at-eof"]
+    with Command(*arguments, stdin=subprocess.PIPE) as broker:
+        broker.remark_with("serves")
+        assert broker.process.stdin is not None
+        broker.process.stdin.close()
+        assert broker.process.wait(60) == 0
+
+
+def test_an_embedded_zookeeper_runs_as_long_as_the_broker(tmp_path: Path) -> None:
+    zookeeper = f"embedded:{free_port()}"
+    with Command("broker", "--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--zookeeper", zookeeper) as broker:
+        hosts = broker.remark_with("ZooKeeper runs on").partition("runs on ")[2].partition(",")[0]
+        broker.remark_with("broker 1 serves")
+        second = ["broker", "--id", "2", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "2"), "--zookeeper", hosts]
+        with Command(*second) as other:
+            other.remark_with("broker 2 serves")
+            assert other.end() == 0
+        assert broker.end() == 0
+
+
+def test_data_of_another_broker_is_refused(tmp_path: Path) -> None:
+    with Command("broker", "--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone") as broker:
+        broker.remark_with("serves")
+        assert broker.end() == 0
+    result = tritonmq_process("broker", "--id", "2", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone")
+    assert result.returncode == 1
+    last = result.stderr.decode().splitlines()[-1]
+    assert str(tmp_path) in last
+    assert "broker 1" in last
+    assert b"Traceback" not in result.stderr
+
+
+def test_data_that_another_process_uses_is_refused(tmp_path: Path) -> None:
+    arguments = ["broker", "--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone"]
+    with Command(*arguments) as broker:
+        broker.remark_with("serves")
+        result = tritonmq_process(*arguments)
+        assert result.returncode == 1
+        assert str(tmp_path) in result.stderr.decode().splitlines()[-1]
+        assert b"Traceback" not in result.stderr
+        assert broker.end() == 0
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    listen = f"127.0.0.1:{free_port()}"
+    with Command("broker", "--id", "1", "--listen", listen, "--data", str(tmp_path / "a"), "--standalone") as broker:
+        broker.remark_with("serves")
+        result = tritonmq_process("broker", "--id", "2", "--listen", listen, "--data", str(tmp_path / "b"), "--standalone")
+        assert result.returncode == 1
+        assert listen in result.stderr.decode().splitlines()[-1]
+        assert b"Traceback" not in result.stderr

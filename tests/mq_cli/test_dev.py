@@ -1,0 +1,83 @@
+"""`tritonmq dev`: says when it is ready, once; tells who has ended; ends everything it started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.mq_cli.processes import Command
+
+pytestmark = pytest.mark.cluster
+
+
+def children_of(command: Command) -> list[psutil.Process]:
+    return psutil.Process(command.pid).children(recursive=True)
+
+
+def test_one_broker_is_ready_and_ctrl_c_ends_it_and_removes_its_data() -> None:
+    before = set(Path(tempfile.gettempdir()).glob("tritonmq-dev-*"))
+    with Command("dev", "--port", "0") as dev:
+        ready = dev.line()
+        assert ready.startswith("ready bootstrap=127.0.0.1:")
+        assert "," not in ready
+        (data,) = set(Path(tempfile.gettempdir()).glob("tritonmq-dev-*")) - before
+        children = children_of(dev)
+        assert len(children) == 1
+        assert int((data / "broker-1" / "broker.pid").read_text()) == children[0].pid
+        assert dev.end(signal.SIGINT) == 0
+        assert dev.rest() == []
+        assert not any(child.is_running() for child in children)
+        assert not data.exists()
+
+
+def test_three_brokers_and_their_zookeeper_come_and_go_and_one_may_die(tmp_path: Path) -> None:
+    with Command("dev", "--brokers", "3", "--port", "0", "--data", str(tmp_path / "d")) as dev:
+        ready = dev.line()
+        assert len(ready.removeprefix("ready bootstrap=").split(",")) == 3
+        children = children_of(dev)
+        assert len(children) == 4
+        victim = int((tmp_path / "d" / "broker-2" / "broker.pid").read_text())
+        os.kill(victim, signal.SIGKILL)
+        assert "SIGKILL" in dev.remark_with("the others go on")
+        command = dev.remark_with("bring it back with: ").partition("with: ")[2]
+        assert len([child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]) == 3
+        # What it says brings the broker back.
+        with Command(*command.split()[1:]) as again:
+            again.remark_with("serves")
+            assert int((tmp_path / "d" / "broker-2" / "broker.pid").read_text()) == again.pid
+            assert again.end() == 0
+        assert dev.end() == 0
+        assert not any(child.is_running() for child in children)
+        assert (tmp_path / "d" / "broker-1").is_dir()
+
+
+def test_a_killed_dev_takes_its_brokers_with_it() -> None:
+    with Command("dev", "--port", "0") as dev:
+        dev.line()
+        children = children_of(dev)
+        dev.process.kill()
+        gone, alive = psutil.wait_procs(children, timeout=30)
+        assert (len(gone), alive) == (1, [])
+
+
+def test_a_port_that_is_taken_is_named_and_the_other_cluster_is_not_taken_for_ours(tmp_path: Path) -> None:
+    with Command("dev", "--port", "0") as first:
+        port = first.line().rpartition(":")[2]
+        with Command("dev", "--port", port, "--data", str(tmp_path)) as second:
+            assert second.process.wait(60) == 1
+            assert second.rest() == []
+            assert f"127.0.0.1:{port}" in second.remark_with("Error: ")
+
+
+def test_without_java_several_brokers_are_refused_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with Command("dev", "--brokers", "2", "--port", "0", stdin=subprocess.DEVNULL) as dev:
+        assert dev.process.wait(60) == 1
+        assert "install Java 17" in dev.remark_with("Error: ")

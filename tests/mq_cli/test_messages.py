@@ -1,0 +1,88 @@
+"""How messages are written: as they went in, as JSON, by a template."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import click
+import pytest
+
+from mq_cli import messages
+from mq_cli.messages import MessageWriter
+from mq_client import ConsumerRecord
+
+MESSAGE = ConsumerRecord("t", 3, 17, b"k", "grüße".encode(), (("h", b"v"), ("n", None)), 1_700_000_000_123_456)
+
+
+def written(
+    record: ConsumerRecord, capfdbinary: pytest.CaptureFixture[bytes], *, as_json: bool = False, template: str | None = None
+) -> bytes:
+    writer = MessageWriter(as_json=as_json, template=template)
+    writer.write(record)
+    writer.flush()
+    return capfdbinary.readouterr().out
+
+
+@pytest.mark.parametrize("value", [b"", b"plain", "snow \u2603 grüße".encode(), b"\xff\x00\xfe", b"tab\there"])
+def test_a_value_comes_out_as_the_bytes_that_it_is(value: bytes, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert written(ConsumerRecord("t", 0, 0, None, value, (), 0), capfdbinary) == value + b"\n"
+
+
+def test_json_has_the_whole_record_on_one_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    line = written(MESSAGE, capfdbinary, as_json=True)
+    assert line.count(b"\n") == 1
+    assert json.loads(line) == {
+        "topic": "t",
+        "partition": 3,
+        "offset": 17,
+        "timestamp": "2023-11-14T22:13:20.123456Z",
+        "timestamp_us": 1_700_000_000_123_456,
+        "key": "k",
+        "value": "grüße",
+        "headers": [{"key": "h", "value": "v"}, {"key": "n", "value": None}],
+    }
+
+
+def test_json_keeps_bytes_that_are_no_text(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    line = written(ConsumerRecord("t", 0, 0, None, b"\xff\x00", (), 0), capfdbinary, as_json=True)
+    assert base64.b64decode(json.loads(line)["value"]["base64"]) == b"\xff\x00"
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("%t/%p@%o %k=%s\\n", "t/3@17 k=grüße\n"),
+        ("%T\\t%h", "1700000000123\th=v,n="),
+        ("100%% \\\\ %s", "100% \\ grüße"),
+        ("ü", "ü"),
+    ],
+)
+def test_a_template_picks_fields(template: str, expected: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert written(MESSAGE, capfdbinary, template=template).decode() == expected
+
+
+@pytest.mark.parametrize("template", ["%x", "abc%", "%"])
+def test_a_template_that_means_nothing_is_misuse(template: str) -> None:
+    with pytest.raises(click.BadParameter, match="means nothing"):
+        MessageWriter(as_json=False, template=template)
+
+
+def test_rows_are_json_whatever_they_hold() -> None:
+    row: dict[str, Any] = {
+        "when": datetime(2026, 1, 1, tzinfo=UTC),
+        "day": date(2026, 1, 2),
+        "price": Decimal("1.10"),
+        "blob": b"\x00\xff",
+        "nested": [{"a": None}, (1, 2.5, True)],
+    }
+    assert json.loads(messages._bytes(row)) == {
+        "when": "2026-01-01T00:00:00Z",
+        "day": "2026-01-02",
+        "price": "1.10",
+        "blob": {"base64": "AP8="},
+        "nested": [{"a": None}, [1, 2.5, True]],
+    }
