@@ -19,7 +19,7 @@ class Membership:
     def __init__(self, shared: Shared, state: NodeState) -> None:
         self._shared = shared
         self.confirmed: Isr = state.isr
-        self._in_flight: NodeState | None = None
+        self._in_flight: Node | None = None  # the proposal, with the version that it expects
         self._unsettled: dict[str, NodeState] = {}
         self._retry_at_ms = 0
 
@@ -98,7 +98,7 @@ class Membership:
     def _send(self, proposal: NodeState) -> None:
         shared = self._shared
         assert shared.node is not None
-        self._in_flight = proposal
+        self._in_flight = Node(shared.node.version, proposal)
         self._unsettled[proposal.token] = proposal
         shared.write_node(shared.node.version, proposal)
 
@@ -107,9 +107,9 @@ class Membership:
     def answered(self, answer: CasAnswer) -> bool:
         """Take in an answer. Returns False if the write was refused: stop acknowledging until the node was read."""
         shared = self._shared
-        proposal = self._in_flight
-        if proposal is None or proposal.token != answer.token:
+        if self._in_flight is None or self._in_flight.state.token != answer.token:
             return True
+        expected, proposal = self._in_flight.version, self._in_flight.state
         self._in_flight = None
         match answer.outcome:
             case CasOutcome.DONE:
@@ -124,6 +124,8 @@ class Membership:
                 shared.read_node()
                 return True
             case CasOutcome.REFUSED:
+                if shared.node is not None and shared.node.version > expected:
+                    return True  # by a version that was read since, and obeyed
                 shared.reading_since_ms = None
                 shared.read_node()
                 return False

@@ -330,7 +330,7 @@ class Replica:
             self._take_up(taken)
 
     def _node_below(self, state: NodeState) -> None:
-        """Never obeyed (rule 1). Once is an answer that a new leader's message overtook; an answer to a question asked after that is not."""
+        """Never obeyed (rule 1). Once, it is an answer that a new leader's message overtook; asked again, it must not be."""
         shared = self._shared
         if state.leader_epoch < self._below:
             shared.audit(f"the node names epoch {state.leader_epoch}, below {self._below} which was seen: not obeyed", alarm=True)
