@@ -20,11 +20,14 @@ def main() -> int:
     parser.add_argument("--story", action="store_true", help="with --seed: print the last events even if nothing was wrong")
     parser.add_argument("--processes", type=int, default=1, choices=(1, 2), help="seeds are spread over so many processes")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many minutes, whatever is left")
     arguments = parser.parse_args()
     if arguments.seed is not None:
         report = simulate(arguments.seed)
         print(report.plan)
-        print(f"trace {report.trace:08x}, {report.calls} events, {report.simulated_ms / 1000:.1f} s; {dict(report.done)}; {dict(report.faults)}")
+        print(
+            f"trace {report.trace:08x}, {report.calls} events, {report.simulated_ms / 1000:.1f} s; {dict(report.done)}; {dict(report.faults)}"
+        )
         return tell(report)
     started = time.monotonic()
     seeds = range(arguments.first, arguments.first + arguments.seeds)
@@ -39,9 +42,11 @@ def main() -> int:
             failed += 1
             if not arguments.keep_going:
                 break
+        if time.monotonic() - started > arguments.minutes * 60:
+            break
     print(
         f"{total['seeds']} seeds, {failed} failed: {total['ms'] / 3_600_000:.2f} cluster-hours, {total['events']:,} events "
-        f"in {time.monotonic() - started:.0f} s"
+        f"in {time.monotonic() - started:.0f} s; the last seed was {report.seed}"
     )
     for name, counts in (("faults", faults), ("done", done)):
         print(f"{name}: " + ", ".join(f"{kind} {count:,}" for kind, count in sorted(counts.items())))

@@ -108,6 +108,7 @@ class Broker:
         self.starting = False
         self.stopping = False
         self.paused = False
+        self.was_paused = False
         self.life = 0
         self.incarnation = 0
         self.late_ticks = 0.0
@@ -193,6 +194,7 @@ class Broker:
     def stop_cleanly(self, deadline_ms: int) -> None:
         """Hand leadership over, close the journals, end the session, exit."""
         self.stopping = True
+        self.was_paused = False
         life = self.life
         until = self.loop.now_ms + deadline_ms
         self.feed_all(HandOver(until))
@@ -204,6 +206,9 @@ class Broker:
             if self.paused or (not done and self.loop.now_ms < until + 1_000):
                 self.loop.after(20, wait)
                 return
+            if not done and not self.was_paused:
+                silent = [host.partition for host in self.hosts.values() if not host.handed_over and not host.closed]
+                raise self.cluster.oracle.violation(silent[0], f"broker {self.number} was never told that it has handed over")
             for journal in self.journals:
                 journal.close_cleanly()
             if self.session is not None and self.cluster.coordination.reaches(self.number):
@@ -217,7 +222,7 @@ class Broker:
         wait()
 
     def pause(self) -> None:
-        self.paused = True
+        self.paused = self.was_paused = True
 
     def resume(self) -> None:
         """Everything that waited is there at once, in order of each source and in no order between them."""
@@ -416,9 +421,7 @@ class Broker:
             if found is not None:
                 self.feed(host, NodeRead(*found))
 
-        self.cluster.coordination.read(
-            self.number, host.partition, lambda found: self._arrive_in(host, answer, found)
-        )
+        self.cluster.coordination.read(self.number, host.partition, lambda found: self._arrive_in(host, answer, found))
 
     def _write_node(self, host: Host, version: int, state: NodeState) -> None:
         def answer(outcome: CasOutcome, new_version: int) -> None:

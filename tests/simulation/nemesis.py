@@ -113,7 +113,9 @@ class Nemesis:
         for partition, node in enumerate(cluster.coordination.nodes):
             for state in (node.state, *node.pending):
                 if any(log_id for _, log_id in state.isr) and not any(
-                    self._will_keep(cluster.brokers[number], partition, log_id) for number, log_id in state.isr if number != broker.number
+                    self._will_keep(cluster.brokers[number], partition, log_id)
+                    for number, log_id in state.isr
+                    if number != broker.number
                 ):
                     return False
         return True
@@ -296,6 +298,8 @@ class Nemesis:
     def _disk_full(self, broker: Broker) -> None:
         self.note("disk_full", f"broker {broker.number}")
         broker.disk.full = True
+        if self.loop.chance(0.5):  # refused late: by then others may have been sent what is refused
+            self._disk_slow(broker)
         self._later(100, 12_000, setattr, broker.disk, "full", False)
 
     def _disk_slow(self, broker: Broker) -> None:

@@ -68,8 +68,8 @@ class Oracle:
         self.trace = 0
         cluster.coordination.on_written = self.node_written
 
-    def violation(self, partition: int, what: str) -> Violation:
-        return Violation(partition, what, self.story.tell(partition, self.views(partition)))
+    def violation(self, partition: int, what: str, *, changes_only: bool = False) -> Violation:
+        return Violation(partition, what, self.story.tell(partition, self.views(partition), changes_only=changes_only))
 
     def views(self, partition: int) -> list[str]:
         """Each broker's view of the partition, and the state node, a line each."""
@@ -166,7 +166,9 @@ class Oracle:
     def _committed(self, host: Host, truth: PartitionTruth, entry: Entry) -> None:
         """For the first time anywhere."""
         if not (host.replica.leading or host.was_leading):  # it may commit and stand back in one step
-            raise self.violation(host.partition, f"broker {host.broker.number} follows, and commits {self.story.entry(entry)} first")
+            raise self.violation(
+                host.partition, f"broker {host.broker.number} follows, and commits {self.story.entry(entry)} first"
+            )
         truth.committed.append(entry)
         match entry.operation:
             case Append() | Stage():
@@ -176,7 +178,9 @@ class Oracle:
                     )
                 truth.uuid_at[entry.uuid] = entry.index
                 if entry.uuid in truth.never:
-                    raise self.violation(host.partition, f"batch {entry.uuid!r} was refused for good, and is at entry {entry.index}")
+                    raise self.violation(
+                        host.partition, f"batch {entry.uuid!r} was refused for good, and is at entry {entry.index}"
+                    )
             case Decide(key, batch_id) as decide:
                 truth.decided.setdefault((key, batch_id), decide)
             case Publish() as publish:
@@ -207,7 +211,9 @@ class Oracle:
             if journal.durable_length < end or (
                 journal.durable[end - 1] is not committed[-1] and journal.durable[end - 1] != committed[-1]
             ):
-                raise self.violation(partition, f"log {log_id} is in the ISR and does not surely keep entry {end}, which is committed")
+                raise self.violation(
+                    partition, f"log {log_id} is in the ISR and does not surely keep entry {end}, which is committed"
+                )
 
     # ------------------------------------------------------------------ effects
 
@@ -219,7 +225,9 @@ class Oracle:
         withdrawn = self.truths[host.partition].withdrawn
         for entry in entries:
             if withdrawn and withdrawn.get((entry.index, entry.leader_epoch)) == entry:
-                raise self.violation(host.partition, f"{self.story.entry(entry)}, which its leader took back, reached broker {host.broker.number}")
+                raise self.violation(
+                    host.partition, f"{self.story.entry(entry)}, which its leader took back, reached broker {host.broker.number}"
+                )
             known = positions.setdefault((entry.index, entry.leader_epoch), (entry, before))
             if known[0] is not entry and known[0] != entry:
                 raise self.violation(host.partition, f"two entries at {entry.index}/{entry.leader_epoch}: {known[0]} and {entry}")
@@ -239,7 +247,8 @@ class Oracle:
         if last_index < min(len(committed), len(host.journal.entries)) and not by_disk:
             if host.journal.entries[last_index] == committed[last_index]:
                 raise self.violation(
-                    host.partition, f"broker {host.broker.number} cuts {self.story.entry(committed[last_index])}, which is committed"
+                    host.partition,
+                    f"broker {host.broker.number} cuts {self.story.entry(committed[last_index])}, which is committed",
                 )
 
     def _withdrawn(self, host: Host, last_index: int) -> None:
@@ -251,7 +260,9 @@ class Oracle:
             for broker in self.cluster.brokers.values():
                 journal = broker.journals[host.partition]
                 if broker is not host.broker and entry in journal.entries[last_index:]:
-                    raise self.violation(host.partition, f"{self.story.entry(entry)} is taken back, and is at broker {broker.number}")
+                    raise self.violation(
+                        host.partition, f"{self.story.entry(entry)} is taken back, and is at broker {broker.number}"
+                    )
 
     def acknowledged(self, host: Host, ack: AppendAck) -> None:
         """What is acknowledged is durable, and is what the leader of that epoch has."""
@@ -260,7 +271,8 @@ class Oracle:
             return  # the log was damaged a moment ago, and its replica is about to hear of it
         if ack.acknowledged_index > journal.durable_length:
             raise self.violation(
-                host.partition, f"broker {host.broker.number} acknowledges {ack.acknowledged_index}, durable is {journal.durable_length}"
+                host.partition,
+                f"broker {host.broker.number} acknowledges {ack.acknowledged_index}, durable is {journal.durable_length}",
             )
         if ack.leader_epoch < host.acknowledged_epoch:
             raise self.violation(host.partition, f"broker {host.broker.number} acknowledges in epoch {ack.leader_epoch} again")
@@ -289,13 +301,16 @@ class Oracle:
     def _check_promise(self, host: Host, propose: Propose, result: Done | Decided) -> None:
         truth = self.truths[host.partition]
         match propose.operation, result:
-            case (Append() | Stage()), Done(index, base_offset):
+            case ((Append() | Stage()), Done(index, base_offset)):
                 at = truth.uuid_at.get(propose.uuid)
                 if at != index:
-                    raise self.violation(host.partition, f"batch {propose.uuid!r} is acknowledged at {index}, committed is it at {at}")
+                    raise self.violation(
+                        host.partition, f"batch {propose.uuid!r} is acknowledged at {index}, committed is it at {at}"
+                    )
                 if isinstance(propose.operation, Append) and truth.placed.get(index) != base_offset:
                     raise self.violation(
-                        host.partition, f"batch {propose.uuid!r} is acknowledged at offset {base_offset}, it is at {truth.placed.get(index)}"
+                        host.partition,
+                        f"batch {propose.uuid!r} is acknowledged at offset {base_offset}, it is at {truth.placed.get(index)}",
                     )
             case Decide(key, batch_id), Decided(row_count):
                 decided = truth.decided.get((key, batch_id))
@@ -344,7 +359,8 @@ class Oracle:
         entries, committed = host.journal.entries, truth.committed
         if newest and (len(entries) < len(committed) or (committed and entries[len(committed) - 1] != committed[-1])):
             raise self.violation(
-                host.partition, f"broker {host.broker.number} leads epoch {role.leader_epoch} without entry {len(committed)}, which is committed"
+                host.partition,
+                f"broker {host.broker.number} leads epoch {role.leader_epoch} without entry {len(committed)}, which is committed",
             )
 
     def audited(self, host: Host, text: str, *, alarm: bool) -> None:
@@ -355,10 +371,7 @@ class Oracle:
 
     def node_written(self, partition: int) -> None:
         node = self.cluster.coordination.nodes[partition]
-        self.story.add(
-            partition, Line(self.cluster.loop.now_us, 0, f"node version {node.version}: {self.story.state(node.state)}")
-        )
+        self.story.add(partition, Line(self.cluster.loop.now_us, 0, f"node version {node.version}: {self.story.state(node.state)}"))
         if len({broker for broker, _ in node.state.isr}) < self.cluster.plan.settings.min_insync_replicas:
             raise self.violation(partition, f"the node names fewer than min_insync_replicas: {node.state}")
         self.check_named(partition)
-

@@ -49,29 +49,39 @@ class Line:
 
 
 class Story:
-    """Owns the last lines of each partition."""
+    """Owns the last lines of each partition: all of them, and apart from those the ones by which something changed."""
 
     def __init__(self, partitions: int) -> None:
-        self._lines: list[deque[Line]] = [deque(maxlen=LINES_KEPT) for _ in range(partitions)]
+        self._all: list[deque[Line]] = [deque(maxlen=LINES_KEPT) for _ in range(partitions)]
+        self._changes: list[deque[Line]] = [deque(maxlen=LINES_KEPT) for _ in range(partitions)]
+        self._views: dict[tuple[int, int], object] = {}
 
     def add(self, partition: int, line: Line) -> None:
         if line.effects or not isinstance(line.event, (Tick, TurnEnded)):
-            self._lines[partition].append(line)
+            self._all[partition].append(line)
+        key = (partition, line.broker)
+        if line.view is None or line.view != self._views.get(key) or any(not _routine(effect) for effect in line.effects):
+            self._views[key] = line.view
+            self._changes[partition].append(line)
 
     def note(self, now_us: int, text: str) -> None:
         """A fault, or the end of one: part of every partition's story."""
-        for lines in self._lines:
-            lines.append(Line(now_us, 0, text))
+        for partition in range(len(self._all)):
+            self._all[partition].append(Line(now_us, 0, text))
+            self._changes[partition].append(Line(now_us, 0, text))
 
-    def tell(self, partition: int, views: list[str], count: int = LINES_TOLD) -> str:
-        lines = list(self._lines[partition])[-count:]
-        return "\n".join([*map(self._line, lines), "", *views])
+    def tell(self, partition: int, views: list[str], *, changes_only: bool = False) -> str:
+        """`changes_only`: without heartbeats and requests turned away; for what did not happen rather than for what did."""
+        lines = (self._changes if changes_only else self._all)[partition]
+        return "\n".join([*map(self._line, list(lines)[-LINES_TOLD:]), "", *views])
 
     def _line(self, line: Line) -> str:
         who = f"broker {line.broker}" if line.broker else "--------"
         what = line.event if isinstance(line.event, str) else self.event(line.event)
         view = "  [epoch {} hw {} flushed {} end {}]".format(*line.view) if line.view else ""
-        effects = "".join(f"\n{'':>24}-> {self.effect(effect)}" for effect in line.effects)
+        readable = [effect for effect in line.effects if isinstance(effect, Published)]
+        told = [effect for effect in line.effects if not isinstance(effect, Published) or effect in readable[-3:]]
+        effects = "".join(f"\n{'':>24}-> {self.effect(effect)}" for effect in told)
         return f"{line.now_us / 1000:>12.3f}  {who}  {what}{view}{effects}"
 
     # ------------------------------------------------------------------ words
@@ -164,6 +174,14 @@ class Story:
             members = list(run)
             runs.append(f"{members[0].index}..{members[-1].index} of {epoch}")
         return ", ".join(runs) or "empty"
+
+
+def _routine(effect: Effect) -> bool:
+    match effect:
+        case Send() | ReadNode() | Reply(result=Refused()):
+            return True
+        case _:
+            return False
 
 
 def _name(uuid: bytes) -> str:

@@ -80,7 +80,9 @@ class Workload:
         self._stopped = True
 
     def unanswered(self) -> list[tuple[int, str]]:
-        return [(self.coordinator, f"{count} of kind {kind} still wait for an answer") for kind, count in self._running.items() if count]
+        return [
+            (self.coordinator, f"{count} of kind {kind} still wait for an answer") for kind, count in self._running.items() if count
+        ]
 
     # ------------------------------------------------------------------ asking
 
@@ -188,7 +190,9 @@ class Workload:
         """It was refused for good, and was never asked for otherwise: it must not appear."""
         truth = self.cluster.oracle.truths[partition]
         if uuid in truth.uuid_at:
-            raise self.cluster.oracle.violation(partition, f"batch {uuid!r} was refused for good, and is at entry {truth.uuid_at[uuid]}")
+            raise self.cluster.oracle.violation(
+                partition, f"batch {uuid!r} was refused for good, and is at entry {truth.uuid_at[uuid]}"
+            )
         truth.never.add(uuid)
 
     # ------------------------------------------------------------------ groups and readers
@@ -217,7 +221,9 @@ class Workload:
             epoch = found[0]
             for base_offset, record_count, index in found[1]:
                 if self._seen_at.setdefault((partition, base_offset), index) != index or base_offset != position:
-                    raise self.cluster.oracle.violation(partition, f"reader {name} at {position} gets {base_offset} from entry {index}")
+                    raise self.cluster.oracle.violation(
+                        partition, f"reader {name} at {position} gets {base_offset} from entry {index}"
+                    )
                 position += record_count
                 self.done["records read"] += record_count
 
@@ -366,4 +372,6 @@ class Workload:
                 truth = oracle.truths[line.partition]
                 places = [truth.placed.get(truth.uuid_at.get(uuid, 0)) for uuid in line.uuids]
                 if None in places:
-                    raise oracle.violation(line.partition, f"micro-batch {batch_id} of {key} was decided, and is not all readable: {line}")
+                    raise oracle.violation(
+                        line.partition, f"micro-batch {batch_id} of {key} was decided, and is not all readable: {line}"
+                    )

@@ -1,0 +1,441 @@
+"""Planted faults: each breaks one rule of the core by one textual edit, and the simulator must find it.
+
+A mutation that survives is a hole in the simulator. An edit that no longer applies fails loudly: the core has changed, and whoever
+changed it says here what breaking that rule means now.
+
+`python -m tests.simulation.mutations [--seeds N] [NAME ...]` prints in how many seeds each is found, and by which invariant first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import inspect
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tests.simulation.cluster import Report, simulate
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`where` is "module:Class.method" or "module:function" under mq_broker.core; `old` must occur in its source exactly once.
+
+    `breaks` names the rule or trap of ARCHITECTURE.md, "Replication".
+    """
+
+    name: str
+    breaks: str
+    where: str
+    old: str
+    new: str
+
+
+MUTATIONS = (
+    # ------------------------------------------------------------------ rule 1
+    Mutation(
+        "a follower obeys a leader of a lower epoch",
+        "rule 1",
+        "replica:Replica._append",
+        "if message.leader_epoch < shared.epoch:",
+        "if False:",
+    ),
+    Mutation(
+        "a node epoch below one's own is obeyed",
+        "rule 1",
+        "replica:Replica._node_read",
+        "if state.leader_epoch < shared.epoch:",
+        "if False:",
+    ),
+    # ------------------------------------------------------------------ rule 2
+    Mutation(
+        "a follower acknowledges what it has flushed, matched or not",
+        "rule 2, traps 10 and 25",
+        "follower:Follower.turn_ended",
+        "acknowledged = min(shared.log.flushed, self.matched)",
+        "acknowledged = shared.log.flushed",
+    ),
+    Mutation(
+        "a follower acknowledges before its disk has",
+        "rule 2, trap 6",
+        "follower:Follower.turn_ended",
+        "acknowledged = min(shared.log.flushed, self.matched)",
+        "acknowledged = self.matched",
+    ),
+    Mutation(
+        "what matched in an earlier epoch still counts",
+        "rule 2, trap 10",
+        "follower:Follower.__init__",
+        "self.matched = 0",
+        "self.matched = shared.log.flushed",
+    ),
+    Mutation(
+        "a follower takes entries after an entry of another epoch",
+        "rule 2",
+        "follower:Follower.append",
+        "if log.epoch_at(message.prev_index) != message.prev_epoch:",
+        "if log.last_index < message.prev_index:",
+    ),
+    Mutation(
+        "a follower keeps an entry that conflicts with the leader's",
+        "rule 2",
+        "follower:Follower.append",
+        "if log.epoch_at(entry.index) == entry.leader_epoch:",
+        "if entry.index <= log.last_index:",
+    ),
+    Mutation(
+        "a conflict cuts to the high watermark",
+        "trap 8",
+        "follower:Follower._conflict",
+        "hint = ",
+        "log.truncate(shared.high_watermark); shared.emit(Truncate(shared.high_watermark)); hint = ",
+    ),
+    Mutation(
+        "a follower's high watermark runs past what matched",
+        "rule 2",
+        "follower:Follower.advance",
+        "min(self._leader_high_watermark, self.matched, shared.log.flushed)",
+        "min(self._leader_high_watermark, shared.log.flushed)",
+    ),
+    Mutation(
+        "a flush counts for an entry that was cut",
+        "rule 2, trap 24",
+        "replica:Replica._flushed",
+        "if log.epoch_at(index) != epoch:",
+        "if index > log.last_index:",
+    ),
+    Mutation(
+        "cutting the log leaves the flushed index above its end",
+        "rule 2, trap 24",
+        "log:Log.truncate",
+        "self.flushed = min(self.flushed, last_index)",
+        "pass",
+    ),
+    # ------------------------------------------------------------------ rules 3 and 4
+    Mutation(
+        "a new leader commits an earlier epoch's entry by counting",
+        "rules 3 and 4",
+        "leader:Leader._advance",
+        "lowest < self.epoch_start or ",
+        "",
+    ),
+    Mutation(
+        "the high watermark is counted over the confirmed ISR alone",
+        "rule 4, trap 11",
+        "membership:Membership.maximal",
+        "for state in self._unsettled.values():",
+        "for state in ():",
+    ),
+    Mutation(
+        "a leader does not wait for its own disk",
+        "rule 4, trap 6",
+        "leader:Leader._advance",
+        "log.flushed if log_id == shared.me.log_id else 0",
+        "log.last_index",
+    ),
+    Mutation(
+        "an acknowledgement counts for whichever log of that broker is named",
+        "rule 4, trap 3",
+        "leader:Leader._advance",
+        "if progress is not None and progress.log_id == log_id else 0",
+        "if progress is not None else 0",
+    ),
+    # ------------------------------------------------------------------ rule 5
+    Mutation(
+        "a shrink counts as soon as it is proposed",
+        "rule 5, trap 5",
+        "membership:Membership._send",
+        "self._in_flight = ",
+        "self.confirmed = proposal.isr if len(proposal.isr) < len(self.confirmed) else self.confirmed; self._unsettled.clear(); self._in_flight = ",
+    ),
+    Mutation(
+        "the ISR shrinks below the floor",
+        "rule 5",
+        "membership:Membership._shrunk",
+        "if len(isr) <= settings.min_insync_replicas:",
+        "if len(isr) <= 1:",
+    ),
+    Mutation(
+        "a follower joins without the epoch start",
+        "rule 5, trap 10",
+        "membership:Membership._expanded",
+        "max(shared.high_watermark, epoch_start)",
+        "shared.high_watermark",
+    ),
+    Mutation(
+        "a follower joins on what it holds, whatever the high watermark",
+        "rule 5",
+        "membership:Membership._expanded",
+        "progress.acknowledged >= max(shared.high_watermark, epoch_start)",
+        "progress.acknowledged > 0",
+    ),
+    Mutation(
+        "acknowledgements of a broker's former log count for its new one",
+        "rule 5, traps 3 and 10",
+        "progress:Progress.hears",
+        "self.matched = self.acknowledged = 0",
+        "pass",
+    ),
+    Mutation(
+        "a former log may speak after the new one",
+        "rule 5",
+        "progress:Progress.hears",
+        "ack.incarnation < self.incarnation or ack.log_id in self._retired",
+        "False",
+    ),
+    # ------------------------------------------------------------------ rule 6
+    Mutation(
+        "a broker claims whose log is not named",
+        "rule 6, trap 3",
+        "election:Election._next_state",
+        "if shared.my_member in state.isr:",
+        "if any(broker == me.broker for broker, _ in state.isr):",
+    ),
+    Mutation(
+        "anybody claims",
+        "rule 6, trap 7",
+        "election:Election._next_state",
+        "return None",
+        "isr = with_member(state.isr, me.broker, me.log_id)",
+    ),
+    Mutation(
+        "a restarted leader is taken for the one that is named",
+        "rule 6, trap 2",
+        "shared:Shared.is_registered",
+        "self.live.get(name.broker) == name.incarnation",
+        "name.broker in self.live",
+    ),
+    Mutation(
+        "a leader resumes its epoch",
+        "rule 6, trap 1",
+        "election:Election.node_changed",
+        "mine = self._unsettled.get(shared.node.state.token)",
+        "mine = self._unsettled.get(shared.node.state.token, shared.node.state)",
+    ),
+    Mutation(
+        "a claimant drops everybody else",
+        "rule 6",
+        "election:Election._next_state",
+        "isr = state.isr\n",
+        "isr = state.isr[:1] if state.isr[0] == shared.my_member else (shared.my_member, state.isr[0])[: max(1, settings.min_insync_replicas)]\n",
+    ),
+    Mutation(
+        "a leader that may not lead stays named",
+        "rule 6, trap 27",
+        "election:Election.tick",
+        "proposal = self._nobody(node.state)",
+        "return",
+    ),
+    # ------------------------------------------------------------------ rule 7
+    Mutation(
+        "an unanswered proposal is taken for one that failed",
+        "rule 7, trap 4",
+        "membership:Membership.answered",
+        "case CasOutcome.UNKNOWN:",
+        "case CasOutcome.UNKNOWN:\n                self._unsettled.clear()",
+    ),
+    Mutation(
+        "the old version read back settles an unanswered write",
+        "rule 7, trap 4",
+        "replica:Replica._node_read",
+        "version <= shared.node.version",
+        "version < shared.node.version",
+    ),
+    Mutation(
+        "an unanswered proposal is taken for one that succeeded",
+        "rule 7, trap 4",
+        "membership:Membership.answered",
+        "case CasOutcome.UNKNOWN:",
+        "case CasOutcome.UNKNOWN:\n                self.confirmed = proposal.isr\n                self._unsettled.clear()",
+    ),
+    Mutation(
+        "an unanswered claim is taken for one that succeeded",
+        "rule 7, trap 4",
+        "election:Election.answered",
+        "if answer.outcome is CasOutcome.DONE:",
+        "if answer.outcome is not CasOutcome.REFUSED:",
+    ),
+    Mutation(
+        "a refused claim is taken for one that succeeded",
+        "rule 7",
+        "election:Election.answered",
+        "if answer.outcome is CasOutcome.DONE:",
+        "if True:",
+    ),
+    Mutation(
+        "a claim that happened unanswered is never taken up",
+        "rule 7",
+        "election:Election.tick",
+        "state.leader == shared.my_name and shared.now_ms < self.stand_back_until_ms",
+        "state.leader == shared.my_name",
+    ),
+    # ------------------------------------------------------------------ rules 8 to 12
+    Mutation(
+        "who waits is forgotten when the role ends",
+        "rule 8",
+        "leader:Leader.end",
+        "for index in sorted(self._waiting):",
+        "for index in ():",
+    ),
+    Mutation(
+        "an outcome that is unknown is called a refusal",
+        "rule 10",
+        "leader:Leader.end",
+        "OutcomeUnknown(",
+        "NotLeader(",
+    ),
+    Mutation(
+        "an answer is given when the entry is written, not when it is committed",
+        "rule 4",
+        "leader:Leader.flushed",
+        "if wait is Wait.WRITTEN:",
+        "if True:",
+    ),
+    Mutation(
+        "a new leader does not look for UUIDs in its tail",
+        "rule 12, trap 13",
+        "leader:Leader.__init__",
+        "Overlay(shared.log.tail())",
+        "Overlay([])",
+    ),
+    Mutation(
+        "a UUID is not looked up in the uncommitted tail",
+        "rule 12, trap 13",
+        "admission:_judge_batch",
+        "index = overlay.uuid_index(propose.uuid)",
+        "index = None",
+    ),
+    Mutation(
+        "a UUID is not looked up in what is committed",
+        "rule 12, trap 13",
+        "admission:_judge_batch",
+        "placed = machine.uuids.get(propose.uuid)",
+        "placed = None",
+    ),
+    Mutation(
+        "the tail's UUIDs stay when the disk refuses their entries",
+        "rule 12",
+        "leader:Leader.disk_refused",
+        "self._overlay = Overlay(log.tail())",
+        "pass",
+    ),
+    Mutation(
+        "a batch goes in before the one that it follows",
+        "surface: order of a producer",
+        "admission:_judge_batch",
+        "if after and after not in machine.uuids",
+        "if False and after not in machine.uuids",
+    ),
+    Mutation(
+        "a micro-batch is decided while another decision waits in the tail",
+        "exactly-once: decide",
+        "admission:_judge_decide",
+        "pending = overlay.key_index(decide.key)",
+        "pending = None",
+    ),
+    Mutation(
+        "a decision is not taken up by the next leader",
+        "exactly-once: publish",
+        "leader:Leader._advance",
+        "if not known.finished:",
+        "if False:",
+    ),
+    # ------------------------------------------------------------------ rule 14 and traps
+    Mutation(
+        "a leader writes another entry in the place of one that it sent",
+        "trap 17",
+        "leader:Leader.disk_refused",
+        "self._sent_last >= event.first_index or ",
+        "",
+    ),
+    Mutation(
+        "the last members leave the ISR at a clean stop",
+        "rule 14, trap 30",
+        "leader:Leader._stand_back",
+        "len(isr) > shared.settings.min_insync_replicas",
+        "True",
+    ),
+    Mutation(
+        "a replica goes on with a log that was found damaged",
+        "traps 16 and 26",
+        "replica:Replica._log_replaced",
+        "self._closed = True",
+        "pass",
+    ),
+    Mutation(
+        "a leader refused by the node waits for a version that never comes",
+        "rule 7",
+        "membership:Membership.answered",
+        "if shared.node is not None and shared.node.version > expected:",
+        "if False:",
+    ),
+    Mutation(
+        "offsets are given to control entries",
+        "offsets dense",
+        "machine:PartitionMachine._stage",
+        "self.staged[entry.uuid] =",
+        "self.next_offset += 1; self.staged[entry.uuid] =",
+    ),
+)
+
+
+@contextlib.contextmanager
+def planted(mutation: Mutation) -> Iterator[None]:
+    """The core with this fault in it."""
+    module_name, _, path = mutation.where.partition(":")
+    module = importlib.import_module(f"mq_broker.core.{module_name}")
+    *owners, name = path.split(".")
+    owner: Any = module
+    for part in owners:
+        owner = getattr(owner, part)
+    original = inspect.getattr_static(owner, name)
+    function = original.fget if isinstance(original, property) else original
+    source = textwrap.dedent(inspect.getsource(function))
+    if source.count(mutation.old) != 1:
+        raise ValueError(f"{mutation.name!r}: {mutation.old!r} occurs {source.count(mutation.old)} times in {mutation.where}, not once")
+    names: dict[str, Any] = {}
+    exec(compile(source.replace(mutation.old, mutation.new), f"<{mutation.name}>", "exec"), vars(module), names)
+    setattr(owner, name, names[name])
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def hunt(mutation: Mutation, seeds: range, *, stop_at_first: bool = False) -> list[Report]:
+    """Run the seeds with the fault in the core; the reports of those that found it."""
+    found = []
+    with planted(mutation):
+        for seed in seeds:
+            report = simulate(seed)
+            if report.violation is not None:
+                found.append(report)
+                if stop_at_first:
+                    break
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.mutations", description=__doc__)
+    parser.add_argument("names", nargs="*", help="those whose name contains one of these; all if none is given")
+    parser.add_argument("--seeds", type=int, default=50)
+    parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--stop-at-first", action="store_true", help="enough to know that it is found")
+    arguments = parser.parse_args()
+    survived = 0
+    for mutation in MUTATIONS:
+        if arguments.names and not any(name in mutation.name for name in arguments.names):
+            continue
+        found = hunt(mutation, range(arguments.first, arguments.first + arguments.seeds), stop_at_first=arguments.stop_at_first)
+        survived += not found
+        what = f"seed {found[0].seed}: {str(found[0].violation)[:110]}" if found else "SURVIVED"
+        print(f"{len(found):>4} of {arguments.seeds}  {mutation.name} ({mutation.breaks})  {what}", flush=True)
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
