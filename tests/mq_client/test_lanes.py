@@ -193,8 +193,10 @@ def test_whatever_is_lost_refused_or_answered_late_each_batch_is_there_once_and_
     log, now, made_count, answered = Log(), 0.0, 0, 0
     wire: list[tuple[OutgoingBatch, bytes, int]] = []
     late: list[tuple[bytes, bytes]] = []  # of a broken stream, still on the way to the broker
-    correlation = 0
+    correlation = steps = 0
     while answered < 40:
+        steps += 1
+        assert steps < 10_000, "no progress"
         now += random_.choice((0.0, 0.001, 0.1, 1.0))
         if made_count < 40 and random_.random() < 0.5:
             made_count += 1
