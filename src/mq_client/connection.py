@@ -124,11 +124,15 @@ class Connection:
         """The topic, asked for anew. A topic that one broker does not know is asked of the others too: it may be a moment old."""
         check_topic_name(name, internal=True)
         asked_at = time.monotonic()
-        with self._refreshing:
+        if not self._refreshing.acquire(timeout=deadline.remaining_s):
+            raise Unreachable(f"no broker answered within {deadline.timeout_ms:.0f} ms at {', '.join(self.addresses())}")
+        try:
             found = self._topics.get(name)
             if found and found[0] > asked_at - _REFRESH_MS_MIN / 1000:
                 return found[1]
             return self._refresh(name, deadline)
+        finally:
+            self._refreshing.release()
 
     def _refresh(self, name: str, deadline: Deadline) -> TopicView:
         backoff = Backoff()

@@ -29,6 +29,7 @@ _REFRESH_S: Final = 5.0
 
 _REFRESH_MS: Final = 5_000.0
 _ASK_AFTER_S: Final = 1.0
+_JOIN_S: Final = 1.0
 
 
 class OffsetWatch:
@@ -43,7 +44,8 @@ class OffsetWatch:
         self._streams: dict[str, _Stream] = {}
         self._refused: TritonMQError | None = None
         self._stopping = False
-        self._wanted = True
+        self._look = False  # other topics are to be watched
+        self._failed = False  # a stream has ended, or a partition has left its leader
         self._thread = threading.Thread(target=self._run, name="tritonmq-offsets", daemon=True)
         self._thread.start()
 
@@ -90,7 +92,7 @@ class OffsetWatch:
             self._topics = tuple(sorted(set(topics)))
             self._refused = None
             self._known = {place: known for place, known in self._known.items() if place[0] in self._topics}
-            self._wanted = True
+            self._look = True
             self._changed.notify_all()
 
     def _missing(self) -> list[str]:
@@ -115,17 +117,16 @@ class OffsetWatch:
     def _run(self) -> None:
         backoff = Backoff()
         while True:
-            complete = self._watch_leaders()
+            led = self._watch_leaders()
             with self._changed:
-                if complete:
+                # Streams just opened answer within a moment: only then is there nothing to do.
+                settled = led and all(stream.answered and not stream.ended for stream in self._streams.values())
+                if settled:
                     backoff.reset()
-                    wait_s = _REFRESH_S
-                else:
-                    wait_s = backoff.next_ms() / 1000
-                self._wanted = False
-                deadline = Deadline(wait_s * 1000)
-                while not self._stopping and not (self._wanted and complete) and not deadline.expired:
+                deadline = Deadline(_REFRESH_S * 1000 if settled else backoff.next_ms())
+                while not (self._stopping or self._look or deadline.expired or (self._failed and settled)):
                     self._changed.wait(deadline.remaining_s)
+                self._look = self._failed = False
                 if self._stopping:
                     break
         for stream in list(self._streams.values()):
@@ -176,7 +177,7 @@ class OffsetWatch:
     def look_again(self) -> None:
         """A stream has ended, or a partition has left its leader."""
         with self._changed:
-            self._wanted = True
+            self._failed = True
             self._changed.notify_all()
 
     # ------------------------------------------------------------------ the end
@@ -187,7 +188,7 @@ class OffsetWatch:
             self._stopping = True
             self._changed.notify_all()
         if self._thread is not threading.current_thread():
-            self._thread.join(_REFRESH_S)
+            self._thread.join(_JOIN_S)
 
     def __enter__(self) -> OffsetWatch:
         return self
@@ -201,6 +202,7 @@ class _Stream:
 
     def __init__(self, watch: OffsetWatch, address: str, places: set[Place]) -> None:
         self.places = places
+        self.answered = False
         self.ended = False
         self._watch = watch
         request = pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic=t, partition=p) for t, p in sorted(places)])
@@ -216,6 +218,7 @@ class _Stream:
     def _run(self) -> None:
         try:
             for response in self._call:
+                self.answered = True
                 left = [watched for watched in response.offsets if not self._watch.heard(watched)]
                 if left:
                     break

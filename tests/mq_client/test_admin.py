@@ -1,0 +1,120 @@
+"""Topics, cluster and groups against a real broker."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from mq_client import (
+    Admin,
+    Consumer,
+    InvalidRequest,
+    InvalidSetting,
+    InvalidTopicName,
+    NotEnoughBrokers,
+    Producer,
+    TopicExists,
+    UnknownGroup,
+    UnknownTopic,
+    Unreachable,
+)
+from mq_protocol.arrow import RECORD_SCHEMA
+from mq_protocol.ddl import parse_schema
+
+
+def test_a_topic_is_what_it_was_made_to_be(admin: Admin, topic: str) -> None:
+    made = admin.create_topic(topic, partitions=3, schema="a long, b array<string>", durability="os", dedup_uuids_max=1000)
+    assert made == admin.describe_topic(topic)
+    assert (made.name, made.typed, made.settings) == (topic, True, {"durability": "os", "dedup_uuids_max": "1000"})
+    assert made.schema == parse_schema("a long, b array<string>")
+    assert [(p.partition, p.leader, p.replicas, p.isr) for p in made.partitions] == [(n, 1, (1,), (1,)) for n in range(3)]
+    assert topic in admin.list_topics()
+    assert admin.offsets(topic) == {0: (0, 0), 1: (0, 0), 2: (0, 0)}
+    admin.delete_topic(topic)
+    assert topic not in admin.list_topics()
+
+
+def test_without_a_schema_it_is_a_topic_of_records(admin: Admin, topic: str) -> None:
+    made = admin.create_topic(topic)
+    assert not made.typed
+    assert made.schema == RECORD_SCHEMA
+
+
+def test_an_arrow_schema_is_stored_as_spark_has_it(admin: Admin, topic: str) -> None:
+    given = pa.schema([pa.field("a", pa.list_(pa.field("item", pa.int32())), metadata={"x": "y"})])
+    assert str(admin.create_topic(topic, schema=given).schema) == str(parse_schema("a array<int>"))
+
+
+def test_what_cannot_be_made_says_why(admin: Admin, topic: str) -> None:
+    admin.create_topic(topic)
+    with pytest.raises(TopicExists, match="choose another name"):
+        admin.create_topic(topic)
+    with pytest.raises(InvalidTopicName):
+        admin.create_topic("a/b")
+    with pytest.raises(InvalidTopicName, match="brokers' own"):
+        admin.create_topic("__mine")
+    with pytest.raises(InvalidSetting, match="did you mean 'durability'"):
+        admin.create_topic(topic + "2", durabilty="os")
+    with pytest.raises(InvalidSetting, match="partitions=0"):
+        admin.create_topic(topic + "2", partitions=0)
+    with pytest.raises(NotEnoughBrokers):
+        admin.create_topic(topic + "2", replicas=3)
+    with pytest.raises(InvalidRequest, match="did you mean 'long'"):
+        admin.create_topic(topic + "2", schema="a lng")
+    with pytest.raises(InvalidRequest, match="use long"):
+        admin.create_topic(topic + "2", schema=pa.schema([("a", pa.uint32())]))
+    assert topic + "2" not in admin.list_topics()
+
+
+def test_an_unknown_topic_is_told_with_the_nearest(admin: Admin, topic: str) -> None:
+    admin.create_topic(topic)
+    for ask in (admin.describe_topic, admin.offsets, admin.delete_topic):
+        with pytest.raises(UnknownTopic, match=f"did you mean '{topic}'"):
+            ask(topic[:-1])
+
+
+def test_the_cluster_names_its_brokers(admin: Admin, bootstrap: str) -> None:
+    described = admin.describe_cluster()
+    assert [(broker.id, broker.address) for broker in described.brokers] == [(1, bootstrap)]
+    assert (described.coordination, described.answered_by) == ("file", 1)
+    assert described.brokers[0].incarnation >= 1
+
+
+def test_offsets_are_found_by_time(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    with Producer(bootstrap) as producer:
+        stamps = [producer.publish(topic, b"x").result(10).timestamp for _ in range(3)]
+    assert admin.offsets_at(topic, 0) == {0: 0}
+    assert admin.offsets_at(topic, stamps[2]) == {0: 2}
+    assert admin.offsets_at(topic, stamps[2] + 10**9) == {0: 3}
+
+
+def test_a_group_is_described_by_its_cursors_and_can_be_moved(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=2)
+    with Producer(bootstrap) as producer:
+        for number in range(10):
+            producer.publish(topic, b"%d" % number, partition=number % 2)
+    consumer = Consumer(bootstrap, group=topic, start="earliest", idle_ms=2_000)
+    consumer.subscribe(topic)
+    with consumer:
+        for _ in range(10):
+            assert consumer.take(5_000) is not None
+        assert [len(cursor.members) for cursor in admin.describe_group(topic).cursors] == [1, 1]
+    described = admin.describe_group(topic)
+    assert [(c.topic, c.partition, c.offset, c.lag, c.kind) for c in described.cursors] == [
+        (topic, 0, 5, 0, "consumer"),
+        (topic, 1, 5, 0, "consumer"),
+    ]
+    assert topic in admin.list_groups()
+    admin.move_group(topic, {topic: {0: 2}})
+    assert [cursor.offset for cursor in admin.describe_group(topic).cursors] == [2, 5]
+    assert admin.describe_group(topic).lag == 3
+    with pytest.raises(UnknownGroup, match=f"did you mean '{topic}'"):
+        admin.describe_group(topic + "x")
+    with pytest.raises(InvalidRequest):
+        admin.move_group(topic, {topic: {0: -1}})
+
+
+def test_nobody_there_is_told_in_time() -> None:
+    with Admin("127.0.0.1:1,127.0.0.1:2", timeout_ms=300) as nowhere, pytest.raises(Unreachable, match=r"127.0.0.1:1.*127.0.0.1:2"):
+        nowhere.list_topics()

@@ -1,0 +1,245 @@
+"""Consumers against a real broker: pushed to, each record once; groups share, go on, and give again what was lost."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from mq_cli.local_cluster import LocalCluster
+from mq_client import Admin, Consumer, ConsumerRecord, InvalidRequest, InvalidSetting, Producer, UnknownTopic
+
+
+def publish(bootstrap: str, topic: str, numbers: range, partitions: int = 1) -> None:
+    with Producer(bootstrap, batch_bytes_max=2_000) as producer:
+        for number in numbers:
+            producer.publish(topic, b"%d" % number, partition=number % partitions)
+
+
+def ints(records: list[ConsumerRecord]) -> list[int]:
+    return [int(record.value) for record in records]
+
+
+def take(consumer: Consumer, count: int) -> list[ConsumerRecord]:
+    taken = []
+    for _ in range(count):
+        record = consumer.take(10_000)
+        assert record is not None, f"only {len(taken)} of {count} came"
+        taken.append(record)
+    return taken
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"start": "earliset"}, {"start": -1}, {"idle_ms": 0}, {"settle_ms": -1}, {"buffer_bytes_max": 0}, {"timeout_ms": 0}]
+)
+def test_a_setting_that_makes_no_sense_is_named(wrong: dict[str, object]) -> None:
+    with pytest.raises(InvalidSetting, match=next(iter(wrong))):
+        Consumer("127.0.0.1:1", **wrong)  # type: ignore[arg-type]
+
+
+def test_what_is_published_after_start_is_pushed(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=3)
+    publish(bootstrap, topic, range(10), 3)
+    consumer = Consumer(bootstrap)
+    consumer.subscribe(topic)
+    with consumer:
+        publish(bootstrap, topic, range(10, 40), 3)
+        taken = take(consumer, 30)
+        assert sorted(ints(taken)) == list(range(10, 40))
+        assert consumer.take(50) is None
+        for partition in range(3):
+            mine = [record for record in taken if record.partition == partition]
+            assert ints(mine) == sorted(ints(mine))
+
+
+def test_a_consumer_begins_where_it_is_told(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    publish(bootstrap, topic, range(10))
+    boundary = datetime.now(UTC)
+    publish(bootstrap, topic, range(10, 20))
+    starts: dict[str | int | datetime, int] = {"earliest": 0, 5: 5, boundary: 10, boundary - timedelta(days=1): 0, 1_000_000: 20}
+    for start, first in starts.items():
+        consumer = Consumer(bootstrap, start=start, idle_ms=200)
+        consumer.subscribe(topic)
+        assert ints(list(consumer)) == list(range(first, 20)), start
+        consumer.stop()
+
+
+def test_a_small_buffer_holds_back_the_broker_not_the_records(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    publish(bootstrap, topic, range(3_000))
+    consumer = Consumer(bootstrap, start="earliest", buffer_bytes_max=5_000)
+    consumer.subscribe(topic)
+    with consumer:
+        time.sleep(0.2)
+        assert consumer.records()[topic].qsize() < 500
+        assert ints(take(consumer, 3_000)) == list(range(3_000))
+
+
+def test_a_topic_with_a_schema_gives_rows(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, schema="a long, b string")
+    with Producer(bootstrap) as producer:
+        producer.publish_batch(topic, pa.table({"a": [1, 2], "b": ["x", None]})).result(10)
+    consumer = Consumer(bootstrap, start="earliest")
+    consumer.subscribe(topic)
+    with consumer:
+        assert [record.value for record in take(consumer, 2)] == [{"a": 1, "b": "x"}, {"a": 2, "b": None}]
+
+
+def test_topics_can_be_added_and_left_while_running(admin: Admin, bootstrap: str, topic: str) -> None:
+    one, two = topic + "1", topic + "2"
+    for name in (one, two):
+        admin.create_topic(name)
+    consumer = Consumer(bootstrap)
+    consumer.subscribe(one)
+    with consumer:
+        consumer.subscribe([two])
+        assert consumer.subscription() == {one, two}
+        publish(bootstrap, two, range(3))
+        assert {record.topic for record in take(consumer, 3)} == {two}
+        consumer.unsubscribe(two)
+        assert consumer.subscription() == {one}
+        publish(bootstrap, two, range(3))
+        publish(bootstrap, one, range(3))
+        assert {record.topic for record in take(consumer, 3)} == {one}
+        assert consumer.take(50) is None
+        with pytest.raises(UnknownTopic, match="did you mean"):
+            consumer.subscribe(topic + "3")
+        assert consumer.subscription() == {one}
+
+
+def test_each_topic_has_its_queue(admin: Admin, bootstrap: str, topic: str) -> None:
+    names = [topic + "1", topic + "2"]
+    for number, name in enumerate(names):
+        admin.create_topic(name)
+        publish(bootstrap, name, range(number, number + 1))
+    consumer = Consumer(bootstrap, start="earliest")
+    consumer.subscribe(names)
+    with consumer:
+        queues = consumer.records()
+        assert [queues[name].get(timeout=10).value for name in names] == [b"0", b"1"]
+        with pytest.raises(queue.Empty):
+            queues[names[0]].get_nowait()
+
+
+def test_a_stopped_consumer_says_so(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    consumer = Consumer(bootstrap)
+    consumer.subscribe(topic)
+    consumer.start()
+    ended: list[object] = []
+    waiting = threading.Thread(target=lambda: ended.extend(consumer))
+    waiting.start()
+    consumer.stop()
+    consumer.stop()
+    waiting.join(5)
+    assert not waiting.is_alive()
+    with pytest.raises(InvalidRequest, match="make a new one"):
+        consumer.start()
+
+
+def test_a_topic_that_is_deleted_ends_its_subscription_with_an_error(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    publish(bootstrap, topic, range(2))
+    consumer = Consumer(bootstrap, start="earliest")
+    consumer.subscribe(topic)
+    with consumer:
+        take(consumer, 2)
+        admin.delete_topic(topic)
+        with pytest.raises(UnknownTopic):
+            consumer.take(15_000)
+
+
+# ---------------------------------------------------------------- groups
+
+
+def test_a_group_goes_on_where_it_was(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=2)
+    publish(bootstrap, topic, range(100), 2)
+    found: list[int] = []
+    for count in (30, 30, 40):
+        consumer = Consumer(bootstrap, group=topic, start="earliest")
+        consumer.subscribe(topic)
+        with consumer:
+            found += ints(take(consumer, count))
+    assert sorted(found) == list(range(100))
+
+
+def test_a_group_that_began_at_the_end_misses_nothing_while_it_is_away(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    for expected in (range(0), range(5)):
+        consumer = Consumer(bootstrap, group=topic, start="latest", idle_ms=300)
+        consumer.subscribe(topic)
+        with consumer:
+            assert ints(list(consumer)) == list(expected)
+        publish(bootstrap, topic, range(5))
+
+
+def test_a_record_whose_work_failed_is_given_again(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    publish(bootstrap, topic, range(5))
+    consumer = Consumer(bootstrap, group=topic, start="earliest")
+    consumer.subscribe(topic)
+    with pytest.raises(ZeroDivisionError), consumer:  # noqa: PT012
+        assert ints(take(consumer, 3)) == [0, 1, 2]
+        _ = 1 / 0
+    again = Consumer(bootstrap, group=topic, start="earliest")
+    again.subscribe(topic)
+    with again:
+        assert ints(take(again, 3)) == [2, 3, 4]
+
+
+def test_members_share_and_a_partition_is_handed_over_without_a_record_twice(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=4)
+    members = [Consumer(bootstrap, group=topic, start="earliest", settle_ms=20) for _ in range(2)]
+    found: list[list[ConsumerRecord]] = [[], []]
+    threads = []
+
+    def consume(number: int) -> None:
+        for record in members[number]:
+            found[number].append(record)
+
+    for number, member in enumerate(members):
+        member.subscribe(topic)
+        member.start()
+        threads.append(threading.Thread(target=consume, args=(number,)))
+        threads[-1].start()
+        publish(bootstrap, topic, range(number * 2_000, number * 2_000 + 2_000), 4)
+    deadline = time.monotonic() + 20
+    while sum(map(len, found)) < 4_000 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    for member in members:
+        member.stop()
+    for thread in threads:
+        thread.join(5)
+    counts = Counter(int(record.value) for mine in found for record in mine)
+    assert sorted(counts) == list(range(4_000))
+    assert set(counts.values()) == {1}
+    assert all(mine for mine in found)
+
+
+@pytest.mark.cluster
+def test_a_broker_that_comes_back_is_neither_a_gap_nor_a_repeat(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path) as cluster, Admin(cluster.bootstrap) as admin:
+        admin.create_topic("t", partitions=2)
+        alone, member = Consumer(cluster.bootstrap), Consumer(cluster.bootstrap, group="g", settle_ms=20)
+        for consumer in (alone, member):
+            consumer.subscribe("t")
+            consumer.start()
+        publish(cluster.bootstrap, "t", range(100), 2)
+        taken = take(alone, 50)  # the other 50 are on their way, or here and not taken
+        cluster.kill(1)
+        cluster.restart(1)
+        publish(cluster.bootstrap, "t", range(100, 200), 2)
+        taken += take(alone, 150)
+        assert alone.take(100) is None
+        assert sorted(ints(taken)) == list(range(200))
+        assert sorted(ints(take(member, 200))) == list(range(200))
+        alone.stop()
+        member.stop()

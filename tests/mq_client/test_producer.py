@@ -1,0 +1,325 @@
+"""The producer against a real broker: what is acknowledged is there once, in order; what cannot be is told at once and clearly."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from mq_cli.local_cluster import LocalCluster
+from mq_client import (
+    Admin,
+    BatchTooLarge,
+    InvalidRequest,
+    InvalidSetting,
+    InvalidTopicName,
+    NotSent,
+    OutcomeUnknown,
+    Overloaded,
+    Producer,
+    Reader,
+    SchemaMismatch,
+    TritonMQError,
+    UnknownPartition,
+    UnknownTopic,
+    Unreachable,
+)
+from mq_protocol.partitioner import partition_for_key
+
+
+def values(bootstrap: str, topic: str, partition: int = 0) -> list[bytes]:
+    with Reader(bootstrap) as reader:
+        return [value for batch in reader.read(topic, partition) for value in batch.column("value").to_pylist()]
+
+
+# ---------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"retries": -1},
+        {"max_in_flight": -1},
+        {"max_in_flight": 0},
+        {"acks": "al"},
+        {"timeout_ms": 0},
+        {"linger_ms": -1},
+        {"batch_bytes_max": 0},
+        {"batch_bytes_max": 1 << 30},
+        {"compression": "snappy"},
+        {"buffer_bytes_max": 1},
+        {"bootstrap": "nowhere"},
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_named_at_construction(wrong: dict[str, object]) -> None:
+    name = next(iter(wrong))
+    with pytest.raises(InvalidSetting, match=name):
+        Producer(**{"bootstrap": "127.0.0.1:1", **wrong})  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- records
+
+
+def test_a_record_is_where_its_future_says(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=3)
+    with Producer(bootstrap) as producer:
+        future = producer.publish(topic, "hello", key="k", headers={"h": b"1"}, timestamp=7)
+        placed = future.result(10)
+    assert placed.partition == partition_for_key(b"k", 3)
+    assert (placed.topic, placed.offset, placed.duplicate) == (topic, 0, False)
+    with Reader(bootstrap) as reader:
+        [batch] = reader.read(topic, placed.partition)
+    [row] = batch.cast(batch.schema.set(3, pa.field("timestamp", pa.int64()))).to_pylist()
+    assert row == {"key": b"k", "value": b"hello", "headers": [{"key": "h", "value": b"1"}], "timestamp": 7}
+
+
+@pytest.mark.parametrize("acks", ["all", "leader", "none"])
+def test_records_of_a_partition_keep_their_order(bootstrap: str, admin: Admin, topic: str, acks: str) -> None:
+    admin.create_topic(topic)
+    sent = [b"%d" % number for number in range(5_000)]
+    with Producer(bootstrap, acks=acks, linger_ms=0, batch_bytes_max=2_000, max_in_flight=7) as producer:
+        for value in sent:
+            producer.publish(topic, value)
+    assert values(bootstrap, topic) == sent
+
+
+def test_keyless_records_reach_every_partition(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=4)
+    with Producer(bootstrap, linger_ms=0, batch_bytes_max=1_000) as producer:
+        for _ in range(1_000):
+            producer.publish(topic, b"x" * 50)
+    counts = [end for _, end in admin.offsets(topic).values()]
+    assert sum(counts) == 1_000
+    assert min(counts) > 150
+
+
+def test_many_threads_may_publish(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic)
+    with Producer(bootstrap) as producer, ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda thread: [producer.publish(topic, b"%d %d" % (thread, n)) for n in range(500)], range(4)))
+        producer.flush()
+    found = [value.split() for value in values(bootstrap, topic)]
+    for thread in range(4):
+        assert [int(n) for t, n in found if int(t) == thread] == list(range(500))
+
+
+def test_compressed_batches_are_read_back(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic)
+    with Producer(bootstrap, compression="zstd") as producer:
+        for _ in range(100):
+            producer.publish(topic, b"x" * 1_000)
+    assert values(bootstrap, topic) == [b"x" * 1_000] * 100
+
+
+def test_a_uuid_makes_one_copy_whoever_sends_it(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=5)
+    once = uuid.uuid4()
+    placed = []
+    for given in (once, once.bytes, str(once)):
+        with Producer(bootstrap) as producer:
+            placed.append(producer.publish(topic, b"x", uuid=given).result(10))
+    assert [place.duplicate for place in placed] == [False, True, True]
+    assert len({(place.partition, place.offset) for place in placed}) == 1
+    with Producer(bootstrap) as producer:
+        for wrong in ("x", b"short", 7, bytes(16)):
+            with pytest.raises(InvalidRequest, match="uuid"):
+                producer.publish(topic, b"x", uuid=wrong)  # type: ignore[arg-type]
+
+
+def test_rows_go_to_a_topic_with_a_schema(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, schema="a long NOT NULL, b string")
+    with Producer(bootstrap) as producer:
+        producer.publish(topic, {"a": 1, "b": "x"})
+        assert producer.publish(topic, {"a": 2}, key="k", uuid=uuid.uuid4()).result(10).offset == 1
+        with pytest.raises(SchemaMismatch, match="'b' of topic"):
+            producer.publish(topic, {"a": 1, "b": 5})
+        for wrong in (b"bytes", None):
+            with pytest.raises(InvalidRequest, match="a dict of its columns"):
+                producer.publish(topic, wrong)
+        with pytest.raises(InvalidRequest, match="headers"):
+            producer.publish(topic, {"a": 1}, headers={"h": b""})
+    with Reader(bootstrap) as reader:
+        assert [row for batch in reader.read(topic, 0) for row in batch.to_pylist()] == [{"a": 1, "b": "x"}, {"a": 2, "b": None}]
+
+
+def test_what_can_be_refused_at_once_is(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=2, record_bytes_max=1_000)
+    with Producer(bootstrap) as producer:
+        with pytest.raises(BatchTooLarge, match="record_bytes_max=1000"):
+            producer.publish(topic, b"x" * 1_001)
+        with pytest.raises(BatchTooLarge):
+            producer.publish(topic, b"x" * 500, key=b"k" * 501)
+        with pytest.raises(UnknownPartition, match="it has 0 to 1"):
+            producer.publish(topic, b"x", partition=2)
+        with pytest.raises(UnknownTopic, match="did you mean"):
+            producer.publish(topic[:-1], b"x")
+        with pytest.raises(InvalidTopicName):
+            producer.publish("__transactions", b"x")
+        with pytest.raises(InvalidRequest, match="value is int"):
+            producer.publish(topic, 5)  # type: ignore[arg-type]
+        assert producer.publish(topic, b"x" * 1_000, partition=1).result(10).offset == 0
+
+
+def test_the_largest_record_fits_its_batch(bootstrap: str, admin: Admin, topic: str) -> None:
+    made = admin.create_topic(topic, batch_bytes_max=65_536)
+    most = 65_536 - 4_096
+    assert made.settings == {"batch_bytes_max": "65536"}
+    with Producer(bootstrap) as producer:
+        assert producer.publish(topic, b"x" * most, uuid=uuid.uuid4()).result(10).offset == 0
+        assert producer.publish(topic, b"x" * most).result(10).offset == 1
+        with pytest.raises(BatchTooLarge):
+            producer.publish(topic, b"x" * (most + 1))
+
+
+# ---------------------------------------------------------------- tables
+
+
+def test_a_table_is_spread_by_key_and_keeps_each_keys_order(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=3, schema="k string, n long")
+    table = pa.table({"n": range(30_000), "k": [f"key-{n % 50}" for n in range(30_000)]})
+    with Producer(bootstrap, batch_bytes_max=50_000) as producer:
+        placed = producer.publish_batch(topic, table, key_column="k").result(20)
+    assert placed.record_count == sum(place.record_count for place in placed.places) == 30_000
+    assert len(placed.places) > 6
+    with Reader(bootstrap) as reader:
+        for partition in range(3):
+            rows = [row for batch in reader.read(topic, partition) for row in batch.to_pylist()]
+            assert [row["n"] for row in rows] == sorted(row["n"] for row in rows)
+            assert {partition_for_key(row["k"].encode(), 3) for row in rows} <= {partition}
+
+
+def test_a_table_of_records_is_spread_by_its_keys_if_it_has_any(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=3)
+    with Producer(bootstrap) as producer:
+        keyed = producer.publish_batch(
+            topic, pa.table({"key": [b"a", b"b", b"c", None], "value": [b"1", b"2", b"3", b"4"]})
+        ).result(10)
+        whole = producer.publish_batch(
+            topic, pa.table({"value": ["no bytes"]}).cast(pa.schema([("value", pa.large_binary())])), partition=2
+        )
+        assert whole.result(10).partition == 2
+    assert sum(place.record_count for place in keyed.places) == 4
+    assert b"1" in values(bootstrap, topic, partition_for_key(b"a", 3))
+
+
+def test_a_table_sent_again_under_its_uuid_is_there_once(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=4, schema="n long")
+    table, once = pa.table({"n": range(20_000)}), uuid.uuid4()
+    placed = []
+    for _ in range(2):
+        with Producer(bootstrap, batch_bytes_max=40_000) as producer:
+            placed.append(producer.publish_batch(topic, table, uuid=once).result(10))
+    assert len(placed[0].places) > 2
+    assert [place.duplicate for place in placed[1].places] == [True] * len(placed[1].places)
+    assert [place[:3] for place in placed[0].places] == [place[:3] for place in placed[1].places]
+    assert sum(end for _, end in admin.offsets(topic).values()) == 20_000
+
+
+def test_a_table_that_does_not_fit_is_refused_before_anything_is_sent(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, schema="a long, b string", record_bytes_max=1_000)
+    with Producer(bootstrap) as producer:
+        with pytest.raises(SchemaMismatch, match="column 'a' is double"):
+            producer.publish_batch(topic, pa.table({"a": [1.5], "b": ["x"]}))
+        with pytest.raises(InvalidRequest, match=r"key_column='bb' is no column: did you mean 'b'"):
+            producer.publish_batch(topic, pa.table({"a": [1], "b": ["x"]}), key_column="bb")
+        assert (
+            producer.publish_batch(topic, pa.table({"a": pa.array([], pa.int64()), "b": pa.array([], pa.string())}))
+            .result(5)
+            .places
+            == ()
+        )
+    assert admin.offsets(topic) == {0: (0, 0)}
+
+
+# ---------------------------------------------------------------- trouble
+
+
+def test_nobody_there_is_told_at_the_first_record() -> None:
+    producer = Producer("127.0.0.1:1", timeout_ms=300)
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
+        producer.publish("t", b"x")
+    producer.close()
+
+
+def test_a_closed_producer_says_so_and_closing_again_does_nothing(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic)
+    producer = Producer(bootstrap, linger_ms=60_000)
+    future = producer.publish(topic, b"x")
+    producer.close()
+    producer.close()
+    assert future.result(0).offset == 0
+    with pytest.raises(InvalidRequest, match="closed"):
+        producer.publish(topic, b"x")
+
+
+def test_a_topic_made_anew_is_met_anew(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, schema="a long")
+    with Producer(bootstrap) as producer:
+        producer.publish(topic, {"a": 1}).result(10)
+        admin.delete_topic(topic)
+        admin.create_topic(topic, schema="b string")
+        with pytest.raises(TritonMQError):
+            producer.publish(topic, {"a": 1}).result(10)
+        assert producer.publish(topic, {"b": "x"}).result(10).offset == 0
+
+
+def test_an_error_that_nobody_looks_at_is_raised_by_flush_once(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic)
+    producer = Producer(bootstrap)
+    producer.publish(topic, b"x").result(10)
+    admin.delete_topic(topic)
+    ignored = producer.publish(topic, b"x")
+    with pytest.raises(UnknownTopic):
+        producer.flush()
+    producer.flush()
+    assert isinstance(ignored.exception(0), UnknownTopic)
+    producer.close()
+
+
+@pytest.mark.cluster
+def test_a_broker_that_dies_and_comes_back_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path) as cluster, Producer(cluster.bootstrap, linger_ms=0) as producer:
+        with Admin(cluster.bootstrap) as admin:
+            admin.create_topic("t")
+        futures = [producer.publish("t", b"%d" % number) for number in range(2_000)]
+        futures[100].result(10)
+        cluster.kill(1)
+        futures += [producer.publish("t", b"%d" % number) for number in range(2_000, 3_000)]
+        cluster.restart(1)
+        producer.flush()
+        assert [future.result(0).offset for future in futures] == list(range(3_000))
+        assert values(cluster.bootstrap, "t") == [b"%d" % number for number in range(3_000)]
+
+
+@pytest.mark.cluster
+def test_what_has_no_answer_in_time_is_unknown_and_what_never_left_is_not_sent(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path) as cluster:
+        with Admin(cluster.bootstrap) as admin:
+            admin.create_topic("t")
+        producer = Producer(cluster.bootstrap, timeout_ms=1_000, linger_ms=0, buffer_bytes_max=1 << 20)
+        producer.publish("t", b"before").result(10)
+        cluster.brokers[1].send_if_running(signal.SIGSTOP)
+        once = uuid.uuid4()
+        unknown = producer.publish("t", b"x", uuid=once).exception(5)
+        assert isinstance(unknown, OutcomeUnknown)
+        assert not unknown.definite
+        cluster.brokers[1].send_if_running(signal.SIGCONT)
+        with Producer(cluster.bootstrap) as another:
+            another.publish("t", b"x", uuid=once).result(10)
+        assert values(cluster.bootstrap, "t") == [b"before", b"x"]
+
+        cluster.kill(1)
+        never = producer.publish("t", b"y").exception(5)
+        assert isinstance(never, NotSent)
+        assert never.definite
+        full = pa.table({"value": [b"z" * 100_000] * 30})
+        with pytest.raises(Overloaded, match="buffer_bytes_max"):
+            producer.publish_batch("t", full)
+        with pytest.raises(TritonMQError):
+            producer.close()
+        cluster.restart(1)
+        assert values(cluster.bootstrap, "t") == [b"before", b"x"]

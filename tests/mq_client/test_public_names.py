@@ -1,0 +1,50 @@
+"""What applications import: taking a name away is a decision, not an accident."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import mq_client
+from mq_protocol import errors
+
+NAMES = {
+    "Admin", "Producer", "Consumer", "Reader",
+    "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue",
+    "TopicDescription", "PartitionDescription", "ClusterDescription", "BrokerDescription", "GroupDescription", "GroupCursor",
+    "NotSent",
+}  # fmt: skip
+
+METHODS = {
+    "Admin": "create_topic list_topics describe_topic delete_topic describe_cluster offsets",
+    "Producer": "publish publish_batch flush close",
+    "Consumer": "subscribe unsubscribe subscription start stop records",
+    "Reader": "read",
+}
+
+
+def test_every_promised_name_is_there_and_no_other() -> None:
+    kinds = {name for name, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.TritonMQError)}
+    assert set(mq_client.__all__) == NAMES | kinds
+    assert len(mq_client.__all__) == len(set(mq_client.__all__))
+    assert all(hasattr(mq_client, name) for name in mq_client.__all__)
+
+
+@pytest.mark.parametrize("cls", METHODS)
+def test_every_promised_method_is_there_with_a_docstring(cls: str) -> None:
+    for method in METHODS[cls].split():
+        found = getattr(getattr(mq_client, cls), method)
+        assert callable(found)
+        assert found.__doc__
+
+
+def test_parameters_are_named_as_promised() -> None:
+    publish = inspect.signature(mq_client.Producer.publish).parameters
+    assert list(publish) == ["self", "topic", "value", "key", "headers", "partition", "timestamp", "uuid"]
+    batch = inspect.signature(mq_client.Producer.publish_batch).parameters
+    assert list(batch) == ["self", "topic", "batch", "partition", "key_column", "uuid"]
+    made = list(inspect.signature(mq_client.Producer).parameters)
+    assert made[:7] == ["bootstrap", "acks", "timeout_ms", "retries", "max_in_flight", "linger_ms", "batch_bytes_max"]
+    assert list(inspect.signature(mq_client.Consumer).parameters)[:3] == ["bootstrap", "group", "start"]
+    assert list(inspect.signature(mq_client.Reader.read).parameters)[:5] == ["self", "topic", "partition", "start", "end"]

@@ -1,0 +1,108 @@
+"""Reading by offset: exactly the records asked for, whatever batches they are stored in."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from mq_cli.local_cluster import LocalCluster
+from mq_client import (
+    Admin,
+    InvalidRequest,
+    Producer,
+    Reader,
+    SchemaMismatch,
+    TritonMQError,
+    UnknownPartition,
+    UnknownTopic,
+)
+
+
+def numbers(batches: object) -> list[int]:
+    return [n for batch in batches for n in batch.column("n").to_pylist()]  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def filled(admin: Admin, bootstrap: str, topic: str) -> str:
+    """A topic of 1,000 rows in batches of several sizes, compressed and not."""
+    admin.create_topic(topic, schema="n long, s string")
+    random_, at = random.Random(1), 0
+    while at < 1_000:
+        count = min(random_.choice((1, 7, 100)), 1_000 - at)
+        with Producer(bootstrap, compression=random_.choice((None, "lz4"))) as producer:
+            producer.publish_batch(
+                topic, pa.table({"n": range(at, at + count), "s": [f"s{i}" for i in range(at, at + count)]})
+            ).result(10)
+        at += count
+    return topic
+
+
+def test_exactly_the_offsets_asked_for_come(filled: str, bootstrap: str) -> None:
+    random_ = random.Random(2)
+    with Reader(bootstrap) as reader:
+        for _ in range(30):
+            start, end = sorted((random_.randint(0, 1_000), random_.randint(0, 1_000)))
+            chunk = random_.choice((1, 1_000, 1 << 20))
+            assert numbers(reader.read(filled, 0, start, end, chunk_bytes_max=chunk)) == list(range(start, end))
+        assert numbers(reader.read(filled, 0)) == list(range(1_000))
+        assert list(reader.read(filled, 0, 5, 5)) == []
+
+
+def test_columns_are_picked(filled: str, bootstrap: str) -> None:
+    with Reader(bootstrap) as reader:
+        batches = list(reader.read(filled, 0, 3, 20, columns=["s"]))
+        assert {tuple(batch.schema.names) for batch in batches} == {("s",)}
+        assert [s for batch in batches for s in batch.column("s").to_pylist()] == [f"s{i}" for i in range(3, 20)]
+        assert sum(batch.num_rows for batch in reader.read(filled, 0, 3, 20, columns=[])) == 17
+        with pytest.raises(SchemaMismatch, match="no column 'ss': did you mean 's'"):
+            list(reader.read(filled, 0, columns=["ss"]))
+
+
+def test_each_piece_says_where_and_when_it_is(filled: str, bootstrap: str) -> None:
+    with Reader(bootstrap) as reader:
+        at = 11
+        for piece in reader.read_stored(filled, 0, 11, 950):
+            assert piece.base_offset == at
+            assert piece.timestamp_us > 1_600_000_000_000_000
+            at += piece.batch.num_rows
+        assert at == 950
+
+
+def test_wrong_questions_are_refused_when_they_are_asked(filled: str, bootstrap: str) -> None:
+    with Reader(bootstrap, timeout_ms=1_000) as reader:
+        with pytest.raises(UnknownPartition):
+            reader.read_stored(filled, 1)
+        with pytest.raises(UnknownTopic):
+            reader.read_stored(filled + "x", 0)
+        for start, end in ((-1, 5), (5, 4)):
+            with pytest.raises(InvalidRequest):
+                reader.read_stored(filled, 0, start, end)
+        with pytest.raises(TritonMQError, match="nothing came from offset 990 on for 1000 ms"):
+            list(reader.read(filled, 0, 990, 1_001))
+
+
+def test_a_reader_that_stops_early_leaves_nothing_open(filled: str, bootstrap: str) -> None:
+    with Reader(bootstrap) as reader:
+        for _ in range(50):
+            pieces = reader.read(filled, 0, chunk_bytes_max=1)
+            next(pieces)
+            pieces.close()  # type: ignore[attr-defined]
+        assert reader.offsets(filled) == {0: (0, 1_000)}
+
+
+@pytest.mark.cluster
+def test_a_broker_that_dies_under_a_reader_is_waited_for_and_read_on_from_there(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path) as cluster, Admin(cluster.bootstrap) as admin, Reader(cluster.bootstrap) as reader:
+        admin.create_topic("t", schema="n long")
+        with Producer(cluster.bootstrap, batch_bytes_max=40_000) as producer:
+            producer.publish_batch("t", pa.table({"n": range(500_000)})).result(30)
+        found: list[int] = []
+        for batch in reader.read("t", 0, chunk_bytes_max=1):
+            if not found:
+                cluster.kill(1)
+                cluster.restart(1, wait=False)
+            found += batch.column("n").to_pylist()
+        assert found == list(range(500_000))
