@@ -12,7 +12,8 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 SETTINGS: Final = {
-    # Spark's tasks talk to Python through a Unix socket, not loopback TCP: about 30 ms off each trigger's work.
+    # Spark's tasks talk to Python through a Unix socket, not loopback TCP: about 30 ms off each trigger's work. When Spark ends a
+    # worker, pyspark may print a BrokenPipeError's traceback because of it, which means nothing.
     "spark.python.unix.domain.socket.enabled": "true",
     # A worker that is kept keeps its channels to the brokers and what it knows of the topics.
     "spark.python.worker.reuse": "true",

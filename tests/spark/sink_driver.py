@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from mq_spark.session import configure
 
 
-def copy_stream(spark: SparkSession, bootstrap: str, source: str, sink: str, checkpoint: str) -> None:
+def copy_stream(spark: SparkSession, bootstrap: str, source: str, sink: str, checkpoint: str, **options: str) -> None:
     """Run until all that is there now is copied."""
     stream = (
         spark.readStream.format("tritonmq")
@@ -29,6 +29,8 @@ def copy_stream(spark: SparkSession, bootstrap: str, source: str, sink: str, che
         .option("topic", sink)
         .option("checkpointLocation", checkpoint)
     )
+    for option, value in options.items():
+        written = written.option(option, value)
     query = written.trigger(availableNow=True).start()
     if not query.awaitTermination(90):
         raise TimeoutError("the stream did not end within 90 s")

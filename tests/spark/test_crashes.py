@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from mq_cli.local_cluster import LocalCluster
@@ -97,3 +98,21 @@ def test_a_commit_file_that_was_never_written_does_not_write_a_micro_batch_twice
         (commits[-1].parent / name).unlink()
     copy_stream(spark, *job)
     assert contents(job[0], admin, job[2]) == EXPECTED
+
+
+def test_a_micro_batch_whose_log_was_lost_and_that_is_planned_again_wider_is_refused_or_kept_and_never_doubled(
+    spark: SparkSession, admin: Admin, producer: Producer, job: list[str], tmp_path: Path
+) -> None:
+    bootstrap, source, sink, _ = job
+    copy_stream(spark, *job)  # the last micro-batch has 50 rows
+    for log in ("offsets", "commits"):
+        last = max(int(path.name) for path in (tmp_path / "checkpoint" / log).glob("[0-9]*"))
+        for name in (str(last), f".{last}.crc"):
+            (tmp_path / "checkpoint" / log / name).unlink()
+    producer.publish(source, b"one more", partition=0)
+    producer.flush()
+    with pytest.raises(StreamingQueryException, match="ReplayMismatch"):
+        copy_stream(spark, *job)
+    assert contents(bootstrap, admin, sink) == EXPECTED
+    copy_stream(spark, *job, onReplayMismatch="keep")
+    assert contents(bootstrap, admin, sink) == EXPECTED  # the first decision holds: the row that came later is not in it
