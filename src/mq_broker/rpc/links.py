@@ -116,7 +116,7 @@ class _Peer:
 
 
 class Links:
-    """Owns the connections to every other broker. `hello` says who this is; `spawn` makes a task whose failure is not overlooked."""
+    """Owns the connections to every other broker. `hello` says who this is; `spawn` makes a task whose failure is not missed."""
 
     def __init__(self, hello: pb.LinkHello, listener: LinkListener, spawn: Spawn) -> None:
         self._hello = hello
