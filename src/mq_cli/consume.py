@@ -13,19 +13,18 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from mq_cli.messages import MessageWriter
-from mq_cli.output import bootstrap_option, checking_what_was_typed, milliseconds, open_admin
+from mq_cli.output import bootstrap_option, checking_what_was_typed, counting, milliseconds, open_admin
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.names import did_you_mean
 
 if TYPE_CHECKING:
-    from mq_client import Admin, Consumer, ConsumerRecord, TopicDescription
+    from mq_client import Admin, Consumer, Reader, TopicDescription
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -96,6 +95,8 @@ def consume(
 
     Waits for more until Ctrl-C, unless told when to end.
     """
+    from mq_client import Consumer, Reader
+
     if exit_at_end and group is not None:
         raise click.UsageError(
             "--exit-at-end reads by offset and touches no group: leave out --group, or end with --max or --timeout"
@@ -103,19 +104,14 @@ def consume(
     if as_json and template is not None:
         raise click.UsageError("--json and --format are two ways to say the same: give one")
     ask_ms = min(milliseconds(idle_s), REQUEST_TIMEOUT_MS) if idle_s is not None else REQUEST_TIMEOUT_MS
+    # In a group, what the cursor passes must have left our hands; a person wants to see what came.
+    writer = MessageWriter(as_json=as_json, template=template, flush_each=group is not None or sys.stdout.isatty())
     with open_admin(bootstrap, ask_ms / 1000) as admin, _asked_to_end() as end:
         described = admin.describe_topic(topic)
-        # In a group, what the cursor passes must have left our hands; a person wants to see what came.
-        writer = MessageWriter(as_json=as_json, template=template, flush_each=group is not None or sys.stdout.isatty())
         if exit_at_end:
-            records = _what_is_there(admin, described, start, bootstrap, ask_ms)
-            for record in islice(records, count_max):
-                writer.write(record)
-                if end.is_set():
-                    break
+            with Reader(bootstrap, timeout_ms=ask_ms) as reader:
+                _write_what_is_there(reader, described, _ranges(admin, described, start), writer, end, count_max)
         else:
-            from mq_client import Consumer
-
             with checking_what_was_typed():
                 consumer = Consumer(bootstrap, group, start, timeout_ms=ask_ms)
             consumer.subscribe(topic)
@@ -144,34 +140,52 @@ def _write_as_they_come(
                 return
 
 
-def _what_is_there(
-    admin: Admin, described: TopicDescription, start: Start, bootstrap: str, ask_ms: int
-) -> Iterator[ConsumerRecord]:
-    """Partition after partition, up to where each ends now."""
-    from mq_client import Reader
-    from mq_client.record_queue import batch_to_records
-
-    ends = admin.offsets(described.name)
-    begin: dict[int, int]
+def _ranges(admin: Admin, described: TopicDescription, start: Start) -> dict[int, tuple[int, int]]:
+    """From where to where to read each partition, as it ends now."""
+    kept = admin.offsets(described.name)
     match start:
         case "earliest":
-            begin = {partition: first for partition, (first, _) in ends.items()}
+            return kept
         case "latest":
-            begin = {partition: end for partition, (_, end) in ends.items()}
+            return {partition: (end, end) for partition, (_, end) in kept.items()}
         case datetime():
             begin = admin.offsets_at(described.name, round(start.timestamp() * 1_000_000))
+            return {partition: (begin[partition], end) for partition, (_, end) in kept.items()}
         case _:
-            if ends and int(start) > max(end for _, end in ends.values()):
-                last = max(end for _, end in ends.values())
+            last = max((end for _, end in kept.values()), default=0)
+            if int(start) > last:
                 raise click.ClickException(f"topic {described.name} ends at offset {last}: it has no offset {start} to begin at")
-            begin = {partition: int(start) for partition in ends}
-    with Reader(bootstrap, timeout_ms=ask_ms) as reader:
-        for partition, (_, end) in ends.items():
-            if begin[partition] < end:
-                for piece in reader.read_stored(described.name, partition, begin[partition], end):
-                    yield from batch_to_records(
-                        piece.batch, described.name, partition, piece.base_offset, piece.timestamp_us, typed=described.typed
-                    )
+            return {partition: (int(start), end) for partition, (_, end) in kept.items()}
+
+
+def _write_what_is_there(
+    reader: Reader,
+    described: TopicDescription,
+    ranges: dict[int, tuple[int, int]],
+    writer: MessageWriter,
+    end: threading.Event,
+    count_max: int | None,
+) -> None:
+    """Partition after partition."""
+    from mq_client.record_queue import batch_to_records
+
+    there = sum(max(0, stop - first) for first, stop in ranges.values())
+    goal = there if count_max is None else min(there, count_max)
+    count = 0
+    with counting(show=not sys.stdout.isatty(), total=goal) as progress:
+        for partition, (first, stop) in ranges.items():
+            if first >= stop or count >= goal:
+                continue
+            for piece in reader.read_stored(described.name, partition, first, stop):
+                records = batch_to_records(
+                    piece.batch, described.name, partition, piece.base_offset, piece.timestamp_us, typed=described.typed
+                )
+                for record in records[: goal - count]:
+                    writer.write(record)
+                    count += 1
+                progress(count)
+                if count >= goal or end.is_set():
+                    return
 
 
 @contextmanager

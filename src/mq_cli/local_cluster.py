@@ -26,6 +26,9 @@ STOP_TIMEOUT_S = 20.0
 
 ASK_TIMEOUT_S = 2.0
 _POLL_S = 0.05
+_HAND_OVER_MS = 3_000
+"""When all brokers of a cluster stop together the last has nobody to hand over to, and need not wait for long."""
+
 _LOG_TAIL_CHARACTERS = 3_000
 
 
@@ -42,7 +45,8 @@ class BrokerProcess:
         self.address = f"{HOST}:{port}"
         self.data_dir = directory / f"broker-{broker}"
         self.log_path = directory / f"broker-{broker}.log"
-        self.arguments = ["broker", "--id", str(broker), "--listen", self.address, "--data", str(self.data_dir), *arguments]
+        self.arguments = ["broker", "--id", str(broker), "--listen", self.address, "--data", str(self.data_dir)]
+        self.arguments += ["--stop-timeout-ms", str(_HAND_OVER_MS), *arguments]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -170,17 +174,20 @@ class LocalCluster:
         """Until each of those brokers (default: all) answers and sees all of them registered."""
         deadline = time.monotonic() + timeout_s
         wanted = set(self.brokers if ids is None else ids)
-        for broker in (self.brokers[number] for number in sorted(wanted)):
-            while not _answers(broker.address, wanted):
+        waiting = sorted(wanted)
+        while waiting:
+            for broker in (self.brokers[number] for number in wanted):
                 if broker.status is not None:
                     raise ClusterFailed(
                         f"broker {broker.id} ended (status {broker.status}) before it served; {broker.last_words()}"
                     )
-                if time.monotonic() > deadline:
-                    raise ClusterFailed(
-                        f"broker {broker.id} did not serve on {broker.address} in {timeout_s:g} s; {broker.last_words()}"
-                    )
-                time.sleep(_POLL_S)
+            waiting = [number for number in waiting if not _answers(self.brokers[number].address, wanted)]
+            if waiting and time.monotonic() > deadline:
+                broker = self.brokers[waiting[0]]
+                raise ClusterFailed(
+                    f"broker {broker.id} did not serve on {broker.address} in {timeout_s:g} s; {broker.last_words()}"
+                )
+            time.sleep(_POLL_S if waiting else 0)
 
     def stop(self) -> None:
         """Brokers first, all at once, each handing over what it leads; then ZooKeeper. Kills what does not end in time."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -100,6 +101,23 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
         table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(table)
+
+
+@contextmanager
+def counting(*, show: bool, total: int | None = None) -> Iterator[Progress]:
+    """Messages, their rate and, where `total` is known, a bar: on standard error, and only if that is a terminal."""
+    if not show or not sys.stderr.isatty():
+        yield lambda _count: None
+        return
+    from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    measure = SpinnerColumn() if total is None else BarColumn()
+    columns = (measure, TextColumn("{task.completed:,.0f} messages"), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
+    began = time.monotonic()
+    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total, rate="")
+        yield lambda count: bar.update(task, completed=count, rate=f"{count / max(time.monotonic() - began, 1e-3):,.0f}/s")
 
 
 def say(text: str) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import deque
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ from mq_cli.output import (
     bootstrap_option,
     checking_what_was_typed,
     counted,
+    counting,
     milliseconds,
     open_admin,
     say,
@@ -68,7 +67,7 @@ def produce(
 
     with checking_what_was_typed():
         producer = Producer(bootstrap, acks=acks, timeout_ms=milliseconds(timeout_s))
-    with producer, _progress(show=not quiet) as progress:
+    with producer, counting(show=not quiet and not sys.stdin.isatty()) as progress:
         if described.typed:
             count = _send_rows(producer, topic, described.schema, partition, progress)
         else:
@@ -116,24 +115,3 @@ def _send_rows(producer: Producer, topic: str, schema: pa.Schema, partition: int
         count += rows.num_rows
         progress(count)
     return count
-
-
-@contextmanager
-def _progress(*, show: bool) -> Iterator[Progress]:
-    """A count going up where a person is watching who is not the one who types."""
-    if not show or not sys.stderr.isatty() or sys.stdin.isatty():
-        yield lambda _count: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress as Bar
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.completed:,.0f} messages"),
-        TextColumn("{task.speed:,.0f}/s"),
-        TimeElapsedColumn(),
-    )
-    with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=None, completed=0)
-        yield lambda count: bar.update(task, completed=count)

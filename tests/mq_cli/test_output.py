@@ -1,0 +1,67 @@
+"""Tables, JSON and progress: what a terminal shows, and what a pipe is spared."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+
+from mq_cli import output
+
+
+def test_progress_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        monkeypatch.setenv("TERM", "xterm")
+        for total in (None, 2_000):
+            with output.counting(show=True, total=total) as progress:
+                progress(1_000)
+                progress(2_000)
+        terminal.flush()
+        shown = os.read(ours, 1 << 16).decode()
+    os.close(ours)
+    assert "2,000 messages" in shown
+    assert "/s" in shown
+
+
+@pytest.mark.parametrize("show", [True, False])
+def test_progress_is_silent_in_a_pipe(capfd: pytest.CaptureFixture[str], show: bool) -> None:
+    with output.counting(show=show, total=10) as progress:
+        progress(5)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 150
+    output.write_table(["name", "#count"], [(long, 1), ("[bold]not markup[/bold]", 22)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    assert long in lines[1]
+    assert "[bold]not markup[/bold]" in lines[2]
+    assert lines[1].rstrip().endswith(" 1")
+
+
+def test_json_keeps_every_letter(capsys: pytest.CaptureFixture[str]) -> None:
+    output.write_json({"name": "grüße", "none": None})
+    assert json.loads(capsys.readouterr().out) == {"name": "grüße", "none": None}
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 40, "3.0 TiB"), (5 << 50, "5120.0 TiB")],
+)
+def test_bytes_are_told_in_the_unit_that_fits(count: int, text: str) -> None:
+    assert output.bytes_text(count) == text
+
+
+def test_times_are_told_in_utc() -> None:
+    assert output.time_text(1_700_000_000_123_456) == "2023-11-14T22:13:20.123Z"
+    assert output.time_text(0) == ""
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 messages"), (1, "1 message"), (12_345, "12,345 messages")])
+def test_things_are_counted(count: int, text: str) -> None:
+    assert output.counted(count, "message") == text
