@@ -64,7 +64,7 @@ def dev(count: int, port: int, data: Path | None, zookeeper: bool | None) -> int
     with _directory(data) as directory, _handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), asked_to_stop):
         cluster = LocalCluster(directory, count, port=port, zookeeper=zookeeper)
         try:
-            cluster.start(progress=lambda step: _check(stop, step))
+            cluster.start(progress=say, go_on=lambda: _check(stop))
             click.echo(f"ready bootstrap={cluster.bootstrap}")
             sys.stdout.flush()
             say(f"logs and data: {directory}{'' if data else ' (removed at the end)'}; Ctrl-C ends it")
@@ -83,10 +83,9 @@ class _Stopped(Exception):
     """Asked to stop while starting."""
 
 
-def _check(stop: threading.Event, step: str) -> None:
+def _check(stop: threading.Event) -> None:
     if stop.is_set():
         raise _Stopped
-    say(step)
 
 
 def _watch(cluster: LocalCluster, stop: threading.Event) -> None:

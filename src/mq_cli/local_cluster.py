@@ -159,23 +159,28 @@ class LocalCluster:
         """The ZooKeeper's; empty if there is none."""
         return "" if self.zookeeper is None else self.zookeeper.hosts
 
-    def start(self, progress: Callable[[str], None] = lambda _step: None) -> None:
-        """Return when every broker serves. `progress` is told each step. Raises `ClusterFailed`, or as ZooKeeper's start does."""
+    def start(self, progress: Callable[[str], None] = lambda _step: None, go_on: Callable[[], None] = lambda: None) -> None:
+        """Return when every broker serves. `progress` is told each step; `go_on` is called while waiting, and may raise to end it.
+        Raises `ClusterFailed`, or as ZooKeeper's start does. What was started before runs on: `stop` ends it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.zookeeper is not None:
             progress(f"starting ZooKeeper on {self.zookeeper.hosts}")
             self.zookeeper.start()
         for broker in self.brokers.values():
+            go_on()
             progress(f"starting broker {broker.id} on {broker.address}")
             broker.start()
-        self.wait_until_serving()
+        self.wait_until_serving(go_on=go_on)
 
-    def wait_until_serving(self, ids: Sequence[int] | None = None, timeout_s: float = START_TIMEOUT_S) -> None:
+    def wait_until_serving(
+        self, ids: Sequence[int] | None = None, timeout_s: float = START_TIMEOUT_S, go_on: Callable[[], None] = lambda: None
+    ) -> None:
         """Until each of those brokers (default: all) answers and sees all of them registered."""
         deadline = time.monotonic() + timeout_s
         wanted = set(self.brokers if ids is None else ids)
         waiting = sorted(wanted)
         while waiting:
+            go_on()
             for broker in (self.brokers[number] for number in wanted):
                 if broker.status is not None:
                     raise ClusterFailed(

@@ -57,6 +57,16 @@ def test_three_brokers_and_their_zookeeper_come_and_go_and_one_may_die(tmp_path:
         assert (tmp_path / "d" / "broker-1").is_dir()
 
 
+def test_it_can_be_ended_while_it_starts(tmp_path: Path) -> None:
+    with Command("dev", "--brokers", "2", "--port", "0", "--data", str(tmp_path)) as dev:
+        dev.remark_with("starting broker 1")
+        children = children_of(dev)
+        assert dev.end(signal.SIGINT) == 0
+        assert dev.rest() == []
+        _gone, alive = psutil.wait_procs(children, timeout=30)
+        assert alive == []
+
+
 def test_a_killed_dev_takes_its_brokers_with_it() -> None:
     with Command("dev", "--port", "0") as dev:
         dev.line()
