@@ -1,0 +1,160 @@
+"""Every kind of client at work while leaders are killed and stopped: nothing lost, nothing twice, order kept, no error."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from mq_client import Consumer, ConsumerRecord, Producer, Reader
+from mq_client.deadline import Deadline
+from mq_client.futures import RecordFuture
+from mq_client.offsets import OffsetWatch
+from mq_client.transactions import TransactionClient
+from tests.cluster.harness import Cluster, wait_until
+
+pytestmark = pytest.mark.cluster
+
+PARTITIONS = 3
+QUICK = ("--session-timeout-ms", "2000")
+
+
+class Traffic:
+    """Owns a producer that publishes numbers, to the partitions in turn, until told to stop."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.sent: list[RecordFuture] = []
+        self._producer = Producer(bootstrap, timeout_ms=60_000, linger_ms=2)
+        self._topic = topic
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(0.0005):
+            number = len(self.sent)
+            self.sent.append(self._producer.publish(self._topic, b"%d" % number, partition=number % PARTITIONS))
+
+    def until_acknowledged(self, more: int = 300) -> None:
+        """Until that many records published from now on are acknowledged."""
+        last = len(self.sent) + more
+        wait_until(lambda: len(self.sent) > last, "records are published")
+        self.sent[last].result(60)
+
+    def end(self) -> list[RecordFuture]:
+        """Stop, and wait for every answer. Raises if any record failed."""
+        self._stopping.set()
+        self._thread.join()
+        self._producer.flush(60_000)
+        self._producer.close()
+        return self.sent
+
+
+class Listening:
+    """Owns a consumer and the records it was given."""
+
+    def __init__(self, consumer: Consumer, topic: str) -> None:
+        self.records: list[ConsumerRecord] = []
+        self._consumer = consumer
+        consumer.subscribe(topic)
+        consumer.start()
+        self._thread = threading.Thread(target=lambda: self.records.extend(consumer))
+        self._thread.start()
+
+    def end(self) -> None:
+        self._consumer.stop()
+        self._thread.join(10)
+
+
+def kill(cluster: Cluster, topic: str) -> Callable[[], None]:
+    leader = cluster.leader(topic)
+    cluster.kill(leader)
+    cluster.wait_for_leaders(topic, other_than=leader)
+    return lambda: cluster.restart(leader)
+
+
+def stop(cluster: Cluster, topic: str) -> Callable[[], None]:
+    """SIGSTOP: its connections stay open, and it wakes believing that it still leads."""
+    leader = cluster.leader(topic)
+    cluster.pause(leader)
+    cluster.wait_for_leaders(topic, other_than=leader)
+    return lambda: cluster.resume(leader)
+
+
+def test_clients_survive_the_death_and_the_sleep_of_leaders(start_cluster: Callable[..., Cluster]) -> None:
+    cluster = start_cluster(3, arguments=QUICK)
+    cluster.admin.create_topic("t", partitions=PARTITIONS, replicas=3, durability="os")
+    watch = OffsetWatch(cluster.bootstrap, ["t"])
+    watch.wait_first(Deadline(10_000))
+    alone = Listening(Consumer(cluster.bootstrap), "t")
+    members = [Listening(Consumer(cluster.bootstrap, group="g", settle_ms=50), "t") for _ in range(2)]
+    traffic = Traffic(cluster.bootstrap, "t")
+    traffic.until_acknowledged()
+    for hurt in (kill, stop):
+        mend = hurt(cluster, "t")
+        traffic.until_acknowledged()
+        mend()
+        traffic.until_acknowledged()
+        cluster.wait_for_isr("t", 3)
+    futures = traffic.end()
+    count = len(futures)
+
+    wait_until(lambda: len(alone.records) >= count, "the consumer has everything")
+    wait_until(lambda: len({int(r.value) for m in members for r in list(m.records)}) == count, "the group has everything")
+    time.sleep(0.2)  # for what should not come
+    for listening in (alone, *members):
+        listening.end()
+    by_place = {(record.partition, record.offset): record.value for record in alone.records}
+    assert len(by_place) == len(alone.records) == count, "each record once"
+    for number, future in enumerate(futures):
+        placed = future.result(0)
+        assert by_place[placed.partition, placed.offset] == b"%d" % number
+    for partition in range(PARTITIONS):
+        given = [int(record.value) for record in alone.records if record.partition == partition]
+        assert given == list(range(partition, count, PARTITIONS)), "in order"
+    seen = Counter(int(record.value) for member in members for record in member.records)
+    assert set(seen) == set(range(count)), "a group is given each record at least once"
+    ends = cluster.admin.offsets("t")
+    assert sum(end for _, end in ends.values()) == count
+    wait_until(lambda: watch.latest()["t"] == ends, "the watch knows every end")
+    watch.close()
+    with Reader(cluster.bootstrap) as reader:
+        for partition, (start, end) in ends.items():
+            read = [int(value) for batch in reader.read("t", partition, start, end) for value in batch.column("value").to_pylist()]
+            assert read == list(range(partition, count, PARTITIONS))
+
+
+def test_staging_and_deciding_survive_the_death_of_leaders(start_cluster: Callable[..., Cluster]) -> None:
+    cluster = start_cluster(3, arguments=QUICK)
+    cluster.admin.create_topic("t", partitions=PARTITIONS, replicas=3, schema="n long", durability="os")
+    key = ("query", "t")
+    with TransactionClient(cluster.bootstrap, timeout_ms=60_000) as client:
+        expected: list[int] = []
+        for batch_id in range(6):
+            stage = client.open_stage(key, batch_id, "run")
+            for number in range(30):
+                value = batch_id * 1_000 + number
+                stage.add("t", number % PARTITIONS, pa.table({"n": [value]}))
+                expected.append(value)
+                if batch_id in (2, 4) and number == 15:
+                    dead = cluster.leader("t", partition=batch_id % PARTITIONS)
+                    cluster.kill(dead)
+            manifest = stage.finish()
+            assert client.decide(key, batch_id, "run", manifest).published
+            assert client.decide(key, batch_id, "run", manifest).already_decided
+            if batch_id in (2, 4):
+                cluster.restart(dead)
+                cluster.wait_for_isr("t", 3)
+        assert client.staged("t") == []
+    with Reader(cluster.bootstrap) as reader:
+        found = [
+            n
+            for partition in cluster.admin.offsets("t")
+            for batch in reader.read("t", partition)
+            for n in batch.column("n").to_pylist()
+        ]
+    assert sorted(found) == sorted(expected)
