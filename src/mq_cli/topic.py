@@ -19,6 +19,7 @@ from mq_cli.output import (
     write_table,
 )
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
+from mq_protocol.names import SETTINGS, check_topic_name, parse_settings
 
 if TYPE_CHECKING:
     from mq_client import TopicDescription
@@ -29,7 +30,12 @@ def topic() -> None:
     """Create, list, describe and delete topics."""
 
 
-@topic.command()
+def _settings_help() -> str:
+    lines = [f"  {setting.name} ({setting.allowed}; default {setting.default}): {setting.reason}" for setting in SETTINGS.values()]
+    return "\n\n".join(["Settings:", *lines])
+
+
+@topic.command(epilog=_settings_help())
 @click.argument("name")
 @click.option("--partitions", "-p", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), default=1, show_default=True)
 @click.option(
@@ -55,12 +61,8 @@ def create(
     bootstrap: str,
     timeout_s: float,
 ) -> None:
-    """Create the topic NAME.
-
-    Settings: durability, min_insync_replicas, batch_bytes_max, record_bytes_max, segment_bytes_max, dedup_uuids_max.
-    """
+    """Create the topic NAME."""
     from mq_protocol.ddl import parse_schema
-    from mq_protocol.names import check_topic_name, parse_settings
 
     given = _settings(settings)
     with checking_what_was_typed():
