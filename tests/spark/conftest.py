@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
-from mq_spark.session import configure
 from tests.spark.harness import Collected
+from tests.spark.sink_driver import short_session
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,16 +29,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     assert shutil.which("java"), "these tests need Java 17 on the PATH"
     scratch = tmp_path_factory.mktemp("spark")
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
-        .config("spark.local.dir", str(scratch))
-        .config("spark.log.level", "ERROR")
-        .config("spark.ui.showConsoleProgress", "false")
-    )
-    session = configure(builder).getOrCreate()
+    builder = short_session().config("spark.sql.warehouse.dir", str(scratch / "warehouse")).config("spark.local.dir", str(scratch))
+    session = builder.getOrCreate()
     yield session
     session.stop()
 
