@@ -126,7 +126,14 @@ def error_of(error: grpc.RpcError, address: str) -> TritonMQError:
                 break
     code, details = call.code(), call.details()
     match code:
-        case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
+        # A broker's own failures carry its error: without one these are gRPC's, about a connection that broke.
+        case (
+            grpc.StatusCode.UNAVAILABLE
+            | grpc.StatusCode.CANCELLED
+            | grpc.StatusCode.INTERNAL
+            | grpc.StatusCode.UNKNOWN
+            | grpc.StatusCode.ABORTED
+        ):
             return Unreachable(f"broker at {address} cannot be reached: {details}")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return OutcomeUnknown(f"broker at {address} did not answer in time: ask again")

@@ -63,7 +63,9 @@ def test_the_brokers_own_error_comes_whole(serve: Serve) -> None:
     [
         (grpc.StatusCode.UNAVAILABLE, Unreachable),
         (grpc.StatusCode.UNIMPLEMENTED, InvalidRequest),
-        (grpc.StatusCode.INTERNAL, InternalError),
+        (grpc.StatusCode.INTERNAL, Unreachable),
+        (grpc.StatusCode.UNKNOWN, Unreachable),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, InternalError),
         (grpc.StatusCode.DEADLINE_EXCEEDED, OutcomeUnknown),
     ],
 )
