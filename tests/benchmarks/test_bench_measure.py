@@ -62,14 +62,14 @@ def test_two_contestants_of_one_name_are_refused() -> None:
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    """The machine was three times as fast in the second round, and ours had half of the ceiling in each."""
+    """A tenth, six tenths and all of the ceiling: the median is six tenths, though the medians' ratio is a half."""
     readings: Mapping[str, list[Readings]] = {
-        "ours": [{"MB/s": 50.0}, {"MB/s": 150.0}],
-        "ceiling": [{"MB/s": 100.0}, {"MB/s": 300.0}],
+        "ours": [{"MB/s": 10.0}, {"MB/s": 60.0}, {"MB/s": 50.0}],
+        "ceiling": [{"MB/s": 100.0}, {"MB/s": 100.0}, {"MB/s": 50.0}],
     }
     found = figure(Question("group", "ours", "MB/s", "MB/s", "higher", "ceiling"), readings)
-    assert (found.ratio.low, found.ratio.median, found.ratio.high) == (0.5, 0.5, 0.5)
-    assert (found.ours.median, found.ceiling.median) == (100.0, 200.0)
+    assert (found.ours.median, found.ceiling.median) == (50.0, 100.0)
+    assert (found.ratio.low, found.ratio.median, found.ratio.high) == (0.1, 0.6, 1.0)
 
 
 class Clock:
