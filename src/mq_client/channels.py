@@ -55,6 +55,15 @@ _RESPONSES: Final[dict[str, type[Message]]] = {
 _lock = threading.Lock()
 _channels: dict[tuple[int, str], grpc.Channel] = {}
 
+
+def _after_fork() -> None:
+    """The lock may have been held by a thread that the child does not have."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 R = TypeVar("R", bound=Message)
 
 

@@ -6,10 +6,11 @@ not lead or cannot be reached. Every call takes a `Deadline` and keeps it. Safe 
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -32,7 +33,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
 from mq_protocol.names import INTERNAL_PREFIX, SETTINGS, TopicSettings, check_topic_name, did_you_mean, parse_settings
 
-_ATTEMPT_MS_MAX = 5_000.0
+_ATTEMPT_MS_MAX = 3_000.0
 """One broker's time to answer about metadata, before the next is asked."""
 
 _REFRESH_MS_MIN = 50.0
@@ -101,8 +102,7 @@ class Connection:
         self._refreshing = threading.Lock()
         self._brokers: dict[int, str] = {}
         self._topics: dict[str, tuple[float, TopicView]] = {}
-        self._answered = False
-        self._turn = 0
+        self._answered: str | None = None  # who answered last is asked first: one that hangs is not met again and again
 
     # ------------------------------------------------------------------ what is known
 
@@ -138,7 +138,7 @@ class Connection:
         backoff = Backoff()
         asked: set[str] = set()
         while True:
-            address, response = self._ask_any(pb.MetadataRequest(topics=[name]), deadline)
+            address, response = self._ask_any(pb.MetadataRequest(topics=[name]), deadline, asked)
             self._learn(response)
             found = self._topics.get(name)
             if name not in response.unknown_topics and found:
@@ -215,7 +215,7 @@ class Connection:
 
         `unclear` collects the addresses whose answer is not known: what they were asked may have been done.
         """
-        return self._ask_in_turn(method, request, response, deadline, deadline.timeout_ms, unclear)[1]
+        return self._ask_in_turn(method, request, response, deadline, unclear=unclear)[1]
 
     def ask_leader(
         self, name: str, partition: int, method: str, request: Message, response: type[R], deadline: Deadline, attempt_ms: float
@@ -249,8 +249,10 @@ class Connection:
                     raise
                 last = last or error
 
-    def _ask_any(self, request: pb.MetadataRequest, deadline: Deadline) -> tuple[str, pb.MetadataResponse]:
-        return self._ask_in_turn("Metadata", request, pb.MetadataResponse, deadline, _ATTEMPT_MS_MAX)
+    def _ask_any(
+        self, request: pb.MetadataRequest, deadline: Deadline, asked: Collection[str] = ()
+    ) -> tuple[str, pb.MetadataResponse]:
+        return self._ask_in_turn("Metadata", request, pb.MetadataResponse, deadline, _ATTEMPT_MS_MAX, asked=asked)
 
     def _ask_in_turn(
         self,
@@ -258,24 +260,25 @@ class Connection:
         request: Message,
         response: type[R],
         deadline: Deadline,
-        attempt_ms: float,
+        attempt_ms: float = math.inf,
+        *,
+        asked: Collection[str] = (),
         unclear: list[str] | None = None,
     ) -> tuple[str, R]:
+        """Whoever answered last first, those in `asked` last. One attempt takes at most half of the time while others are left."""
         # Nobody has ever answered: more likely a wrong address than a cluster that is just restarting.
-        if not self._answered:
+        if self._answered is None:
             deadline = deadline.at_most(limits.CONNECT_TIMEOUT_MS)
         backoff = Backoff()
         tried: dict[str, str] = {}
         last: TritonMQError | None = None
         while True:
-            candidates = self.addresses()
-            candidates += [address for address in self.bootstrap if address not in candidates]
-            with self._lock:
-                self._turn += 1
-                start = self._turn % len(candidates)
-            for address in candidates[start:] + candidates[:start]:
+            candidates = list(dict.fromkeys([*self.addresses(), *self.bootstrap]))
+            candidates.sort(key=lambda address: (address in asked, address != self._answered))
+            for place, address in enumerate(candidates):
+                left_ms = deadline.remaining_s * 1000 / (2 if place + 1 < len(candidates) else 1)
                 try:
-                    answer = self.ask(address, method, request, response, deadline.at_most(attempt_ms))
+                    answer = self.ask(address, method, request, response, deadline.at_most(min(attempt_ms, left_ms)))
                 except TritonMQError as error:
                     if not error.retriable:
                         raise
@@ -284,7 +287,7 @@ class Connection:
                     if unclear is not None and not error.definite:
                         unclear.append(address)
                 else:
-                    self._answered = True
+                    self._answered = address
                     return address, answer
                 if deadline.expired:
                     break

@@ -71,7 +71,8 @@ class ProduceStream:
             error = error_of(cause, self.address)
         finally:
             self._requests.put(_END)  # lets gRPC's thread that reads the queue go
-        self._on_broken(self, error, True)
+            self._call.cancel()
+            self._on_broken(self, error, True)
 
 
 def connected(address: str, timeout_s: float) -> bool:

@@ -18,6 +18,7 @@ from mq_client.connection import Connection
 from mq_client.deadline import Deadline
 from mq_client.errors import (
     DiskFull,
+    InternalError,
     NotEnoughReplicas,
     NotLeader,
     OutcomeUnknown,
@@ -66,6 +67,7 @@ class Sender:
         self.progress = threading.Condition(self.lock)
         self.accumulator = Accumulator(settings, Random())  # noqa: S311 - spreads load, guards nothing
         self.failures: list[TritonMQError] = []
+        self.died: TritonMQError | None = None
         self._connection = connection
         self._acks = acks
         self._on_changed_topic = on_changed_topic
@@ -75,7 +77,9 @@ class Sender:
         self._thread: threading.Thread | None = None
 
     def ensure_started(self) -> None:
-        """Start the thread when there is first something to send. Under `lock`."""
+        """Start the thread when there is first something to send. Under `lock`. Raises what it died of."""
+        if self.died is not None:
+            raise self.died
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tritonmq-sender", daemon=True)
             self._thread.start()
@@ -125,6 +129,20 @@ class Sender:
     # ------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
+        try:
+            self._send_for_ever()
+        except BaseException as error:
+            # A defect of ours. Nobody would answer any more: say so to everyone who waits, rather than let them.
+            self._give_up_all(InternalError(f"the producer's thread failed ({type(error).__name__}: {error}): make a new producer"))
+            raise
+
+    def _give_up_all(self, error: TritonMQError) -> None:
+        with self.lock:
+            self.died = error
+            answers = [answer for lane in self.accumulator.busy() for answer in self.accumulator.refuse_all(lane, error)]
+        self._tell(answers)
+
+    def _send_for_ever(self) -> None:
         while True:
             with self.lock:
                 if self._stopping:
