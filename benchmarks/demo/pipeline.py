@@ -48,9 +48,14 @@ def delays(flights: DataFrame) -> DataFrame:
 
 def run(bootstrap: str, work: Path) -> None:
     """Stream until told to drain, then finish what is there."""
-    spark = configure(SparkSession.builder.master("local[2]").appName("tritonmq-demo")).getOrCreate()
+    spark = configure(
+        SparkSession.builder.master("local[2]")
+        .appName("tritonmq-demo")
+        .config("spark.sql.shuffle.partitions", 2)
+        .config("spark.ui.enabled", "false")
+    ).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    names = spark.createDataFrame(airlines())
+    names = spark.createDataFrame(airlines().to_dict("records"))
 
     def queries(**trigger: bool | str) -> list[StreamingQuery]:
         flights = (
