@@ -311,6 +311,11 @@ class Leader:
         ]
         return max(heirs)[2] if heirs else 0
 
+    def _heir_may_come(self) -> bool:
+        """Whether any other in-sync broker is registered: else waiting for a successor is in vain (all brokers stop together)."""
+        shared = self._shared
+        return any(broker in shared.live for broker in self.membership.brokers() if broker != shared.me.broker)
+
     def _hand_over(self) -> None:
         """Wait for a successor to have the end of the log, or for the deadline; then stand back (rule 14)."""
         shared = self._shared
@@ -322,7 +327,7 @@ class Leader:
             late or (shared.high_watermark == shared.log.last_index and self.followers[heir].acknowledged >= shared.log.last_index)
         ):
             self._resigning = heir
-        elif late or not self.followers:
+        elif late or not self._heir_may_come():
             self._resigning = 0
 
     def _stand_back(self) -> None:
