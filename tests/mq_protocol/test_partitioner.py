@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from mq_protocol.errors import InvalidRequest
-from mq_protocol.partitioner import murmur2, partition_for_key, partitions_for_keys
+from mq_protocol.partitioner import coordinator_partition, murmur2, partition_for_key, partitions_for_keys
 
 KAFKA = {  # the values of Kafka's own tests of its hash, as signed 32-bit integers
     b"21": -973932308,
@@ -60,3 +60,8 @@ def test_keys_spread_evenly() -> None:
     for partition in partitions_for_keys(pa.array([f"user-{i}" for i in range(60_000)]), 6):
         counts[partition] += 1
     assert max(counts) < 1.05 * min(counts)
+
+
+def test_a_transaction_keeps_its_coordinator_over_releases() -> None:
+    assert [coordinator_partition("query", sink, 8) for sink in ("", "a", "b")] == [4, 0, 5]
+    assert coordinator_partition("a", "b", 8) == partition_for_key(b"a\0b", 8)

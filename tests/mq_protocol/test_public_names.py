@@ -12,7 +12,7 @@ PUBLIC = {
     "envelope": "Buffer Envelope H Header decode encode split",
     "names": "INTERNAL_PREFIX SETTINGS TRANSACTIONS_TOPIC Durability Setting TopicSettings check_group_name check_topic_name "
     "did_you_mean nearest parse_settings",
-    "partitioner": "murmur2 partition_for_key partitions_for_keys",
+    "partitioner": "coordinator_partition murmur2 partition_for_key partitions_for_keys",
     "record_batch_message": "RecordBatchMessage read_record_batch_message",
 }
 
