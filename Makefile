@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo test style types floors proto lock bench notebooks clean
+.PHONY: demo test style types floors proto lock bench simulate clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -24,6 +24,10 @@ floors: $(VENV)/.ready
 
 bench: $(VENV)/.ready         ## measured figures beside their ceilings
 	$(BIN)/python -m benchmarks.bench
+
+SEEDS ?= 1000
+simulate: $(VENV)/.ready      ## whole clusters in virtual time: make simulate SEEDS=n
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
 
 proto: $(VENV)/.ready         ## generate the protobuf code anew (tests check that it is current)
 	cd src && PATH="$(CURDIR)/$(BIN):$$PATH" ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. mq_protocol/mq.proto
