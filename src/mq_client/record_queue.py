@@ -46,9 +46,10 @@ class ConsumerRecord(NamedTuple):
 class PartitionPlace:
     """Where a consumer is in one partition. Offsets: each the next one.
 
-    `began`: where it was opened; `position`: to receive; `taken`: to hand out; `processed`: all below is done with; `settled`: what
-    the broker was told. -1: not known yet. `active`: the broker pushes it to this member. `answered`: the broker has said where
-    it begins, or that another member has it. `address`: whose stream it is opened on.
+    `began`: where it was first opened; `position`: to receive; `taken`: to hand out; `processed`: all below is done with.
+    Of the stream it is opened on, whose broker is at `address`: `pushed`: what came, again perhaps; `settled`: what the broker
+    knows to be done with. -1: not known yet. `active`: the broker pushes it to this member. `answered`: the broker has said where
+    it begins, or that another member has it.
     """
 
     topic: str
@@ -57,14 +58,20 @@ class PartitionPlace:
     position: int = -1
     taken: int = -1
     processed: int = -1
+    pushed: int = -1
     settled: int = -1
     active: bool = False
     answered: bool = False
     address: str | None = None
 
+    @property
+    def to_settle(self) -> int:
+        """What the broker may be told. It does not believe that something is done with that it has not pushed on this stream."""
+        return min(self.processed, self.pushed)
+
     def forget(self) -> None:
         """Another member has it."""
-        self.began = self.position = self.taken = self.processed = self.settled = -1
+        self.began = self.position = self.taken = self.processed = self.pushed = self.settled = -1
         self.active = False
 
 

@@ -240,11 +240,12 @@ class Subscriptions:
     def _activate(self, place: PartitionPlace, offset: int) -> None:
         """It is pushed from `offset` on. What is held of it stays, if nobody else has been given it meanwhile."""
         if place.position < 0:
-            place.began = place.position = place.taken = place.processed = place.settled = offset
+            place.began = place.position = place.taken = place.processed = offset
         elif offset > place.position:
             if not self.group:
                 log.warning("%s-%d: offsets %d to %d are no longer kept", place.topic, place.partition, place.position, offset - 1)
             place.position = offset
+        place.pushed = place.settled = offset
         self.queues[place.topic].drop(place, below=offset)
         place.active = True
 
@@ -254,8 +255,11 @@ class Subscriptions:
         with self.changed:
             for stored, payload in zip(header.batches, payloads, strict=True):
                 place = self.places.get((stored.topic, stored.partition))
-                end = stored.base_offset + stored.record_count
-                if place is None or not self._is_current(session, place) or not place.active or end <= place.position:
+                if place is None or not self._is_current(session, place) or not place.active:
+                    session.give_back(len(payload))
+                    continue
+                place.pushed = end = stored.base_offset + stored.record_count
+                if end <= place.position:  # held, or taken, since before the stream was opened
                     session.give_back(len(payload))
                     continue
                 view = self.views[place.topic]
@@ -283,7 +287,7 @@ class Subscriptions:
             return
         by_address: dict[str, list[PartitionPlace]] = {}
         for place in self.places.values():
-            if place.active and place.processed > place.settled and place.address is not None:
+            if place.active and place.to_settle > place.settled and place.address is not None:
                 by_address.setdefault(place.address, []).append(place)
         for address, places in by_address.items():
             session = self._sessions.get(address)
@@ -361,8 +365,8 @@ class _Session:
     def settle(self, places: Iterable[PartitionPlace]) -> None:
         request = pb.SubscribeRequest()
         for place in places:
-            request.settled.add(topic=place.topic, partition=place.partition, offset=place.processed)
-            place.settled = place.processed
+            request.settled.add(topic=place.topic, partition=place.partition, offset=place.to_settle)
+            place.settled = place.to_settle
         self._requests.put(request)
 
     def give_back(self, count: int) -> None:
