@@ -25,9 +25,8 @@ def main() -> int:
     if arguments.seed is not None:
         report = simulate(arguments.seed)
         print(report.plan)
-        print(
-            f"trace {report.trace:08x}, {report.calls} events, {report.simulated_ms / 1000:.1f} s; {dict(report.done)}; {dict(report.faults)}"
-        )
+        print(f"trace {report.trace:08x}, {report.calls} events, {report.simulated_ms / 1000:.1f} s")
+        print(f"{dict(report.done)}\n{dict(report.faults)}")
         return tell(report)
     started = time.monotonic()
     seeds = range(arguments.first, arguments.first + arguments.seeds)

@@ -1,7 +1,8 @@
 """A simulated broker: the shell of `mq_broker.broker`, in a few lines, around the real core.
 
-It feeds events to its replicas and carries out their effects in order, as the real shell does: a turn ends when nothing more is ready,
-a broker that is paused finds everything waiting when it wakes, and what was meant for a former life of the process never arrives.
+It feeds events to its replicas and carries out their effects in order, as the real shell does: a turn ends when nothing more is
+ready, a broker that is paused finds everything waiting when it wakes, and what was meant for a former life of the process never
+arrives.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class Host:
     closed: bool = False
     handed_over: bool = False
     # what the oracle has seen of it
+    epoch: int = 0
     high_watermark: int = 0
     next_offset: int = 0
     acknowledged_epoch: int = 0
@@ -360,7 +362,7 @@ class Broker:
 
     # ------------------------------------------------------------------ effects out
 
-    def _carry_out(self, host: Host, event: Event, effect: Effect) -> None:
+    def _carry_out(self, host: Host, event: Event, effect: Effect) -> None:  # noqa: C901 - one line an effect: a table
         oracle, journal = self.cluster.oracle, host.journal
         match effect:
             case WriteEntries(entries):
@@ -372,7 +374,7 @@ class Broker:
             case Send(to, AppendEntries() as message):
                 entries = tuple(journal.entries[message.prev_index : message.last_index])
                 self.cluster.network.send(self.number, to, host.partition, replace(message, entries=entries))
-            case Send(to, message):
+            case Send(to, AppendAck() as message):
                 oracle.acknowledged(host, message)
                 self.cluster.network.send(self.number, to, host.partition, message)
             case Reply(request, result):
@@ -395,7 +397,7 @@ class Broker:
             case Reopen():
                 host.closed = True
                 host.journal.stop()
-                for propose, on_reply in host.waiting.values():
+                for propose, _ in host.waiting.values():
                     raise oracle.violation(host.partition, f"request {propose.request} was left unanswered at the end of a replica")
                 self._open_soon(self.loop.between(5, 400), host.partition)
             case Audit(text, alarm):

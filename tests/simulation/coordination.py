@@ -1,8 +1,8 @@
 """A simulated coordination service: sessions, the registrations that live in them, and a versioned state node per partition.
 
-What ZooKeeper promises is kept (writes are atomic and in one order; a read that follows a sync sees no less than what was written when
-it was asked for), and nothing more: answers are late, lost before or after the write happened, or the write happens long after the
-caller was told that nobody knows.
+What ZooKeeper promises is kept (writes are atomic and in one order; a read that follows a sync sees no less than what was written
+when it was asked for), and nothing more: answers are late, lost before or after the write happened, or the write happens long after
+the caller was told that nobody knows.
 """
 
 from __future__ import annotations
@@ -64,6 +64,15 @@ class Coordination:
 
     def set_reach(self, broker: int, reach: bool) -> None:
         self._reach[broker] = reach
+        self._connected_again()
+
+    def set_up(self, up: bool) -> None:
+        self.up = up
+        self._connected_again()
+
+    def _connected_again(self) -> None:
+        """Whoever is connected again is told that anything may have changed."""
+        self._changed()
 
     def set_watcher(self, broker: int, hint: Callable[[], None]) -> None:
         """`hint` says that the registrations may have changed. It is lost while the broker is out of reach."""

@@ -1,7 +1,8 @@
 """A simulated journal and the disk under it, keeping the contract of `mq_broker.storage.interface.Journal`.
 
-The loop's side (`entries`) changes at once; the files follow, through orders carried out in rounds, as a writer thread does it. What a
-crash leaves is decided here: what was synced, and by chance some of what was written since. A truncation, once carried out, is durable.
+The loop's side (`entries`) changes at once; the files follow, through orders carried out in rounds, as a writer thread does it.
+What a crash leaves is decided here: what was synced, and by chance some of what was written since. A truncation, once carried out,
+is durable.
 """
 
 from __future__ import annotations
@@ -83,6 +84,11 @@ class Journal:
     def durable_length(self) -> int:
         return self._synced if self.durability == "fsync" else len(self._files)
 
+    @staticmethod
+    def life_of(log_id: str) -> int:
+        """Which of its broker's logs of that partition this is: the first is 1. 0 for no log at all."""
+        return int(log_id.rpartition(".")[2] or 0)
+
     def _renew(self) -> None:
         self._ids += 1
         self.log_id = f"{self._name}.{self._ids}"
@@ -116,9 +122,9 @@ class Journal:
 
     def _cut(self, last_index: int) -> None:
         cut = self.entries[last_index:]
-        if cut and self._loop.chance(0.3):
-            stale = cut[-1]
-            self._tell_soon(self._loop.between(0, 30), self._tell_stale, self._life, stale.index, stale.leader_epoch)
+        if cut and self._loop.chance(0.6):
+            stale = self._loop.random.choice(cut)
+            self._tell_soon(self._loop.often_short(0, 50), self._tell_stale, self._life, stale.index, stale.leader_epoch)
         self._generation += 1
         self._cuts.append((self._generation, last_index))
         del self.entries[last_index:]

@@ -1,7 +1,7 @@
 """Virtual time and chance: the only clock and the only source of randomness that a simulated cluster has.
 
-Not asyncio: one heap of calls, one `random.Random`. Given the same seed, the same calls happen in the same order, whatever the machine,
-its speed, or how Python hashes strings.
+Not asyncio: one heap of calls, one `random.Random`. Given the same seed, the same calls happen in the same order, whatever the
+machine, its speed, or how Python hashes strings.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable, Generator
 from typing import Any, TypeAlias
 
-Process: TypeAlias = Generator["float | Promise", Any, None]
-"""What a client or a fault is written as. It yields milliseconds to sleep, or a `Promise` to wait for."""
+Process: TypeAlias = Generator["float | Promise", Any, Any]
+"""What a client or a fault is written as. It yields milliseconds to sleep, or a `Promise` to wait for, and may return something."""
 
 
 class Promise:
@@ -71,7 +71,7 @@ class Loop:
             self.now_us, _, call, args = heapq.heappop(queue)
             self.calls_made += 1
             call(*args)
-        self.now_us = end_us
+        self.now_us = max(self.now_us, end_us)
         return stop is not None and stop()
 
     def spawn(self, process: Process) -> None:

@@ -87,7 +87,7 @@ class Nemesis:
         cluster.network.condition = LinkCondition()
         cluster.network.mend_all()
         coordination = cluster.coordination
-        coordination.up = True
+        coordination.set_up(True)
         coordination.slow_ms = coordination.lose_answers = 0.0
         for broker in cluster.brokers.values():
             coordination.set_reach(broker.number, True)
@@ -270,8 +270,8 @@ class Nemesis:
 
     def _coordination_outage(self, _: Broker) -> None:
         self.note("coordination_outage", "")
-        self.cluster.coordination.up = False
-        self._later(200, 15_000, setattr, self.cluster.coordination, "up", True)
+        self.cluster.coordination.set_up(False)
+        self._later(200, 15_000, self.cluster.coordination.set_up, True)
 
     def _isolate_from_coordination(self, broker: Broker) -> None:
         self.note("isolate_from_coordination", f"broker {broker.number}")

@@ -1,4 +1,4 @@
-"""Simulated links: one for each ordered pair of brokers. They delay, drop, repeat and reorder, and can be cut in one direction only."""
+"""Simulated links: one for each ordered pair of brokers. They delay, drop, repeat, reorder, and can be cut one way only."""
 
 from __future__ import annotations
 

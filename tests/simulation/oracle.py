@@ -1,8 +1,8 @@
 """The invariants of replication, checked after every event, each as cheaply as it can be.
 
-The oracle sees everything at once, which no broker can: every journal, what each is sure to keep through a crash, the state nodes. Each
-check is incremental: what was found to hold is not looked at again. By induction over (index, epoch) of single entries whole logs are
-compared.
+The oracle sees everything at once, which no broker can: every journal, what each is sure to keep through a crash, the state nodes.
+Each check is incremental: what was found to hold is not looked at again. By induction over (index, epoch) of single entries whole
+logs are compared.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from mq_broker.core.messages import (
     RoleChanged,
     Wait,
 )
+from tests.simulation.journal import Journal
 from tests.simulation.story import Line, Story
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class PartitionTruth:
         self.placed: dict[int, int] = {}
         self.withdrawn: dict[tuple[int, int], Entry] = {}
         self.leaders: dict[int, tuple[LeaderName, int]] = {}
+        self.newest_named: dict[int, int] = {}
         self.never: set[bytes] = set()
         self.decided: dict[tuple[TransactionKey, int], Decide] = {}
 
@@ -66,6 +68,7 @@ class Oracle:
         self.truths = [PartitionTruth() for _ in range(cluster.plan.partitions)]
         self.story = Story(cluster.plan.partitions)
         self.trace = 0
+        self.stood_back_ms = -1 << 40
         cluster.coordination.on_written = self.node_written
 
     def violation(self, partition: int, what: str, *, changes_only: bool = False) -> Violation:
@@ -142,6 +145,9 @@ class Oracle:
     def commits(self, host: Host) -> None:
         """A step was made: what does its replica now believe to be committed?"""
         journal = host.journal
+        if host.replica.leader_epoch < host.epoch:
+            raise self.violation(host.partition, f"the epoch of broker {host.broker.number} fell to {host.replica.leader_epoch}")
+        host.epoch = host.replica.leader_epoch
         high_watermark = host.replica.high_watermark
         if high_watermark == host.high_watermark:
             return
@@ -155,11 +161,13 @@ class Oracle:
             if index > len(truth.committed):
                 self._committed(host, truth, entry)
             elif truth.committed[index - 1] is not entry and truth.committed[index - 1] != entry:
-                raise self.violation(
-                    host.partition,
-                    f"broker {host.broker.number} believes {self.story.entry(entry)} committed, but {self.story.entry(truth.committed[index - 1])} was",
-                )
+                here, there = self.story.entry(entry), self.story.entry(truth.committed[index - 1])
+                raise self.violation(host.partition, f"broker {host.broker.number} believes {here} committed, but {there} was")
         host.high_watermark = high_watermark
+        if host.replica.leading and journal.entries[high_watermark - 1].leader_epoch != host.replica.leader_epoch:
+            raise self.violation(
+                host.partition, f"broker {host.broker.number} commits {high_watermark}, before the start of its own epoch"
+            )
         if high_watermark == len(truth.committed):
             self.check_named(host.partition)
 
@@ -196,7 +204,7 @@ class Oracle:
             raise self.violation(partition, f"{publish} is not what was decided: {decide}")
 
     def check_named(self, partition: int) -> None:
-        """Every log that the node names, and that exists, surely keeps everything committed; there are at least as many as promised."""
+        """Every log that the node names, and that exists, surely keeps everything committed."""
         committed = self.truths[partition].committed
         end = len(committed)
         if not end:
@@ -232,10 +240,8 @@ class Oracle:
             if known[0] is not entry and known[0] != entry:
                 raise self.violation(host.partition, f"two entries at {entry.index}/{entry.leader_epoch}: {known[0]} and {entry}")
             if known[1] != before:
-                raise self.violation(
-                    host.partition,
-                    f"broker {host.broker.number} writes {self.story.entry(entry)} after epoch {before}, elsewhere it is after {known[1]}",
-                )
+                where = f"at broker {host.broker.number} after epoch {before}, elsewhere after {known[1]}"
+                raise self.violation(host.partition, f"{self.story.entry(entry)} is {where}")
             before = entry.leader_epoch
 
     def truncated(self, host: Host, last_index: int, *, by_disk: bool) -> None:
@@ -244,15 +250,13 @@ class Oracle:
         if by_disk and host.replica.leading:
             self._withdrawn(host, last_index)
         committed = self.truths[host.partition].committed
-        if last_index < min(len(committed), len(host.journal.entries)) and not by_disk:
-            if host.journal.entries[last_index] == committed[last_index]:
-                raise self.violation(
-                    host.partition,
-                    f"broker {host.broker.number} cuts {self.story.entry(committed[last_index])}, which is committed",
-                )
+        both = min(len(committed), len(host.journal.entries))
+        if last_index < both and not by_disk and host.journal.entries[last_index] == committed[last_index]:
+            what = self.story.entry(committed[last_index])
+            raise self.violation(host.partition, f"broker {host.broker.number} cuts {what}, which is committed")
 
     def _withdrawn(self, host: Host, last_index: int) -> None:
-        """A leader whose disk refused an entry may write another in its place, if nobody else was sent that one, nor ever will be."""
+        """A leader whose disk refused an entry may write another in its place, if nobody was ever sent that one."""
         truth = self.truths[host.partition]
         for entry in host.refused_entries:
             truth.withdrawn[entry.index, entry.leader_epoch] = entry
@@ -312,9 +316,9 @@ class Oracle:
                         host.partition,
                         f"batch {propose.uuid!r} is acknowledged at offset {base_offset}, it is at {truth.placed.get(index)}",
                     )
-            case Decide(key, batch_id), Decided(row_count):
+            case Decide(key, batch_id) as decide, Decided(row_count):
                 decided = truth.decided.get((key, batch_id))
-                if decided is None or decided.row_count != row_count:
+                if decided is None or not decided.row_count == row_count == decide.row_count:
                     raise self.violation(host.partition, f"{propose.operation} is answered {result}, decided is {decided}")
             case Discard(uuids=uuids), Done(index, duplicate=False):
                 discard = truth.committed[index - 1].operation if index <= len(truth.committed) else None
@@ -336,10 +340,8 @@ class Oracle:
             )
         host.next_offset += batch.record_count
         if truth.readable.setdefault(batch.base_offset, here) != here:
-            raise self.violation(
-                host.partition,
-                f"offset {batch.base_offset} is entry {truth.readable[batch.base_offset][0]}; at broker {host.broker.number} {batch.index}",
-            )
+            there = f"offset {batch.base_offset} is entry {truth.readable[batch.base_offset][0]}"
+            raise self.violation(host.partition, f"{there}; at broker {host.broker.number} it is entry {batch.index}")
         if truth.placed.setdefault(batch.index, batch.base_offset) != batch.base_offset:
             raise self.violation(host.partition, f"entry {batch.index} is readable twice")
 
@@ -364,6 +366,8 @@ class Oracle:
             )
 
     def audited(self, host: Host, text: str, *, alarm: bool) -> None:
+        if "standing back" in text:
+            self.stood_back_ms = self.cluster.loop.now_ms
         if alarm and not any(harmless in text for harmless in HARMLESS_ALARMS):
             raise self.violation(host.partition, f"broker {host.broker.number} raises the alarm: {text}")
 
@@ -374,4 +378,11 @@ class Oracle:
         self.story.add(partition, Line(self.cluster.loop.now_us, 0, f"node version {node.version}: {self.story.state(node.state)}"))
         if len({broker for broker, _ in node.state.isr}) < self.cluster.plan.settings.min_insync_replicas:
             raise self.violation(partition, f"the node names fewer than min_insync_replicas: {node.state}")
+        for broker, log_id in node.state.isr:
+            number = Journal.life_of(log_id)
+            if number < self.truths[partition].newest_named.get(broker, 0):
+                raise self.violation(
+                    partition, f"the node names a log of broker {broker} that it had replaced by a newer one: {node.state}"
+                )
+            self.truths[partition].newest_named[broker] = number
         self.check_named(partition)

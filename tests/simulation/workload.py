@@ -22,7 +22,7 @@ from mq_broker.core.entries import (
     TransactionKey,
 )
 from mq_broker.core.messages import Decided, Done, Refused, Result, Wait
-from mq_protocol.errors import NotLeader, RefusedError, ReplayMismatch, StagedBatchMissing, TritonMQError
+from mq_protocol.errors import FencedRun, NotLeader, RefusedError, ReplayMismatch, StagedBatchMissing, TritonMQError
 from tests.simulation.loop import Process, Promise
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Workload:
         return promise
 
     def ask(self, partition: int, operation: Operation, *, only: Host | None = None, tries: int = 0, **propose: Any) -> Process:
-        """Ask until there is an answer: a result, or a refusal for good. With `only`, until that replica is over; with `tries`, so often.
+        """Ask until there is a result, or a refusal for good. With `only`, while that replica leads; with `tries`, so often.
 
         Ends with the result; with None if it gave up, not knowing; with a `Refused` if it gave up and surely nothing happened.
         """
@@ -207,7 +207,7 @@ class Workload:
                 self.done["cursors moved"] += 1
 
     def _read(self, partition: int, name: str) -> Process:
-        """Read on from a position at any broker, and remember what was where. Never "out of range", never something else than before."""
+        """Read on from a position at any broker, and remember what was where. Never something else than before."""
         loop = self.loop
         position, epoch = 0, 0
         while not self._stopped:
@@ -247,25 +247,35 @@ class Workload:
         loop, random = self.loop, self.loop.random
         key = TransactionKey(query, "t")
         batch_id, run, attempt, rows = 0, 1, 0, 0
-        decided = False
         while not self._stopped:
-            yield loop.between(50, 800)
+            yield loop.between(0, 800)
             attempt += 1
-            rows = rows if attempt > 1 and not loop.chance(0.1) else random.randint(1, 50)
+            rows = rows if attempt > 1 and not loop.chance(0.3) else random.randint(1, 50)
             manifest = yield from self._stage(key, batch_id, f"run{run}", f"{query}{batch_id}.{attempt}", rows)
             if manifest is None or loop.chance(0.1):
                 run += 1  # the driver dies before it decides; a new run does the same micro-batch again
                 continue
-            result = yield from self._decide(Decide(key, batch_id, f"run{run}", rows, manifest), again=loop.chance(0.1))
+            decide = Decide(key, batch_id, f"run{run}", rows, manifest)
+            if loop.chance(0.15):  # this driver is only thought to be dead: another decides the same micro-batch at the same time
+                run += 1
+                rows = rows if loop.chance(0.5) else random.randint(1, 50)
+                others = yield from self._stage(key, batch_id, f"run{run}", f"{query}{batch_id}.{attempt}z", rows)
+                self._spawn("driver", self._decide(decide, again=True))
+                if others is None:
+                    continue
+                decide = Decide(key, batch_id, f"run{run}", rows, others)
+            result = yield from self._decide(decide, again=loop.chance(0.1))
             if result is None or loop.chance(0.1):
                 run += 1  # it dies after; Spark runs the micro-batch again
                 continue
-            decided = isinstance(result, Decided)
+            if isinstance(result, Refused) and isinstance(result.error, FencedRun):
+                run += 1  # the one thought to be dead was heard of later than this one: this one fails, loudly, and begins again
+                continue
             if isinstance(result, Refused) and not isinstance(result.error, ReplayMismatch):
                 if not result.error.retriable:
                     raise self.cluster.oracle.violation(self.coordinator, f"micro-batch {batch_id} is refused: {result.error}")
                 continue
-            if decided:
+            if isinstance(result, Decided):
                 self.done["micro-batches decided"] += 1
                 batch_id, attempt = batch_id + 1, 0
             else:
