@@ -122,19 +122,22 @@ def _shares(backlogs: list[int], rows_max: int) -> list[int]:
 # ------------------------------------------------------------------ cutting into tasks
 
 
-def plan(parts: Sequence[OffsetRange], *, cores: int, tasks_min: int | None = None) -> list[tuple[OffsetRange, ...]]:
+def plan(
+    parts: Sequence[OffsetRange], *, cores: int, tasks_min: int | None = None, rows_max: int | None = None
+) -> list[tuple[OffsetRange, ...]]:
     """The ranges laid end to end and cut into tasks of about equal rows, in the same order.
 
-    About `cores` tasks, fewer for few rows, more for very many; at least `tasks_min` if so many rows are there. A cut falls on a
-    border between ranges when one is near, because two tasks that share a stored batch both fetch it.
+    About `cores` tasks, fewer for few rows, more for very many; at least `tasks_min` if so many rows are there; none of more than
+    `rows_max` rows. A cut falls on a border between ranges when one is near, because two tasks that share a stored batch both fetch
+    it, unless `rows_max` is to be kept.
     """
     rows = sum(map(len, parts))
     if not rows:
         return []
-    tasks = max(min(cores, -(-rows // ROWS_PER_TASK_MIN)), -(-rows // ROWS_PER_TASK_MAX), tasks_min or 1)
+    tasks = max(min(cores, -(-rows // ROWS_PER_TASK_MIN)), -(-rows // (rows_max or ROWS_PER_TASK_MAX)), tasks_min or 1)
     tasks = min(tasks, rows)
     cuts = [rows * number // tasks for number in range(1, tasks)] + [rows]
-    near = rows // tasks // 8
+    near = rows // tasks // 8 if rows_max is None else 0
     planned: list[tuple[OffsetRange, ...]] = []
     task: list[OffsetRange] = []
     done = 0

@@ -10,6 +10,7 @@ words.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -31,14 +32,20 @@ StartingAt: TypeAlias = "int | dict[str, dict[int, int]]"
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a reader was asked for. Counts are rows; `timeout_ms` bounds every question to the brokers, retries included."""
+    """What a reader was asked for. Counts are rows (`max_records_per_partition`: of a task).
+
+    `timeout_ms` bounds every question to the brokers, retries included.
+    """
 
     bootstrap: str
     topics: tuple[str, ...]
     starting: StartingAt
     ending: StartingAt
     max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_s: float
     min_partitions: int | None
+    max_records_per_partition: int | None
     fail_on_data_loss: bool
     include_headers: bool
     include_metadata: bool
@@ -67,13 +74,17 @@ _SOURCE: Final = (
     "startingOffsets",
     "endingOffsets",
     "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
     "minPartitions",
+    "maxRecordsPerPartition",
     "failOnDataLoss",
     "includeHeaders",
     "includeMetadata",
     "kafka.group.id",
     "groupIdPrefix",
 )
+_PER_TRIGGER: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _SINK: Final = ("topic", "onReplayMismatch", "txnAppId", "txnVersion")
 _BOTH: Final = (_BOOTSTRAP, "requestTimeoutMs")
 
@@ -85,13 +96,12 @@ _LATER: Final = {
     "startingOffsetsByTimestampStrategy": "use startingOffsets",
     "endingTimestamp": "use endingOffsets",
     "endingOffsetsByTimestamp": "use endingOffsets",
-    "minOffsetsPerTrigger": "use a trigger interval",
-    "maxTriggerDelay": "use a trigger interval",
-    "maxRecordsPerPartition": "use maxOffsetsPerTrigger and minPartitions",
     "maxBytesPerTrigger": "use maxOffsetsPerTrigger",
     "filter": "use .filter(...) on the DataFrame",
 }
 """Names that are promised and not yet kept, each with what serves meanwhile: refused, because an option that is ignored lies."""
+
+_DURATION: Final = re.compile(r"(?P<number>[0-9]{1,9})\s*(?P<unit>ms|s|m|min|h)")
 
 _ALIASES: Final = {"kafka.bootstrap.servers": _BOOTSTRAP}
 
@@ -116,21 +126,28 @@ def parse_source(given: Mapping[str, str], *, streaming: bool | None) -> SourceO
     ending = _offsets("endingOffsets", options.get("endingOffsets", "latest"), topics)
     if streaming and "endingOffsets" in options:
         raise InvalidSetting("endingOffsets has no meaning in a stream: use trigger(availableNow=True), which ends, or spark.read")
-    if streaming is False and "maxOffsetsPerTrigger" in options:
-        raise InvalidSetting("maxOffsetsPerTrigger has no meaning in a batch read: leave it out, or use spark.readStream")
+    for name in _PER_TRIGGER:
+        if streaming is False and name in options:
+            raise InvalidSetting(f"{name} has no meaning in a batch read: leave it out, or use spark.readStream")
     if streaming is False and _mentions(starting, LATEST):
         raise InvalidSetting(
             "startingOffsets of a batch read cannot be latest, which leaves nothing to read: use earliest or offsets"
         )
     if _mentions(ending, EARLIEST):
         raise InvalidSetting("endingOffsets cannot be earliest, which leaves nothing to read: use latest or offsets")
+    rows_min, rows_max = (_integer(options, name, 1) for name in ("minOffsetsPerTrigger", "maxOffsetsPerTrigger"))
+    if rows_min is not None and rows_max is not None and rows_min > rows_max:
+        raise InvalidSetting(f"minOffsetsPerTrigger={rows_min} is above maxOffsetsPerTrigger={rows_max}: lower it")
     return SourceOptions(
         bootstrap=_bootstrap(options),
         topics=topics,
         starting=starting,
         ending=ending,
-        max_offsets_per_trigger=_integer(options, "maxOffsetsPerTrigger", 1),
+        max_offsets_per_trigger=rows_max,
+        min_offsets_per_trigger=rows_min,
+        max_trigger_delay_s=_seconds("maxTriggerDelay", options.get("maxTriggerDelay", "15m")),
         min_partitions=_integer(options, "minPartitions", 1),
+        max_records_per_partition=_integer(options, "maxRecordsPerPartition", 1),
         fail_on_data_loss=_boolean(options, "failOnDataLoss", default=True),
         include_headers=_boolean(options, "includeHeaders", default=False),
         include_metadata=_boolean(options, "includeMetadata", default=False),
@@ -248,6 +265,13 @@ def _integer(options: Mapping[str, str], name: str, low: int) -> int | None:
     if not low <= value < 1 << 63:
         raise InvalidSetting(f"{name}={value} is out of range: give {low} or more")
     return value
+
+
+def _seconds(name: str, text: str) -> float:
+    found = _DURATION.fullmatch(text.strip().lower())
+    if not found:
+        raise InvalidSetting(f"{name}={text!r} is not a time: write e.g. 500ms, 30s, 15m or 1h")
+    return int(found["number"]) * {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}[found["unit"]]
 
 
 def _offsets(name: str, text: str, topics: tuple[str, ...]) -> StartingAt:

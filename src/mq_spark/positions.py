@@ -7,6 +7,7 @@ partition that turns up later begins where it is first named, by the same rule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -39,16 +40,20 @@ class Positions:
         self._options = options
         self._first_is_to_come = False
         self._fixed_end: Offsets | None = None
+        self._given_at = -math.inf
 
     def initial(self, bounds: AllBounds) -> Offsets:
         """Where a new query begins. Asked at least twice, and again after a crash in micro-batch 0. Raises `InvalidSetting`."""
         self._first_is_to_come = not _is_exact(self._options.starting)
         return resolved("startingOffsets", self._options.starting, bounds, fail=self._options.fail_on_data_loss)
 
-    def latest(self, start: Offsets, bounds: AllBounds, rows_max: int | None, *, sure: bool = True) -> Offsets:
-        """The end of the next micro-batch: `start` itself if there is nothing new. Raises `DataLoss`.
+    def latest(
+        self, start: Offsets, bounds: AllBounds, rows_max: int | None, *, sure: bool = True, now_s: float = math.inf
+    ) -> Offsets:
+        """The end of the next micro-batch: `start` itself if there is nothing new, or too little of it yet. Raises `DataLoss`.
 
-        Unless the caller is `sure` of the bounds, a log that ends too early is always `BeyondTheEnd`, losses allowed or not.
+        `now_s` is a monotonic clock's, for maxTriggerDelay. Unless the caller is `sure` of the bounds, a log that ends too early is
+        always `BeyondTheEnd`, losses allowed or not.
         """
         if self._first_is_to_come:
             return canonical(start)
@@ -61,7 +66,17 @@ class Positions:
                     end[topic][partition] = self._fixed(topic, partition, begin[topic][partition], bound.log_end_offset)
                 else:
                     end[topic][partition] = bound.log_start_offset
+        rows = sum(map(len, ranges(begin, end)))
+        if 0 < rows < self._rows_min() and now_s - self._given_at < self._options.max_trigger_delay_s:
+            return canonical(start)
+        if rows:
+            self._given_at = now_s
         return limited(begin, end, rows_max) if rows_max is not None else canonical(end)
+
+    @property
+    def end_is_fixed(self) -> bool:
+        """AvailableNow: when nothing is left, the query ends."""
+        return self._fixed_end is not None
 
     def fix_end(self, bounds: AllBounds) -> None:
         """AvailableNow: what is there now is all that there will be."""
@@ -81,6 +96,10 @@ class Positions:
         return [kept for part in parts if (kept := _clamped(part, bounds)) is not None]
 
     # -------------------------------------------------------------- private
+
+    def _rows_min(self) -> int:
+        """minOffsetsPerTrigger; AvailableNow takes what there is, or it would never end."""
+        return self._options.min_offsets_per_trigger or 0 if self._fixed_end is None else 0
 
     def _fixed(self, topic: str, partition: int, begin: int, log_end_offset: int) -> int:
         """AvailableNow's end, if it is fixed; a partition that has come since then stays where it is."""

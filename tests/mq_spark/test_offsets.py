@@ -97,5 +97,10 @@ def test_very_many_rows_become_more_tasks_than_cores_and_min_partitions_is_a_flo
     assert len(plan([OffsetRange("t", 0, 0, 2)], cores=2, tasks_min=4)) == 2
 
 
+def test_no_task_has_more_rows_than_it_may() -> None:
+    parts = [OffsetRange("t", 0, 0, 52), OffsetRange("t", 1, 0, 49)]
+    assert [sum(map(len, task)) for task in plan(parts, cores=1, rows_max=26)] == [25, 25, 25, 26]
+
+
 def test_no_rows_are_no_tasks() -> None:
     assert plan([], cores=4) == []

@@ -55,9 +55,7 @@ def test_an_unknown_option_is_answered_with_the_nearest_right_one() -> None:
     assert "TritonMQ has no Kafka client" in source_error(**{"kafka.ssl.truststore.location": "x"})
 
 
-@pytest.mark.parametrize(
-    "name", ["assign", "subscribePattern", "startingTimestamp", "filter", "maxBytesPerTrigger", "minOffsetsPerTrigger"]
-)
+@pytest.mark.parametrize("name", ["assign", "subscribePattern", "startingTimestamp", "filter", "maxBytesPerTrigger"])
 def test_a_promised_option_that_is_not_there_yet_is_refused_and_never_ignored(name: str) -> None:
     assert source_error(**{name.lower(): "x"}).startswith(f"option {name} is not supported yet: ")
 
@@ -110,6 +108,14 @@ def test_what_has_no_meaning_in_a_stream_or_in_a_batch_read_is_refused() -> None
 )
 def test_values_that_cannot_be_are_refused_by_name(name: str, value: str) -> None:
     assert source_error(**{name: value}).startswith(f"{name}=")
+
+
+def test_a_stream_may_wait_for_more_rows_but_not_for_longer_than_it_says() -> None:
+    options = parse_source({**SOURCE, "minOffsetsPerTrigger": "5"}, streaming=True)
+    assert (options.min_offsets_per_trigger, options.max_trigger_delay_s) == (5, 900)
+    assert parse_source({**SOURCE, "maxTriggerDelay": "1500 ms"}, streaming=True).max_trigger_delay_s == 1.5
+    assert source_error(maxTriggerDelay="soon").startswith("maxTriggerDelay='soon' is not a time")
+    assert source_error(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="4").startswith("minOffsetsPerTrigger=5 is above")
 
 
 def test_a_sink_writes_to_its_topic_or_to_the_one_each_row_names() -> None:

@@ -65,6 +65,22 @@ def test_a_limit_holds_for_each_micro_batch() -> None:
     assert stream.latest({"t": {0: 0, 1: 0}}, bounds((0, 10), (0, 10)), 4) == {"t": {0: 2, 1: 2}}
 
 
+def test_a_micro_batch_waits_for_enough_rows_until_its_time_is_up() -> None:
+    stream = Positions(options(minOffsetsPerTrigger="5", maxTriggerDelay="10s"))
+    assert stream.latest({"t": {0: 0}}, bounds((0, 2)), None, now_s=100) == {"t": {0: 2}}  # nothing has been given yet
+    assert stream.latest({"t": {0: 2}}, bounds((0, 6)), None, now_s=109) == {"t": {0: 2}}
+    assert stream.latest({"t": {0: 2}}, bounds((0, 7)), None, now_s=109) == {"t": {0: 7}}
+    assert stream.latest({"t": {0: 7}}, bounds((0, 8)), None, now_s=118) == {"t": {0: 7}}
+    assert stream.latest({"t": {0: 7}}, bounds((0, 8)), None, now_s=119) == {"t": {0: 8}}
+
+
+def test_available_now_takes_what_there_is_however_little() -> None:
+    stream = Positions(options(minOffsetsPerTrigger="5"))
+    stream.fix_end(bounds((0, 4)))
+    assert stream.latest({"t": {0: 0}}, bounds((0, 4)), 3, now_s=0) == {"t": {0: 3}}
+    assert stream.latest({"t": {0: 3}}, bounds((0, 4)), 3, now_s=1) == {"t": {0: 4}}
+
+
 def test_available_now_fixes_its_end_once_and_reaches_it() -> None:
     stream = Positions(options())
     stream.fix_end(bounds((0, 10)))

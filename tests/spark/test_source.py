@@ -161,3 +161,10 @@ def test_a_topic_that_was_made_again_is_never_taken_for_the_old_one(streams: Str
     assert run_stream(streams.stream(failOnDataLoss="false", **options)).values() == []
     streams.publish("newer")
     assert run_stream(streams.stream(failOnDataLoss="false", **options)).values() == ["newer"]
+
+
+def test_a_task_has_no_more_rows_than_max_records_per_partition(streams: Streams) -> None:
+    streams.create(2)
+    streams.publish(*map(str, range(10)), partition=0)
+    assert streams.read(maxRecordsPerPartition=3).rdd.getNumPartitions() == 4
+    assert streams.read(minPartitions=2).rdd.getNumPartitions() == 2

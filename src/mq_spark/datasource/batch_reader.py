@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -10,8 +9,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from mq_spark.datasource.cluster import connect
-from mq_spark.datasource.reading import Ranges, input_partitions, read_ranges
-from mq_spark.offsets import plan, ranges
+from mq_spark.datasource.reading import Ranges, input_partitions, planned_tasks, read_ranges
+from mq_spark.offsets import ranges
 from mq_spark.options import SourceOptions
 from mq_spark.positions import resolved
 from mq_spark.schemas import Projection
@@ -34,7 +33,7 @@ class BatchReader(DataSourceReader):
         fail = self._options.fail_on_data_loss
         start = resolved("startingOffsets", self._options.starting, bounds, fail=fail)
         end = resolved("endingOffsets", self._options.ending, bounds, fail=fail)
-        tasks = plan(ranges(start, end), cores=os.cpu_count() or 1, tasks_min=self._options.min_partitions)
+        tasks = planned_tasks(self._options, ranges(start, end))
         return input_partitions(tasks, {topic.name: topic.topic_id for topic in topics}) or [Ranges()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -23,6 +23,7 @@ from mq_spark.positions import AllBounds, Bounds
 from mq_spark.schemas import StoredRows, Topic
 
 _REPORT_TIMEOUT_MS: Final = 5_000
+_LAST_REPORT_SECONDS: Final = 1.0
 _GROUP_KIND: Final = "spark"
 
 _lock = threading.Lock()
@@ -78,6 +79,10 @@ class Cluster:
     def report(self, group: str, positions: Iterable[tuple[str, int, int]]) -> None:
         """Let the brokers know `(topic, partition, next offset)` of a group, soon. Returns at once and never raises."""
         self._reporter.report(group, positions)
+
+    def flush_reports(self) -> None:
+        """Wait a moment for what was handed over to be sent: the process is about to be ended."""
+        self._reporter.flush(_LAST_REPORT_SECONDS)
 
     # -------------------------------------------------------------- writing
 

@@ -37,6 +37,8 @@ class Reporter:
         self._waiting: dict[str, dict[Place, int]] = {}
         self._told: dict[str, dict[Place, int]] = {}
         self._thread: threading.Thread | None = None
+        self._sending = False
+        self._hurry = False
 
     def report(self, group: str, positions: Iterable[tuple[str, int, int]]) -> None:
         """Hand over `(topic, partition, offset)`, the next offset that the group wants. Returns at once."""
@@ -50,19 +52,30 @@ class Reporter:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tritonmq-progress", daemon=True)
                 self._thread.start()
-            self._wake.notify()
+            self._wake.notify_all()
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until what was handed over is sent or dropped, at most so long: for a process that is about to be ended."""
+        with self._lock:
+            self._hurry = True
+            self._wake.notify_all()
+            self._wake.wait_for(lambda: not (self._waiting or self._sending), timeout_s)
+            self._hurry = False
 
     def _run(self) -> None:
-        pause = threading.Event()
         while True:
             with self._lock:
                 if not self._wake.wait_for(lambda: bool(self._waiting), IDLE_SECONDS):
                     self._thread = None
                     return
                 waiting, self._waiting = self._waiting, {}
+                self._sending = True
             for group, positions in waiting.items():
                 self._tell(group, positions)
-            pause.wait(self._interval_s)
+            with self._lock:
+                self._sending = False
+                self._wake.notify_all()
+                self._wake.wait_for(lambda: self._hurry, self._interval_s)
 
     def _tell(self, group: str, positions: Mapping[Place, int]) -> None:
         try:

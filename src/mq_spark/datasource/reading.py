@@ -1,11 +1,12 @@
 """What a task does to read: fetch its offset ranges, merge small stored batches, hand Arrow to Spark.
 
-Used by streams and batch reads alike. Nothing is kept between calls but the process's cluster.
+Used by streams and batch reads alike. Nothing is kept between calls but the process's clients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from pyspark.sql.types import StructType
 
 from mq_protocol.errors import DataLoss, OffsetOutOfRange
 from mq_spark.datasource.cluster import Cluster, connect
-from mq_spark.offsets import OffsetRange
+from mq_spark.offsets import OffsetRange, plan
 from mq_spark.options import SourceOptions
 from mq_spark.positions import data_loss
 from mq_spark.schemas import Projection, StoredRows, Topic
@@ -45,6 +46,12 @@ class Ranges(InputPartition):
 
     def __repr__(self) -> str:
         return f"Ranges({self.ranges!r})"
+
+
+def planned_tasks(options: SourceOptions, parts: Sequence[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
+    """The ranges cut into tasks. The driver's cores stand for the cluster's, which nobody tells it: minPartitions asks for more."""
+    cores = os.cpu_count() or 1
+    return plan(parts, cores=cores, tasks_min=options.min_partitions, rows_max=options.max_records_per_partition)
 
 
 def input_partitions(tasks: Iterable[tuple[OffsetRange, ...]], topic_ids: Mapping[str, str]) -> list[Ranges]:

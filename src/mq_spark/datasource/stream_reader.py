@@ -6,7 +6,6 @@ driver's needs is therefore made on first use.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from mq_spark.datasource.cluster import Cluster, Watch, connect
-from mq_spark.datasource.reading import Ranges, input_partitions, read_ranges
-from mq_spark.offsets import Offsets, from_json, plan, to_json
+from mq_spark.datasource.reading import Ranges, input_partitions, planned_tasks, read_ranges
+from mq_spark.offsets import Offsets, from_json, to_json
 from mq_spark.options import SourceOptions
 from mq_spark.positions import AllBounds, BeyondTheEnd, Positions, ends
 from mq_spark.schemas import Projection
@@ -68,7 +67,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = from_json(start)
         rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         self._report(begin)
-        return to_json(self._believed(lambda bounds, sure: driver.positions.latest(begin, bounds, rows_max, sure=sure)))
+        now_s = time.monotonic()
+        end = self._believed(lambda bounds, sure: driver.positions.latest(begin, bounds, rows_max, sure=sure, now_s=now_s))
+        if driver.positions.end_is_fixed and end == begin:
+            driver.cluster.flush_reports()  # Spark now ends the query, and this process without another word
+        return to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
         return to_json(ends(self._driver().watch.bounds()))
@@ -80,8 +83,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         driver = self._driver()
         parts = self._believed(lambda bounds, sure: driver.positions.planned(from_json(start), from_json(end), bounds, sure=sure))
-        tasks = plan(parts, cores=os.cpu_count() or 1, tasks_min=self._options.min_partitions)
-        return input_partitions(tasks, self._driver().topic_ids)
+        return input_partitions(planned_tasks(self._options, parts), driver.topic_ids)
 
     def commit(self, end: dict[str, Any]) -> None:
         self._report(from_json(end))

@@ -36,6 +36,29 @@ def test_the_newest_position_is_sent_and_one_that_is_known_is_not_sent_again() -
     assert sent == [("g", {("t", 0): 1, ("t", 1): 1}), ("g", {("t", 0): 3})]
 
 
+def test_a_flush_waits_for_what_was_handed_over_and_not_for_the_interval() -> None:
+    sent: list[dict[Place, int]] = []
+    reporter = Reporter(lambda _group, positions: sent.append(dict(positions)), interval_s=60.0)
+    for offset in (1, 2):
+        reporter.report("g", [("t", 0, offset)])
+        reporter.flush(5)
+        assert sent[-1] == {("t", 0): offset}
+
+
+def test_a_flush_does_not_wait_for_brokers_that_do_not_answer() -> None:
+    answered = threading.Event()
+    reporter = Reporter(lambda _group, _positions: assert_set(answered), interval_s=0.0)
+    reporter.report("g", [("t", 0, 1)])
+    began = time.monotonic()
+    reporter.flush(0.05)
+    assert time.monotonic() - began < 4
+    answered.set()
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(5)
+
+
 def test_a_report_that_failed_is_sent_again_with_the_next_and_raises_nowhere() -> None:
     sent: list[dict[Place, int]] = []
 
