@@ -99,6 +99,7 @@ class Partition:
         self._reading_node = False
         self._next_sweep_ms = 0
         self._handed_over: asyncio.Future[int] | None = None
+        self._ended: TritonMQError = OutcomeUnknown(f"{self.name} is closed: ask again")
 
     def begin(self, opened: OpenJournal, index: OffsetIndex) -> None:
         """Take up what storage found. Called once, before any event."""
@@ -185,6 +186,9 @@ class Partition:
         """Ask the core. `on_reply` is called exactly once, on the loop, perhaps before this returns; past `deadline` (loop's clock)
         with `OutcomeUnknown`.
         """
+        if self.closed:  # while its request was on the way here: nobody would tick it any more
+            on_reply(Refused(self._ended))
+            return
         request = next(_request_ids)
         self._waiting[request] = _Waiting(on_reply, deadline)
         self.feed(
@@ -454,6 +458,7 @@ class Partition:
         """What waits ends with `error`; the journal is flushed and closed."""
         if self.closed:
             return
+        self._ended = error
         self._end_waiting(error)
         self.closed = True
         for observer in list(self.observers):

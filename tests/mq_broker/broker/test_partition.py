@@ -1,0 +1,45 @@
+"""One partition's door: whatever is asked of it is answered, also when it closes on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from mq_broker.broker import produce
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import encode_batch
+from mq_protocol.errors import UnknownTopic, from_wire
+from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, standalone
+
+
+def test_a_batch_whose_topic_is_deleted_while_it_is_checked_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 2 * produce.CHECK_INLINE_BYTES_MAX // 8
+    large = pa.record_batch([pa.array(range(count), pa.int64()), pa.array([""] * count)], schema=SCHEMA)
+    checking, deleted = threading.Event(), threading.Event()
+    check = produce._check
+
+    def held_check(*batch: object) -> None:
+        checking.set()
+        assert deleted.wait(DEADLINE_S)
+        check(*batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(produce, "_check", held_check)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            async with broker.producing() as stream:
+                await stream.send("t", encode_batch(large), count)
+                assert await asyncio.to_thread(checking.wait, DEADLINE_S)
+                await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
+                deleted.set()
+                async with asyncio.timeout(DEADLINE_S):
+                    result = await stream.result()
+                with pytest.raises(UnknownTopic, match="deleted"):
+                    raise from_wire(result.error)
+
+    asyncio.run(scenario())
