@@ -203,7 +203,7 @@ class Admin:
         check_group_name(name)
         cursors = self._cursors(name)
         if not cursors:
-            raise UnknownGroup(f"unknown group {name!r}{did_you_mean(name, self.list_groups())}")
+            raise UnknownGroup(f"unknown group {name!r}{did_you_mean(name, set(self.list_groups()) - {name})}")
         described = [
             GroupCursor(
                 c.topic,

@@ -197,8 +197,9 @@ class Subscriptions:
     def session_ended(self, session: _Session) -> None:
         """The stream broke: its partitions are opened again wherever they are led by now."""
         with self.changed:
-            if self._sessions.get(session.address) is session:
-                del self._sessions[session.address]
+            if self._sessions.get(session.address) is not session:
+                return  # another has taken its place
+            del self._sessions[session.address]
             for place in self.places.values():
                 if place.address == session.address:
                     place.address = None
@@ -246,7 +247,8 @@ class Subscriptions:
                 log.warning("%s-%d: offsets %d to %d are no longer kept", place.topic, place.partition, place.position, offset - 1)
             place.position = offset
         place.pushed = place.settled = offset
-        self.queues[place.topic].drop(place, below=offset)
+        if self.group:  # alone, what is held is below the offset because it was asked for so
+            self.queues[place.topic].drop(place, below=offset)
         place.active = True
 
     def pushed(self, session: _Session, batches: Envelope[pb.BatchesHeader]) -> None:

@@ -243,21 +243,3 @@ def test_a_broker_that_comes_back_is_neither_a_gap_nor_a_repeat(tmp_path: Path) 
         assert sorted(ints(take(member, 200))) == list(range(200))
         alone.stop()
         member.stop()
-
-
-@pytest.mark.cluster
-def test_a_groups_place_is_told_again_to_a_broker_that_did_not_hear_it(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path) as cluster, Admin(cluster.bootstrap) as admin:
-        admin.create_topic("t")
-        member = Consumer(cluster.bootstrap, group="g", start="earliest", settle_ms=500)
-        member.subscribe("t")
-        with member:
-            publish(cluster.bootstrap, "t", range(100))
-            assert ints(take(member, 100)) == list(range(100))
-            assert member.take(10) is None  # the hundredth is done with, and nobody was told yet
-            cluster.kill(1)
-            cluster.restart(1)
-            deadline = time.monotonic() + 20
-            while admin.describe_group("g").lag and time.monotonic() < deadline:
-                assert member.take(10) is None
-            assert admin.describe_group("g").lag == 0

@@ -1,0 +1,267 @@
+"""The conversation with brokers, word by word: a stand-in for gRPC's stream lets the test be the broker."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from mq_client import subscription
+from mq_client.batches import records_to_batch
+from mq_client.connection import Connection, TopicView
+from mq_client.deadline import Deadline
+from mq_client.errors import NotLeader, UnknownTopic
+from mq_client.record_queue import ConsumerRecord
+from mq_client.subscription import Subscriptions
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import encode_batch
+from mq_protocol.envelope import Envelope
+from mq_protocol.errors import to_wire
+
+WAIT_S = 5.0
+
+
+class Stream:
+    """Owns the broker's end of one stream."""
+
+    def __init__(self, address: str, requests: Iterator[pb.SubscribeRequest]) -> None:
+        self.address = address
+        self._requests = requests
+        self._answers: queue.SimpleQueue[Envelope[pb.BatchesHeader] | None] = queue.SimpleQueue()
+
+    # -- as gRPC's call
+
+    def __iter__(self) -> Iterator[Envelope[pb.BatchesHeader]]:
+        return iter(self._answers.get, None)
+
+    def cancel(self) -> None:
+        self._answers.put(None)
+
+    # -- as the broker
+
+    def hear(self) -> pb.SubscribeRequest:
+        """The client's next word."""
+        return next(self._requests)
+
+    def hear_open(self) -> list[pb.SubscribePartition]:
+        while not (request := self.hear()).HasField("open"):
+            pass
+        return list(request.open.partitions)
+
+    def opened(self, offset: int = 0, *, active: bool = True, error: pb.Error | None = None) -> None:
+        told = pb.PartitionOpened(topic="t", partition=0, offset=offset, active=active, error=error)
+        self._answers.put(Envelope(pb.BatchesHeader(opened=[told])))
+
+    def push(self, *numbers: int) -> int:
+        """Numbers at the offsets that are equal to them; the payload's bytes."""
+        count = len(numbers)
+        payload = memoryview(
+            encode_batch(records_to_batch([None] * count, [b"%d" % n for n in numbers], [None] * count, [0] * count))
+        )
+        stored = pb.StoredBatch(topic="t", partition=0, base_offset=numbers[0], record_count=count, payload_bytes=len(payload))
+        self._answers.put(Envelope(pb.BatchesHeader(batches=[stored]), (payload,)))
+        return len(payload)
+
+
+class Client:
+    """Owns subscriptions to partition 0 of topic `t`, and the streams that they open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, group: str) -> None:
+        self._streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
+        self._opened: list[Stream] = []
+        self.connection = Connection("b:1")
+        self.lead(1, 1)
+        monkeypatch.setattr(subscription, "open_subscribe", self._open)
+        monkeypatch.setattr(self.connection, "refresh", self._refresh)
+
+        def earliest(request: pb.SubscribePartition) -> None:
+            request.earliest = True
+
+        self.subscriptions = Subscriptions(self.connection, group, "me", earliest, 0.01, 1_000)
+        self.subscriptions.add(self._refresh("t", Deadline(1)))
+        self.queue = self.subscriptions.queues["t"]
+        self.subscriptions.begin()
+
+    def lead(self, broker: int, epoch: int) -> None:
+        brokers = [pb.BrokerInfo(id=number, address=f"b:{number}") for number in (1, 2)]
+        partition = pb.PartitionInfo(partition=0, leader=broker, leader_epoch=epoch, replicas=[1, 2])
+        self.connection._learn(
+            pb.MetadataResponse(brokers=brokers, topics=[pb.TopicInfo(name="t", topic_id="x", partitions=[partition])])
+        )
+
+    def _refresh(self, name: str, deadline: Deadline) -> TopicView:
+        view = self.connection.known_topic(name)
+        assert view is not None
+        return view
+
+    def _open(self, address: str, requests: Iterator[pb.SubscribeRequest]) -> Any:
+        stream = Stream(address, requests)
+        self._streams.put(stream)
+        self._opened.append(stream)
+        return stream
+
+    def stream(self) -> Stream:
+        """The next stream that the client opens."""
+        return self._streams.get(timeout=WAIT_S)
+
+    def take(self, count: int) -> list[ConsumerRecord]:
+        return [self.queue.get(timeout=WAIT_S) for _ in range(count)]
+
+    def offsets(self, count: int) -> list[int]:
+        return [record.offset for record in self.take(count)]
+
+    def stop(self) -> None:
+        for stream in self._opened:
+            stream.cancel()
+        self.subscriptions.stop(Deadline(1), last_is_done=False)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    made = Client(monkeypatch, "")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def member(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    made = Client(monkeypatch, "g")
+    yield made
+    made.subscriptions.group = ""  # nobody would answer the last word about its place
+    made.stop()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.001)
+
+
+def test_it_says_where_to_begin_and_how_much_may_come(client: Client) -> None:
+    stream = client.stream()
+    assert stream.hear().credit.bytes == 1_000
+    [wanted] = stream.hear_open()
+    assert (wanted.topic, wanted.partition, wanted.earliest) == ("t", 0, True)
+
+
+def test_a_broken_stream_is_opened_again_where_it_broke_off(client: Client) -> None:
+    first = client.stream()
+    first.hear_open()
+    first.opened(0)
+    first.push(0, 1, 2)
+    assert client.offsets(1) == [0]
+    first.cancel()
+    second = client.stream()
+    assert second.hear_open()[0].offset == 3
+    second.opened(3)
+    second.push(3, 4)
+    assert client.offsets(4) == [1, 2, 3, 4]
+
+
+def test_what_comes_again_is_not_taken_twice(member: Client) -> None:
+    first = member.stream()
+    first.hear_open()
+    first.opened(0)
+    first.push(0, 1, 2)
+    assert member.offsets(2) == [0, 1]
+    first.cancel()
+    second = member.stream()
+    second.hear_open()
+    second.opened(0)  # the broker knows of nothing that was settled
+    second.push(0, 1)
+    second.push(2, 3)
+    assert member.offsets(2) == [2, 3]
+
+
+def test_a_group_s_place_is_told_only_once_the_broker_has_pushed_so_far_again(member: Client) -> None:
+    first = member.stream()
+    first.hear_open()
+    first.opened(0)
+    first.push(0, 1, 2)
+    member.take(3)
+    with pytest.raises(queue.Empty):
+        member.queue.get_nowait()
+    first.cancel()
+    second = member.stream()
+    second.hear_open()
+    second.opened(0)
+    second.push(0, 1)
+    while not (heard := second.hear()).settled:
+        pass
+    assert [place.offset for place in heard.settled] == [2], "a broker does not believe in what it has not pushed"
+    second.push(2)
+    while not (heard := second.hear()).settled:
+        pass
+    assert [place.offset for place in heard.settled] == [3]
+
+
+def test_what_another_member_was_given_meanwhile_is_dropped(member: Client) -> None:
+    first = member.stream()
+    first.hear_open()
+    first.opened(0)
+    first.push(0, 1, 2)
+    assert member.offsets(1) == [0]
+    first.cancel()
+    second = member.stream()
+    second.hear_open()
+    second.opened(2)  # somebody else was done with 1
+    eventually(lambda: member.queue.qsize() == 1)
+    assert member.offsets(1) == [2]
+    second.opened(0, active=False)
+    second.push(3)
+    second.opened(9)
+    second.push(9)
+    assert member.offsets(1) == [9]
+
+
+def test_a_partition_follows_its_leader_and_words_of_the_former_one_do_not_count(client: Client) -> None:
+    first = client.stream()
+    first.hear_open()
+    first.opened(0)
+    first.push(0)
+    eventually(lambda: client.queue.qsize() == 1)
+    first.opened(error=to_wire(NotLeader("2 leads", 2, 5)))
+    second = client.stream()
+    assert second.address == "b:2"
+    assert second.hear_open()[0].offset == 1
+    first.push(1)
+    second.opened(1)
+    second.push(1, 2)
+    assert [(r.offset, r.value) for r in client.take(3)] == [(0, b"0"), (1, b"1"), (2, b"2")]
+
+
+def test_credit_comes_back_for_what_was_taken_and_for_what_is_not_wanted(client: Client) -> None:
+    stream = client.stream()
+    stream.hear_open()
+    stream.opened(0)
+    size = stream.push(0) + stream.push(0) + stream.push(1)
+    assert client.offsets(2) == [0, 1]
+    assert stream.hear().credit.bytes + stream.hear().credit.bytes + stream.hear().credit.bytes == size
+
+
+def test_an_error_that_asking_again_cannot_mend_ends_the_topic(client: Client) -> None:
+    stream = client.stream()
+    stream.hear_open()
+    stream.opened(0)
+    stream.push(0)
+    stream.opened(error=to_wire(UnknownTopic("deleted")))
+    assert client.offsets(1) == [0]
+    with pytest.raises(UnknownTopic):
+        client.queue.get(timeout=WAIT_S)
+
+
+def test_unsubscribing_closes_the_partition_at_its_broker(client: Client) -> None:
+    stream = client.stream()
+    stream.hear_open()
+    stream.opened(0)
+    stream.push(0)
+    eventually(lambda: client.queue.qsize() == 1)
+    client.subscriptions.remove("t")
+    while not (heard := stream.hear()).HasField("close"):
+        pass
+    assert [(place.topic, place.partition) for place in heard.close.partitions] == [("t", 0)]
+    assert client.queue.empty()
