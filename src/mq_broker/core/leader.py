@@ -137,12 +137,10 @@ class Leader:
                 return  # answers an older message: the probe in flight will tell
             agreed = log.last_index_up_to(ack.hint_epoch, ack.hint_index)
             progress.matched = max(min(progress.matched, agreed), progress.acknowledged)
-            progress.next_index = max(agreed, progress.matched) + 1
-            progress.probing = True
-            progress.sent.clear()
+            progress.step_back(max(agreed, progress.matched) + 1)
             return
         progress.answered(ack.sequence)
-        progress.probing = False
+        progress.probing = progress.probing and not ack.matched_index
         progress.matched = max(progress.matched, ack.matched_index)
         progress.next_index = max(progress.next_index, progress.matched + 1)
         progress.caught_up_to(ack.acknowledged_index, log.last_index, shared.now_ms)

@@ -24,6 +24,7 @@ class Progress:
         self.acknowledged = 0
         self.next_index = next_index
         self.probing = True
+        self._probe_index = next_index  # where to begin while nothing is known to match
         self.connected = True
         self.sent: deque[int] = deque()
         self.last_sequence = 0
@@ -43,15 +44,18 @@ class Progress:
                 self._retired.append(self.log_id)
             self.incarnation, self.log_id = ack.incarnation, ack.log_id
             self.matched = self.acknowledged = 0
-            self.sent.clear()
-            self.probing = True
+            self.step_back(self.next_index)
             self.behind_since_ms = None
         self.last_heard_ms = now_ms
         return True
 
     def rewind(self) -> None:
-        """What was in flight may be lost: begin again behind what is known to match, one message at a time."""
-        self.next_index = self.matched + 1
+        """What was in flight may be lost: begin again, one message at a time, behind what is known to match or where it was sought."""
+        self.step_back(self.matched + 1 if self.matched else self._probe_index)
+
+    def step_back(self, next_index: int) -> None:
+        """Look there for the entry that both logs have."""
+        self.next_index = self._probe_index = next_index
         self.probing = True
         self.sent.clear()
 
