@@ -82,6 +82,7 @@ class Host:
     acknowledged_epoch: int = 0
     led_epoch: int = -1
     was_leading: bool = False
+    heard: dict[int, int] = field(default_factory=dict)
     refused_entries: tuple[Entry, ...] = ()
 
     def post(self, call: Callable[..., object], *args: Any) -> None:
@@ -383,6 +384,7 @@ class Broker:
             case ReadNode():
                 self._read_node(host)
             case WriteNode(version, state):
+                oracle.proposed(host, state)
                 self._write_node(host, version, state)
             case Published():
                 oracle.published(host, effect)

@@ -18,6 +18,7 @@ from mq_broker.core.messages import (
     Effect,
     Event,
     LeaderName,
+    NodeState,
     Propose,
     Published,
     Refused,
@@ -108,6 +109,8 @@ class Oracle:
 
     def saw(self, host: Host, event: Event, effects: list[Effect]) -> None:
         replica = host.replica
+        if isinstance(event, AppendAck) and replica.leading and event.leader_epoch == replica.leader_epoch:
+            host.heard[event.follower] = max(host.heard.get(event.follower, 0), Journal.life_of(event.log_id))
         self.story.add(
             host.partition,
             Line(
@@ -356,6 +359,7 @@ class Oracle:
         if host.led_epoch == role.leader_epoch:
             return
         host.led_epoch = role.leader_epoch
+        host.heard.clear()
         state = self.cluster.coordination.nodes[host.partition].state
         newest = state.leader_epoch == role.leader_epoch
         entries, committed = host.journal.entries, truth.committed
@@ -372,6 +376,13 @@ class Oracle:
             raise self.violation(host.partition, f"broker {host.broker.number} raises the alarm: {text}")
 
     # ------------------------------------------------------------------ the state node
+
+    def proposed(self, host: Host, state: NodeState) -> None:
+        """Whoever is newly named is named by the newest log that the proposer has heard of (rule 5)."""
+        known = host.replica._shared.node
+        for member in state.isr:
+            if known is not None and member not in known.state.isr and Journal.life_of(member[1]) < host.heard.get(member[0], 0):
+                raise self.violation(host.partition, f"broker {host.broker.number} names {member}, and has heard of a newer log")
 
     def node_written(self, partition: int) -> None:
         node = self.cluster.coordination.nodes[partition]
