@@ -50,7 +50,7 @@ class Progress:
         return True
 
     def rewind(self) -> None:
-        """What was in flight may be lost: begin again, one message at a time, behind what is known to match or where it was sought."""
+        """What was in flight may be lost: begin again, one message at a time, behind what matches or where that was sought."""
         self.step_back(self.matched + 1 if self.matched else self._probe_index)
 
     def step_back(self, next_index: int) -> None:
