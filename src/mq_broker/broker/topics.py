@@ -62,6 +62,7 @@ class Topics:
         self._on_topics = on_topics
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[str, Topic] = {}
+        self._partition_counts: dict[str, int] = {}
         self._reading = asyncio.Lock()
         self._begun = 0
         self._read_last = 0
@@ -87,6 +88,12 @@ class Topics:
             )
         return topic
 
+    async def exists(self, name: str, partition: int) -> bool:
+        """Whether there is that partition, as the coordination service says now: also one that this version cannot read. Raises
+        `CoordinationUnavailable`."""
+        await self.refresh()
+        return 0 <= partition < self._partition_counts.get(name, 0)
+
     async def refresh(self) -> None:
         """Read the list of topics and let the shell follow. Raises `CoordinationUnavailable`.
 
@@ -104,6 +111,7 @@ class Topics:
 
     def _take(self, specs: dict[str, TopicSpec]) -> None:
         by_id: dict[str, Topic] = {}
+        self._partition_counts = {spec.name: len(spec.assignment) for spec in specs.values()}
         for spec in specs.values():
             known = self._by_id.get(spec.topic_id)
             if known is not None and known.spec == spec:

@@ -29,6 +29,7 @@ from mq_broker.core.messages import Decided
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
+    CoordinationUnavailable,
     InvalidRequest,
     NotLeader,
     OutcomeUnknown,
@@ -219,8 +220,12 @@ class Transactions:
                 await self._ask_leader(topic, number, "Publish", request, pb.PublishResponse, self.publish)
                 return
             except (UnknownTopic, UnknownPartition) as error:
-                log.warning("micro-batch %d of %s: %s; nothing to publish there", decision.batch_id, decision.key.query_id, error)
-                return
+                if await self._is_gone(topic, number):
+                    log.warning(
+                        "micro-batch %d of %s: %s; nothing to publish there", decision.batch_id, decision.key.query_id, error
+                    )
+                    return
+                await asyncio.sleep(_backoff(attempt))
             except StagedBatchMissing as error:
                 log.error("micro-batch %d of %s cannot be published: %s", decision.batch_id, decision.key.query_id, error)  # noqa: TRY400
                 publishing.alarm = error
@@ -230,6 +235,14 @@ class Transactions:
                 log.debug("publish %s-%d, attempt %d: %s", topic, number, attempt, error)
                 await asyncio.sleep(_backoff(attempt))
             attempt += 1
+
+    async def _is_gone(self, topic: str, number: int) -> bool:
+        """Only the coordination service may say so: by a broker's copy of the list, a moment old, rows that were decided would be
+        given up."""
+        try:
+            return not await self._topics.exists(topic, number)
+        except CoordinationUnavailable:
+            return False
 
     async def _ask_leader(
         self,

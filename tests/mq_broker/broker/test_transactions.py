@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker import transactions
+from mq_broker.broker import topics, transactions
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
     FencedRun,
@@ -20,6 +20,7 @@ from mq_protocol.errors import (
     ReplayMismatch,
     StagedBatchMissing,
     StaleMicroBatch,
+    UnknownTopic,
 )
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone, until
@@ -95,6 +96,40 @@ def test_asked_again_a_decision_answers_the_same_and_removes_the_new_attempt(tmp
             assert (answer.already_decided, answer.row_count, answer.published) == (True, 2, True)
             await until(lambda: _nothing_staged(broker))
             assert await broker.numbers("t") == [1, 2]
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_that_a_brokers_copy_of_the_list_lacks_is_published_to_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await prepare(broker)
+            manifest = [await stage(broker, 0, 1, 2)]
+            get, late = topics.Topics.get, asyncio.Event()
+
+            async def old_copy(copy: topics.Topics, name: str) -> topics.Topic:
+                if name == "t" and not late.is_set():
+                    late.set()
+                    raise UnknownTopic("read before it was made")
+                return await get(copy, name)
+
+            monkeypatch.setattr(topics.Topics, "get", old_copy)
+            await decide(broker, 0, manifest)
+            assert late.is_set()
+            assert await broker.numbers("t") == [1, 2]
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_that_was_deleted_holds_up_no_decision(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await prepare(broker)
+            manifest = [await stage(broker, 0, 1, 2)]
+            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
+            assert (await decide(broker, 0, manifest)).published
 
     asyncio.run(scenario())
 
