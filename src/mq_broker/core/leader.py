@@ -46,6 +46,7 @@ class Leader:
         self._overlay = Overlay(shared.log.tail())
         self._waiting: dict[int, list[tuple[RequestId, Wait]]] = {}
         self._deferred: dict[int, list[Propose]] = {}
+        self._deferred_count = 0
         self._acknowledging = True
         self._sequence = 0
         self._sent_last = 0  # ever, to anybody: what is once sent may be anywhere, even if it is to be sent again
@@ -70,14 +71,14 @@ class Leader:
             self._refuse(request, NotLeader("this broker is handing leadership over: ask again in a moment", 0, shared.epoch))
             return
         if not self.ready and request.uuid == NO_UUID:
-            self._deferred.setdefault(self.epoch_start, []).append(request)  # judged by what is committed, once that is known
+            self._defer(self.epoch_start, request)  # judged by what is committed, once that is known
             return
         verdict = judge(request, shared.machine, self._overlay)
         match verdict:
             case Answer(result):
                 shared.emit(Reply(request.request, result))
             case WaitFor(index):
-                self._deferred.setdefault(index, []).append(request)
+                self._defer(index, request)
             case Admit(operation):
                 error = self._unavailable(request)
                 if error is not None:
@@ -88,6 +89,24 @@ class Leader:
                     shared.emit(Reply(request.request, Done(index)))
                 else:
                     self._waiting.setdefault(index, []).append((request.request, request.wait))
+
+    def _defer(self, index: int, request: Propose) -> None:
+        """To be asked again once the entry at `index` is committed: soon, or never."""
+        if self._deferred_count >= self._shared.settings.tail_entries_max:
+            error = OutcomeUnknown(f"{self._shared.name}: too many requests wait for what is not committed yet; ask again later")
+            self._refuse(request, error)  # not "overloaded": its entry may be in the tail, and may yet be committed
+            return
+        self._deferred_count += 1
+        self._deferred.setdefault(index, []).append(request)
+
+    def _take_deferred(self, index: int) -> list[Propose]:
+        requests = self._deferred.pop(index, [])
+        self._deferred_count -= len(requests)
+        return requests
+
+    def _ask_again(self, index: int) -> None:
+        for request in self._take_deferred(index):
+            self.propose(request)
 
     def _unavailable(self, request: Propose) -> TritonMQError | None:
         shared, settings = self._shared, self._shared.settings
@@ -199,19 +218,17 @@ class Leader:
             return
         was_ready = self.ready
         self._commit_moved_ms = shared.now_ms
-        again: list[Propose] = []
         while shared.high_watermark < lowest:
             index = shared.high_watermark + 1
             self._commit_one(index)
-            again += self._deferred.pop(index, [])
+            # At once: so many may follow that what it waited for is past the window of `dedup_uuids_max` after them.
+            self._ask_again(index)
         if not was_ready:
             shared.audit(f"leading epoch {shared.epoch}: committed up to {shared.high_watermark}")
             for known_key, known in shared.machine.transactions.items():
                 if not known.finished:
                     decision = Decide(known_key, known.batch_id, known.run_id, known.row_count, known.manifest)
                     shared.emit(DecisionCommitted(decision))
-        for request in again:
-            self.propose(request)
 
     def _commit_one(self, index: int) -> None:
         shared = self._shared
@@ -375,7 +392,7 @@ class Leader:
         for index in range(event.first_index, log.last_index + 1):
             for request, _ in self._waiting.pop(index, ()):
                 shared.emit(Reply(request, Refused(error)))
-            for deferred in self._deferred.pop(index, ()):
+            for deferred in self._take_deferred(index):
                 shared.emit(Reply(deferred.request, Refused(error)))
         log.truncate(event.first_index - 1)
         shared.emit(Truncate(event.first_index - 1))
