@@ -130,3 +130,32 @@ class Entry:
     record_count: int = 0
     payload_bytes: int = 0
     decoded_bytes: int = 0
+
+
+def stored_bytes(entry: Entry) -> int:
+    """About what the entry takes on disk and between brokers: payload, and the names and UUIDs of its operation."""
+    match entry.operation:
+        case Append():
+            named = 0
+        case Stage(key, _, run_id):
+            named = _bytes(key.query_id, key.sink, run_id)
+        case Publish(key, _, uuids) | Discard(key, uuids):
+            named = _bytes(key.query_id, key.sink) + _UUID_LINE_BYTES * len(uuids)
+        case Decide(key, _, run_id, _, manifest):
+            lines = sum(_bytes(line.topic) + _UUID_LINE_BYTES * (len(line.uuids) + 1) for line in manifest)
+            named = _bytes(key.query_id, key.sink, run_id) + lines
+        case MoveCursor(group):
+            named = _bytes(group)
+        case Finish(key):
+            named = _bytes(key.query_id, key.sink)
+        case _:
+            named = 0
+    return _FIXED_BYTES + named + entry.payload_bytes
+
+
+_FIXED_BYTES = 128  # header, lengths, numbers
+_UUID_LINE_BYTES = 18
+
+
+def _bytes(*names: str) -> int:
+    return sum(len(name.encode()) for name in names)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
-from mq_broker.core.entries import Entry, EpochStart
+from mq_broker.core.entries import Entry, EpochStart, stored_bytes
 
 
 class Log:
@@ -53,9 +53,9 @@ class Log:
         if entry.leader_epoch != self.last_epoch:
             self._epochs.append(entry.leader_epoch)
             self._epoch_firsts.append(entry.index)
-        self._sizes.append(entry.payload_bytes)
+        self._sizes.append(stored_bytes(entry))
         self._tail[entry.index] = entry
-        self.tail_bytes += entry.payload_bytes
+        self.tail_bytes += self._sizes[-1]
         self.last_timestamp_us = max(self.last_timestamp_us, entry.timestamp_us)
 
     def entry(self, index: int) -> Entry:
@@ -69,14 +69,15 @@ class Log:
         """The next entry to apply; from now on only its size is kept."""
         self.applied += 1
         entry = self._tail.pop(self.applied)
-        self.tail_bytes -= entry.payload_bytes
+        self.tail_bytes -= self._sizes[self.applied - 1]
         return entry
 
     def truncate(self, last_index: int) -> None:
         """Drop all above `last_index`, which may not lie below what is applied."""
         assert last_index >= self.applied, f"cut to {last_index} below applied {self.applied}"
         for index in range(last_index + 1, self.last_index + 1):
-            self.tail_bytes -= self._tail.pop(index).payload_bytes
+            del self._tail[index]
+            self.tail_bytes -= self._sizes[index - 1]
         del self._sizes[last_index:]
         while self._epoch_firsts and self._epoch_firsts[-1] > last_index:
             self._epoch_firsts.pop()
@@ -102,7 +103,7 @@ class Log:
         last = min(self.last_index, first + entries_max - 1)
         total = 0
         for index in range(first, last + 1):
-            total += self._sizes[index - 1] + 128
+            total += self._sizes[index - 1]
             if total > bytes_max and index > first:
                 return index - 1
         return last

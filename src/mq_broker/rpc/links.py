@@ -77,7 +77,7 @@ class _Peer:
     def put(self, outgoing: _Outgoing) -> None:
         if self.ended is None:
             return
-        if self.waiting_bytes + outgoing.size > LINK_BUFFER_BYTES_MAX:
+        if self.waiting and self.waiting_bytes + outgoing.size > LINK_BUFFER_BYTES_MAX:  # alone, the largest batch goes too
             if self.dropped == 0:
                 log.warning(
                     "the link to broker %d is full: it reads slower than it is sent to; entries wait and go again", self.broker
@@ -90,11 +90,12 @@ class _Peer:
         self.written.clear()
 
     def take(self) -> Envelope[pb.LinkHeader]:
-        """The next message: everything that waits, up to a bound."""
+        """The next message: all that waits, up to a bound. What is larger goes alone: with company it might be more than gRPC
+        takes, and end the link."""
         header = pb.LinkHeader()
         parts: list[Buffer] = []
         size = 0
-        while self.waiting and size < LINK_MESSAGE_BYTES:
+        while self.waiting and (not size or size + self.waiting[0].size <= LINK_MESSAGE_BYTES):
             outgoing = self.waiting.popleft()
             size += outgoing.size
             if outgoing.append is not None:

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from mq_broker.rpc.links import LINK, Links, PeerAddress
+from mq_broker.rpc.links import LINK, Links, PeerAddress, _Outgoing
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.status import from_call
+from mq_broker.storage.frame import HEADER_BYTES
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, encode
 from mq_protocol.errors import InvalidRequest
-from mq_protocol.limits import LINK_BUFFER_BYTES_MAX
+from mq_protocol.limits import BATCH_BYTES_CEILING, LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES, MESSAGE_BYTES_MAX
 
 DEADLINE_S = 10.0
 
@@ -130,6 +131,31 @@ def test_more_than_fits_one_message_goes_in_several() -> None:
                 one.links.send_entries(2, pb.AppendEntries(sequence=n, frame_bytes=[len(frame)]), [frame])
             await two.heard.until(lambda events: len(events) == 21)
             assert [event[1] for event in two.heard.events[1:]] == list(range(20))
+
+    asyncio.run(scenario())
+
+
+def test_the_largest_batch_goes_whatever_comes_before_it() -> None:
+    async def scenario() -> None:
+        one, two = Node(1), Node(2)
+        async with nodes(one, two):
+            one.knows(two)
+            await one.heard.until(lambda events: events == [("up", 2)])
+            before, largest = bytes(LINK_MESSAGE_BYTES - 1000), bytes(BATCH_BYTES_CEILING + HEADER_BYTES)
+            one.links.send_entries(2, pb.AppendEntries(sequence=1, frame_bytes=[len(before)]), [before])
+            await two.heard.until(lambda events: len(events) == 2)
+            one.links.send_entries(2, pb.AppendEntries(sequence=2, frame_bytes=[len(largest)]), [largest])
+            one.links.send_ack(2, pb.AppendAck(sequence=3))  # no room is left for it
+            await two.heard.until(lambda events: len(events) == 3)
+            assert two.heard.events[-1][:2] == ("append", 2)
+
+            peer = one.links._peer(2)
+            for sequence, frame in ((4, before), (5, largest)):
+                peer.waiting.append(
+                    _Outgoing(pb.AppendEntries(sequence=sequence, frame_bytes=[len(frame)]), None, [frame], len(frame))
+                )
+            assert [append.sequence for append in peer.take().header.append] == [4]
+            assert len(encode(peer.take())) <= MESSAGE_BYTES_MAX
 
     asyncio.run(scenario())
 
