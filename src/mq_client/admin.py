@@ -21,6 +21,9 @@ from mq_protocol.names import INTERNAL_PREFIX, check_group_name, check_topic_nam
 _SPREAD_MS = 5_000.0
 """How long a new topic's name may take to reach every broker that answers."""
 
+_LEADER_MS = 1_000.0
+"""A leader's time to say what it knows of its partitions, when a topic is described."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
@@ -161,8 +164,23 @@ class Admin:
         return sorted(topic.name for topic in found if not topic.name.startswith(INTERNAL_PREFIX))
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """The topic as one broker knows it now. Raises `UnknownTopic` with the nearest name."""
-        return _describe(self._connection.refresh(name, Deadline(self._timeout_ms)).info)
+        """The topic now: each partition as its leader knows it. Raises `UnknownTopic` with the nearest name."""
+        deadline = Deadline(self._timeout_ms)
+        view = self._connection.refresh(name, deadline)
+        info = pb.TopicInfo()
+        info.CopyFrom(view.info)
+        request = pb.MetadataRequest(topics=[name])
+        for address in sorted({a for p in range(view.partitions) if (a := self._connection.leader_address(view, p))}):
+            try:
+                limit = deadline.at_most(_LEADER_MS)
+                answer = self._connection.ask(address, "Metadata", request, pb.MetadataResponse, limit)
+            except TritonMQError:
+                continue  # it has just gone, or is stuck: what the others know of it stands
+            for topic in answer.topics:
+                for known, told in zip(info.partitions, topic.partitions, strict=False):
+                    if told.leader == answer.answered_by and told.leader_epoch >= known.leader_epoch:
+                        known.CopyFrom(told)  # only a leader knows its in-sync set exactly; others learn of it when they ask
+        return _describe(info)
 
     def delete_topic(self, name: str) -> None:
         """Delete it and everything in it. Raises `UnknownTopic`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pyarrow as pa
 import pytest
 
@@ -99,6 +101,9 @@ def test_a_group_is_described_by_its_cursors_and_can_be_moved(admin: Admin, boot
     with consumer:
         for _ in range(10):
             assert consumer.take(5_000) is not None
+        deadline = time.monotonic() + 10
+        while topic not in admin.list_groups() and time.monotonic() < deadline:
+            time.sleep(0.01)  # a group's first place is written down while its records are already pushed
         assert [len(cursor.members) for cursor in admin.describe_group(topic).cursors] == [1, 1]
     described = admin.describe_group(topic)
     assert [(c.topic, c.partition, c.offset, c.lag, c.kind) for c in described.cursors] == [
