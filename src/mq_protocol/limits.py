@@ -12,6 +12,12 @@ PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 REPLICAS_MAX: Final = 9
 GROUP_NAME_CHARACTERS_MAX: Final = 255
 
+TRANSACTION_NAME_CHARACTERS_MAX: Final = 1_024
+"""A query id, a sink or a run id: they stand in every staged batch and decision, and coordinators remember them."""
+
+MANIFEST_BYTES_MAX: Final = 16 << 20
+"""A decision is one entry, and so one message between brokers: this names 900,000 staged batches."""
+
 # -- batches
 RECORD_BYTES_MAX: Final = 1 << 20
 """One record, by default (`record_bytes_max`): a queue of messages, not of files."""

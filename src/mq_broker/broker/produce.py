@@ -17,7 +17,8 @@ from mq_broker.broker.partition import Partition
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.streams import side_by_side
 from mq_broker.broker.topics import Topic, Topics
-from mq_broker.core.entries import NO_UUID, Append, Operation, Stage, TransactionKey
+from mq_broker.broker.transactions import check_transaction_name, key_of
+from mq_broker.core.entries import NO_UUID, Append, Operation, Stage
 from mq_broker.core.messages import Done, Refused, Result, Wait
 from mq_broker.rpc.service import ProduceRequests, Send
 from mq_protocol import mq_pb2 as pb
@@ -196,7 +197,7 @@ _APPEND: Final[Operation] = Append()
 
 
 def _stage(stage: pb.StageOf) -> Stage:
-    return Stage(TransactionKey(stage.key.query_id, stage.key.sink), stage.batch_id, stage.run_id)
+    return Stage(key_of(stage.key), stage.batch_id, stage.run_id)
 
 
 def _check_header(header: pb.ProduceHeader, topic: Topic) -> None:
@@ -209,8 +210,9 @@ def _check_header(header: pb.ProduceHeader, topic: Topic) -> None:
         raise InvalidRequest(f"`after` names a UUID of 16 bytes; this one has {len(header.after)}")
     if header.acks not in _WAITS:
         raise InvalidRequest(f"acks {header.acks} is not known: all (0), leader (1) or none (2)")
-    if header.HasField("stage") and not header.stage.key.query_id:
-        raise InvalidRequest("a staged batch needs its query id: without one nobody could decide it")
+    if header.HasField("stage"):
+        key_of(header.stage.key)
+        check_transaction_name("run id", header.stage.run_id)
     if header.schema_fingerprint != topic.fingerprint:
         raise SchemaMismatch(
             f"the batch was not encoded with the schema of topic {topic.spec.name}, which is: "

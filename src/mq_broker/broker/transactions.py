@@ -38,6 +38,7 @@ from mq_protocol.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from mq_protocol.limits import MANIFEST_BYTES_MAX, TRANSACTION_NAME_CHARACTERS_MAX
 from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
 
@@ -54,10 +55,28 @@ Answer = TypeVar("Answer", bound=Message)
 
 
 def key_of(key: pb.TransactionKey) -> TransactionKey:
-    """Raises `InvalidRequest` for a key without a query id: a made-up key would deduplicate strangers."""
+    """Raises `InvalidRequest` for a key without a query id (a made-up key would deduplicate strangers), and for an endless one."""
     if not key.query_id:
         raise InvalidRequest("the transaction key has no query id: the sink runs in a streaming query, or gives txnAppId")
+    check_transaction_name("query id", key.query_id)
+    check_transaction_name("sink", key.sink)
     return TransactionKey(key.query_id, key.sink)
+
+
+def check_transaction_name(what: str, name: str) -> None:
+    """Raises `InvalidRequest` for a name that is too long to be kept in every entry."""
+    if len(name) > TRANSACTION_NAME_CHARACTERS_MAX:
+        raise InvalidRequest(
+            f"a {what} of {len(name)} characters is too long: at most {TRANSACTION_NAME_CHARACTERS_MAX} are allowed"
+        )
+
+
+def _uuids_of(request: pb.PublishRequest | pb.DiscardRequest) -> tuple[bytes, ...]:
+    if any(len(uuid) != _UUID_BYTES for uuid in request.uuids):
+        raise InvalidRequest("staged batches are named by UUIDs of 16 bytes")
+    if request.ByteSize() > MANIFEST_BYTES_MAX:
+        raise InvalidRequest(f"{len(request.uuids)} batches are more than one entry holds: name fewer at once")
+    return tuple(request.uuids)
 
 
 @dataclass(eq=False)
@@ -272,7 +291,7 @@ class Transactions:
     async def publish(self, request: pb.PublishRequest, deadline: float) -> pb.PublishResponse:
         """Idempotent. The staged batches become readable together."""
         partition = await self._led(request.topic, request.partition)
-        await partition.ask(Publish(key_of(request.key), request.batch_id, tuple(request.uuids)), deadline)
+        await partition.ask(Publish(key_of(request.key), request.batch_id, _uuids_of(request)), deadline)
         return pb.PublishResponse(log_end_offset=partition.next_offset)
 
     async def discard(self, request: pb.DiscardRequest, deadline: float) -> pb.DiscardResponse:
@@ -280,7 +299,7 @@ class Transactions:
         partition = await self._led(request.topic, request.partition)
         staged = partition.replica.machine.staged
         count = sum(uuid in staged for uuid in request.uuids)
-        await partition.ask(Discard(key_of(request.key), tuple(request.uuids)), deadline)
+        await partition.ask(Discard(key_of(request.key), _uuids_of(request)), deadline)
         return pb.DiscardResponse(discarded=count)
 
     async def _led(self, topic: str, number: int) -> Partition:
@@ -385,6 +404,11 @@ def _by_partition(manifest: tuple[StagedBatches, ...]) -> dict[tuple[str, int], 
 def _check_manifest(request: pb.DecideRequest) -> None:
     if request.batch_id < 0:
         raise InvalidRequest(f"micro-batch ids count from 0; this one is {request.batch_id}")
+    check_transaction_name("run id", request.run_id)
+    if request.ByteSize() > MANIFEST_BYTES_MAX:
+        raise InvalidRequest(
+            f"the manifest has {request.ByteSize()} bytes, at most {MANIFEST_BYTES_MAX} are allowed: write fewer, larger batches"
+        )
     for line in request.manifest:
         if not line.topic or line.topic.startswith(INTERNAL_PREFIX):
             raise InvalidRequest(f"a manifest cannot name topic {line.topic!r}")

@@ -22,6 +22,7 @@ from mq_protocol.errors import (
     StaleMicroBatch,
     UnknownTopic,
 )
+from mq_protocol.limits import MANIFEST_BYTES_MAX, TRANSACTION_NAME_CHARACTERS_MAX
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 
@@ -153,6 +154,30 @@ def test_what_must_not_be_decided_is_refused(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest, match="rows"):
                 await broker.ask("Decide", pb.DecideRequest(key=KEY, batch_id=9, row_count=1))
             assert await broker.numbers("t") == [1, 2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_names_and_manifests_have_a_bound(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await prepare(broker)
+            endless = "q" * (TRANSACTION_NAME_CHARACTERS_MAX + 1)
+            for place in (
+                pb.StageOf(key=pb.TransactionKey(query_id=endless)),
+                pb.StageOf(key=pb.TransactionKey(query_id="q", sink=endless)),
+                pb.StageOf(key=KEY, run_id=endless),
+            ):
+                with pytest.raises(InvalidRequest, match="too long"):
+                    await broker.produce("t", 1, stage=place)
+            with pytest.raises(InvalidRequest, match="too long"):
+                await decide(broker, 0, [], run=endless)
+            many = [bytes(16)] * (MANIFEST_BYTES_MAX // 18 + 1)
+            with pytest.raises(InvalidRequest, match="manifest"):
+                await decide(broker, 0, [pb.StagedBatches(topic="t", uuids=many)])
+            with pytest.raises(InvalidRequest, match="one entry"):
+                await broker.ask("Publish", pb.PublishRequest(topic="t", key=KEY, uuids=many))
+            assert not await staged(broker)
 
     asyncio.run(scenario())
 
