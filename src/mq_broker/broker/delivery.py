@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 CREDIT_BYTES_MAX: Final = 1 << 40
 """More is a mistake: nobody can hold it."""
 
+UNTOLD_MAX: Final = 20_000
+"""What may wait to be told to a client that does not read; what it asks past that waits in TCP. Twice a topic's partitions."""
+
 
 class Delivery:
     """Owns the shares of groups; each stream's session owns its subscriptions."""
@@ -146,6 +149,7 @@ class _Session:
         self._opened: list[pb.PartitionOpened] = []
         self._credit = 0
         self._wake = asyncio.Event()
+        self._told = asyncio.Event()
         self._ended = False
         self._named = False
 
@@ -153,6 +157,9 @@ class _Session:
 
     async def read(self, requests: AsyncIterator[pb.SubscribeRequest]) -> None:
         async for request in requests:
+            while len(self._opened) > UNTOLD_MAX:
+                self._told.clear()
+                await self._told.wait()
             if request.HasField("open"):
                 await self._open(request.open)
             for settled in request.settled:
@@ -241,6 +248,7 @@ class _Session:
             return None
         header = pb.BatchesHeader(opened=self._opened)
         self._opened = []
+        self._told.set()
         parts: list[Buffer] = []
         room = FETCH_CHUNK_BYTES
         while self._ready and self._credit > 0 and room > 0:

@@ -78,6 +78,8 @@ class Reading:
     async def list_offsets(self, request: pb.ListOffsetsRequest, _deadline: float) -> pb.ListOffsetsResponse:
         """Of the partitions named, or of all; an error for each that is led elsewhere."""
         topic = await self._topics.get(request.topic)
+        if len(request.partitions) > PARTITIONS_PER_TOPIC_MAX:
+            raise InvalidRequest(f"at most {PARTITIONS_PER_TOPIC_MAX} partitions can be asked for at once")
         numbers = request.partitions or range(topic.partitions)
         response = pb.ListOffsetsResponse()
         for number in numbers:

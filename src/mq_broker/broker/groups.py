@@ -18,7 +18,7 @@ from mq_broker.core.entries import MoveCursor
 from mq_broker.core.messages import Refused, Result
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, TritonMQError, to_wire
-from mq_protocol.limits import REQUEST_TIMEOUT_MS
+from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REQUEST_TIMEOUT_MS
 from mq_protocol.names import check_group_name
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,8 @@ class Groups:
         check_group_name(request.group)
         if request.kind not in KINDS:
             raise InvalidRequest(f"kind {request.kind!r} is not known: one of {', '.join(KINDS)}")
+        if len(request.positions) > PARTITIONS_PER_TOPIC_MAX:
+            raise InvalidRequest(f"at most {PARTITIONS_PER_TOPIC_MAX} cursors can be moved at once")
         answers = [self._move(request.group, request.kind, position, deadline) for position in request.positions]
         return pb.MoveCursorsResponse(partitions=await asyncio.gather(*answers))
 

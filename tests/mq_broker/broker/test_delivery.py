@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mq_broker.broker import delivery
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, from_wire
 from tests.mq_broker.broker.cluster import Broker, standalone, until
@@ -209,6 +210,37 @@ def test_cursors_are_moved_by_request_within_the_log(tmp_path: Path) -> None:
             assert (cursor.group, cursor.offset, cursor.log_end_offset, cursor.kind) == ("q", 2, 3, "spark")
             with pytest.raises(InvalidRequest, match="kind"):
                 await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="q", positions=positions))
+
+    asyncio.run(scenario())
+
+
+def test_what_waits_to_be_told_to_a_client_that_does_not_read_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "UNTOLD_MAX", 100)
+    most = 0
+    tell = delivery._Session.tell
+
+    def watched(session: delivery._Session, opened: pb.PartitionOpened) -> None:
+        nonlocal most
+        tell(session, opened)
+        most = max(most, len(session._opened))
+
+    monkeypatch.setattr(delivery._Session, "tell", watched)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker, broker.subscribing() as subscription:
+            await broker.create_topic("t")
+            one = pb.SubscribeRequest(open=pb.SubscribeOpen(partitions=[pb.SubscribePartition(topic="t", partition=7)] * 50))
+            count = 3000
+
+            async def ask() -> None:
+                for _ in range(count):
+                    await subscription.call.write(one.SerializeToString())
+
+            asking = asyncio.create_task(ask())
+            await asyncio.wait({asking}, timeout=1.0)  # nothing is read: it ends only if the broker keeps whatever comes
+            await subscription.read_opened(50 * count)
+            await asking
+            assert most <= 150
 
     asyncio.run(scenario())
 
