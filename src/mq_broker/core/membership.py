@@ -40,7 +40,7 @@ class Membership:
         shared, settings = self._shared, self._shared.settings
         now = shared.now_ms
         gone, lagging = [], []
-        for broker, _ in isr:
+        for broker, log_id in isr:
             if broker == shared.me.broker:
                 continue
             progress = followers.get(broker)
@@ -48,6 +48,8 @@ class Membership:
                 gone.append((broker, "gone"))
             elif progress is None:
                 gone.append((broker, "not a replica"))
+            elif log_id and progress.log_id not in ("", log_id):
+                gone.append((broker, "its log is another now"))  # and the named one never comes back: do not wait for it
             elif progress.behind_ms(now) > settings.replica_lag_ms_max:
                 lagging.append((broker, f"behind for {progress.behind_ms(now)} ms"))
         why = []
