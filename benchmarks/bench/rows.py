@@ -5,6 +5,7 @@ Imported by Spark's workers too: nothing of Spark here.
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 import numpy as np
@@ -34,8 +35,9 @@ def binary_values(size: int, rows: int, seed: int = 0) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
+@functools.cache
 def batch_of(kind: str, rows: int = BATCH_ROWS) -> pa.RecordBatch:
-    """One batch of that kind."""
+    """One batch of that kind; made once in a process, so that yielding it again costs nothing."""
     numbers = np.arange(rows, dtype=np.int64)
     times = pa.array(numbers + _START_US).cast(_TIMESTAMP)
     if kind == "typed":

@@ -19,6 +19,7 @@ TABLE_ROWS: Final = 8_000
 
 MICRO_BATCHES: Final = 4
 KINDS: Final = {"records": "records, 100 B", "typed": "typed, 4 columns"}
+MODES: Final = {"records": ("batch", "stream"), "typed": ("batch",)}
 _CEILING: Final = "Arrow in memory"
 
 
@@ -30,7 +31,8 @@ def measure(bench: Workbench) -> list[Figure]:
     questions: list[Question] = []
     for kind, label in KINDS.items():
         name = _filled(bench, kind, rows)
-        for mode, per_trigger in (("batch", None), ("stream", rows // MICRO_BATCHES)):
+        for mode in MODES[kind]:
+            per_trigger = rows // MICRO_BATCHES if mode == "stream" else None
             ours, ceiling = f"{mode}, {label}", f"{_CEILING}, {mode}, {label}"
             contestants.append(Contestant(ceiling, partial(_in_memory, bench, kind, rows, per_trigger)))
             contestants.append(Contestant(ours, partial(_topic, bench, name, rows, per_trigger)))

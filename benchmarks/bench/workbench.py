@@ -43,8 +43,8 @@ class Scale:
         return max(1, round(count * self.work))
 
 
-FULL: Final = Scale(rounds=5, work=1.0, seconds=4.0)
-QUICK: Final = Scale(rounds=2, work=0.25, seconds=1.0)
+FULL: Final = Scale(rounds=4, work=1.0, seconds=3.0)
+QUICK: Final = Scale(rounds=2, work=0.3, seconds=1.0)
 
 
 class Workbench:
