@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import json
+import os
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,10 +15,11 @@ import pytest
 
 from mq_broker.broker import BrokerConfig
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.storage.files import OsFiles
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, NotEnoughBrokers, NotLeader
+from mq_protocol.errors import InvalidRequest, NotEnoughBrokers, NotLeader, TritonMQError
 from mq_protocol.names import TRANSACTIONS_TOPIC
-from tests.mq_broker.broker.cluster import Broker, until
+from tests.mq_broker.broker.cluster import Broker, numbers_in, until
 
 SESSION_TIMEOUT_MS = 2_000
 
@@ -121,6 +125,55 @@ def test_a_leader_that_vanishes_is_replaced_and_nothing_acknowledged_is_lost(zoo
             await until(caught_up)
 
     asyncio.run(scenario())
+
+
+def test_a_leader_whose_sync_fails_reads_its_log_again_and_serves_on(
+    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, failing = OsFiles.sync, ""
+
+    def failing_sync(files: OsFiles, fd: int) -> None:
+        nonlocal failing
+        if failing and os.readlink(f"/proc/self/fd/{fd}").startswith(failing):
+            failing = ""
+            raise OSError(errno.EIO, "this disk has a fault")
+        sync(files, fd)
+
+    monkeypatch.setattr(OsFiles, "sync", failing_sync)
+
+    async def scenario() -> None:
+        nonlocal failing
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[1].create_topic("t", replicas=3)
+            first = await cluster.leader("t", at=1)
+            numbers = list(range(20))
+            for n in numbers:
+                await cluster[first].produce("t", n)
+            [log] = (tmp_path / str(first) / "partitions").glob(f"{info.topic_id}-0/*.log")
+            identity = log.with_name("log.json")
+            before = json.loads(identity.read_bytes())["log_id"]
+            failing = str(log)
+            with pytest.raises(TritonMQError):
+                await cluster[first].produce("t", 100, uuid=b"retried, retried")
+            assert json.loads(identity.read_bytes())["log_id"] != before
+            second = await cluster.leader("t", at=first, not_=first)
+            await until(lambda: _produced(cluster, second))
+            await cluster.in_sync("t", [1, 2, 3], at=second)
+            for broker in cluster.brokers.values():
+                await until(lambda broker=broker: broker.fetch("t", 0, 21))  # type: ignore[misc]
+                found = [n for _, payload in await broker.fetch("t", 0, 21) for n in numbers_in(payload)]
+                assert found == [*numbers, 100]
+            await cluster[second].stop()
+            third = await cluster.leader("t", at=first, not_=second)
+            assert await until(lambda: cluster[third].end("t")) == 21
+            await until(lambda: cluster[third].produce("t", 101))
+
+    asyncio.run(scenario())
+
+
+async def _produced(cluster: Three, leader: int) -> bool:
+    await cluster[leader].produce("t", 100, uuid=b"retried, retried")
+    return True
 
 
 def test_a_clean_stop_hands_leadership_over_before_the_session_ends(zookeeper: str, tmp_path: Path) -> None:
