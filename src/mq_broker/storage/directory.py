@@ -10,10 +10,13 @@ Topic ids, not names: a topic made again under the same name is another topic (t
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import shutil
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -33,13 +36,19 @@ _DELETED: Final = ".deleted"
 
 
 class DataDirectory:
-    """Owns the directory from `open` to `close`: the lock, `broker.json`, `broker.pid`. Journals are owned by who opens them."""
+    """Owns the directory from `open` to `close`: the lock, `broker.json`, `broker.pid`. Journals are owned by who opens them.
+
+    Threads that are still at work in it when it is closed keep the lock until they are done: a recovery that goes on would cut
+    what the next process appends.
+    """
 
     def __init__(self, path: Path, broker: int, cluster_id: str, lock_fd: int, files: Files) -> None:
         self.path = path
         self.broker = broker
         self.cluster_id = cluster_id
         self._lock_fd = lock_fd
+        self._holders = 1  # of the lock: who opened it, and the threads at work
+        self._guard = threading.Lock()
         self._files = files
 
     @classmethod
@@ -83,7 +92,24 @@ class DataDirectory:
     def close(self) -> None:
         """Part of a clean stop; close the journals before."""
         (self.path / "broker.pid").unlink(missing_ok=True)
-        os.close(self._lock_fd)
+        self._let_go()
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        with self._guard:
+            if self._holders == 0:
+                raise StorageFailed(f"data directory {self.path} is closed: this broker is stopping")
+            self._holders += 1
+        try:
+            yield
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with self._guard:
+            self._holders -= 1
+            if self._holders == 0:
+                os.close(self._lock_fd)
 
     def partitions(self) -> list[Place]:
         """The partitions that have a journal here, in order of topic id and number."""
@@ -116,16 +142,17 @@ class DataDirectory:
             raise InvalidSetting(f"durability={durability}: there are {', '.join(DURABILITIES)}")
         if durability == "memory":
             return open_memory_journal(listener)
-        return open_disk_journal(
-            self.partition_path(place),
-            place,
-            durability,
-            listener,
-            writer,
-            topic=topic,
-            segment_bytes_max=segment_bytes_max or SEGMENT_BYTES_MAX,
-            cache_bytes_max=cache_bytes_max,
-        )
+        with self._at_work():
+            return open_disk_journal(
+                self.partition_path(place),
+                place,
+                durability,
+                listener,
+                writer,
+                topic=topic,
+                segment_bytes_max=segment_bytes_max or SEGMENT_BYTES_MAX,
+                cache_bytes_max=cache_bytes_max,
+            )
 
     def open_index(self, place: Place, durability: str, log_start_offset: int = 0) -> OffsetIndex:
         """An empty offset index, beside the journal for those on disk."""
@@ -140,9 +167,10 @@ class DataDirectory:
             return
         doomed = path.with_name(path.name + _DELETED)
         try:
-            path.rename(doomed)
-            self._files.sync_directory(path.parent)
-            shutil.rmtree(doomed)
+            with self._at_work():
+                path.rename(doomed)
+                self._files.sync_directory(path.parent)
+                shutil.rmtree(doomed)
         except OSError as error:
             raise StorageFailed(f"{path} cannot be removed ({error}): remove it by hand once this broker has stopped") from error
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from mq_broker.storage.directory import DataDirectory
+from mq_broker.storage.files import OsFiles
 from mq_broker.storage.frame import Place
+from mq_broker.storage.writer import Writer
 from mq_protocol.errors import InvalidSetting, StorageFailed
 
-from .bed import Bed, Heard, frame_of, on_a_bed
+from .bed import DEADLINE_S, PLACE, Bed, Heard, frame_of, on_a_bed
 
 HOLDER = """
 import sys, time
@@ -114,3 +118,27 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(tmp_path: P
     directory = DataDirectory.open(tmp_path, 1)
     assert list((tmp_path / "partitions").iterdir()) == []
     directory.close()
+
+
+def test_the_lock_is_held_for_as_long_as_a_journal_is_being_opened(tmp_path: Path) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    class SlowFiles(OsFiles):
+        def sync_directory(self, path: Path) -> None:
+            reached.set()
+            assert go_on.wait(DEADLINE_S)
+            super().sync_directory(path)
+
+    async def scenario() -> None:
+        directory = DataDirectory.open(tmp_path, 1)
+        writer = Writer(SlowFiles())
+        opening = asyncio.create_task(asyncio.to_thread(directory.open_journal, PLACE, "fsync", 0, Heard(), writer))
+        assert await asyncio.to_thread(reached.wait, DEADLINE_S)
+        directory.close()  # the broker has stopped; the thread has not, and may cut what the next process appends
+        with pytest.raises(InvalidSetting, match="in use by another process"):
+            DataDirectory.open(tmp_path, 1)
+        go_on.set()
+        await opening
+        DataDirectory.open(tmp_path, 1).close()
+
+    asyncio.run(scenario())
