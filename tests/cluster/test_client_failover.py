@@ -31,7 +31,7 @@ class Traffic:
         self._producer = Producer(bootstrap, timeout_ms=60_000, linger_ms=2)
         self._topic = topic
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -62,7 +62,7 @@ class Listening:
         self._consumer = consumer
         consumer.subscribe(topic)
         consumer.start()
-        self._thread = threading.Thread(target=lambda: self.records.extend(consumer))
+        self._thread = threading.Thread(target=lambda: self.records.extend(consumer), daemon=True)
         self._thread.start()
 
     def end(self) -> None:

@@ -15,6 +15,12 @@ OPTIONS = parse_sink({"bootstrap.servers": "127.0.0.1:1", "topic": "t"}, streami
 PROPERTIES = {"sql.streaming.queryId": "query", "streaming.sql.batchId": "7", "spark.jobGroup.id": "run"}
 
 
+@pytest.fixture(autouse=True)
+def _no_task_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `TaskContext` once made is this process's for good, and Spark then takes the driver for a task."""
+    monkeypatch.setattr(TaskContext, "_taskContext", None)
+
+
 def task_with(properties: dict[str, str]) -> TaskContext:
     context = TaskContext()
     context._localProperties = properties
