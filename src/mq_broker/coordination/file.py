@@ -121,6 +121,7 @@ class FileCoordination:
             _, late = await asyncio.wait([self._writer], timeout=WRITE_TIMEOUT_S)
             if late:
                 _log.warning("the disk under %s has not taken the last changes within %g s", self._directory, WRITE_TIMEOUT_S)
+                self._lock = None  # kept until this process ends: the write may still replace the document of the next one
         self._release_lock()
 
     @property

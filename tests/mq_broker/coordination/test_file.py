@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -113,5 +114,27 @@ def test_the_document_is_on_disk_when_the_answer_comes(tmp_path: Path) -> None:
         await service.start(Heard())
         assert await service.begin_life(4) == json.loads((tmp_path / "coordination.json").read_text())["lives"]["4"]
         await service.stop()
+
+    asyncio.run(main())
+
+
+def test_a_write_that_outlives_its_process_keeps_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, go_on = file_module._store, threading.Event()
+
+    def held(*document: object) -> None:
+        assert go_on.wait(20.0)
+        store(*document)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        service = FileCoordination(tmp_path)
+        await service.start(Heard())
+        monkeypatch.setattr(file_module, "_store", held)
+        monkeypatch.setattr(file_module, "WRITE_TIMEOUT_S", 0.05)
+        with pytest.raises(CoordinationUnavailable):
+            await service.begin_life(1)
+        await service.stop()
+        with pytest.raises(InvalidRequest, match="another process"):
+            await FileCoordination(tmp_path).start(Heard())
+        go_on.set()
 
     asyncio.run(main())
