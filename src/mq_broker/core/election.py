@@ -20,7 +20,7 @@ class Election:
         self._claim_at_ms: int | None = None
         self._retry_at_ms = 0
         self.stand_back_until_ms = 0
-        self.preferred = False
+        self._preferred_until_ms = 0
 
     # -- may I?
 
@@ -104,6 +104,22 @@ class Election:
         if state.leader == self._shared.my_name:
             return "named, but not leading"
         return f"broker {state.leader.broker} (incarnation {state.leader.incarnation}) is gone"
+
+    def stand_back(self, ms: int) -> None:
+        """Claim nothing for so long. The leader that it was has written that nobody leads: read that before writing it again."""
+        shared = self._shared
+        self.stand_back_until_ms = shared.now_ms + ms
+        self._retry_at_ms = shared.now_ms + shared.settings.claim_delay_ms
+        shared.reading_since_ms = None
+        shared.read_node()
+
+    def prefer(self, chosen: bool) -> None:
+        """A leader that stands back wants this one to claim next, or another."""
+        self._preferred_until_ms = self._shared.now_ms + self._shared.settings.silence_ms if chosen else 0
+
+    @property
+    def preferred(self) -> bool:
+        return self._shared.now_ms < self._preferred_until_ms
 
     # -- answers
 

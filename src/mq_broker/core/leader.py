@@ -51,7 +51,7 @@ class Leader:
         self._sequence = 0
         self._sent_last = 0  # ever, to anybody: what is once sent may be anywhere, even if it is to be sent again
         self._written = shared.log.flushed
-        self._last_tick_ms = shared.now_ms
+        self._awake_ms = shared.now_ms
         self._commit_moved_ms = shared.now_ms
         self._hand_over_deadline_ms: int | None = None
         self._resigning: int | None = None
@@ -266,25 +266,31 @@ class Leader:
 
     def tick(self) -> None:
         shared, settings = self._shared, self._shared.settings
-        if shared.now_ms - self._last_tick_ms > settings.replica_lag_ms_max // 2:
-            for progress in self.followers.values():  # it was this process that slept (rule 5, trap 31)
-                if progress.behind_since_ms is not None:
-                    progress.behind_since_ms = shared.now_ms
-            self._commit_moved_ms = shared.now_ms
-        self._last_tick_ms = shared.now_ms
+        self._time_passes()
         if not self._acknowledging:
             shared.read_node()  # the answer that came may have been to an older question: it must be known who wrote
         if shared.log.last_index == shared.high_watermark:
             self._commit_moved_ms = shared.now_ms
-        elif shared.now_ms - self._commit_moved_ms > settings.leader_stuck_ms and self._heir():
+        elif shared.now_ms - self._commit_moved_ms > settings.leader_stuck_ms and self._relief():
             shared.audit(f"nothing was committed for {settings.leader_stuck_ms} ms: standing back", alarm=True)
-            self._resigning = self._heir()
+            self._resigning = self._relief()
         for progress in self.followers.values():
             if progress.sent_high_watermark < shared.high_watermark and not progress.sent:
                 progress.last_sent_ms = min(progress.last_sent_ms, shared.now_ms - settings.heartbeat_ms)
         self._hand_over()
 
+    def _time_passes(self) -> None:
+        """After a gap in its own time every clock starts anew: it was this process that slept (rule 5, trap 31)."""
+        shared = self._shared
+        if shared.now_ms - self._awake_ms > shared.settings.replica_lag_ms_max // 2:
+            for progress in self.followers.values():
+                if progress.behind_since_ms is not None:
+                    progress.behind_since_ms = shared.now_ms
+            self._commit_moved_ms = shared.now_ms
+        self._awake_ms = shared.now_ms
+
     def turn_ended(self) -> None:
+        self._time_passes()
         self._advance()
         self._hand_over()
         self.membership_changed()
@@ -326,6 +332,31 @@ class Leader:
         ]
         return max(heirs)[2] if heirs else 0
 
+    def _relief(self) -> int:
+        """Who may get on where this leader does not: an heir, or a registered member that is not reached from here but may be from
+        elsewhere. 0 if nobody, or if without this broker too few are registered."""
+        live = [progress for progress in self.followers.values() if progress.broker in self._shared.live]
+        if len(live) < self._shared.settings.min_insync_replicas:
+            return 0
+        heir = self._heir()
+        if heir:
+            return heir
+        named = dict(self.membership.confirmed)
+        return next((p.broker for p in live if p.broker in named and p.log_id in {"", named[p.broker]}), 0)
+
+    def _others_are_well(self) -> bool:
+        """Every other member was heard of just now, by the very log that is named: else this log may be the last that is whole."""
+        shared = self._shared
+        for broker, log_id in self.membership.confirmed:
+            progress = self.followers.get(broker)
+            if progress is not None and (
+                progress.log_id != log_id
+                or broker not in shared.live
+                or shared.now_ms - progress.last_heard_ms > shared.settings.silence_ms
+            ):
+                return False
+        return True
+
     def _heir_may_come(self) -> bool:
         """Whether any other in-sync broker is registered: else waiting for a successor is in vain (all brokers stop together)."""
         shared = self._shared
@@ -351,8 +382,8 @@ class Leader:
         assert heir is not None
         if heir:
             isr = self.membership.confirmed
-            if self._hand_over_deadline_ms is not None and len(isr) > shared.settings.min_insync_replicas:
-                isr = without(isr, shared.me.broker)
+            if len(isr) > shared.settings.min_insync_replicas and self._others_are_well():
+                isr = without(isr, shared.me.broker)  # it stops, or its own disk is what nothing moves past
             if not self.membership.resign(isr):
                 return
             shared.audit(f"hand leadership over to broker {heir}")

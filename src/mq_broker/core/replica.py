@@ -201,7 +201,7 @@ class Replica:
 
     def _take_up(self, state: NodeState) -> None:
         self._step_down("a new claim succeeded")
-        self._election.preferred = False
+        self._election.prefer(False)
         self._role = Leader(self._shared, state)
 
     # ------------------------------------------------------------------ time
@@ -213,7 +213,7 @@ class Replica:
         else:
             silent = shared.now_ms - self._role.heard_ms > shared.settings.silence_ms
             since_read = shared.now_ms - (shared.next_read_ms - shared.settings.read_node_ms)
-            if shared.node is None or (silent and since_read > shared.settings.silence_ms):
+            if shared.node is None or self._election.preferred or (silent and since_read > shared.settings.silence_ms):
                 shared.read_node()
         if shared.now_ms >= shared.next_read_ms:
             shared.read_node()
@@ -223,7 +223,7 @@ class Replica:
         if isinstance(self._role, Leader):
             self._role.turn_ended()
             if self._role.resigned:
-                self._election.stand_back_until_ms = shared.now_ms + shared.settings.leader_stuck_ms
+                self._election.stand_back(shared.settings.leader_stuck_ms)
                 self._step_down("it stood back")
         else:
             self._role.turn_ended()
@@ -255,7 +255,7 @@ class Replica:
             return
         self._role.append(message)
         if message.successor:
-            self._election.preferred = message.successor == shared.me.broker
+            self._election.prefer(message.successor == shared.me.broker)
             shared.reading_since_ms = None
             shared.read_node()
 
