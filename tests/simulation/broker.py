@@ -420,7 +420,7 @@ class Broker:
             return
         host.reading_node = True
 
-        def answer(found: tuple[int, NodeState] | None) -> None:
+        def answer(found: tuple[int, NodeState | None] | None) -> None:
             host.reading_node = False
             if found is not None:
                 self.feed(host, NodeRead(*found))

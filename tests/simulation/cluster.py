@@ -65,7 +65,7 @@ class Plan:
             fault_every_ms=chance.choice((400, 1_000, 2_500)),
             faults=tuple(kinds),
             producers=chance.choice((1, 2, 3)),
-            pace_ms=chance.choice((5, 30, 100)),
+            pace_ms=chance.choice((5, 30, 100, 1_000)),
         )
 
 
@@ -102,12 +102,16 @@ class Cluster:
         self.workload = Workload(self)
         self.nemesis = Nemesis(self)
 
-    def run(self) -> None:
-        """Trouble, then peace. Raises `Violation`."""
+    def start(self) -> None:
+        """Brokers, clients, and what goes wrong."""
         for broker in self.brokers.values():
             self.loop.after(self.loop.often_short(0, 3_000), broker.start)
         self.workload.start()
         self.nemesis.start()
+
+    def run(self) -> None:
+        """Trouble, then peace. Raises `Violation`."""
+        self.start()
         self.loop.run(self.plan.trouble_ms)
         self.nemesis.heal()
         self.workload.wind_up()

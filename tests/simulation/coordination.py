@@ -15,10 +15,11 @@ from typing import TypeAlias
 from mq_broker.core.messages import CasOutcome, LeaderName, NodeState
 from tests.simulation.loop import Loop
 
-OnRead: TypeAlias = Callable[["tuple[int, NodeState] | None"], None]
+OnRead: TypeAlias = Callable[["tuple[int, NodeState | None] | None"], None]
 OnWritten: TypeAlias = Callable[[CasOutcome, int], None]
 
 REQUEST_TIMEOUT_MS = 2_000
+NOT_FOUND: tuple[int, NodeState | None] = (-1, None)
 
 
 @dataclass(slots=True)
@@ -47,6 +48,7 @@ class Coordination:
         self.registered: dict[int, tuple[int, Session]] = {}
         self.slow_ms = 0.0
         self.lose_answers = 0.0
+        self.forget = 0.0
         self.on_written: Callable[[int], None] = lambda partition: None
         self._loop = loop
         self._session_ms = session_ms
@@ -140,12 +142,16 @@ class Coordination:
             if not self.reaches(broker) or self._loop.chance(self.lose_answers):
                 self._loop.after(REQUEST_TIMEOUT_MS, answer, None)
                 return
+            if self._loop.chance(self.forget):
+                self._faults["state node not found"] += 1
+                self._loop.after(self._delay(), self._answer_read, broker, answer, NOT_FOUND)
+                return
             node = self.nodes[partition]
             self._loop.after(self._delay(), self._answer_read, broker, answer, (node.version, node.state))
 
         self._loop.after(self._delay(), serve)
 
-    def _answer_read(self, broker: int, answer: OnRead, found: tuple[int, NodeState]) -> None:
+    def _answer_read(self, broker: int, answer: OnRead, found: tuple[int, NodeState | None]) -> None:
         if self.reaches(broker):
             answer(found)
         else:

@@ -35,6 +35,7 @@ FAULTS = (
     "coordination_outage",
     "coordination_loses_answers",
     "coordination_slow",
+    "coordination_forgets",
     "session_expires",
     "disk_full",
     "disk_slow",
@@ -88,7 +89,7 @@ class Nemesis:
         cluster.network.mend_all()
         coordination = cluster.coordination
         coordination.set_up(True)
-        coordination.slow_ms = coordination.lose_answers = 0.0
+        coordination.slow_ms = coordination.lose_answers = coordination.forget = 0.0
         for broker in cluster.brokers.values():
             coordination.set_reach(broker.number, True)
             broker.late_ticks = 0.0
@@ -287,6 +288,12 @@ class Nemesis:
         self.note("coordination_slow", "")
         self.cluster.coordination.slow_ms = self.loop.often_short(50, 3_000)
         self._later(500, 15_000, setattr, self.cluster.coordination, "slow_ms", 0.0)
+
+    def _coordination_forgets(self, _: Broker) -> None:
+        """Missing metadata is not an order to delete (trap 18)."""
+        self.note("coordination_forgets", "")
+        self.cluster.coordination.forget = self.loop.between(0.1, 0.9)
+        self._later(200, 8_000, setattr, self.cluster.coordination, "forget", 0.0)
 
     def _session_expires(self, broker: Broker) -> None:
         if broker.session is not None and not broker.session.expired:
