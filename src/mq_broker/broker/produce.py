@@ -34,7 +34,6 @@ CHECK_INLINE_BYTES_MAX: Final = 64 << 10
 """Checking this much takes about as long as handing it to a thread."""
 
 CHECK_THREADS: Final = 2
-DISK_POLL_S: Final = 0.005
 
 _UUID_BYTES: Final = 16
 _ANSWER_BYTES: Final = 200
@@ -100,8 +99,7 @@ class _Stream:
             while self._unanswered_bytes > PRODUCE_IN_FLIGHT_BYTES_MAX:  # what comes now waits in TCP
                 self._room.clear()
                 await self._room.wait()
-            while not self._producing.shell.has_room:  # noqa: ASYNC110 - the writer thread tells nobody when it has room again
-                await asyncio.sleep(DISK_POLL_S)
+            await self._producing.shell.disk_room()
         self._ended = True
         self._some_ready.set()
 

@@ -107,10 +107,9 @@ class Shell:
         self._node_writes.add(task)
         task.add_done_callback(self._node_writes.discard)
 
-    @property
-    def has_room(self) -> bool:
-        """False: the disk does not keep up, and producers must wait."""
-        return self._writer.has_room
+    async def disk_room(self) -> None:
+        """Returns once the disk keeps up: until then producers must wait."""
+        await self._writer.room()
 
     def fail(self, error: Exception) -> None:
         """Something that must never happen did: the broker stops, and its replicas elsewhere take over."""

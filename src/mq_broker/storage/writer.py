@@ -62,6 +62,7 @@ class Writer:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._unsynced: dict[LogFiles, OutcomeListener] = {}
+        self._some_done = asyncio.Event()
 
     def start(self) -> None:
         self._thread.start()
@@ -77,6 +78,12 @@ class Writer:
         """False: the disk does not keep up; let producers wait until it does."""
         return self.pending_bytes < WRITER_PENDING_BYTES_MAX and self.pending_orders < WRITER_PENDING_ORDERS_MAX
 
+    async def room(self) -> None:
+        """Wait until there is room. However many wait, none of them polls."""
+        while not self.has_room:
+            self._some_done.clear()
+            await self._some_done.wait()
+
     def submit(self, log: LogFiles, journal: OutcomeListener, order: Order, nbytes: int = 0) -> None:
         """Loop only. The order is carried out after all that was submitted before it for that log."""
         self.pending_bytes += nbytes
@@ -88,6 +95,8 @@ class Writer:
     def _deliver(self, outcomes: list[tuple[OutcomeListener, Outcome]], orders: int, nbytes: int) -> None:
         self.pending_orders -= orders
         self.pending_bytes -= nbytes
+        if self.has_room:
+            self._some_done.set()
         for journal, outcome in outcomes:
             journal.settle(outcome)
 

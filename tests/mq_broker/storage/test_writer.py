@@ -17,7 +17,7 @@ import mq_broker.storage.writer as writer_module
 from mq_broker.storage.journal import open_disk_journal
 from mq_protocol.errors import StorageFailed
 
-from .bed import PLACE, Bed, Heard, eventually, frame_of, frames_of, joined, on_a_bed
+from .bed import DEADLINE_S, PLACE, Bed, Heard, eventually, frame_of, frames_of, joined, on_a_bed
 
 ALL = 1 << 40
 
@@ -351,9 +351,12 @@ def test_a_queue_that_is_full_refuses_and_recovers(tmp_path: Path, monkeypatch: 
         await heard.until_heard("refused")
         assert heard.of("refused") == [4]
         assert journal.last_index == 3
+        waiting = asyncio.gather(*(bed.writer.room() for _ in range(100)))
+        await asyncio.sleep(0)
+        assert not waiting.done()
         bed.let_go()
         await heard.until_flushed(3)
-        await eventually(lambda: bed.writer.has_room)
+        await asyncio.wait_for(waiting, DEADLINE_S)
         journal.append(frames_of(4, 5))
         await heard.until_flushed(5)
         assert (bed.writer.pending_bytes, bed.writer.pending_orders) == (0, 0)
