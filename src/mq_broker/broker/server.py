@@ -83,11 +83,19 @@ async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, t
         broker = _Broker(config, shell, coordination, directory.cluster_id)
         undo.push_async_callback(broker.close)
         hints.to = broker.cluster
-        await broker.start()
-        if ready is not None:
-            ready(broker.address)
         stopping = shell.spawn(_wait(stop), "stop")
-        await asyncio.wait({stopping, shell.failure, writer.died}, return_when=asyncio.FIRST_COMPLETED)
+        ends: set[asyncio.Future[None]] = {stopping, shell.failure, writer.died}
+        starting = asyncio.create_task(broker.start(), name="start")
+        try:
+            await asyncio.wait({starting, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+                if ready is not None:
+                    ready(broker.address)
+                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            starting.cancel()  # told to stop before all was open: nothing of it is needed any more
+            await asyncio.wait({starting})
         for ended in (shell.failure, writer.died):
             if ended.done():
                 ended.result()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
@@ -12,9 +14,10 @@ from kazoo.client import KazooClient
 from mq_broker.broker import BrokerConfig, serve
 from mq_broker.coordination.embedded import EmbeddedZooKeeper
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.storage import journal
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
-from tests.mq_broker.broker.cluster import Broker, until
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, standalone, until
 
 
 def test_a_leader_goes_on_serving_while_zookeeper_is_away(tmp_path: Path) -> None:
@@ -127,3 +130,39 @@ def test_a_configuration_that_cannot_be_is_refused_by_option(tmp_path: Path) -> 
     assert BrokerConfig(1, "127.0.0.1:0", tmp_path, advertised="there:7400").address(7) == "there:7400"
     assert BrokerConfig(1, "127.0.0.1:0", tmp_path).address(7) == "127.0.0.1:7"
     assert not BrokerConfig(1, "0.0.0.0:0", tmp_path).address(7).startswith("0.0.0.0")
+
+
+def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opening, go_on = threading.Event(), threading.Event()
+    recover = journal.recover
+
+    def long_recovery(*what: Any, **how: Any) -> Any:
+        opening.set()
+        assert go_on.wait(DEADLINE_S)
+        return recover(*what, **how)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(journal, "recover", long_recovery)
+            stop = asyncio.Event()
+            serving = asyncio.create_task(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=stop))
+            assert await asyncio.to_thread(opening.wait, DEADLINE_S)
+            stop.set()
+            await asyncio.wait_for(serving, DEADLINE_S / 2)
+            go_on.set()
+        again = await until(lambda: _started(tmp_path))
+        assert await until(lambda: again.numbers("t")) == [1]
+        await again.stop()
+
+    asyncio.run(scenario())
+
+
+async def _started(data: Path) -> Broker | None:
+    """None while the former recovery still holds the lock."""
+    try:
+        return await Broker(BrokerConfig(1, "127.0.0.1:0", data)).start()
+    except InvalidSetting:
+        return None
