@@ -14,7 +14,7 @@ from kazoo.client import KazooClient
 from mq_broker.broker import BrokerConfig, serve
 from mq_broker.coordination.embedded import EmbeddedZooKeeper
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
-from mq_broker.storage import journal
+from mq_broker.storage.recovery import recover
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, standalone, until
@@ -134,7 +134,6 @@ def test_a_configuration_that_cannot_be_is_refused_by_option(tmp_path: Path) -> 
 
 def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opening, go_on = threading.Event(), threading.Event()
-    recover = journal.recover
 
     def long_recovery(*what: Any, **how: Any) -> Any:
         opening.set()
@@ -146,7 +145,7 @@ def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(tmp_path
             await broker.create_topic("t")
             await broker.produce("t", 1)
         with monkeypatch.context() as patch:
-            patch.setattr(journal, "recover", long_recovery)
+            patch.setattr("mq_broker.storage.journal.recover", long_recovery)
             stop = asyncio.Event()
             serving = asyncio.create_task(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=stop))
             assert await asyncio.to_thread(opening.wait, DEADLINE_S)
