@@ -7,7 +7,7 @@ ends (rule 8).
 from __future__ import annotations
 
 from mq_broker.core.admission import Admit, Answer, Overlay, WaitFor, judge
-from mq_broker.core.entries import NO_UUID, Decide, Entry, EpochStart
+from mq_broker.core.entries import NO_UUID, Decide, Entry, EpochStart, Operation
 from mq_broker.core.membership import Membership
 from mq_broker.core.messages import (
     AppendAck,
@@ -56,7 +56,9 @@ class Leader:
         self._hand_over_deadline_ms: int | None = None
         self._resigning: int | None = None
         self.resigned = False
-        self.epoch_start = self._append(Propose(0, EpochStart(shared.me.broker), shared.log.last_timestamp_us))
+        self.epoch_start = self._append(
+            Propose(0, EpochStart(shared.me.broker), shared.log.last_timestamp_us), EpochStart(shared.me.broker)
+        )
 
     @property
     def ready(self) -> bool:
@@ -126,13 +128,13 @@ class Leader:
     def _refuse(self, request: Propose, error: TritonMQError) -> None:
         self._shared.emit(Reply(request.request, Refused(error)))
 
-    def _append(self, request: Propose, operation: object = None) -> int:
+    def _append(self, request: Propose, operation: Operation) -> int:
         log = self._shared.log
         entry = Entry(
             log.last_index + 1,
             self._shared.epoch,
             max(request.timestamp_us, log.last_timestamp_us),
-            request.operation if operation is None else operation,  # type: ignore[arg-type]
+            operation,
             request.uuid,
             request.record_count,
             request.payload_bytes,

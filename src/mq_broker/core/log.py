@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 
-from mq_broker.core.entries import Entry, EpochStart, stored_bytes
+from mq_broker.core.entries import Entry, stored_bytes
 
 
 class Log:
@@ -107,7 +107,3 @@ class Log:
             if total > bytes_max and index > first:
                 return index - 1
         return last
-
-
-def is_epoch_start(entry: Entry) -> bool:
-    return isinstance(entry.operation, EpochStart)

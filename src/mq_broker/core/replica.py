@@ -107,11 +107,6 @@ class Replica:
         return tuple(broker for broker, _ in node.state.isr) if node is not None else ()
 
     @property
-    def node_version(self) -> int:
-        """Version of the state node as last known; -1 before it was read."""
-        return self._shared.node.version if self._shared.node is not None else -1
-
-    @property
     def machine(self) -> PartitionMachine:
         """The applied state. Read it; never change it."""
         return self._shared.machine
