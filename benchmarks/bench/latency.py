@@ -7,10 +7,11 @@ the same rate, two messages of the at least four that a replicated push needs.
 
 from __future__ import annotations
 
+import itertools
 import time
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Final
+from typing import Final, TypedDict
 
 from benchmarks.bench.ceilings import STAMP_BYTES
 from benchmarks.bench.measure import Contestant, Figure, Question, Readings, Schedule, paced, percentile
@@ -18,12 +19,21 @@ from benchmarks.bench.processes import Helper
 from benchmarks.bench.workbench import PARTITIONS, Workbench
 from mq_client import Consumer, Producer
 
+
+class _Settings(TypedDict, total=False):
+    linger_ms: float
+
+
 PER_SECOND: Final = 1_000
 RECORD_BYTES: Final = 100
-LINGER_MS: Final = 0
+
+
 GROUP: Final = f"push latency, {PER_SECOND:,} records/s"
 LEAD_S: Final = 0.05
 DURABILITIES: Final = ("fsync", "os")
+LINGERS: Final[dict[str, _Settings]] = {"": {}, ", linger_ms=0": {"linger_ms": 0}}
+"""The producer as it comes, and told not to wait for more records."""
+
 PERCENTS: Final = {"p50": 50.0, "p99": 99.0}
 _CEILING: Final = "grpcio echo"
 _WARMING_RECORDS: Final = 300
@@ -32,9 +42,9 @@ _WARMING_RECORDS: Final = 300
 def measure(bench: Workbench) -> list[Figure]:
     contestants = [Contestant(_CEILING, partial(_echo, bench))]
     questions: list[Question] = []
-    for durability in DURABILITIES:
-        name = f"publish to Consumer, {durability}"
-        contestants.append(Contestant(name, partial(_push, bench, durability)))
+    for durability, (label, settings) in itertools.product(DURABILITIES, LINGERS.items()):
+        name = f"{durability}{label}"
+        contestants.append(Contestant(name, partial(_push, bench, durability, settings)))
         questions += [Question(GROUP, name, metric, "ms", "lower", _CEILING) for metric in PERCENTS]
     return bench.answer(contestants, questions)
 
@@ -51,12 +61,12 @@ def _echo(bench: Workbench) -> Readings:
     return _readings(bench.grpc.echo(_schedule(bench), RECORD_BYTES, time.time_ns))
 
 
-def _push(bench: Workbench, durability: str) -> Readings:
+def _push(bench: Workbench, durability: str, settings: _Settings) -> Readings:
     topic = bench.new_topic(durability)
     padding = bytes(RECORD_BYTES - STAMP_BYTES)
     expected = round(PER_SECOND * bench.scale.seconds)
     with (
-        Producer(bench.cluster.bootstrap, linger_ms=LINGER_MS) as producer,
+        Producer(bench.cluster.bootstrap, **settings) as producer,
         Helper(consume, bench.cluster.bootstrap, topic, _WARMING_RECORDS, expected) as consumer,
     ):
         for number in range(_WARMING_RECORDS):

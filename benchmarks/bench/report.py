@@ -19,8 +19,8 @@ NOTES: Final = (
     "Contestants ran in turn, round after round; the ratio to the ceiling is the median of the rounds' own ratios.",
     "Produce: MB/s are of the records' values. A write to three replicas moves its bytes three times, through four processes, the "
     "ceiling once, through two; “grpcio, 3 copies” has the shape of the write and nothing of ours.",
-    "Latency: 3 replicas, linger_ms=0. A ratio below 1 would beat the ceiling, an echo of two messages; a replicated push needs at "
-    "least four.",
+    "Latency: publish to a subscribed Consumer in another process, 3 replicas. A ratio below 1 would beat the ceiling, an echo of "
+    "two messages; a replicated push needs at least four.",
     "Spark: the ceiling is the same rows yielded from memory by a Python source, or dropped by a Python sink.",
 )
 TABLE_WIDTH: Final = 132

@@ -43,7 +43,7 @@ class Scale:
         return max(1, round(count * self.work))
 
 
-FULL: Final = Scale(rounds=4, work=1.0, seconds=3.0)
+FULL: Final = Scale(rounds=4, work=1.0, seconds=2.0)
 QUICK: Final = Scale(rounds=2, work=0.3, seconds=1.0)
 
 
