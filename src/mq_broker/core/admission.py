@@ -62,9 +62,11 @@ class Overlay:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Nothing is written: this is the result."""
+    """Nothing is written: this is the result. `of_absence`: it rests on something not being here, and so on this leader's still
+    leading; one deposed unawares lacks what others have committed since."""
 
     result: Result
+    of_absence: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,8 @@ class Admit:
 Verdict: TypeAlias = Answer | WaitFor | Admit
 
 
-def _refuse(error: TritonMQError) -> Answer:
-    return Answer(Refused(error))
+def _refuse(error: TritonMQError, *, of_absence: bool = False) -> Answer:
+    return Answer(Refused(error), of_absence)
 
 
 def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay) -> Verdict:
@@ -100,7 +102,10 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay) -> Verd
         case MoveCursor() as move:
             if not 0 <= move.offset <= machine.next_offset:
                 return _refuse(
-                    InvalidRequest(f"group {move.group} cannot move to offset {move.offset}: the log ends at {machine.next_offset}")
+                    InvalidRequest(
+                        f"group {move.group} cannot move to offset {move.offset}: the log ends at {machine.next_offset}"
+                    ),
+                    of_absence=True,
                 )
             return Admit(move)
         case Decide() as decide:
@@ -142,7 +147,8 @@ def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay
                 StagedBatchMissing(
                     f"staged batch {uuid.hex()} of query {publish.key.query_id} micro-batch {publish.batch_id} is not in this "
                     "partition: it was discarded by an administrator, or the manifest was not made by this query's tasks"
-                )
+                ),
+                of_absence=True,
             )
         wait = max(wait, index)
     return WaitFor(wait) if wait else Admit(publish)

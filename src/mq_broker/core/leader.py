@@ -6,6 +6,8 @@ ends (rule 8).
 
 from __future__ import annotations
 
+from collections import deque
+
 from mq_broker.core.admission import Admit, Answer, Overlay, WaitFor, judge
 from mq_broker.core.entries import NO_UUID, Decide, Entry, EpochStart, Operation
 from mq_broker.core.membership import Membership
@@ -47,6 +49,7 @@ class Leader:
         self._waiting: dict[int, list[tuple[RequestId, Wait]]] = {}
         self._deferred: dict[int, list[Propose]] = {}
         self._deferred_count = 0
+        self._doubtful: deque[tuple[int, Propose]] = deque()  # with the last message sent before it was asked
         self._acknowledging = True
         self._sequence = 0
         self._sent_last = 0  # ever, to anybody: what is once sent may be anywhere, even if it is to be sent again
@@ -67,7 +70,8 @@ class Leader:
 
     # ------------------------------------------------------------------ requests
 
-    def propose(self, request: Propose) -> None:
+    def propose(self, request: Propose, *, confirmed: bool = False) -> None:
+        """`confirmed`: every member was heard of, as a follower of this leader, since it was asked."""
         shared = self._shared
         if self._hand_over_deadline_ms is not None or self._resigning is not None:
             self._refuse(request, NotLeader("this broker is handing leadership over: ask again in a moment", 0, shared.epoch))
@@ -77,6 +81,8 @@ class Leader:
             return
         verdict = judge(request, shared.machine, self._overlay)
         match verdict:
+            case Answer(of_absence=True) if not confirmed:
+                self._doubt(request)
             case Answer(result):
                 shared.emit(Reply(request.request, result))
             case WaitFor(index):
@@ -91,6 +97,25 @@ class Leader:
                     shared.emit(Reply(request.request, Done(index)))
                 else:
                     self._waiting.setdefault(index, []).append((request.request, request.wait))
+
+    def _doubt(self, request: Propose) -> None:
+        """It would be refused for good, by what is not here: be sure first that this leader still led when it was asked."""
+        if len(self._doubtful) >= self._shared.settings.tail_entries_max:
+            self._refuse(request, OutcomeUnknown(f"{self._shared.name}: too many requests wait to be refused; ask again later"))
+            return
+        self._doubtful.append((self._sequence, request))
+
+    def _settle_doubts(self) -> None:
+        if not self._doubtful:
+            return
+        heard = [
+            progress.heard_sequence if progress is not None and progress.log_id == log_id else 0
+            for progress, log_id in (
+                (self.followers.get(b), log_id) for b, log_id in self.membership.maximal() if b != self._shared.me.broker
+            )
+        ]
+        while self._doubtful and all(sequence > self._doubtful[0][0] for sequence in heard):
+            self.propose(self._doubtful.popleft()[1], confirmed=True)
 
     def _defer(self, index: int, request: Propose) -> None:
         """To be asked again once the entry at `index` is committed: soon, or never."""
@@ -153,6 +178,7 @@ class Leader:
         progress = self.followers.get(ack.follower)
         if progress is None or not progress.hears(ack, shared.now_ms):
             return
+        progress.heard_sequence = max(progress.heard_sequence, ack.sequence)
         if ack.conflict:
             if ack.sequence < progress.last_sequence and progress.probing and progress.sent:
                 return  # answers an older message: the probe in flight will tell
@@ -183,7 +209,8 @@ class Leader:
         while progress.next_index <= log.last_index and len(progress.sent) < in_flight_max:
             last = log.range_end(progress.next_index, settings.append_entries_max, settings.append_bytes_max)
             self._send(progress, last)
-        if shared.now_ms - progress.last_sent_ms >= settings.heartbeat_ms and len(progress.sent) < in_flight_max:
+        asked = bool(self._doubtful) and progress.last_sequence <= self._doubtful[-1][0]
+        if (asked or shared.now_ms - progress.last_sent_ms >= settings.heartbeat_ms) and len(progress.sent) < in_flight_max:
             self._send(progress, progress.next_index - 1)
 
     def _send(self, progress: Progress, last: int) -> None:
@@ -294,6 +321,7 @@ class Leader:
     def turn_ended(self) -> None:
         self._time_passes()
         self._advance()
+        self._settle_doubts()
         self._hand_over()
         self.membership_changed()
         if self._resigning is not None:
@@ -445,4 +473,7 @@ class Leader:
             for deferred in self._deferred[index]:
                 shared.emit(Reply(deferred.request, Refused(error)))
         self._waiting.clear()
+        for _, doubtful in self._doubtful:
+            shared.emit(Reply(doubtful.request, Refused(error)))
         self._deferred.clear()
+        self._doubtful.clear()

@@ -28,6 +28,7 @@ class Progress:
         self.connected = True
         self.sent: deque[int] = deque()
         self.last_sequence = 0
+        self.heard_sequence = 0
         self.last_sent_ms = -(1 << 40)
         self.last_heard_ms = now_ms
         self.sent_high_watermark = 0
