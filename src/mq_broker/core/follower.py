@@ -57,7 +57,8 @@ class Follower:
         self.matched = max(self.matched, end)
         self._leader_high_watermark = max(self._leader_high_watermark, message.high_watermark)
         self.advance()
-        self._ack_due = True
+        if not new:
+            self._ack_due = True  # else the flush of what is new brings the answer: one for both
 
     def advance(self) -> None:
         """min(the leader's, matched), and no further than this disk: what the disk may yet refuse is not applied."""

@@ -375,17 +375,22 @@ class Leader:
         return next((p.broker for p in live if p.broker in named and p.log_id in {"", named[p.broker]}), 0)
 
     def _others_are_well(self) -> bool:
-        """Every other member was heard of just now, by the very log that is named: else this log may be the last that is whole."""
+        """Nothing but this disk holds the high watermark back, and every other member was heard of just now, by the very log that is
+        named. Else this log may be the last that is whole, and must stay named."""
         shared = self._shared
-        for broker, log_id in self.membership.confirmed:
-            progress = self.followers.get(broker)
-            if progress is not None and (
-                progress.log_id != log_id
-                or broker not in shared.live
-                or shared.now_ms - progress.last_heard_ms > shared.settings.silence_ms
-            ):
-                return False
-        return True
+        enough = min(shared.high_watermark + 1, shared.log.last_index)
+        since_ms = shared.now_ms - 2 * shared.settings.heartbeat_ms
+        others = [
+            (self.followers.get(broker), log_id) for broker, log_id in self.membership.confirmed if broker != shared.me.broker
+        ]
+        return all(
+            progress is not None
+            and progress.log_id == log_id
+            and progress.broker in shared.live
+            and progress.acknowledged >= enough
+            and progress.last_heard_ms >= since_ms
+            for progress, log_id in others
+        )
 
     def _heir_may_come(self) -> bool:
         """Whether any other in-sync broker is registered: else waiting for a successor is in vain (all brokers stop together)."""
