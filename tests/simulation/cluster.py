@@ -34,6 +34,18 @@ class Plan:
     faults: tuple[str, ...]
     producers: int
     pace_ms: float
+    leaders_hit: float = 0.0
+    """How often a fault is aimed at a broker that leads, rather than at any."""
+    rough: float = 0.0
+    """Chance that a message between brokers is dropped, that it is repeated, that it is overtaken, while there is trouble."""
+    answers_lost: float = 0.0
+    """Chance that the coordination service's answer is lost, or the request itself, while there is trouble."""
+
+    @property
+    def kinds(self) -> set[str]:
+        """Everything that may go wrong under it."""
+        lasting = {"rough_links": self.rough, "coordination_loses_answers": self.answers_lost}
+        return {*self.faults, *(kind for kind, chance in lasting.items() if chance)}
 
     @staticmethod
     def of(seed: int) -> Plan:
@@ -66,6 +78,9 @@ class Plan:
             faults=tuple(kinds),
             producers=chance.choice((1, 2, 3)),
             pace_ms=chance.choice((5, 30, 100, 1_000)),
+            leaders_hit=chance.choice((0.0, 0.4, 0.8)),
+            rough=chance.choice((0.0, 0.0, 0.0, 0.02, 0.2)),
+            answers_lost=chance.choice((0.0, 0.0, 0.0, 0.05, 0.3)),
         )
 
 
@@ -115,15 +130,21 @@ class Cluster:
         self.loop.run(self.plan.trouble_ms)
         self.nemesis.heal()
         self.workload.wind_up()
-        self.loop.run(self.plan.trouble_ms + CALM_DOWN_MS + self.plan.session_ms, lambda: not self.unfinished())
+        calm_down_ms = CALM_DOWN_MS + self.plan.session_ms + self._copying_ms()
+        self.loop.run(self.plan.trouble_ms + calm_down_ms, lambda: not self.unfinished())
         if self.unfinished():  # a leader that gave up gives others their time before it claims again
-            self.loop.run(
-                self.oracle.stood_back_ms + self.plan.settings.leader_stuck_ms + CALM_DOWN_MS, lambda: not self.unfinished()
-            )
+            until_ms = self.oracle.stood_back_ms + self.plan.settings.leader_stuck_ms + calm_down_ms
+            self.loop.run(until_ms, lambda: not self.unfinished())
         for partition, what in self.unfinished():
             since = (self.loop.now_ms - self.plan.trouble_ms) // 1000
             raise self.oracle.violation(partition, f"{since} s after the last fault {what}", changes_only=True)
         self.workload.check()
+
+    def _copying_ms(self) -> int:
+        """How long an emptied log takes where messages are so small that each carries an entry or two."""
+        settings = self.plan.settings
+        small = settings.append_entries_max < 10 or settings.append_bytes_max < 1_000
+        return 25 * max(len(truth.committed) for truth in self.oracle.truths) if small else 0
 
     def unfinished(self) -> list[tuple[int, str]]:
         """What is not yet as it must be once faults have stopped: (partition, what)."""

@@ -103,6 +103,7 @@ MUTATIONS = (
         "follower:Follower.advance",
         "min(self._leader_high_watermark, self.matched, shared.log.flushed)",
         "min(self._leader_high_watermark, shared.log.flushed)",
+        ("clean_stop",),
     ),
     Mutation(
         "a flush counts for an entry that was cut",
@@ -243,6 +244,7 @@ MUTATIONS = (
         "membership:Membership.answered",
         "case CasOutcome.UNKNOWN:",
         "case CasOutcome.UNKNOWN:\n            self._unsettled.clear()",
+        ("coordination_loses_answers",),
     ),
     Mutation(
         "the old version read back settles an unanswered write",
@@ -250,6 +252,7 @@ MUTATIONS = (
         "replica:Replica._node_read",
         "version <= shared.node.version",
         "version < shared.node.version",
+        ("coordination_loses_answers",),
     ),
     Mutation(
         "an unanswered proposal is taken for one that succeeded",
@@ -257,20 +260,26 @@ MUTATIONS = (
         "membership:Membership.answered",
         "case CasOutcome.UNKNOWN:",
         "case CasOutcome.UNKNOWN:\n            self.confirmed = proposal.isr\n            self._unsettled.clear()",
+        ("coordination_loses_answers",),
     ),
     Mutation(
         "an unanswered claim is taken for one that succeeded",
         "rule 7, trap 4",
         "election:Election.answered",
         "if answer.outcome is CasOutcome.DONE:",
-        "if answer.outcome is not CasOutcome.REFUSED:",
+        "if answer.outcome is CasOutcome.UNKNOWN:\n"
+        "        answer = CasAnswer(answer.token, CasOutcome.DONE, shared.node.version + 1)\n"
+        "    if answer.outcome is CasOutcome.DONE:",
+        ("coordination_loses_answers",),
     ),
     Mutation(
         "a refused claim is taken for one that succeeded",
         "rule 7",
         "election:Election.answered",
         "if answer.outcome is CasOutcome.DONE:",
-        "if True:",
+        "if answer.outcome is CasOutcome.REFUSED:\n"
+        "        answer = CasAnswer(answer.token, CasOutcome.DONE, shared.node.version + 1)\n"
+        "    if answer.outcome is CasOutcome.DONE:",
     ),
     Mutation(
         "a leader that is named and does not lead waits for itself",
@@ -351,6 +360,13 @@ MUTATIONS = (
         "if not known.finished:",
         "if False:",
     ),
+    Mutation(
+        "a leader deposed unawares refuses for good what it lacks",
+        "rule 10, trap 1",
+        "leader:Leader.propose",
+        "case Answer(of_absence=True) if not confirmed:",
+        "case Answer(of_absence=True) if False:",
+    ),
     # ------------------------------------------------------------------ rule 14 and traps
     Mutation(
         "a leader writes another entry in the place of one that it sent",
@@ -366,6 +382,7 @@ MUTATIONS = (
         "leader:Leader._stand_back",
         "len(isr) > shared.settings.min_insync_replicas",
         "True",
+        ("clean_stop",),
     ),
     Mutation(
         "a replica goes on with a log that was found damaged",
@@ -373,6 +390,7 @@ MUTATIONS = (
         "replica:Replica._log_replaced",
         "shared.emit(Reopen(event.reason))",
         "return",
+        ("damage",),
     ),
     Mutation(
         "a leader refused by the node waits for a version that never comes",
@@ -419,7 +437,7 @@ def planted(mutation: Mutation) -> Iterator[None]:
 def hunt(mutation: Mutation, first: int, seeds: int, *, stop_at_first: bool = False) -> list[Report]:
     """Run that many seeds that plan what it needs, with the fault in the core; the reports of those that found it."""
     found = []
-    fit = (seed for seed in itertools.count(first) if set(mutation.needs) <= set(Plan.of(seed).faults))
+    fit = (seed for seed in itertools.count(first) if set(mutation.needs) <= Plan.of(seed).kinds)
     with planted(mutation):
         for seed in itertools.islice(fit, seeds):
             report = simulate(seed)

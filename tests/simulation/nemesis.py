@@ -54,6 +54,8 @@ class Nemesis:
         self.healing = False
 
     def start(self) -> None:
+        self._rough_no_more()
+        self.cluster.coordination.lose_answers = self.cluster.plan.answers_lost
         if self.cluster.plan.faults:
             self.loop.spawn(self._go_on())
 
@@ -64,8 +66,14 @@ class Nemesis:
             if self.healing:
                 return
             kind = random.choice(plan.faults)
-            broker = self.cluster.brokers[random.choice(plan.settings.replicas)]
-            getattr(self, "_" + kind)(broker)
+            getattr(self, "_" + kind)(self._victim())
+
+    def _victim(self) -> Broker:
+        brokers = list(self.cluster.brokers.values())
+        if self.loop.chance(self.cluster.plan.leaders_hit):
+            leading = [broker for broker in brokers if any(host.replica.leading for host in broker.hosts.values())]
+            return self.loop.random.choice(leading or brokers)
+        return self.loop.random.choice(brokers)
 
     def note(self, kind: str, text: str) -> None:
         self.cluster.faults[kind] += 1
@@ -265,7 +273,11 @@ class Nemesis:
         between = self.loop.between
         self.note("rough_links", "all")
         self.cluster.network.condition = LinkCondition(between(0, 0.2), between(0, 0.2), between(0, 0.2), (0.2, between(1, 200)))
-        self._later(500, 15_000, setattr, self.cluster.network, "condition", LinkCondition())
+        self._later(500, 15_000, self._rough_no_more)
+
+    def _rough_no_more(self) -> None:
+        rough = self.cluster.plan.rough
+        self.cluster.network.condition = LinkCondition(rough / 4, rough, rough)
 
     # ------------------------------------------------------------------ coordination
 
@@ -282,7 +294,7 @@ class Nemesis:
     def _coordination_loses_answers(self, _: Broker) -> None:
         self.note("coordination_loses_answers", "")
         self.cluster.coordination.lose_answers = self.loop.between(0.05, 0.6)
-        self._later(500, 15_000, setattr, self.cluster.coordination, "lose_answers", 0.0)
+        self._later(500, 15_000, setattr, self.cluster.coordination, "lose_answers", self.cluster.plan.answers_lost)
 
     def _coordination_slow(self, _: Broker) -> None:
         self.note("coordination_slow", "")

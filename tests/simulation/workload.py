@@ -49,7 +49,7 @@ class Workload:
         self._running: Counter[str] = Counter()
         self._chains: dict[str, tuple[int, list[bytes]]] = {}
         self._acked: list[tuple[int, bytes]] = []
-        self._leader_hint: dict[int, int] = {}
+        self._believed: dict[tuple[str, int], int] = {}
         self._seen_at: dict[tuple[int, int], int] = {}
         self._appends = 0
 
@@ -112,30 +112,33 @@ class Workload:
         loop.after(loop.often_short(0.2, 12.0), arrive)
         return promise
 
-    def ask(self, partition: int, operation: Operation, *, only: Host | None = None, tries: int = 0, **propose: Any) -> Process:
-        """Ask until there is a result, or a refusal for good. With `only`, while that replica leads; with `tries`, so often.
+    def ask(
+        self, who: str, partition: int, operation: Operation, *, only: Host | None = None, tries: int = 0, **propose: Any
+    ) -> Process:
+        """Ask whom this client believes to lead, until there is a result or a refusal for good. With `only`, while that replica
+        leads; with `tries`, so often.
 
         Ends with the result; with None if it gave up, not knowing; with a `Refused` if it gave up and surely nothing happened.
         """
-        loop = self.loop
+        loop, believed, place = self.loop, self._believed, (who, partition)
         known = True
         while only is None or self._leads(only):
-            number = self._leader_hint.get(partition) or loop.random.choice(self.cluster.plan.settings.replicas)
+            number = believed.get(place) or loop.random.choice(self.cluster.plan.settings.replicas)
             if only is not None:
                 number = only.broker.number
             result = yield self._request(number, partition, {"operation": operation, **propose})
             match result:
                 case Done() | Decided():
-                    self._leader_hint[partition] = number
+                    believed[place] = number
                     return result
                 case Refused(error):
                     if isinstance(error, RefusedError):
                         return result
-                    self._leader_hint[partition] = error.leader if isinstance(error, NotLeader) else 0
+                    believed[place] = error.leader if isinstance(error, NotLeader) else 0
                     known = known and error.definite
                 case _:
                     known = False
-                    self._leader_hint[partition] = 0
+                    believed[place] = 0
             if tries == 1:
                 return result if known else None
             tries -= 1
@@ -164,7 +167,15 @@ class Workload:
             tries = 0 if chained or loop.chance(0.7) else random.randint(1, 3)
             rows = random.randint(1, 9)
             result = yield from self.ask(
-                partition, Append(), uuid=uuid, after=after, record_count=rows, payload_bytes=rows * 20, wait=wait, tries=tries
+                name,
+                partition,
+                Append(),
+                uuid=uuid,
+                after=after,
+                record_count=rows,
+                payload_bytes=rows * 20,
+                wait=wait,
+                tries=tries,
             )
             in_flight -= 1
             if isinstance(result, Done):
@@ -202,9 +213,11 @@ class Workload:
         while not self._stopped:
             yield loop.between(200, 2_000)
             end = max(self.cluster.oracle.truths[partition].readable, default=0)
-            result = yield from self.ask(partition, MoveCursor(group, loop.random.randint(0, end), "consumer"), tries=4)
+            result = yield from self.ask(group, partition, MoveCursor(group, loop.random.randint(0, end), "consumer"), tries=4)
             if isinstance(result, Done):
                 self.done["cursors moved"] += 1
+            elif isinstance(result, Refused) and not result.error.retriable:
+                raise self.cluster.oracle.violation(partition, f"offset {end} is readable, and a cursor is refused: {result.error}")
 
     def _read(self, partition: int, name: str) -> Process:
         """Read on from a position at any broker, and remember what was where. Never something else than before."""
@@ -309,14 +322,14 @@ class Workload:
         return tuple(lines)
 
     def _stage_one(self, partition: int, stage: Stage, uuid: bytes, rows: int, promise: Promise) -> Process:
-        result = yield from self.ask(partition, stage, uuid=uuid, record_count=rows, payload_bytes=rows * 20, tries=12)
+        result = yield from self.ask("tasks", partition, stage, uuid=uuid, record_count=rows, payload_bytes=rows * 20, tries=12)
         promise.keep(result)
 
     def _decide(self, decide: Decide, *, again: bool) -> Process:
         """Ask until it is decided and finished: the coordinator publishes meanwhile. None: the driver died while it waited."""
         loop = self.loop
         while True:
-            result = yield from self.ask(self.coordinator, decide, tries=20)
+            result = yield from self.ask("driver", self.coordinator, decide, tries=20)
             if not isinstance(result, Decided):
                 return result
             if result.finished:
@@ -332,6 +345,7 @@ class Workload:
         self._spawn("publisher", self._publish(host, decide))
 
     def _publish(self, host: Host, decide: Decide) -> Process:
+        me = f"broker {host.broker.number}"
         if self.loop.chance(0.1):
             yield self.loop.between(0, 1_000)
         for line in decide.manifest:
@@ -339,11 +353,11 @@ class Workload:
             while True:
                 if not self._leads(host):
                     return
-                result = yield from self.ask(line.partition, operation, tries=3)
+                result = yield from self.ask(me, line.partition, operation, tries=3)
                 if isinstance(result, Done):
                     break
                 self._must_retry(line.partition, operation, result)
-        result = yield from self.ask(self.coordinator, Finish(decide.key, decide.batch_id), only=host)
+        result = yield from self.ask(me, self.coordinator, Finish(decide.key, decide.batch_id), only=host)
         if isinstance(result, Done):
             self.done["micro-batches published"] += 1
             yield from self._discard_losers(host, decide)
@@ -362,7 +376,7 @@ class Workload:
             staged = broker.replica.machine.staged.values()
             losers = tuple(batch.uuid for batch in staged if batch.key == decide.key and batch.batch_id <= decide.batch_id)
             if losers:
-                result = yield from self.ask(line.partition, Discard(decide.key, losers), tries=3)
+                result = yield from self.ask(f"broker {host.broker.number}", line.partition, Discard(decide.key, losers), tries=3)
                 self.done["staged batches discarded"] += len(losers) if isinstance(result, Done) else 0
 
     # ------------------------------------------------------------------ in the end
