@@ -375,8 +375,8 @@ class Leader:
         return next((p.broker for p in live if p.broker in named and p.log_id in {"", named[p.broker]}), 0)
 
     def _others_are_well(self) -> bool:
-        """Nothing but this disk holds the high watermark back, and every other member was heard of just now, by the very log that is
-        named. Else this log may be the last that is whole, and must stay named."""
+        """Nothing but this disk holds the high watermark back, and every other member was heard of just now, by the log named. Else
+        this log may be the last that is whole, and must stay named."""
         shared = self._shared
         enough = min(shared.high_watermark + 1, shared.log.last_index)
         since_ms = shared.now_ms - 2 * shared.settings.heartbeat_ms
