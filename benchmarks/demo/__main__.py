@@ -31,7 +31,7 @@ from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, BatchMetadata, Producer, Reader
 
 CHUNK_ROWS = 1_000
-PRODUCE_SECONDS = 40
+PRODUCE_SECONDS = 35
 """The flights are let in over this time, so that both kills land in the middle of the stream."""
 
 BROKER_KILL_AT = 0.30
