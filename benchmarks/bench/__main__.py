@@ -24,7 +24,7 @@ MODULES: Final = ("spark_source", "spark_sink", "produce", "latency")
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Fewer rounds and less of everything: to see that it works, not to quote.")
+@click.option("--quick", is_flag=True, help="Two cold rounds and less of everything: to see that it works, not to quote.")
 @click.option("--only", multiple=True, type=click.Choice(MODULES), help="Only these figures; may be given more than once.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write every reading to this file.")
 @click.option("--save", is_flag=True, help=f"Keep the table in {RESULTS.parent.name}/{RESULTS.name}.")

@@ -33,8 +33,9 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured. `rounds` after one that warms up; `work` multiplies records and bytes of a run; `seconds` at a rate."""
+    """How much is measured: `rounds` that count after `warm_ups` that do not; `work` multiplies records and bytes; `seconds` of load."""
 
+    warm_ups: int
     rounds: int
     work: float
     seconds: float
@@ -43,8 +44,8 @@ class Scale:
         return max(1, round(count * self.work))
 
 
-FULL: Final = Scale(rounds=4, work=1.0, seconds=2.0)
-QUICK: Final = Scale(rounds=2, work=0.3, seconds=1.0)
+FULL: Final = Scale(warm_ups=1, rounds=4, work=1.0, seconds=2.0)
+QUICK: Final = Scale(warm_ups=0, rounds=2, work=0.3, seconds=1.0)
 
 
 class Workbench:
@@ -116,7 +117,7 @@ class Workbench:
 
     def answer(self, contestants: Sequence[Contestant], questions: Sequence[Question]) -> list[Figure]:
         """Run them in turn and answer the questions; every reading is kept in `readings`."""
-        found = interleave(contestants, self.scale.rounds, watch=self.watch)
+        found = interleave(contestants, self.scale.rounds, warm_ups=self.scale.warm_ups, watch=self.watch)
         self.readings |= found
         return [figure(question, found) for question in questions]
 
