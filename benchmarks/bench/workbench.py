@@ -33,7 +33,7 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured: `rounds` that count after `warm_ups` that do not; `work` multiplies records and bytes; `seconds` of load."""
+    """How much is measured: `rounds` that count after `warm_ups` that do not. `work`: of records and bytes; `seconds`: of load."""
 
     warm_ups: int
     rounds: int
