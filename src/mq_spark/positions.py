@@ -102,10 +102,14 @@ class Positions:
         return self._options.min_offsets_per_trigger or 0 if self._fixed_end is None else 0
 
     def _fixed(self, topic: str, partition: int, begin: int, log_end_offset: int) -> int:
-        """AvailableNow's end, if it is fixed; a partition that has come since then stays where it is."""
+        """AvailableNow's end, if it is fixed; a partition that has come since then stays where it is.
+
+        The fixed end was asked of the leaders; `log_end_offset` is what they have pushed so far, and may be older. Believing the older
+        one would end the query before it has read what was there when it began.
+        """
         if self._fixed_end is None:
             return log_end_offset
-        return min(log_end_offset, max(begin, self._fixed_end.get(topic, {}).get(partition, begin)))
+        return max(begin, self._fixed_end.get(topic, {}).get(partition, begin))
 
     def _kept(self, start: Offsets, bounds: AllBounds, sure: bool) -> Offsets:
         """`start`, or where losses are allowed the nearest place that is still there."""

@@ -92,6 +92,12 @@ def test_available_now_fixes_its_end_once_and_reaches_it() -> None:
     assert stream.latest(last, more, 6) == last
 
 
+def test_available_now_reaches_its_end_even_if_what_the_brokers_have_pushed_is_older() -> None:
+    stream = Positions(options())
+    stream.fix_end(bounds((0, 10)))
+    assert stream.latest({"t": {0: 0}}, bounds((0, 4)), None) == {"t": {0: 10}}
+
+
 def test_available_now_never_goes_back_behind_where_it_began() -> None:
     stream = Positions(options())
     stream.fix_end(bounds((0, 10)))
