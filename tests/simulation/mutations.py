@@ -366,6 +366,7 @@ MUTATIONS = (
         "leader:Leader.propose",
         "case Answer(of_absence=True) if not confirmed:",
         "case Answer(of_absence=True) if False:",
+        ("isolate_from_all",),
     ),
     # ------------------------------------------------------------------ rule 14 and traps
     Mutation(

@@ -29,6 +29,7 @@ FAULTS = (
     "cut_pair",
     "isolate",
     "isolate_from_coordination",
+    "isolate_from_all",
     "blip",
     "slow_link",
     "rough_links",
@@ -254,6 +255,25 @@ class Nemesis:
         if self.loop.chance(0.7):
             pairs += [(other, broker.number) for other in others]
         self._cut_links("isolate", pairs)
+
+    def _isolate_from_all(self, broker: Broker) -> None:
+        """From brokers and from coordination, not from clients: the one way to lead unawares for long."""
+        others = [number for number in self.cluster.brokers if number != broker.number]
+        number, lasts = broker.number, self.loop.often_short(1_000, 20_000)
+        self.note("isolate_from_all", f"broker {number} for {lasts:.0f} ms")
+        self.cluster.coordination.set_reach(number, False)
+        for other in others:
+            self.cluster.network.cut(number, other)
+            self.cluster.network.cut(other, number)
+
+        def mend() -> None:
+            self.cluster.oracle.story.note(self.loop.now_us, f"broker {number} reaches all again")
+            self.cluster.coordination.set_reach(number, True)
+            for other in others:
+                self.cluster.network.mend(number, other)
+                self.cluster.network.mend(other, number)
+
+        self._later(lasts, lasts, mend)
 
     def _blip(self, broker: Broker) -> None:
         other = self._other(broker)
