@@ -104,8 +104,8 @@ class Positions:
     def _fixed(self, topic: str, partition: int, begin: int, log_end_offset: int) -> int:
         """AvailableNow's end, if it is fixed; a partition that has come since then stays where it is.
 
-        The fixed end was asked of the leaders; `log_end_offset` is what they have pushed so far, and may be older. Believing the older
-        one would end the query before it has read what was there when it began.
+        The fixed end was asked of the leaders; `log_end_offset` is what they have pushed so far, and may be older. Believing the
+        older one would end the query before it has read what was there when it began.
         """
         if self._fixed_end is None:
             return log_end_offset
