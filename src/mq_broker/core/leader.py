@@ -420,7 +420,10 @@ class Leader:
             if len(isr) > shared.settings.min_insync_replicas and self._others_are_well():
                 isr = without(isr, shared.me.broker)  # it stops, or its own disk is what nothing moves past
             if not self.membership.resign(isr):
-                return
+                if self._hand_over_deadline_ms is None or shared.now_ms < self._hand_over_deadline_ms:
+                    return
+                heir = 0  # a write is unanswered still: leave it to them to find that this broker is gone
+        if heir:
             shared.audit(f"hand leadership over to broker {heir}")
             self._sequence += 1
             for progress in self.followers.values():
