@@ -368,6 +368,21 @@ MUTATIONS = (
         "case Answer(of_absence=True) if False:",
         ("isolate_from_all",),
     ),
+    Mutation(
+        "requests are judged before the end of the log is known",
+        "rule 3",
+        "leader:Leader.propose",
+        "if not self.ready and request.uuid == NO_UUID:",
+        "if False:",
+    ),
+    Mutation(
+        "a missing node is an order to delete",
+        "trap 18",
+        "replica:Replica._node_read",
+        "if state is None:",
+        "if state is None:\n        shared.log.truncate(shared.log.applied)\n        shared.emit(Truncate(shared.log.applied))",
+        ("coordination_forgets",),
+    ),
     # ------------------------------------------------------------------ rule 14 and traps
     Mutation(
         "a leader writes another entry in the place of one that it sent",
@@ -454,16 +469,22 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="those whose name contains one of these; all if none is given")
     parser.add_argument("--seeds", type=int, default=50)
     parser.add_argument("--first", type=int, default=1)
+    parser.add_argument("--table", action="store_true", help="print a table in Markdown")
     parser.add_argument("--stop-at-first", action="store_true", help="enough to know that it is found")
     arguments = parser.parse_args()
     survived = 0
+    if arguments.table:
+        print("| planted fault | breaks | found in seeds |\n|---|---|---|")
     for mutation in MUTATIONS:
         if arguments.names and not any(name in mutation.name for name in arguments.names):
             continue
         found = hunt(mutation, arguments.first, arguments.seeds, stop_at_first=arguments.stop_at_first)
         survived += not found
         what = f"seed {found[0].seed}: {str(found[0].violation)[:110]}" if found else "SURVIVED"
-        print(f"{len(found):>4} of {arguments.seeds}  {mutation.name} ({mutation.breaks})  {what}", flush=True)
+        if arguments.table:
+            print(f"| {mutation.name} | {mutation.breaks} | {len(found)} of {arguments.seeds} |", flush=True)
+        else:
+            print(f"{len(found):>4} of {arguments.seeds}  {mutation.name} ({mutation.breaks})  {what}", flush=True)
     return 1 if survived else 0
 
 

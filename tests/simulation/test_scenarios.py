@@ -9,6 +9,7 @@ import pytest
 from mq_broker.core.messages import ReplicaSettings
 from tests.simulation.broker import Host
 from tests.simulation.cluster import Cluster, Plan
+from tests.simulation.mutations import Mutation, planted
 
 SESSION_MS = 4_000
 EXPIRY_MS = SESSION_MS * 4 // 3
@@ -140,3 +141,38 @@ def test_while_coordination_is_away_a_leader_goes_on(seed: int) -> None:
     before = scene.committed()
     scene.until(lambda: scene.committed() > before + 20, 10_000)  # the workload offers some six entries a second
     assert scene.ready() is scene.leader
+
+
+BROKEN = [
+    (
+        Mutation("leadership goes only to a follower that is reached", "rule 14", "leader:Leader._relief", "if heir:", "if True:"),
+        test_a_leader_cut_off_from_all_followers_but_not_from_coordination_lets_another_lead,
+    ),
+    (
+        Mutation("a stuck leader leads on", "rule 14", "leader:Leader._relief", "if heir:", "return 0\n    if heir:"),
+        test_a_leader_whose_disk_hangs_lets_another_lead,
+    ),
+    (
+        Mutation(
+            "a nap counts as the followers' lag",
+            "rule 5, trap 31",
+            "leader:Leader._time_passes",
+            "if shared.now_ms - self._awake_ms > shared.settings.replica_lag_ms_max // 2:",
+            "if False:",
+        ),
+        test_a_leader_that_slept_for_less_than_its_session_drops_nobody,
+    ),
+]
+
+
+@pytest.mark.parametrize(("mutation", "scenario"), BROKEN, ids=[mutation.name.replace(" ", "_") for mutation, _ in BROKEN])
+def test_these_tests_fail_when_the_rule_is_broken(mutation: Mutation, scenario: Callable[[int], None]) -> None:
+    def holds(seed: int) -> bool:
+        try:
+            scenario(seed)
+        except AssertionError:
+            return False
+        return True
+
+    with planted(mutation):
+        assert not all(holds(seed) for seed in SEEDS)
