@@ -500,27 +500,63 @@ class ListOffsetsRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     TIMESTAMP_US_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     timestamp_us: _builtins.int
     """also answer the first offset at or after this time"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___OffsetSpan]:
+        """also measure these"""
+
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         partitions: _abc.Iterable[_builtins.int] | None = ...,
         timestamp_us: _builtins.int | None = ...,
+        spans: _abc.Iterable[Global___OffsetSpan] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timestamp_us", b"_timestamp_us", "timestamp_us", b"timestamp_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timestamp_us", b"_timestamp_us", "partitions", b"partitions", "timestamp_us", b"timestamp_us", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timestamp_us", b"_timestamp_us", "partitions", b"partitions", "spans", b"spans", "timestamp_us", b"timestamp_us", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timestamp_us: _TypeAlias = _typing.Literal["timestamp_us"]  # noqa: Y015
     _WhichOneofArgType__timestamp_us: _TypeAlias = _typing.Literal["_timestamp_us", b"_timestamp_us"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__timestamp_us) -> _WhichOneofReturnType__timestamp_us | None: ...
 
 Global___ListOffsetsRequest: _TypeAlias = ListOffsetsRequest  # noqa: Y015
+
+@_typing.final
+class OffsetSpan(_message.Message):
+    """Records of a partition, and how many stored bytes of them are wanted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    START_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    start_offset: _builtins.int
+    end_offset: _builtins.int
+    bytes_max: _builtins.int
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        start_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+        bytes_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_max", b"bytes_max", "end_offset", b"end_offset", "partition", b"partition", "start_offset", b"start_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OffsetSpan: _TypeAlias = OffsetSpan  # noqa: Y015
 
 @_typing.final
 class PartitionOffsets(_message.Message):
@@ -533,6 +569,7 @@ class PartitionOffsets(_message.Message):
     OFFSET_AT_TIMESTAMP_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    SPAN_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     log_start_offset: _builtins.int
     log_end_offset: _builtins.int
@@ -544,6 +581,10 @@ class PartitionOffsets(_message.Message):
     """of payload kept, stored size"""
     @_builtins.property
     def error(self) -> Global___Error: ...
+    @_builtins.property
+    def span(self) -> Global___SpanMeasure:
+        """of the span asked about"""
+
     def __init__(
         self,
         *,
@@ -554,14 +595,43 @@ class PartitionOffsets(_message.Message):
         offset_at_timestamp: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
         bytes: _builtins.int = ...,
+        span: Global___SpanMeasure | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "span", b"span"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "offset_at_timestamp", b"offset_at_timestamp", "partition", b"partition"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "offset_at_timestamp", b"offset_at_timestamp", "partition", b"partition", "span", b"span"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PartitionOffsets: _TypeAlias = PartitionOffsets  # noqa: Y015
+
+@_typing.final
+class SpanMeasure(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    FIRST_BYTES_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    bytes: _builtins.int
+    """stored, of the whole span; a batch's are shared out evenly among its records"""
+    first_bytes: _builtins.int
+    """of its first record"""
+    end_offset: _builtins.int
+    """the furthest end within bytes_max"""
+    def __init__(
+        self,
+        *,
+        bytes: _builtins.int = ...,
+        first_bytes: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "end_offset", b"end_offset", "first_bytes", b"first_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SpanMeasure: _TypeAlias = SpanMeasure  # noqa: Y015
 
 @_typing.final
 class ListOffsetsResponse(_message.Message):
@@ -751,6 +821,9 @@ class FetchRequest(_message.Message):
     END_OFFSET_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     CHUNK_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    COLUMNS_FIELD_NUMBER: _builtins.int
+    PROJECT_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     start_offset: _builtins.int
@@ -760,6 +833,13 @@ class FetchRequest(_message.Message):
     """the highest that the reader has seen of this partition"""
     chunk_bytes_max: _builtins.int
     """stored batches that fit share one answer"""
+    project: _builtins.bool
+    filter: _builtins.str
+    """only rows for which it holds (mq_protocol/row_filter.py); empty: all"""
+    @_builtins.property
+    def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """only these, in this order, when `project`"""
+
     def __init__(
         self,
         *,
@@ -769,10 +849,13 @@ class FetchRequest(_message.Message):
         end_offset: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
         chunk_bytes_max: _builtins.int = ...,
+        columns: _abc.Iterable[_builtins.str] | None = ...,
+        project: _builtins.bool = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes_max", b"chunk_bytes_max", "end_offset", b"end_offset", "leader_epoch", b"leader_epoch", "partition", b"partition", "start_offset", b"start_offset", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes_max", b"chunk_bytes_max", "columns", b"columns", "end_offset", b"end_offset", "filter", b"filter", "leader_epoch", b"leader_epoch", "partition", b"partition", "project", b"project", "start_offset", b"start_offset", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -788,6 +871,7 @@ class StoredBatch(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     base_offset: _builtins.int
     record_count: _builtins.int
     timestamp_us: _builtins.int
@@ -798,6 +882,8 @@ class StoredBatch(_message.Message):
     """used by Subscribe"""
     topic: _builtins.str
     """used by Subscribe"""
+    kept: _builtins.bytes
+    """with a filter: a bit for each record, lowest first, whether the payload has it. The payload"""
     def __init__(
         self,
         *,
@@ -807,12 +893,15 @@ class StoredBatch(_message.Message):
         payload_bytes: _builtins.int = ...,
         partition: _builtins.int = ...,
         topic: _builtins.str = ...,
+        kept: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_kept", b"_kept", "kept", b"kept"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "partition", b"partition", "payload_bytes", b"payload_bytes", "record_count", b"record_count", "timestamp_us", b"timestamp_us", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_kept", b"_kept", "base_offset", b"base_offset", "kept", b"kept", "partition", b"partition", "payload_bytes", b"payload_bytes", "record_count", b"record_count", "timestamp_us", b"timestamp_us", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__kept: _TypeAlias = _typing.Literal["kept"]  # noqa: Y015
+    _WhichOneofArgType__kept: _TypeAlias = _typing.Literal["_kept", b"_kept"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__kept) -> _WhichOneofReturnType__kept | None: ...
 
 Global___StoredBatch: _TypeAlias = StoredBatch  # noqa: Y015
 
