@@ -58,6 +58,15 @@ MESSAGE_BYTES_MAX: Final = BATCH_BYTES_CEILING + (1 << 20)
 FETCH_CHUNK_BYTES: Final = 1 << 20
 """grpcio moves about 1.8 GB/s at 1 MiB a message; larger gains nothing."""
 
+FILTER_CHARACTERS_MAX: Final = 4_096
+"""A filter travels with every fetch: a page of text says what a person can mean."""
+
+FILTER_DEPTH_MAX: Final = 32
+"""Parentheses and NOTs within one another: what Python's stack bears many times over."""
+
+FILTERS_AT_ONCE_MAX: Final = 2
+"""Fetches whose rows a broker filters at the same time, in threads: more would take the processors from its own work."""
+
 PRODUCE_IN_FLIGHT_BYTES_MAX: Final = 64 << 20
 """What one Produce stream may have unanswered; more waits in TCP, not in the broker's memory."""
 

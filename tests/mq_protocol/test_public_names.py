@@ -14,6 +14,7 @@ PUBLIC = {
     "did_you_mean nearest parse_settings",
     "partitioner": "coordinator_partition murmur2 partition_for_key partitions_for_keys",
     "record_batch_message": "RecordBatchMessage read_record_batch_message",
+    "row_filter": "RowFilter parse_filter",
 }
 
 
