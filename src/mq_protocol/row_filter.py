@@ -284,9 +284,7 @@ def _value(column: pa.Field, literal: _Token) -> pa.Scalar:
     kind = column.type
     makers = [make for applies, make in _LITERALS if applies(kind)]
     if not makers:
-        raise InvalidSetting(
-            f"filter compares column {column.name!r}, which is {kind}: such a column can only be tested by IS NULL"
-        )
+        raise InvalidSetting(f"filter compares column {column.name!r}, which is {kind}: only IS NULL can be asked of it")
     try:
         return pa.scalar(makers[0](kind, literal), pa.float64() if pa.types.is_floating(kind) else kind)
     except (ValueError, OverflowError, InvalidOperation, pa.ArrowException):
