@@ -1832,26 +1832,75 @@ class LinkHeader(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     APPEND_FIELD_NUMBER: _builtins.int
     ACK_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___LinkHello: ...
     @_builtins.property
     def append(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppendEntries]: ...
     @_builtins.property
     def ack(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppendAck]: ...
+    @_builtins.property
+    def snapshot(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotPart]: ...
     def __init__(
         self,
         *,
         hello: Global___LinkHello | None = ...,
         append: _abc.Iterable[Global___AppendEntries] | None = ...,
         ack: _abc.Iterable[Global___AppendAck] | None = ...,
+        snapshot: _abc.Iterable[Global___SnapshotPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "append", b"append", "hello", b"hello"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "append", b"append", "hello", b"hello", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkHeader: _TypeAlias = LinkHeader  # noqa: Y015
+
+@_typing.final
+class SnapshotPart(_message.Message):
+    """A snapshot on its way to a follower, in parts that come in order on one link; lost parts are not asked for: the leader sends all anew."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    topic_id: _builtins.str
+    partition: _builtins.int
+    leader_epoch: _builtins.int
+    incarnation: _builtins.int
+    leader: _builtins.int
+    sequence: _builtins.int
+    part: _builtins.int
+    parts: _builtins.int
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        topic_id: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        leader: _builtins.int = ...,
+        sequence: _builtins.int = ...,
+        part: _builtins.int = ...,
+        parts: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "incarnation", b"incarnation", "leader", b"leader", "leader_epoch", b"leader_epoch", "part", b"part", "partition", b"partition", "parts", b"parts", "sequence", b"sequence", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotPart: _TypeAlias = SnapshotPart  # noqa: Y015
 
 @_typing.final
 class LinkMessage(_message.Message):
@@ -1885,15 +1934,18 @@ class EpochStartMeta(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     BROKER_FIELD_NUMBER: _builtins.int
+    OFFSET_FLOOR_FIELD_NUMBER: _builtins.int
     broker: _builtins.int
+    offset_floor: _builtins.int
     def __init__(
         self,
         *,
         broker: _builtins.int = ...,
+        offset_floor: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "offset_floor", b"offset_floor"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2056,3 +2108,247 @@ class FinishMeta(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FinishMeta: _TypeAlias = FinishMeta  # noqa: Y015
+
+@_typing.final
+class TrimMeta(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
+    log_start_offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        log_start_offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["log_start_offset", b"log_start_offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TrimMeta: _TypeAlias = TrimMeta  # noqa: Y015
+
+@_typing.final
+class PlacedUuids(_message.Message):
+    """A partition's state without its payloads: what stands for every entry before its journal begins. Kept beside the journal and sent to
+    a follower that lacks them.
+    the window of UUIDs, oldest first; one element each in every field
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UUIDS_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    BASE_OFFSET_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_US_FIELD_NUMBER: _builtins.int
+    uuids: _builtins.bytes
+    """16 bytes each"""
+    @_builtins.property
+    def index(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def base_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """-1: staged, or discarded"""
+
+    @_builtins.property
+    def timestamp_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        uuids: _builtins.bytes = ...,
+        index: _abc.Iterable[_builtins.int] | None = ...,
+        base_offset: _abc.Iterable[_builtins.int] | None = ...,
+        timestamp_us: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "index", b"index", "timestamp_us", b"timestamp_us", "uuids", b"uuids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacedUuids: _TypeAlias = PlacedUuids  # noqa: Y015
+
+@_typing.final
+class StagedBatchState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UUID_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ROW_COUNT_FIELD_NUMBER: _builtins.int
+    INDEX_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_US_FIELD_NUMBER: _builtins.int
+    PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
+    DECODED_BYTES_FIELD_NUMBER: _builtins.int
+    uuid: _builtins.bytes
+    batch_id: _builtins.int
+    run_id: _builtins.str
+    row_count: _builtins.int
+    index: _builtins.int
+    timestamp_us: _builtins.int
+    payload_bytes: _builtins.int
+    decoded_bytes: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___TransactionKey: ...
+    def __init__(
+        self,
+        *,
+        uuid: _builtins.bytes = ...,
+        key: Global___TransactionKey | None = ...,
+        batch_id: _builtins.int = ...,
+        run_id: _builtins.str = ...,
+        row_count: _builtins.int = ...,
+        index: _builtins.int = ...,
+        timestamp_us: _builtins.int = ...,
+        payload_bytes: _builtins.int = ...,
+        decoded_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "decoded_bytes", b"decoded_bytes", "index", b"index", "key", b"key", "payload_bytes", b"payload_bytes", "row_count", b"row_count", "run_id", b"run_id", "timestamp_us", b"timestamp_us", "uuid", b"uuid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StagedBatchState: _TypeAlias = StagedBatchState  # noqa: Y015
+
+@_typing.final
+class PublishedState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    batch_id: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___TransactionKey: ...
+    def __init__(
+        self,
+        *,
+        key: Global___TransactionKey | None = ...,
+        batch_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PublishedState: _TypeAlias = PublishedState  # noqa: Y015
+
+@_typing.final
+class CursorState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    MOVED_US_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    offset: _builtins.int
+    kind: _builtins.str
+    moved_us: _builtins.int
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        moved_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "moved_us", b"moved_us", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CursorState: _TypeAlias = CursorState  # noqa: Y015
+
+@_typing.final
+class TransactionStateMeta(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    ROW_COUNT_FIELD_NUMBER: _builtins.int
+    MANIFEST_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    SUPERSEDED_FIELD_NUMBER: _builtins.int
+    batch_id: _builtins.int
+    run_id: _builtins.str
+    row_count: _builtins.int
+    finished: _builtins.bool
+    @_builtins.property
+    def key(self) -> Global___TransactionKey: ...
+    @_builtins.property
+    def manifest(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagedBatches]: ...
+    @_builtins.property
+    def superseded(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        key: Global___TransactionKey | None = ...,
+        batch_id: _builtins.int = ...,
+        run_id: _builtins.str = ...,
+        row_count: _builtins.int = ...,
+        manifest: _abc.Iterable[Global___StagedBatches] | None = ...,
+        finished: _builtins.bool = ...,
+        superseded: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "finished", b"finished", "key", b"key", "manifest", b"manifest", "row_count", b"row_count", "run_id", b"run_id", "superseded", b"superseded"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionStateMeta: _TypeAlias = TransactionStateMeta  # noqa: Y015
+
+@_typing.final
+class SnapshotState(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LAST_INDEX_FIELD_NUMBER: _builtins.int
+    LAST_EPOCH_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_US_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
+    UUIDS_FIELD_NUMBER: _builtins.int
+    STAGED_FIELD_NUMBER: _builtins.int
+    PUBLISHED_FIELD_NUMBER: _builtins.int
+    CURSORS_FIELD_NUMBER: _builtins.int
+    TRANSACTIONS_FIELD_NUMBER: _builtins.int
+    last_index: _builtins.int
+    last_epoch: _builtins.int
+    timestamp_us: _builtins.int
+    next_offset: _builtins.int
+    log_start_offset: _builtins.int
+    @_builtins.property
+    def uuids(self) -> Global___PlacedUuids: ...
+    @_builtins.property
+    def staged(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagedBatchState]: ...
+    @_builtins.property
+    def published(self) -> _containers.RepeatedCompositeFieldContainer[Global___PublishedState]: ...
+    @_builtins.property
+    def cursors(self) -> _containers.RepeatedCompositeFieldContainer[Global___CursorState]: ...
+    @_builtins.property
+    def transactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionStateMeta]: ...
+    def __init__(
+        self,
+        *,
+        last_index: _builtins.int = ...,
+        last_epoch: _builtins.int = ...,
+        timestamp_us: _builtins.int = ...,
+        next_offset: _builtins.int = ...,
+        log_start_offset: _builtins.int = ...,
+        uuids: Global___PlacedUuids | None = ...,
+        staged: _abc.Iterable[Global___StagedBatchState] | None = ...,
+        published: _abc.Iterable[Global___PublishedState] | None = ...,
+        cursors: _abc.Iterable[Global___CursorState] | None = ...,
+        transactions: _abc.Iterable[Global___TransactionStateMeta] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["uuids", b"uuids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "last_epoch", b"last_epoch", "last_index", b"last_index", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "published", b"published", "staged", b"staged", "timestamp_us", b"timestamp_us", "transactions", b"transactions", "uuids", b"uuids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotState: _TypeAlias = SnapshotState  # noqa: Y015

@@ -1,7 +1,7 @@
 """Reading by offset: Fetch, ListOffsets and WatchOffsets. None of them touches a group.
 
-Stored payloads are sent as they are, never decoded. Any replica serves what it knows to be committed; where the log ends is the
-leader's to say (rules 3 and 11).
+Stored payloads are sent as they are, never decoded, unless a reader wants only some columns or rows of them (pushdown.py). Any
+replica serves what it knows to be committed; where the log ends is the leader's to say (rules 3 and 11).
 """
 
 from __future__ import annotations
@@ -11,53 +11,57 @@ from collections.abc import Callable
 from typing import Final
 
 from mq_broker.broker.partition import Partition
+from mq_broker.broker.pushdown import Pushdown, stored
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.topics import Topics
-from mq_broker.core.messages import Published
 from mq_broker.rpc.service import Batches, Send
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
+from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.errors import InvalidRequest, NotLeader, TritonMQError, to_wire
-from mq_protocol.limits import FETCH_CHUNK_BYTES, PARTITIONS_PER_TOPIC_MAX
+from mq_protocol.limits import FETCH_CHUNK_BYTES, FILTERS_AT_ONCE_MAX, PARTITIONS_PER_TOPIC_MAX
 
 CHUNK_BYTES_CEILING: Final = 4 * FETCH_CHUNK_BYTES
+PUSHDOWN_READ_BYTES: Final = 4 * FETCH_CHUNK_BYTES
+"""What is read at once to send a part of it: little of it may be left."""
 WATCH_GATHER_S: Final = 0.002
 """Commits within this share one answer: a watcher wants the newest end, not each one."""
 
 
-def stored(batch: Published) -> pb.StoredBatch:
-    """How a batch is described beside its payload."""
-    return pb.StoredBatch(
-        base_offset=batch.base_offset,
-        record_count=batch.record_count,
-        timestamp_us=batch.timestamp_us,
-        payload_bytes=batch.payload_bytes,
-    )
-
-
 class Reading:
-    """Owns nothing: offsets and payloads are the partitions'."""
+    """Owns nothing but the places in which fetches are filtered: offsets and payloads are the partitions'."""
 
     def __init__(self, shell: Shell, topics: Topics) -> None:
         self._shell = shell
         self._topics = topics
+        self._filtering = asyncio.Semaphore(FILTERS_AT_ONCE_MAX)
 
     # ------------------------------------------------------------------ fetch
 
     async def fetch(self, request: pb.FetchRequest, send: Send[Batches]) -> None:
         """The batches that hold `start_offset .. end_offset - 1`, in chunks. Past what is known here to be committed: retry."""
-        partition = self._shell.partition(await self._topics.get(request.topic), request.partition)
+        topic = await self._topics.get(request.topic)
+        partition = self._shell.partition(topic, request.partition)
         if not 0 <= request.start_offset <= request.end_offset:
             raise InvalidRequest(f"cannot fetch offsets {request.start_offset} to {request.end_offset}: give 0 <= start <= end")
         chunk_bytes = min(request.chunk_bytes_max or FETCH_CHUNK_BYTES, CHUNK_BYTES_CEILING)
+        pushdown = None
+        if request.filter or request.project:
+            pushdown = Pushdown(topic.schema, request, typed=bool(topic.spec.schema))
+            chunk_bytes = max(chunk_bytes, PUSHDOWN_READ_BYTES)
         at = request.start_offset
         while at < request.end_offset:
             self._check_known(partition, request)
             batches = partition.read(at, request.end_offset, chunk_bytes)
-            header = pb.BatchesHeader(batches=[stored(batch) for batch, _ in batches], leader_epoch=partition.replica.leader_epoch)
             last = batches[-1][0]
             at = last.base_offset + last.record_count
-            await send(Envelope(header, tuple(payload for _, payload in batches)))
+            epoch = partition.replica.leader_epoch
+            if pushdown is None:
+                sent: list[tuple[pb.StoredBatch, Buffer]] = [(stored(batch), payload) for batch, payload in batches]
+            else:
+                async with self._filtering:  # a broker has other work: what columns and rows cost is paid beside the loop
+                    sent = await asyncio.to_thread(pushdown.apply, batches)
+            header = pb.BatchesHeader(batches=[described for described, _ in sent], leader_epoch=epoch)
+            await send(Envelope(header, tuple(payload for _, payload in sent)))
 
     def _check_known(self, partition: Partition, request: pb.FetchRequest) -> None:
         """Rule 3: at or beyond its high watermark a broker says "retry", whatever its role, never "out of range"."""
@@ -78,9 +82,10 @@ class Reading:
     async def list_offsets(self, request: pb.ListOffsetsRequest, _deadline: float) -> pb.ListOffsetsResponse:
         """Of the partitions named, or of all; an error for each that is led elsewhere."""
         topic = await self._topics.get(request.topic)
-        if len(request.partitions) > PARTITIONS_PER_TOPIC_MAX:
+        if max(len(request.partitions), len(request.spans)) > PARTITIONS_PER_TOPIC_MAX:
             raise InvalidRequest(f"at most {PARTITIONS_PER_TOPIC_MAX} partitions can be asked for at once")
         numbers = request.partitions or range(topic.partitions)
+        spans = {span.partition: span for span in request.spans}
         response = pb.ListOffsetsResponse()
         for number in numbers:
             try:
@@ -88,6 +93,8 @@ class Reading:
                 answer = partition.offsets()
                 if request.HasField("timestamp_us"):
                     answer.offset_at_timestamp = partition.index.find_time(request.timestamp_us)
+                if number in spans:
+                    answer.span.CopyFrom(_measured(partition, spans[number]))
             except TritonMQError as error:
                 answer = pb.PartitionOffsets(partition=number, error=to_wire(error))
             response.partitions.append(answer)
@@ -116,6 +123,24 @@ class Reading:
                     await watch.changed.wait()
         finally:
             watch.close()
+
+
+def _measured(partition: Partition, span: pb.OffsetSpan) -> pb.SpanMeasure:
+    """How many bytes the span has, and how much of it `bytes_max` is enough for. Offsets outside the log count as its ends."""
+    start, end = span.start_offset, span.end_offset
+    if not 0 <= start <= end:
+        raise InvalidRequest(f"cannot measure offsets {start} to {end}: give 0 <= start <= end")
+    index = partition.index
+    low, high = start, min(end, partition.next_offset)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if index.bytes_between(start, middle) <= span.bytes_max:
+            low = middle
+        else:
+            high = middle - 1
+    return pb.SpanMeasure(
+        bytes=index.bytes_between(start, end), first_bytes=index.bytes_between(start, min(start + 1, end)), end_offset=low
+    )
 
 
 class _Watch:

@@ -31,11 +31,14 @@ from mq_broker.core.messages import (
     HandedOver,
     HandOver,
     Identity,
+    Install,
     LogReplaced,
     NodeRead,
+    OffsetsSkipped,
     Propose,
     Published,
     ReadNode,
+    RecoveryAdopted,
     Refused,
     Reopen,
     ReplicaSettings,
@@ -44,7 +47,9 @@ from mq_broker.core.messages import (
     Result,
     RoleChanged,
     Send,
+    StartOver,
     Tick,
+    Trimmed,
     Truncate,
     TurnEnded,
     Wait,
@@ -355,6 +360,8 @@ class Partition:
                 self._shell.decision_committed(self, decision)
             case Reopen(reason):
                 self._shell.reopen(self, reason)
+            case Trimmed() | OffsetsSkipped() | Install() | StartOver() | RecoveryAdopted():
+                raise NotImplementedError(effect)
             case HandedOver(successor):
                 if self._handed_over is not None and not self._handed_over.done():
                     self._handed_over.set_result(successor)

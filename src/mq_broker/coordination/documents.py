@@ -27,6 +27,7 @@ def state_to_json(state: NodeState) -> dict[str, Any]:
         "isr": [[broker, log_id] for broker, log_id in state.isr],
         "recovery": state.recovery,
         "token": state.token,
+        "offset_floor": state.offset_floor,
     }
 
 
@@ -38,6 +39,7 @@ def state_from_json(document: dict[str, Any]) -> NodeState:
         isr=tuple((int(broker), str(log_id)) for broker, log_id in document["isr"]),
         recovery=int(document["recovery"]),
         token=str(document["token"]),
+        offset_floor=int(document.get("offset_floor", 0)),
     )
 
 

@@ -9,9 +9,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from mq_broker.core.entries import Append, Decide, Discard, Entry, Finish, MoveCursor, Operation, Publish, Stage, TransactionKey
-from mq_broker.core.machine import PartitionMachine, TransactionState
+from mq_broker.core.entries import (
+    Append,
+    Decide,
+    Discard,
+    Entry,
+    Finish,
+    MoveCursor,
+    Operation,
+    Publish,
+    Stage,
+    TransactionKey,
+    Trim,
+)
+from mq_broker.core.machine import PartitionMachine
 from mq_broker.core.messages import Decided, Done, Propose, Refused, Result
+from mq_broker.core.state import TransactionState
 from mq_protocol.errors import (
     FencedRun,
     InvalidRequest,
@@ -110,6 +123,15 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay) -> Verd
             return Admit(move)
         case Decide() as decide:
             return _judge_decide(decide, propose.keep_on_mismatch, machine, overlay)
+        case Trim(log_start_offset=start):
+            if start <= machine.log_start_offset:
+                return Answer(Done(0, duplicate=True))
+            if start > machine.next_offset:
+                return _refuse(
+                    InvalidRequest(f"records below {start} cannot be dropped: the log ends at {machine.next_offset}"),
+                    of_absence=True,
+                )
+            return Admit(propose.operation)
         case Finish() as finish:
             return _judge_finish(finish, machine, overlay)
         case _:

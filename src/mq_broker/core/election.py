@@ -6,6 +6,8 @@ same version, settles it. Nobody resumes an epoch: named but not leading means c
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mq_broker.core.messages import CasAnswer, CasOutcome, NodeState
 from mq_broker.core.shared import Node, Shared, with_member, without
 
@@ -32,6 +34,8 @@ class Election:
         shared = self._shared
         me, settings = shared.me, shared.settings
         recovery = state.recovery
+        if not shared.assigned:
+            return None
         if shared.my_member in state.isr:
             isr = state.isr
         elif (me.broker, "") in state.isr:
@@ -47,7 +51,7 @@ class Election:
             smaller = without(isr, former.broker)
             if len(smaller) >= settings.min_insync_replicas:
                 isr = smaller
-        return NodeState(shared.my_name, state.leader_epoch + 1, isr, recovery, shared.next_token())
+        return NodeState(shared.my_name, state.leader_epoch + 1, isr, recovery, shared.next_token(), state.offset_floor)
 
     def _rank(self, state: NodeState) -> int:
         """How many registered members of the ISR come before this replica: each waits for those before it."""
@@ -90,7 +94,7 @@ class Election:
         self._propose(node, proposal)
 
     def _nobody(self, state: NodeState) -> NodeState:
-        return NodeState(None, state.leader_epoch, state.isr, state.recovery, self._shared.next_token())
+        return replace(state, leader=None, token=self._shared.next_token())
 
     def _propose(self, node: Node, proposal: NodeState) -> None:
         what = f"claim epoch {proposal.leader_epoch}" if proposal.leader else "let others lead"

@@ -24,6 +24,7 @@ class EntryKind(IntEnum):
     CURSOR = 6
     DECIDE = 7
     FINISH = 8
+    TRIM = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,13 @@ class StagedBatches:
 
 @dataclass(frozen=True, slots=True)
 class EpochStart:
-    """A leadership begins. The first entry that a new leader writes (rule 3)."""
+    """A leadership begins. The first entry that a new leader writes (rule 3).
+
+    `offset_floor`: offsets below it may have been given to records that are lost (rule 15), so none of them is given again.
+    """
 
     broker: int
+    offset_floor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,14 @@ class Finish:
     batch_id: int
 
 
-Operation: TypeAlias = EpochStart | Append | Stage | Publish | Discard | MoveCursor | Decide | Finish
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Retention: records below `log_start_offset` are no longer kept; their offsets are never given again (trap 23)."""
+
+    log_start_offset: int
+
+
+Operation: TypeAlias = EpochStart | Append | Stage | Publish | Discard | MoveCursor | Decide | Finish | Trim
 
 
 @dataclass(frozen=True, slots=True)

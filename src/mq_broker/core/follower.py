@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from mq_broker.core.messages import AppendAck, AppendEntries, Send, Truncate, WriteEntries
+from mq_broker.core.messages import AppendAck, AppendEntries, Install, InstallSnapshot, Send, Truncate, WriteEntries
 from mq_broker.core.shared import Shared
+
+_BELOW_BASE_MAX = 8
+"""A leader that looks for agreement before this journal's beginning is told where that is; one that goes on there lacks it."""
 
 
 class Follower:
@@ -22,6 +25,7 @@ class Follower:
         self._leader_high_watermark = 0
         self._acknowledged = -1
         self._ack_due = False
+        self._below_base = 0
 
     def append(self, message: AppendEntries) -> None:
         """A message of the current epoch, from its leader."""
@@ -43,6 +47,7 @@ class Follower:
                         f"the leader of epoch {message.leader_epoch} would cut committed entry {entry.index}: refused",
                         alarm=True,
                     )
+                    shared.read_node()  # unless the partition was recovered from another log: the node says so (rule 15)
                     return
                 shared.audit(f"cut {log.last_index - entry.index + 1} entries above {entry.index - 1} on a conflict")
                 log.truncate(entry.index - 1)
@@ -68,7 +73,12 @@ class Follower:
     def _conflict(self, message: AppendEntries) -> None:
         """The entry before is not here: say where the logs could last agree; cut nothing yet."""
         shared, log = self._shared, self._shared.log
-        hint = log.last_index_up_to(message.prev_epoch, min(message.prev_index, log.last_index))
+        # What a snapshot stands for is committed: any leader has it, and need not look for agreement before its end.
+        hint = max(log.last_index_up_to(message.prev_epoch, min(message.prev_index, log.last_index)), log.base_index)
+        self._below_base += message.prev_index < log.base_index
+        if log.base_index <= message.prev_index <= shared.high_watermark or self._below_base > _BELOW_BASE_MAX:
+            shared.audit(f"the leader of epoch {message.leader_epoch} lacks what is committed here", alarm=True)
+            shared.read_node()  # unless the partition was recovered from another log: the node says so (rule 15)
         shared.emit(
             Send(
                 message.leader,
@@ -86,6 +96,30 @@ class Follower:
                 ),
             )
         )
+
+    def install(self, message: InstallSnapshot) -> bool:
+        """The leader's journal begins after what this log lacks. Returns whether this replica is over (rule 13).
+
+        Not if the log has that entry, nor if it is named in sync: then it has all that is committed, and a snapshot is of nothing
+        else.
+        """
+        shared, log, snapshot = self._shared, self._shared.log, message.snapshot
+        self.leader = message.leader
+        self.heard_ms = shared.now_ms
+        self._sequence = max(self._sequence, message.sequence)
+        if snapshot is None:
+            return False
+        if log.epoch_at(snapshot.last_index) == snapshot.last_epoch or snapshot.last_index <= log.base_index:
+            self.matched = max(self.matched, snapshot.last_index)
+            self._ack_due = True
+            return False
+        if shared.node is not None and shared.my_member in shared.node.state.isr:
+            shared.audit(f"a snapshot up to {snapshot.last_index} was sent to a log that is named in sync: refused", alarm=True)
+            shared.read_node()
+            return False
+        shared.audit(f"begin anew with a snapshot up to entry {snapshot.last_index}: the log ended at {log.last_index}")
+        shared.emit(Install(snapshot, shared.recovery))
+        return True
 
     def disk_refused(self) -> None:
         """The end of the log did not fit the disk: what was matched is so no longer."""

@@ -19,6 +19,7 @@ from mq_broker.core.messages import (
     DiskRefused,
     Done,
     HandedOver,
+    InstallSnapshot,
     NodeState,
     Propose,
     Refused,
@@ -32,6 +33,9 @@ from mq_broker.core.messages import (
 from mq_broker.core.progress import Progress
 from mq_broker.core.shared import Shared, without
 from mq_protocol.errors import DiskFull, NotEnoughReplicas, NotLeader, OutcomeUnknown, Overloaded, TritonMQError
+
+_SNAPSHOT_PATIENCE = 4
+"""A snapshot is larger than what is resent otherwise, and whoever takes it is busy writing it."""
 
 
 class Leader:
@@ -57,16 +61,22 @@ class Leader:
         self._awake_ms = shared.now_ms
         self._commit_moved_ms = shared.now_ms
         self._hand_over_deadline_ms: int | None = None
+        self._chosen = 0  # who is to lead next, if this one does not stop but was asked to let another lead
         self._resigning: int | None = None
         self.resigned = False
-        self.epoch_start = self._append(
-            Propose(0, EpochStart(shared.me.broker), shared.log.last_timestamp_us), EpochStart(shared.me.broker)
-        )
+        start = EpochStart(shared.me.broker, state.offset_floor)
+        self.epoch_start = self._append(Propose(0, start, shared.log.last_timestamp_us), start)
 
     @property
     def ready(self) -> bool:
         """The epoch start is committed: the end of the log is known (rule 3)."""
         return self._shared.high_watermark >= self.epoch_start
+
+    @property
+    def stands_back_ms(self) -> int:
+        """For how long it does not claim again after it has stood back: less if it was well and only asked to."""
+        settings = self._shared.settings
+        return settings.silence_ms if self._chosen else settings.leader_stuck_ms
 
     # ------------------------------------------------------------------ requests
 
@@ -184,9 +194,12 @@ class Leader:
                 return  # answers an older message: the probe in flight will tell
             agreed = log.last_index_up_to(ack.hint_epoch, ack.hint_index)
             progress.matched = max(min(progress.matched, agreed), progress.acknowledged)
-            progress.step_back(max(agreed, progress.matched) + 1)
+            agreed = max(agreed, progress.matched)
+            progress.lacks_base = agreed < log.base_index
+            progress.step_back(max(agreed, log.base_index) + 1)
             return
         progress.answered(ack.sequence)
+        progress.lacks_base = progress.lacks_base and ack.matched_index < log.base_index
         progress.probing = progress.probing and not ack.matched_index
         progress.matched = max(progress.matched, ack.matched_index)
         progress.next_index = max(progress.next_index, progress.matched + 1)
@@ -203,8 +216,15 @@ class Leader:
         if not progress.connected or progress.broker not in shared.live:
             progress.unreachable(log.last_index, shared.now_ms)
             return
-        if progress.sent and shared.now_ms - max(progress.last_sent_ms, progress.last_heard_ms) > settings.resend_ms:
+        patience_ms = settings.resend_ms * (_SNAPSHOT_PATIENCE if progress.lacks_base else 1)
+        if progress.sent and shared.now_ms - max(progress.last_sent_ms, progress.last_heard_ms) > patience_ms:
             progress.rewind()
+        if progress.next_index <= log.base_index:
+            progress.step_back(log.base_index + 1)  # the journal was shortened meanwhile: see whether it has what is before
+        if progress.lacks_base:
+            if not progress.sent:
+                self._send_snapshot(progress)
+            return
         in_flight_max = 1 if progress.probing else settings.append_in_flight_max
         while progress.next_index <= log.last_index and len(progress.sent) < in_flight_max:
             last = log.range_end(progress.next_index, settings.append_entries_max, settings.append_bytes_max)
@@ -230,6 +250,27 @@ class Leader:
         )
         progress.sent_message(self._sequence, last, shared.now_ms, shared.high_watermark)
         shared.emit(Send(progress.broker, message))
+
+    def _send_snapshot(self, progress: Progress) -> None:
+        """It lacks what is no longer here as entries: it is to begin anew with the state that stands for them."""
+        shared = self._shared
+        self._sequence += 1
+        progress.sent_message(self._sequence, shared.log.base_index, shared.now_ms, shared.high_watermark)
+        shared.emit(Send(progress.broker, InstallSnapshot(shared.me.broker, shared.me.incarnation, shared.epoch, self._sequence)))
+
+    def replicas_changed(self) -> None:
+        """Send to those that are new. One that is no longer a replica is counted until the node does not name it any more."""
+        shared = self._shared
+        for broker in shared.settings.replicas:
+            if broker != shared.me.broker and broker not in self.followers:
+                self.followers[broker] = Progress(broker, shared.log.last_index + 1, shared.now_ms)
+        self._forget_removed()
+
+    def _forget_removed(self) -> None:
+        shared = self._shared
+        named = {broker for broker, _ in self.membership.maximal()}
+        for broker in [b for b in self.followers if b not in shared.settings.replicas and b not in named]:
+            del self.followers[broker]
 
     # ------------------------------------------------------------------ the high watermark
 
@@ -306,6 +347,7 @@ class Leader:
         for progress in self.followers.values():
             if progress.sent_high_watermark < shared.high_watermark and not progress.sent:
                 progress.last_sent_ms = min(progress.last_sent_ms, shared.now_ms - settings.heartbeat_ms)
+        self._forget_removed()
         self._hand_over()
 
     def _time_passes(self) -> None:
@@ -346,12 +388,18 @@ class Leader:
     # ------------------------------------------------------------------ standing back
 
     def hand_over(self, deadline_ms: int) -> None:
-        if self._hand_over_deadline_ms is None:
-            self._hand_over_deadline_ms = deadline_ms
+        if self._hand_over_deadline_ms is None or self._chosen:
+            self._chosen, self._hand_over_deadline_ms = 0, deadline_ms
         self._hand_over()
 
+    def transfer(self, to: int, deadline_ms: int) -> None:
+        """Let that one lead as soon as it has everything; go on if it cannot by then."""
+        if self._hand_over_deadline_ms is None and self._resigning is None:
+            self._chosen, self._hand_over_deadline_ms = to, deadline_ms
+            self._hand_over()
+
     def _heir(self) -> int:
-        """The in-sync, registered follower that has most of the log; 0 if there is none."""
+        """The in-sync, registered follower that has most of the log, or the one chosen; 0 if there is none."""
         shared = self._shared
         heirs = [
             (progress.acknowledged, -shared.settings.replicas.index(progress.broker), progress.broker)
@@ -359,6 +407,8 @@ class Leader:
             if (progress.broker, progress.log_id) in self.membership.confirmed
             and progress.broker in shared.live
             and progress.connected
+            and progress.broker in shared.settings.replicas
+            and self._chosen in (0, progress.broker)
         ]
         return max(heirs)[2] if heirs else 0
 
@@ -404,12 +454,18 @@ class Leader:
             return
         heir = self._heir()
         late = shared.now_ms >= self._hand_over_deadline_ms
-        if heir and (
+        if self._chosen and (late or not heir):
+            shared.audit(f"broker {self._chosen} cannot lead {'in time' if heir else 'now'}: leading on")
+            self._lead_on()
+        elif heir and (
             late or (shared.high_watermark == shared.log.last_index and self.followers[heir].acknowledged >= shared.log.last_index)
         ):
             self._resigning = heir
         elif late or not self._heir_may_come():
             self._resigning = 0
+
+    def _lead_on(self) -> None:
+        self._chosen, self._hand_over_deadline_ms, self._resigning = 0, None, None
 
     def _stand_back(self) -> None:
         shared = self._shared
@@ -417,17 +473,20 @@ class Leader:
         assert heir is not None
         if heir:
             isr = self.membership.confirmed
-            if len(isr) > shared.settings.min_insync_replicas and self._others_are_well():
+            if not self._chosen and len(isr) > shared.settings.min_insync_replicas and self._others_are_well():
                 isr = without(isr, shared.me.broker)  # it stops, or its own disk is what nothing moves past
             if not self.membership.resign(isr):
                 if self._hand_over_deadline_ms is None or shared.now_ms < self._hand_over_deadline_ms:
+                    return
+                if self._chosen:
+                    self._lead_on()
                     return
                 heir = 0  # a write is unanswered still: leave it to them to find that this broker is gone
         if heir:
             shared.audit(f"hand leadership over to broker {heir}")
             self._sequence += 1
             for progress in self.followers.values():
-                previous = progress.matched
+                previous = max(progress.matched, shared.log.base_index)
                 shared.emit(
                     Send(
                         progress.broker,
@@ -444,7 +503,7 @@ class Leader:
                         ),
                     )
                 )
-        if self._hand_over_deadline_ms is not None:
+        if self._hand_over_deadline_ms is not None and not self._chosen:
             shared.emit(HandedOver(heir))
         self.resigned = True
 
@@ -471,7 +530,7 @@ class Leader:
     def end(self, why: str) -> None:
         """The role ends: every waiting request ends as unknown (rule 8)."""
         shared = self._shared
-        if self._hand_over_deadline_ms is not None and not self.resigned:
+        if self._hand_over_deadline_ms is not None and not self._chosen and not self.resigned:
             shared.emit(HandedOver(0))
         error = OutcomeUnknown(f"{shared.name}: {why} before this was committed; ask again with the same UUID")
         for index in sorted(self._waiting):

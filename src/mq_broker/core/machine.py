@@ -8,7 +8,9 @@ nothing (a discard of what is gone) is fine, since the leader checked it against
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
 
 from mq_broker.core.entries import (
     Append,
@@ -20,10 +22,14 @@ from mq_broker.core.entries import (
     MoveCursor,
     Publish,
     Stage,
-    StagedBatches,
     TransactionKey,
+    Trim,
 )
-from mq_broker.core.messages import Published
+from mq_broker.core.messages import OffsetsSkipped, Published, Trimmed
+from mq_broker.core.state import Cursor, MachineState, Placed, StagedBatch, TransactionState
+
+Change: TypeAlias = Published | Trimmed | OffsetsSkipped
+"""What readers see of an entry that was applied."""
 
 PUBLISHED_KEYS_MAX = 100_000
 """Keys whose last published micro-batch a partition remembers. A publish is retried for seconds, not for 100,000 other queries."""
@@ -32,63 +38,38 @@ SUPERSEDED_RUNS_MAX = 100
 """Former runs of one query that are still refused by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Where a UUID ended. `base_offset` is -1 while the batch is staged (or was discarded)."""
-
-    index: int
-    base_offset: int
-    timestamp_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class StagedBatch:
-    uuid: bytes
-    key: TransactionKey
-    batch_id: int
-    run_id: str
-    row_count: int
-    index: int
-    timestamp_us: int
-    payload_bytes: int
-    decoded_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """A group's next offset. `moved_us`: when it was last moved, leader's wall clock."""
-
-    offset: int
-    kind: str
-    moved_us: int
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionState:
-    """The last decided micro-batch of a key. `manifest` is emptied once everything is published (`finished`)."""
-
-    batch_id: int
-    run_id: str
-    row_count: int
-    manifest: tuple[StagedBatches, ...]
-    finished: bool
-    superseded: tuple[str, ...]
-
-
 class PartitionMachine:
     """Owns the applied state of one partition."""
 
-    def __init__(self, dedup_uuids_max: int) -> None:
+    def __init__(self, dedup_uuids_max: int, state: MachineState | None = None) -> None:
+        state = state or MachineState()
         self._dedup_uuids_max = dedup_uuids_max
-        self.next_offset = 0
-        self.uuids: OrderedDict[bytes, Placed] = OrderedDict()
-        self.staged: dict[bytes, StagedBatch] = {}
-        self.published: OrderedDict[TransactionKey, int] = OrderedDict()
-        self.cursors: dict[str, Cursor] = {}
-        self.transactions: dict[TransactionKey, TransactionState] = {}
+        self.next_offset = state.next_offset
+        self.log_start_offset = state.log_start_offset
+        self.uuids: OrderedDict[bytes, Placed] = OrderedDict(state.uuids)
+        self.staged: dict[bytes, StagedBatch] = {batch.uuid: batch for batch in state.staged}
+        self.published: OrderedDict[TransactionKey, int] = OrderedDict(state.published)
+        self.cursors: dict[str, Cursor] = dict(state.cursors)
+        self.transactions: dict[TransactionKey, TransactionState] = dict(state.transactions)
 
-    def apply(self, entry: Entry) -> list[Published]:
-        """Take in one committed entry; returns the batches that became readable by it."""
+    def state(self) -> MachineState:
+        """All of it as one value, from which a machine like this one can be made."""
+        return MachineState(
+            self.next_offset,
+            self.log_start_offset,
+            tuple(self.uuids.items()),
+            tuple(self.staged.values()),
+            tuple(self.published.items()),
+            tuple(self.cursors.items()),
+            tuple(self.transactions.items()),
+        )
+
+    def oldest_staged_index(self) -> int | None:
+        """The first entry whose payload may yet be given offsets: the journal may not begin after it (rule 13)."""
+        return min((batch.index for batch in self.staged.values()), default=None)
+
+    def apply(self, entry: Entry) -> Sequence[Change]:
+        """Take in one committed entry; returns what readers see of it."""
         match entry.operation:
             case Append():
                 published = self._give_offsets(entry.index, entry.record_count, entry.timestamp_us, entry)
@@ -109,9 +90,20 @@ class PartitionMachine:
                 known = self.transactions.get(key)
                 if known is not None and known.batch_id == batch_id:
                     self.transactions[key] = replace(known, finished=True, manifest=())
-            case EpochStart():
-                pass
+            case EpochStart(offset_floor=floor):
+                return self._skip_to(floor)
+            case Trim(log_start_offset=start):
+                if start > self.log_start_offset:
+                    self.log_start_offset = start
+                    return [Trimmed(start)]
         return []
+
+    def _skip_to(self, floor: int) -> list[OffsetsSkipped]:
+        """After a recovery: offsets that the lost records may have had are not given to others (rule 15)."""
+        if floor <= self.next_offset:
+            return []
+        first, self.next_offset = self.next_offset, floor
+        return [OffsetsSkipped(first, floor)]
 
     def _give_offsets(self, index: int, record_count: int, timestamp_us: int, sized: Entry | StagedBatch) -> Published:
         published = Published(self.next_offset, record_count, index, timestamp_us, sized.payload_bytes, sized.decoded_bytes)

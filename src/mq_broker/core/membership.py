@@ -6,6 +6,8 @@ long as any of them names it.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mq_broker.core.messages import CasAnswer, CasOutcome, NodeState
 from mq_broker.core.progress import Progress
 from mq_broker.core.shared import Node, Shared, with_member, without
@@ -46,7 +48,7 @@ class Membership:
             progress = followers.get(broker)
             if broker not in shared.live:
                 gone.append((broker, "gone"))
-            elif progress is None:
+            elif progress is None or broker not in settings.replicas:
                 gone.append((broker, "not a replica"))
             elif log_id and progress.log_id not in ("", log_id):
                 gone.append((broker, "its log is another now"))  # and the named one never comes back: do not wait for it
@@ -68,6 +70,8 @@ class Membership:
             complete = progress.log_id and progress.acknowledged >= max(shared.high_watermark, epoch_start)
             if progress.behind_ms(shared.now_ms) > shared.settings.replica_lag_ms_max:
                 continue  # it has what is committed only because nothing can be committed without it
+            if progress.broker not in shared.settings.replicas:
+                continue
             if complete and progress.broker in shared.live and (progress.broker, progress.log_id) not in isr:
                 isr = with_member(isr, progress.broker, progress.log_id)
                 why.append(f"+{progress.broker}")
@@ -83,7 +87,7 @@ class Membership:
         if target == self.confirmed and not self._unsettled:
             return
         state = shared.node.state
-        proposal = NodeState(state.leader, state.leader_epoch, target, state.recovery, shared.next_token())
+        proposal = replace(state, isr=target, token=shared.next_token())
         why = " ".join(dropped + added) or "settle an unanswered write"
         shared.audit(f"propose isr {[b for b, _ in target]} on version {shared.node.version}: {why}")
         self._send(proposal)
@@ -94,7 +98,7 @@ class Membership:
         if self._in_flight is not None or shared.node is None:
             return False
         state = shared.node.state
-        self._send(NodeState(None, state.leader_epoch, isr, state.recovery, shared.next_token()))
+        self._send(replace(state, leader=None, isr=isr, token=shared.next_token()))
         return True
 
     def _send(self, proposal: NodeState) -> None:

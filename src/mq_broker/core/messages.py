@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from mq_broker.core.entries import Entry, Operation
+from mq_broker.core.state import Snapshot
 from mq_protocol.errors import TritonMQError
 
 RequestId: TypeAlias = int
@@ -34,7 +35,8 @@ class NodeState:
     """A partition's state node in the coordination service. Changed only by compare-and-set on its version.
 
     `isr` is sorted by broker and names each broker once, by the log id that was in sync. `token` tells whose write this is,
-    for a writer whose answer was lost.
+    for a writer whose answer was lost. `recovery` counts how often it was said that no named log is left (rule 15);
+    `offset_floor` is the first offset that nothing lost by that can have had.
     """
 
     leader: LeaderName | None
@@ -42,15 +44,18 @@ class NodeState:
     isr: tuple[tuple[int, str], ...]
     recovery: int
     token: str
+    offset_floor: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """This replica. `log_id` names one unbroken life of its log; `incarnation` one life of the process."""
+    """This replica. `log_id` names one unbroken life of its log; `incarnation` one life of the process. `recovery` is that of the
+    state node under which the log was begun, or which it was chosen to go on under (rule 15)."""
 
     broker: int
     incarnation: int
     log_id: str
+    recovery: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +86,11 @@ class ReplicaSettings:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredLog:
-    """What storage found: every entry it kept, in order, all of it flushed. Empty for a new replica."""
+    """What storage found: every entry it kept, in order, all of it flushed. Empty for a new replica. With a `snapshot` the first
+    entry is the one after it (rule 13)."""
 
     entries: tuple[Entry, ...] = ()
+    snapshot: Snapshot | None = None
 
 
 # ------------------------------------------------------------------ events
@@ -193,6 +200,20 @@ class AppendAck:
 
 
 @dataclass(frozen=True, slots=True)
+class InstallSnapshot:
+    """From a leader whose journal begins after what this follower lacks (rule 13).
+
+    As an effect (`Send`) `snapshot` is None and the shell puts in the one that its journal begins with; as an event it is there.
+    """
+
+    leader: int
+    incarnation: int
+    leader_epoch: int
+    sequence: int
+    snapshot: Snapshot | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PeerConnected:
     """The link to that broker is (again) up: whatever was in flight to it may be lost."""
 
@@ -229,6 +250,29 @@ class LogReplaced:
 
 
 @dataclass(frozen=True, slots=True)
+class JournalBegins:
+    """The journal on disk now begins with entry `first_index`, durably; a snapshot stands for what was before it. Never above what
+    is applied (rule 13)."""
+
+    first_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasChanged:
+    """The partition is assigned to these brokers now, in order of rank (a move, a new broker). This one may not be among them."""
+
+    replicas: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLeadership:
+    """Let broker `to` lead once it has everything; until the deadline writes are refused. If it cannot by then, lead on."""
+
+    to: int
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     now_ms: int
 
@@ -255,11 +299,15 @@ Event: TypeAlias = (
     | SessionLost
     | AppendEntries
     | AppendAck
+    | InstallSnapshot
     | PeerConnected
     | PeerDisconnected
     | Flushed
     | DiskRefused
     | LogReplaced
+    | JournalBegins
+    | ReplicasChanged
+    | TransferLeadership
     | Tick
     | TurnEnded
     | HandOver
@@ -318,7 +366,7 @@ class Truncate:
 @dataclass(frozen=True, slots=True)
 class Send:
     to: int
-    message: AppendEntries | AppendAck
+    message: AppendEntries | AppendAck | InstallSnapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +401,21 @@ class Published:
 
 
 @dataclass(frozen=True, slots=True)
+class Trimmed:
+    """Retention took effect: records below `log_start_offset` are no longer to be read, and the journal may be shortened."""
+
+    log_start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsSkipped:
+    """After a recovery (rule 15): offsets `first .. next_offset - 1` are given to nobody; records that had them are lost."""
+
+    first: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
 class DecisionCommitted:
     """Coordinator's leader only: a decision is in the journal (or was found there, unfinished, on taking up leadership)."""
 
@@ -384,6 +447,30 @@ class Reopen:
 
 
 @dataclass(frozen=True, slots=True)
+class Install:
+    """This replica is over: forget its journal, which lacks what is committed, begin another, under a new log id, with this
+    snapshot, and make a new replica of it."""
+
+    snapshot: Snapshot
+    recovery: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartOver:
+    """This replica is over: the partition was recovered from another log (rule 15). Keep this journal aside for people, begin an
+    empty one under a new log id and this `recovery`, and make a new replica of it."""
+
+    recovery: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryAdopted:
+    """The log goes on under this recovery number, which storage is to remember with it. Losing that costs a copy, never safety."""
+
+    recovery: int
+
+
+@dataclass(frozen=True, slots=True)
 class Audit:
     """One line for the log: who claimed, shrank, expanded, truncated; which version; why. `alarm`: an operator must look."""
 
@@ -399,9 +486,14 @@ Effect: TypeAlias = (
     | ReadNode
     | WriteNode
     | Published
+    | Trimmed
+    | OffsetsSkipped
     | DecisionCommitted
     | RoleChanged
     | HandedOver
     | Reopen
+    | Install
+    | StartOver
+    | RecoveryAdopted
     | Audit
 )

@@ -34,6 +34,7 @@ class Progress:
         self.sent_high_watermark = 0
         self.behind_since_ms: int | None = None
         self.lag_target = 0
+        self.lacks_base = False  # it was shown to lack the entry that this leader's journal begins after
         self._retired: list[str] = []
 
     def hears(self, ack: AppendAck, now_ms: int) -> bool:
@@ -46,6 +47,7 @@ class Progress:
             self.incarnation, self.log_id = ack.incarnation, ack.log_id
             self.matched = self.acknowledged = 0
             self.step_back(self.next_index)
+            self.lacks_base = False
             self.behind_since_ms = None
         self.last_heard_ms = now_ms
         return True

@@ -6,6 +6,7 @@ docstring for the protocol in prose.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import assert_never
 
 from mq_broker.core.election import Election
@@ -24,6 +25,8 @@ from mq_broker.core.messages import (
     HandedOver,
     HandOver,
     Identity,
+    InstallSnapshot,
+    JournalBegins,
     LeaderName,
     LogReplaced,
     NodeRead,
@@ -32,14 +35,18 @@ from mq_broker.core.messages import (
     PeerDisconnected,
     Propose,
     RecoveredLog,
+    RecoveryAdopted,
     Refused,
     Reopen,
+    ReplicasChanged,
     ReplicaSettings,
     Reply,
     RoleChanged,
     Send,
     SessionLost,
+    StartOver,
     Tick,
+    TransferLeadership,
     Truncate,
     TurnEnded,
 )
@@ -93,6 +100,25 @@ class Replica:
     @property
     def flushed(self) -> int:
         return self._shared.log.flushed
+
+    @property
+    def first_index(self) -> int:
+        """Where the journal begins: 1, or the entry after the snapshot that stands for what was before (rule 13)."""
+        return self._shared.log.base_index + 1
+
+    @property
+    def last_epoch(self) -> int:
+        """The epoch of the last entry."""
+        return self._shared.log.last_epoch
+
+    @property
+    def applied_index(self) -> int:
+        return self._shared.log.applied
+
+    @property
+    def replicas(self) -> tuple[int, ...]:
+        """The brokers that the partition is assigned to, in order of rank."""
+        return self._shared.settings.replicas
 
     @property
     def identity(self) -> Identity:
@@ -177,6 +203,15 @@ class Replica:
                     shared.read_node()
             case HandOver(deadline_ms):
                 self._hand_over(deadline_ms)
+            case TransferLeadership(to, deadline_ms):
+                if isinstance(self._role, Leader) and to != shared.me.broker:
+                    self._role.transfer(to, deadline_ms)
+            case InstallSnapshot():
+                self._install(event)
+            case JournalBegins(first_index):
+                shared.log.begin_after(first_index - 1)
+            case ReplicasChanged(replicas):
+                self._replicas_changed(replicas)
             case _:
                 assert_never(event)
 
@@ -214,11 +249,10 @@ class Replica:
             shared.read_node()
 
     def _turn_ended(self) -> None:
-        shared = self._shared
         if isinstance(self._role, Leader):
             self._role.turn_ended()
             if self._role.resigned:
-                self._election.stand_back(shared.settings.leader_stuck_ms)
+                self._election.stand_back(self._role.stands_back_ms)
                 self._step_down("it stood back")
         else:
             self._role.turn_ended()
@@ -262,6 +296,24 @@ class Replica:
             shared.read_node()
         elif ack.leader_epoch == shared.epoch and isinstance(self._role, Leader):
             self._role.acknowledged(ack)
+
+    def _install(self, message: InstallSnapshot) -> None:
+        shared = self._shared
+        if message.leader not in shared.settings.replicas or not shared.sender_is_current(message.leader, message.incarnation):
+            return
+        if message.leader_epoch > shared.epoch:
+            shared.epoch = message.leader_epoch
+            self._step_down(f"broker {message.leader} leads epoch {message.leader_epoch}", message.leader)
+        if message.leader_epoch == shared.epoch and isinstance(self._role, Follower):
+            self._closed = self._role.install(message)
+
+    def _replicas_changed(self, replicas: tuple[int, ...]) -> None:
+        shared = self._shared
+        shared.audit(f"assigned to brokers {list(replicas)}, before to {list(shared.settings.replicas)}")
+        shared.settings = dataclasses.replace(shared.settings, replicas=replicas)
+        self._election.reconsider()
+        if isinstance(self._role, Leader):
+            self._role.replicas_changed()
 
     # ------------------------------------------------------------------ the disk
 
@@ -310,6 +362,8 @@ class Replica:
             self._node_below(state)
             return
         self._below = 0
+        if self._recovered_elsewhere(state):
+            return
         shared.node = Node(version, state)
         risen = state.leader_epoch > shared.epoch
         shared.epoch = state.leader_epoch
@@ -323,6 +377,21 @@ class Replica:
         taken = self._election.node_changed()
         if taken is not None:
             self._take_up(taken)
+
+    def _recovered_elsewhere(self, state: NodeState) -> bool:
+        """Rule 15. Whether the partition goes on from another log, so that this one, which may have more, is of no use to it."""
+        shared = self._shared
+        if state.recovery <= shared.recovery:
+            return False
+        if shared.my_member in state.isr or shared.log.last_index == 0:
+            shared.recovery = state.recovery
+            shared.emit(RecoveryAdopted(state.recovery))
+            return False
+        shared.audit(f"the partition was recovered from another log ({state.isr}): begin anew", alarm=True)
+        self._step_down("the partition was recovered from another log")
+        shared.emit(StartOver(state.recovery))
+        self._closed = True
+        return True
 
     def _node_below(self, state: NodeState) -> None:
         """Never obeyed (rule 1). Once, it is an answer that a new leader's message overtook; asked again, it must not be."""

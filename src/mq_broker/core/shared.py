@@ -35,18 +35,20 @@ class Shared:
     """Owns everything of one replica that outlives a role.
 
     `epoch` is the highest leader epoch seen, from the node or from a leader's message; it never falls. `high_watermark` is the last
-    index known to be committed (0 after a restart: rule 2).
+    index known to be committed (after a restart where the journal begins, 0 if that is whole: rule 2). `recovery` is the highest
+    that this log was found to go on under (rule 15).
     """
 
     def __init__(self, topic: str, partition: int, me: Identity, settings: ReplicaSettings, log: RecoveredLog, now_ms: int) -> None:
         self.name = f"{topic}-{partition}"
         self.me = me
         self.settings = settings
-        self.log = Log(log.entries)
-        self.machine = PartitionMachine(settings.dedup_uuids_max)
+        self.log = Log(log.entries, log.snapshot)
+        self.machine = PartitionMachine(settings.dedup_uuids_max, log.snapshot.state if log.snapshot is not None else None)
+        self.recovery = me.recovery
         self.now_ms = now_ms
         self.epoch = self.log.last_epoch
-        self.high_watermark = 0
+        self.high_watermark = self.log.base_index
         self.node: Node | None = None
         self.live: dict[int, int] = {}
         self.incarnations: dict[int, int] = {}
@@ -92,6 +94,11 @@ class Shared:
     @property
     def my_member(self) -> tuple[int, str]:
         return (self.me.broker, self.me.log_id)
+
+    @property
+    def assigned(self) -> bool:
+        """This broker is one of the partition's replicas. One that is not any more neither leads nor claims (trap 19)."""
+        return self.me.broker in self.settings.replicas
 
     @property
     def registered(self) -> bool:

@@ -32,6 +32,7 @@ from mq_broker.core.entries import (
     Stage,
     StagedBatches,
     TransactionKey,
+    Trim,
 )
 from mq_broker.storage.interface import Frame
 from mq_protocol import mq_pb2 as pb
@@ -221,8 +222,10 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
     match operation:
         case Append():
             return EntryKind.APPEND, b""
-        case EpochStart(broker):
-            return EntryKind.EPOCH_START, pb.EpochStartMeta(broker=broker).SerializeToString()
+        case EpochStart(broker, offset_floor):
+            return EntryKind.EPOCH_START, pb.EpochStartMeta(broker=broker, offset_floor=offset_floor).SerializeToString()
+        case Trim(log_start_offset):
+            return EntryKind.TRIM, pb.TrimMeta(log_start_offset=log_start_offset).SerializeToString()
         case Stage(key, batch_id, run_id):
             return EntryKind.STAGE, pb.StageMeta(key=_key_to_wire(key), batch_id=batch_id, run_id=run_id).SerializeToString()
         case Publish(key, batch_id, uuids):
@@ -244,7 +247,8 @@ def _key(key: pb.TransactionKey) -> TransactionKey:
 
 
 def _epoch_start(meta: bytes) -> Operation:
-    return EpochStart(pb.EpochStartMeta.FromString(meta).broker)
+    m = pb.EpochStartMeta.FromString(meta)
+    return EpochStart(m.broker, m.offset_floor)
 
 
 def _stage(meta: bytes) -> Operation:
@@ -273,6 +277,10 @@ def _decide(meta: bytes) -> Operation:
     return Decide(_key(m.key), m.batch_id, m.run_id, m.row_count, manifest)
 
 
+def _trim(meta: bytes) -> Operation:
+    return Trim(pb.TrimMeta.FromString(meta).log_start_offset)
+
+
 def _finish(meta: bytes) -> Operation:
     m = pb.FinishMeta.FromString(meta)
     return Finish(_key(m.key), m.batch_id)
@@ -286,6 +294,7 @@ _DECODERS: Final[dict[int, Callable[[bytes], Operation]]] = {
     EntryKind.CURSOR: _cursor,
     EntryKind.DECIDE: _decide,
     EntryKind.FINISH: _finish,
+    EntryKind.TRIM: _trim,
 }
 
 
