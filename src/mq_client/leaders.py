@@ -38,6 +38,24 @@ def ask_offsets(
     return ask_leaders(connection, topic, partitions, ask, deadline)
 
 
+def measure_spans(
+    connection: Connection, topic: str, spans: Mapping[int, tuple[int, int, int]], deadline: Deadline
+) -> dict[int, pb.SpanMeasure]:
+    """How many stored bytes the offsets `start .. end - 1` of `spans[partition] = (start, end, bytes_max)` have, and how far
+    `bytes_max` reaches.
+    """
+
+    def ask(address: str, numbers: list[int], limit: Deadline) -> Iterable[pb.PartitionOffsets]:
+        request = pb.ListOffsetsRequest(topic=topic, partitions=numbers)
+        for number in numbers:
+            start, end, bytes_max = spans[number]
+            request.spans.add(partition=number, start_offset=start, end_offset=end, bytes_max=bytes_max)
+        return connection.ask(address, "ListOffsets", request, pb.ListOffsetsResponse, limit).partitions
+
+    answers = ask_leaders(connection, topic, spans, ask, deadline)
+    return {number: answer.span for number, answer in answers.items()}
+
+
 def move_cursors(
     connection: Connection, group: str, positions: Mapping[str, Mapping[int, int]], deadline: Deadline, *, kind: str = "consumer"
 ) -> dict[str, dict[int, int]]:

@@ -7,7 +7,9 @@ from types import TracebackType
 from typing import NamedTuple
 
 import grpc
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from mq_client.channels import error_of, open_fetch
 from mq_client.connection import Connection, TopicView
@@ -28,25 +30,40 @@ from mq_protocol.arrow import decode_batch
 from mq_protocol.envelope import split
 from mq_protocol.errors import from_wire
 from mq_protocol.names import did_you_mean
+from mq_protocol.row_filter import parse_filter
 
 
 class StoredSlice(NamedTuple):
-    """Rows of one stored batch: offsets `base_offset ..` in order. `timestamp_us`: the broker's clock when it was appended."""
+    """Rows of one stored batch, of the offsets `base_offset .. end_offset - 1`, in order. `timestamp_us`: the broker's clock when
+    it was appended. `offsets`: of each row, if a filter has kept only some of them (perhaps none); None: all are there.
+    """
 
     base_offset: int
+    end_offset: int
     timestamp_us: int
     batch: pa.RecordBatch
+    offsets: NDArray[np.int64] | None = None
+
+
+class _Wanted(NamedTuple):
+    """What the broker is asked to send of each row. `schema`: of what comes; `columns` None: everything."""
+
+    columns: tuple[str, ...] | None
+    filter: str
+    schema: pa.Schema
 
 
 class Reader:
     """Reads by offset. Thread-safe; each `read` is a stream of its own.
 
-    `timeout_ms`: how long it goes on trying while nothing comes.
+    `timeout_ms`: how long it goes on trying while nothing comes. `payload_bytes`: how much has come so far, as a measure of what
+    `columns` and `filter` save.
     """
 
     def __init__(self, bootstrap: str | Sequence[str] | Connection, timeout_ms: float = limits.REQUEST_TIMEOUT_MS) -> None:
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
         self._connection = bootstrap if isinstance(bootstrap, Connection) else Connection(bootstrap)
+        self.payload_bytes = 0
 
     def read(
         self,
@@ -56,16 +73,22 @@ class Reader:
         end: int | None = None,
         *,
         columns: Sequence[str] | None = None,
+        filter: str = "",  # noqa: A002 - the word that SQL has for it
         chunk_bytes_max: int = limits.FETCH_CHUNK_BYTES,
     ) -> Iterator[pa.RecordBatch]:
         """The records `start .. end - 1` as they are stored, cut to exactly these offsets.
 
-        `start` None: from the first that is kept; `end` None: to the end as it is now. `columns`: only these. Raises
-        `OffsetOutOfRange` for what is no longer kept, `UnknownTopic`, `UnknownPartition`, `SchemaMismatch` for a column that the
-        topic lacks, `OutcomeUnknown` or `Unreachable` when nothing has come for `timeout_ms`.
+        `start` None: from the first that is kept; `end` None: to the end as it is now. `columns`: only these, `filter`: only rows
+        for which it holds (mq_protocol/row_filter.py has its grammar); the rest never leaves the broker. Raises `OffsetOutOfRange`
+        for what is no longer kept, `UnknownTopic`, `UnknownPartition`, `SchemaMismatch` for a column that the topic lacks,
+        `InvalidSetting` for a filter that is not understood, `OutcomeUnknown` or `Unreachable` when nothing has come for
+        `timeout_ms`.
         """
-        for piece in self.read_stored(topic, partition, start, end, columns=columns, chunk_bytes_max=chunk_bytes_max):
-            yield piece.batch
+        for piece in self.read_stored(
+            topic, partition, start, end, columns=columns, filter=filter, chunk_bytes_max=chunk_bytes_max
+        ):
+            if piece.batch.num_rows:
+                yield piece.batch
 
     def read_stored(
         self,
@@ -75,9 +98,10 @@ class Reader:
         end: int | None = None,
         *,
         columns: Sequence[str] | None = None,
+        filter: str = "",  # noqa: A002
         chunk_bytes_max: int = limits.FETCH_CHUNK_BYTES,
     ) -> Iterator[StoredSlice]:
-        """As `read`, with each batch's first offset and time."""
+        """As `read`, with each batch's offsets and time; also those of which a filter has kept no row."""
         view = self._connection.topic(topic, Deadline(self._timeout_ms))
         if not 0 <= partition < view.partitions:
             raise UnknownPartition(f"topic {topic!r} has no partition {partition}: it has 0 to {view.partitions - 1}")
@@ -90,7 +114,12 @@ class Reader:
             end = asked.log_end_offset if end is None else end
         if not 0 <= start <= end:
             raise InvalidRequest(f"cannot read offsets {start} to {end} of {topic!r}: give 0 <= start <= end")
-        return self._follow(view, partition, start, end, columns, chunk_bytes_max)
+        schema = view.schema if columns is None else pa.schema([view.schema.field(name) for name in columns])
+        if filter:
+            parse_filter(filter, view.schema)
+        everything = columns is None or list(columns) == view.schema.names
+        wanted = _Wanted(None if everything else tuple(columns or ()), filter, schema)
+        return self._follow(view, partition, start, end, wanted, chunk_bytes_max)
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """`{partition: (log_start_offset, log_end_offset)}`, asked now."""
@@ -98,7 +127,7 @@ class Reader:
         return {number: (found[number].log_start_offset, found[number].log_end_offset) for number in sorted(found)}
 
     def _follow(
-        self, view: TopicView, partition: int, start: int, end: int, columns: Sequence[str] | None, chunk_bytes_max: int
+        self, view: TopicView, partition: int, start: int, end: int, wanted: _Wanted, chunk_bytes_max: int
     ) -> Iterator[StoredSlice]:
         """Fetch after fetch, each from where the one before broke off, until `end`."""
         position = start
@@ -118,9 +147,12 @@ class Reader:
                     end_offset=end,
                     leader_epoch=view.epochs[partition],
                     chunk_bytes_max=chunk_bytes_max,
+                    columns=wanted.columns or (),
+                    project=wanted.columns is not None,
+                    filter=wanted.filter,
                 )
-                for piece in self._fetch(address, request, view, columns):
-                    position = piece.base_offset + piece.batch.num_rows
+                for piece in self._fetch(address, request, view, wanted):
+                    position = piece.end_offset
                     yield piece
                 if position == began_at:
                     raise OutcomeUnknown(f"broker at {address} ended a fetch of {view.name!r} without a batch")
@@ -151,9 +183,7 @@ class Reader:
                 raise
             return view
 
-    def _fetch(
-        self, address: str, request: pb.FetchRequest, view: TopicView, columns: Sequence[str] | None
-    ) -> Iterator[StoredSlice]:
+    def _fetch(self, address: str, request: pb.FetchRequest, view: TopicView, wanted: _Wanted) -> Iterator[StoredSlice]:
         """One stream. Its time limit only bounds a broker that has stopped: a slow reader begins another where it was."""
         call = open_fetch(address, request, self._timeout_ms / 1000)
         position = request.start_offset
@@ -162,20 +192,18 @@ class Reader:
                 header: pb.BatchesHeader = message.header
                 if header.HasField("error"):
                     raise from_wire(header.error)
+                self.payload_bytes += len(message.payload)
                 payloads = split(message.payload, (stored.payload_bytes for stored in header.batches))
                 for stored, payload in zip(header.batches, payloads, strict=True):
-                    batch = decode_batch(payload, view.schema, columns)
-                    skip = position - stored.base_offset
-                    if batch.num_rows != stored.record_count or skip < 0:
+                    piece = _slice(stored, payload, position, request.end_offset, wanted.schema)
+                    if piece is None:
                         raise CorruptBatch(
                             f"topic {view.name!r} partition {request.partition}: the batch at offset {stored.base_offset} is not "
-                            f"what its broker says ({batch.num_rows} records, {stored.record_count} said, {position} wanted)"
+                            f"what its broker says ({stored.record_count} records said, {position} wanted)"
                         )
-                    take = min(stored.record_count, request.end_offset - stored.base_offset) - skip
-                    if take <= 0:
-                        continue
-                    yield StoredSlice(position, stored.timestamp_us, batch.slice(skip, take) if take < batch.num_rows else batch)
-                    position += take
+                    if piece.end_offset > position:
+                        yield piece
+                        position = piece.end_offset
         except grpc.RpcError as error:
             raise error_of(error, address) from None
         finally:
@@ -189,3 +217,22 @@ class Reader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _slice(stored: pb.StoredBatch, payload: memoryview, position: int, end: int, schema: pa.Schema) -> StoredSlice | None:
+    """The part of a stored batch within `position .. end - 1`; None if it is not what its description says."""
+    base, upto = stored.base_offset, min(stored.base_offset + stored.record_count, end)
+    skip, take = position - base, upto - position
+    if skip < 0:
+        return None
+    if not stored.HasField("kept"):
+        batch = decode_batch(payload, schema)
+        if batch.num_rows != stored.record_count:
+            return None
+        return StoredSlice(position, upto, stored.timestamp_us, batch.slice(skip, max(0, take)) if take < batch.num_rows else batch)
+    kept = np.unpackbits(np.frombuffer(stored.kept, dtype=np.uint8), bitorder="little")
+    offsets = base + np.flatnonzero(kept).astype(np.int64)
+    batch = decode_batch(payload, schema) if len(offsets) else pa.RecordBatch.from_pylist([], schema=schema)
+    if batch.num_rows != len(offsets) or (len(offsets) and not position <= offsets[0] <= offsets[-1] < upto):
+        return None
+    return StoredSlice(position, upto, stored.timestamp_us, batch, offsets)

@@ -6,12 +6,16 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from mq_cli.local_cluster import LocalCluster
-from mq_client import Admin, Producer, UnknownTopic, Unreachable
+from mq_client import Admin, InvalidRequest, Producer, UnknownTopic, Unreachable
+from mq_client.connection import Connection
 from mq_client.deadline import Deadline
+from mq_client.leaders import ask_offsets, measure_spans
 from mq_client.offsets import OffsetWatch
+from mq_protocol import mq_pb2 as pb
 
 
 def eventually(condition: Callable[[], bool], deadline_s: float = 20) -> None:
@@ -54,6 +58,29 @@ def test_an_unknown_topic_is_told_by_the_first_wait(bootstrap: str, topic: str) 
 def test_nobody_there_is_told_in_time() -> None:
     with OffsetWatch("127.0.0.1:1", ["t"]) as watch, pytest.raises(Unreachable):
         watch.wait_first(Deadline(1_500))
+
+
+def test_offsets_are_measured_in_stored_bytes(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=2, schema="n long")
+    with Producer(bootstrap) as producer:
+        for _ in range(10):
+            producer.publish_batch(topic, pa.table({"n": range(100)}), partition=1).result(10)
+    connection, deadline = Connection(bootstrap), Deadline(10_000)
+
+    def measured(start: int, end: int, bytes_max: int) -> pb.SpanMeasure:
+        return measure_spans(connection, topic, {0: (0, 0, 5), 1: (start, end, bytes_max)}, deadline)[1]
+
+    whole = measured(0, 1_000, 0)
+    assert whole.bytes == ask_offsets(connection, topic, deadline)[1].bytes > 8_000
+    assert 8 <= whole.first_bytes < 20
+    assert whole.end_offset == 0
+    assert measured(0, 1_000, whole.bytes).end_offset == measured(0, 5_000, 1 << 40).end_offset == 1_000
+    half = measured(0, 1_000, whole.bytes // 2)
+    assert half.end_offset == 500
+    assert measured(0, half.end_offset, 0).bytes + measured(half.end_offset, 1_000, 0).bytes == whole.bytes
+    assert measured(333, 334, 1 << 20).end_offset == 334
+    with pytest.raises(InvalidRequest):
+        measured(5, 4, 0)
 
 
 @pytest.mark.cluster

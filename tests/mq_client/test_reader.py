@@ -12,6 +12,7 @@ from mq_cli.local_cluster import LocalCluster
 from mq_client import (
     Admin,
     InvalidRequest,
+    InvalidSetting,
     Producer,
     Reader,
     SchemaMismatch,
@@ -69,6 +70,59 @@ def test_each_piece_says_where_and_when_it_is(filled: str, bootstrap: str) -> No
             assert piece.timestamp_us > 1_600_000_000_000_000
             at += piece.batch.num_rows
         assert at == 950
+
+
+def test_columns_that_are_not_asked_for_never_leave_the_broker(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, schema="n long, text string, s string")
+    for compression in (None, "lz4", "zstd"):
+        with Producer(bootstrap, compression=compression) as producer:
+            table = pa.table({"n": range(500), "text": [f"{i:0200}" for i in range(500)], "s": [str(i) for i in range(500)]})
+            producer.publish_batch(topic, table, partition=0).result(10)
+    cost: dict[str, int] = {}
+    for columns in (None, ["n", "text", "s"], ["s", "n"], ["n"], []):
+        with Reader(bootstrap) as reader:
+            batches = list(reader.read(topic, 0, 7, 1_490, columns=columns))
+            assert sum(batch.num_rows for batch in batches) == 1_483
+            if columns == ["s", "n"]:
+                assert pa.Table.from_batches(batches).column("s").to_pylist() == [str(i % 500) for i in range(7, 1_490)]
+            cost[str(columns)] = reader.payload_bytes
+    assert cost["None"] == cost["['n', 'text', 's']"]
+    assert cost["[]"] < cost["['n']"] < cost["['s', 'n']"] < cost["None"] / 4
+
+
+def test_rows_that_a_filter_does_not_keep_never_leave_the_broker(filled: str, bootstrap: str) -> None:
+    with Reader(bootstrap) as everything, Reader(bootstrap) as reader:
+        assert len(numbers(everything.read(filled, 0))) == 1_000
+        assert numbers(reader.read(filled, 0, filter="n in (3, 500) or n >= 998")) == [3, 500, 998, 999]
+        assert reader.payload_bytes < everything.payload_bytes / 2
+        assert numbers(reader.read(filled, 0, 100, 103, filter="n != 101")) == [100, 102]
+        batches = list(reader.read(filled, 0, 0, 20, columns=["s"], filter="n > 17"))
+        assert [row for batch in batches for row in batch.to_pylist()] == [{"s": "s18"}, {"s": "s19"}]
+        assert sum(batch.num_rows for batch in reader.read(filled, 0, columns=[], filter="n < 10")) == 10
+        assert list(reader.read(filled, 0, filter="n is null")) == []
+
+
+def test_what_a_filter_keeps_says_which_offsets_it_has(filled: str, bootstrap: str) -> None:
+    with Reader(bootstrap) as reader:
+        at, offsets = 5, []
+        for piece in reader.read_stored(filled, 0, 5, 900, filter="n < 9 or n = 700", chunk_bytes_max=1):
+            assert piece.base_offset == at
+            at = piece.end_offset
+            assert piece.offsets is not None
+            assert piece.offsets.tolist() == piece.batch.column("n").to_pylist()
+            offsets += piece.offsets.tolist()
+        assert (at, offsets) == (900, [5, 6, 7, 8, 700])
+
+
+def test_a_filter_that_cannot_be_is_refused_before_anything_is_sent(admin: Admin, bootstrap: str, filled: str, topic: str) -> None:
+    admin.create_topic(topic + "r")
+    with Reader(bootstrap) as reader:
+        with pytest.raises(InvalidSetting, match="filter names column 'm', which the topic does not have"):
+            reader.read_stored(filled, 0, filter="m = 1")
+        with Producer(bootstrap) as producer:
+            producer.publish(topic + "r", b"x").result(10)
+        with pytest.raises(InvalidRequest, match="filter needs a topic with columns of its own"):
+            list(reader.read(topic + "r", 0, filter="key is null"))
 
 
 def test_wrong_questions_are_refused_when_they_are_asked(filled: str, bootstrap: str) -> None:

@@ -11,8 +11,8 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Final
 
-from mq_broker.broker.fetch import stored
 from mq_broker.broker.partition import Partition
+from mq_broker.broker.pushdown import stored
 from mq_broker.broker.sharing import Share, Shares
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.streams import side_by_side

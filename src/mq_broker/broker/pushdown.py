@@ -1,0 +1,83 @@
+"""What a reader does not want, left out before it is sent: columns, and rows that a filter does not keep.
+
+A projection copies the wanted columns' buffers from one Arrow message into another and decodes no row (a compressed batch is
+decompressed, those columns alone, and compressed again). A filter decodes its own columns and the wanted ones. Pure and
+synchronous: fetch.py calls it in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from mq_broker.core.messages import Published
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import decode_batch, encode_batch
+from mq_protocol.envelope import Buffer
+from mq_protocol.errors import InvalidRequest, SchemaMismatch
+from mq_protocol.names import did_you_mean
+from mq_protocol.record_batch_message import read_record_batch_message
+from mq_protocol.row_filter import parse_filter
+
+
+def stored(batch: Published) -> pb.StoredBatch:
+    """How a batch is described beside its payload."""
+    return pb.StoredBatch(
+        base_offset=batch.base_offset,
+        record_count=batch.record_count,
+        timestamp_us=batch.timestamp_us,
+        payload_bytes=batch.payload_bytes,
+    )
+
+
+class Pushdown:
+    """Owns what one Fetch asked for, checked once. Raises `SchemaMismatch`, `InvalidSetting` or `InvalidRequest`."""
+
+    def __init__(self, schema: pa.Schema, request: pb.FetchRequest, *, typed: bool) -> None:
+        if request.filter and not typed:
+            raise InvalidRequest(
+                f"filter needs a topic with columns of its own, and {request.topic} holds records: "
+                "leave it out, and use .filter(...) on the DataFrame"
+            )
+        self._schema = schema
+        self._columns = _columns(schema, request) if request.project else list(schema.names)
+        self._filter = parse_filter(request.filter, schema) if request.filter else None
+        self._start, self._end = request.start_offset, request.end_offset
+
+    def apply(self, batches: Sequence[tuple[Published, memoryview]]) -> list[tuple[pb.StoredBatch, Buffer]]:
+        """What is sent of each stored batch, and how it is described."""
+        return [self._apply(batch, payload) for batch, payload in batches]
+
+    def _apply(self, batch: Published, payload: memoryview) -> tuple[pb.StoredBatch, Buffer]:
+        described = stored(batch)
+        codec = read_record_batch_message(payload).codec
+        if self._filter is None:
+            sent: Buffer = memoryview(encode_batch(decode_batch(payload, self._schema, self._columns), codec))
+        else:
+            kept = self._kept(batch, decode_batch(payload, self._schema, self._filter.columns))
+            described.kept = np.packbits(kept, bitorder="little").tobytes()
+            sent = b""
+            if kept.any():
+                rows = decode_batch(payload, self._schema, self._columns)
+                sent = memoryview(encode_batch(rows.filter(pa.array(kept)), codec))
+        described.payload_bytes = len(sent)
+        return described, sent
+
+    def _kept(self, batch: Published, rows: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        assert self._filter is not None
+        kept = np.array(self._filter.mask(rows).to_numpy(zero_copy_only=False), dtype=np.bool_)
+        kept[: max(0, self._start - batch.base_offset)] = False
+        kept[max(0, self._end - batch.base_offset) :] = False
+        return kept
+
+
+def _columns(schema: pa.Schema, request: pb.FetchRequest) -> list[str]:
+    columns = list(request.columns)
+    for name in columns:
+        if name not in schema.names:
+            raise SchemaMismatch(f"topic {request.topic} has no column {name!r}{did_you_mean(name, schema.names)}")
+    if len(set(columns)) < len(columns):
+        raise InvalidRequest(f"columns name one of {', '.join(columns[:10])} twice: name each once")
+    return columns
