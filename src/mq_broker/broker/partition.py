@@ -41,6 +41,7 @@ from mq_broker.core.messages import (
     RecoveryAdopted,
     Refused,
     Reopen,
+    ReplicasChanged,
     ReplicaSettings,
     Reply,
     RequestId,
@@ -49,6 +50,7 @@ from mq_broker.core.messages import (
     Send,
     StartOver,
     Tick,
+    TransferLeadership,
     Trimmed,
     Truncate,
     TurnEnded,
@@ -452,6 +454,19 @@ class Partition:
             self.topic.spec.topic_id, self.number, effect.expected_version, state
         )
         self.feed(CasAnswer(state.token, outcome, version))
+
+    # ------------------------------------------------------------------ what changes while it is open
+
+    def topic_changed(self, topic: Topic) -> None:
+        """The topic's settings, or the brokers that this partition is assigned to, are others now."""
+        before, self.topic = self.topic.spec.assignment[self.number], topic
+        replicas = topic.spec.assignment[self.number]
+        if replicas != before:
+            self.feed(ReplicasChanged(replicas))
+
+    def transfer(self, to: int, deadline_ms: int) -> None:
+        """Let broker `to` lead as soon as it has everything; this one leads on if that cannot be by the deadline (monotonic)."""
+        self.feed(TransferLeadership(to, deadline_ms))
 
     # ------------------------------------------------------------------ the end
 

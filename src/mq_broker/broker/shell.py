@@ -35,6 +35,8 @@ TICK_SLICES: Final = 4
 
 OPENINGS_AT_ONCE: Final = 8
 REOPEN_S: Final = 5.0
+RELEASE_POLL_S: Final = 0.3
+"""How often a replica that was moved away asks whether the in-sync set still names it."""
 
 
 class Shell:
@@ -198,8 +200,12 @@ class Shell:
     # ------------------------------------------------------------------ which partitions are here
 
     def follow_topics(self, topics: dict[str, Topic]) -> None:
-        """Open what is assigned to this broker, close what is gone. Returns at once."""
+        """Open what is assigned to this broker, close what is gone, tell what has changed. Returns at once."""
         self._wanted = topics
+        for partition in list(self._partitions.values()):
+            topic = topics.get(partition.topic.spec.topic_id)
+            if topic is not None and topic is not partition.topic:
+                partition.topic_changed(topic)
         keys = {
             (topic_id, n) for topic_id, t in topics.items() for n, members in enumerate(t.spec.assignment) if self.broker in members
         }
@@ -228,16 +234,36 @@ class Shell:
                         log.exception("partition %d of %s cannot be opened; trying again", number, topic.spec.name)
                         await asyncio.sleep(REOPEN_S)
                 elif present is not None and not wanted:
+                    if topic is not None and not await self._released(present):
+                        await asyncio.sleep(RELEASE_POLL_S)
+                        continue
                     del self._partitions[key]
-                    await present.close(UnknownTopic(f"topic {present.topic.spec.name!r} was deleted"))
+                    gone = "was deleted" if topic is None else f"has partition {number} on other brokers now"
+                    await present.close(UnknownTopic(f"topic {present.topic.spec.name!r} {gone}"))
                     await self._delete(present)
                 else:
                     return
         finally:
             del self._settling[key]
 
+    async def _released(self, partition: Partition) -> bool:
+        """Whether a replica that was moved away is needed no more: the node neither names its log nor this broker as leader."""
+        if partition.replica.leading:
+            return False
+        try:
+            found = await self.coordination.read_state(partition.topic.spec.topic_id, partition.number)
+        except CoordinationUnavailable as error:
+            log.debug("%s: is it needed here still? %s", partition.name, error)
+            return False
+        if found is None:
+            return False  # missing metadata is not an order to delete (trap 18)
+        state = found[1]
+        led_here = state.leader is not None and state.leader.broker == self.broker
+        return not led_here and all(broker != self.broker for broker, _ in state.isr)
+
     async def _delete(self, partition: Partition) -> None:
-        """Remove what a deleted topic held. A cluster that is another now did not delete it (trap 18)."""
+        """Remove what a deleted topic held, or a replica that was moved away. A cluster that is another now did neither
+        (trap 18)."""
         place = Place(partition.topic.spec.topic_id, partition.number)
         try:
             if await self.coordination.cluster_id() != self._directory.cluster_id:
