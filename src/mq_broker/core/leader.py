@@ -374,7 +374,9 @@ class Leader:
 
     def membership_changed(self) -> None:
         if self._resigning is None and self._acknowledging:
-            self.membership.propose(self.followers, self.epoch_start)
+            # A log in memory ends with its process: whoever is about to stop drops nobody, or it might drop the last that stays.
+            leaving = self._shared.settings.volatile and self._hand_over_deadline_ms is not None and not self._chosen
+            self.membership.propose(self.followers, self.epoch_start, shrink=not leaving)
 
     def refused_by_node(self) -> None:
         """Rule 7: a refused compare-and-set means that someone else wrote. Acknowledge nothing until the node was read."""

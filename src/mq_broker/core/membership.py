@@ -77,12 +77,12 @@ class Membership:
                 why.append(f"+{progress.broker}")
         return isr, why
 
-    def propose(self, followers: dict[int, Progress], epoch_start: int) -> None:
-        """Write the set as it should be, if it differs or a former write is unsettled."""
+    def propose(self, followers: dict[int, Progress], epoch_start: int, *, shrink: bool = True) -> None:
+        """Write the set as it should be, if it differs or a former write is unsettled. `shrink`: whether members may be dropped."""
         shared = self._shared
         if self._in_flight is not None or shared.now_ms < self._retry_at_ms or shared.node is None:
             return
-        smaller, dropped = self._shrunk(self.confirmed, followers)
+        smaller, dropped = self._shrunk(self.confirmed, followers) if shrink else (self.confirmed, [])
         target, added = self._expanded(smaller, followers, epoch_start)
         if target == self.confirmed and not self._unsettled:
             return
