@@ -9,10 +9,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from mq_broker.coordination.interface import BrokerRegistration, TopicSpec
+from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol.errors import InternalError
 
@@ -44,23 +44,36 @@ def state_from_json(document: dict[str, Any]) -> NodeState:
 
 
 def topic_to_json(topic: TopicSpec) -> dict[str, Any]:
-    return {
+    document: dict[str, Any] = {
         "name": topic.name,
         "topic_id": topic.topic_id,
         "assignment": [list(replicas) for replicas in topic.assignment],
         "schema": base64.b64encode(topic.schema).decode("ascii"),
         "settings": topic.settings,
     }
+    if topic.moving:
+        document["moving"] = {
+            str(number): {"target": list(move.target), "origin": list(move.origin)} for number, move in sorted(topic.moving.items())
+        }
+    return document
 
 
 def topic_from_json(document: dict[str, Any]) -> TopicSpec:
     return TopicSpec(
         name=str(document["name"]),
         topic_id=str(document["topic_id"]),
-        assignment=tuple(tuple(int(broker) for broker in replicas) for replicas in document["assignment"]),
+        assignment=tuple(_brokers(replicas) for replicas in document["assignment"]),
         schema=base64.b64decode(document["schema"], validate=True),
         settings={str(name): str(value) for name, value in document["settings"].items()},
+        moving={
+            int(number): Move(_brokers(move["target"]), _brokers(move["origin"]))
+            for number, move in document.get("moving", {}).items()
+        },
     )
+
+
+def _brokers(replicas: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(int(broker) for broker in replicas)
 
 
 def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class _Contents:
 
     cluster_id: str = ""
     lives: dict[int, int] = field(default_factory=dict)
-    topics: dict[str, TopicSpec] = field(default_factory=dict)
+    topics: dict[str, tuple[int, TopicSpec]] = field(default_factory=dict)
     states: dict[_PartitionKey, tuple[int, NodeState]] = field(default_factory=dict)
 
     def copy(self) -> _Contents:
@@ -58,17 +58,17 @@ class _Contents:
         return {
             "cluster_id": self.cluster_id,
             "lives": {str(broker): life for broker, life in self.lives.items()},
-            "topics": [documents.topic_to_json(topic) for topic in self.topics.values()],
+            "topics": [{"version": version, **documents.topic_to_json(topic)} for version, topic in self.topics.values()],
             "states": states,
         }
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> _Contents:
-        topics = [documents.topic_from_json(topic) for topic in document["topics"]]
+        topics = [(int(topic.get("version", 0)), documents.topic_from_json(topic)) for topic in document["topics"]]
         return cls(
             cluster_id=str(document["cluster_id"]),
             lives={int(broker): int(life) for broker, life in document["lives"].items()},
-            topics={topic.name: topic for topic in topics},
+            topics={topic.name: (version, topic) for version, topic in topics},
             states={
                 (topic_id, int(partition)): (int(state["version"]), documents.state_from_json(state))
                 for topic_id, partitions in document["states"].items()
@@ -170,7 +170,11 @@ class FileCoordination:
 
     async def topics(self) -> dict[str, TopicSpec]:
         self._check_open()
-        return dict(sorted(self._contents.topics.items()))
+        return {name: topic for name, (_, topic) in sorted(self._contents.topics.items())}
+
+    async def read_topic(self, name: str) -> tuple[int, TopicSpec] | None:
+        self._check_open()
+        return self._contents.topics.get(name)
 
     async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
         check_topic_name(topic.name, internal=True)
@@ -178,20 +182,42 @@ class FileCoordination:
         def apply(contents: _Contents) -> None:
             if topic.name in contents.topics:
                 raise TopicExists(f"topic {topic.name!r} exists already: choose another name, or delete it first")
-            contents.topics[topic.name] = topic
+            contents.topics[topic.name] = (0, topic)
             for partition, state in enumerate(states):
                 contents.states[topic.topic_id, partition] = (0, state)
 
         await self._change(apply)
         self._emit(CoordinationEvent.TOPICS_CHANGED)
 
+    async def update_topic(
+        self, expected_version: int, topic: TopicSpec, states: tuple[NodeState, ...] = ()
+    ) -> tuple[CasOutcome, int]:
+        def apply(contents: _Contents) -> tuple[CasOutcome, int]:
+            version, present = contents.topics.get(topic.name, (-1, topic))
+            if version != expected_version or present.topic_id != topic.topic_id:
+                return CasOutcome.REFUSED, -1
+            contents.topics[topic.name] = (version + 1, topic)
+            for partition, state in enumerate(states, start=len(topic.assignment) - len(states)):
+                contents.states[topic.topic_id, partition] = (0, state)
+            return CasOutcome.DONE, version + 1
+
+        try:
+            outcome = await self._change(apply)
+        except CoordinationUnavailable as error:
+            _log.warning("whether topic %s was changed is unknown: %s", topic.name, error)
+            return CasOutcome.UNKNOWN, -1
+        if outcome[0] is CasOutcome.DONE:
+            self._emit(CoordinationEvent.TOPICS_CHANGED)
+        return outcome
+
     async def delete_topic(self, name: str) -> None:
         check_topic_name(name, internal=True)
 
         def apply(contents: _Contents) -> None:
-            topic = contents.topics.pop(name, None)
-            if topic is None:
+            found = contents.topics.pop(name, None)
+            if found is None:
                 raise UnknownTopic(f"there is no topic {name!r}: see `tritonmq topic list`")
+            topic = found[1]
             for partition in range(len(topic.assignment)):
                 contents.states.pop((topic.topic_id, partition), None)
 

@@ -26,15 +26,32 @@ class BrokerRegistration:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """A partition on its way to `target`, in order of rank, from `origin`. The two are equal where a move was called off."""
+
+    target: tuple[int, ...]
+    origin: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as stored. `assignment[p]` are the brokers of partition p in order of rank. `schema`: serialized Arrow schema; empty
-    for the record schema. `settings`: only those that were given, validated by mq_broker.broker."""
+    """A topic as stored. `assignment[p]` are the brokers of partition p in order of rank; while `moving` has p, those of its origin
+    and those of its target. `schema`: serialized Arrow schema; empty for the record schema. `settings`: only those that were given,
+    validated by mq_broker.broker."""
 
     name: str
     topic_id: str
     assignment: tuple[tuple[int, ...], ...]
     schema: bytes = b""
     settings: dict[str, str] = field(default_factory=dict)
+    moving: dict[int, Move] = field(default_factory=dict)
+
+    @property
+    def replicas(self) -> int:
+        """How many copies each partition is to have; the fewest where they differ. Those on their way count as arrived."""
+        return min(
+            len(self.moving[number].target if number in self.moving else members) for number, members in enumerate(self.assignment)
+        )
 
 
 class CoordinationEvent(Enum):
@@ -47,6 +64,9 @@ class CoordinationEvent(Enum):
     CONNECTED = "connected"  # connected again: with the same session, or after SESSION_LOST with a new one (register anew)
     SESSION_LOST = "session_lost"  # the session ended: registrations made in it are gone
 
+
+PARTITIONS_ADDED_AT_ONCE_MAX = 400
+"""What fits one transaction with the topic's document beside it."""
 
 Listener = Callable[[CoordinationEvent], None]
 
@@ -80,6 +100,16 @@ class CoordinationService(Protocol):
         """The topic and the first state (version 0) of each partition, all or nothing: nobody sees one without the other.
         `topic_id` must be fresh. Raises `TopicExists`; `CoordinationUnavailable` if it was certainly not made, `OutcomeUnknown` if
         that is all that can be said."""
+
+    async def read_topic(self, name: str) -> tuple[int, TopicSpec] | None:
+        """(version, topic), read after a sync; None if there is no such topic."""
+
+    async def update_topic(
+        self, expected_version: int, topic: TopicSpec, states: tuple[NodeState, ...] = ()
+    ) -> tuple[CasOutcome, int]:
+        """Compare-and-set on the topic's document, whose name and id stay: (DONE, new version), (REFUSED, -1) or (UNKNOWN, -1), as
+        `write_state`. `states` are the first ones of partitions that the document has more than before, at most
+        `PARTITIONS_ADDED_AT_ONCE_MAX`: they are there with it or not at all. TOPICS_CHANGED follows everywhere."""
 
     async def delete_topic(self, name: str) -> None:
         """Raises `UnknownTopic`; `OutcomeUnknown` if the answer was lost: ask again. State nodes live under the topic's id, so a

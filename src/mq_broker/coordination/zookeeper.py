@@ -28,7 +28,13 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, Zook
 from kazoo.protocol.states import KazooState
 
 from mq_broker.coordination import documents
-from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, Listener, TopicSpec
+from mq_broker.coordination.interface import (
+    PARTITIONS_ADDED_AT_ONCE_MAX,
+    BrokerRegistration,
+    CoordinationEvent,
+    Listener,
+    TopicSpec,
+)
 from mq_broker.coordination.kazoo_session import AnswerLost, KazooSession
 from mq_broker.coordination.state_writes import StateWrites
 from mq_broker.core.messages import CasOutcome, NodeState
@@ -282,6 +288,38 @@ class ZooKeeperCoordination:
         if found is not None:
             raise TopicExists(f"topic {topic.name!r} exists already: choose another name, or delete it first")
         raise CoordinationUnavailable(f"topic {topic.name!r} was not made: {cause}; ask again") from cause
+
+    async def read_topic(self, name: str) -> tuple[int, TopicSpec] | None:
+        check_topic_name(name, internal=True)
+        path = self._path("topics", name)
+        found = await self._read(path, self._session.deadline())
+        if found is None:
+            return None
+        return int(found[1].version), documents.load(found[0], documents.topic_from_json, path)
+
+    async def update_topic(
+        self, expected_version: int, topic: TopicSpec, states: tuple[NodeState, ...] = ()
+    ) -> tuple[CasOutcome, int]:
+        assert expected_version >= 0, "a version of -1 would be no compare-and-set"
+        assert len(states) <= PARTITIONS_ADDED_AT_ONCE_MAX
+        path, home = self._path("topics", topic.name), self._path("states", topic.topic_id)
+
+        def build(transaction: TransactionRequest) -> None:
+            # A topic made again has version 0 again: only the states' parent, touched when a topic goes, tells the two apart.
+            transaction.check(home, 0)
+            transaction.set_data(path, documents.dump(documents.topic_to_json(topic)), expected_version)
+            for partition, state in enumerate(states, start=len(topic.assignment) - len(states)):
+                transaction.create(f"{home}/{partition}", documents.dump(documents.state_to_json(state)))
+            transaction.set_data(self._path("topic_changes"), b"")
+
+        try:
+            results = await self._session.commit(build, self._session.deadline())
+        except (BadVersionError, NoNodeError, NodeExistsError):
+            return CasOutcome.REFUSED, -1
+        except (AnswerLost, ZookeeperError) as error:
+            _log.warning("whether topic %s was changed from version %d is unknown: %s", topic.name, expected_version, error)
+            return CasOutcome.UNKNOWN, -1
+        return CasOutcome.DONE, int(results[1].version)
 
     async def delete_topic(self, name: str) -> None:
         check_topic_name(name, internal=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mq_broker.coordination.file import FileCoordination
-from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService, TopicSpec
+from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService, Move, TopicSpec
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import CasOutcome
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidTopicName, TopicExists, UnknownTopic
@@ -189,6 +189,81 @@ def test_a_topic_made_again_never_meets_the_states_of_the_old_one(opened: Opener
             assert await service.read_state("old", 0) is None
             assert await service.read_state("new", 0) == (0, state_of())
             assert await service.write_state("old", 0, 1, state_of(epoch=6)) == (CasOutcome.REFUSED, -1)
+
+    asyncio.run(main())
+
+
+def test_a_topic_is_changed_only_from_the_version_that_it_has(opened: Opener) -> None:
+    async def main() -> None:
+        moved = replace(ORDERS, assignment=((1, 2, 3), (2, 1)), moving={0: Move((1, 3), (1, 2))})
+        async with opened() as service:
+            assert await service.read_topic("orders") is None
+            await service.create_topic(ORDERS, (state_of(1), state_of(2)))
+            assert await service.read_topic("orders") == (0, ORDERS)
+            assert await service.update_topic(0, moved) == (CasOutcome.DONE, 1)
+            assert await service.update_topic(0, ORDERS) == (CasOutcome.REFUSED, -1)
+            assert await service.read_topic("orders") == (1, moved)
+            assert await service.topics() == {"orders": moved}
+        async with opened() as service:
+            assert await service.read_topic("orders") == (1, moved)
+            assert await service.update_topic(1, ORDERS) == (CasOutcome.DONE, 2)
+
+    asyncio.run(main())
+
+
+def test_topics_changed_follows_a_change_of_one_topic(opened: Opener) -> None:
+    async def main() -> None:
+        heard = Heard()
+        async with opened(heard) as service:
+            await service.create_topic(ORDERS, (state_of(1), state_of(2)))
+            await service.topics()
+            heard.forget()
+            await service.update_topic(0, replace(ORDERS, settings={}))
+            await heard.until(CoordinationEvent.TOPICS_CHANGED)
+
+    asyncio.run(main())
+
+
+def test_partitions_are_added_with_their_states_or_not_at_all(opened: Opener) -> None:
+    async def main() -> None:
+        wider = replace(ORDERS, assignment=(*ORDERS.assignment, (3, 1), (1, 3)))
+        async with opened() as service:
+            await service.create_topic(ORDERS, (state_of(1), state_of(2)))
+            assert await service.update_topic(7, wider, (state_of(3), state_of(1))) == (CasOutcome.REFUSED, -1)
+            assert await service.read_state("id-1", 2) is None
+            assert await service.update_topic(0, wider, (state_of(3), state_of(1))) == (CasOutcome.DONE, 1)
+            assert await service.read_state("id-1", 1) == (0, state_of(2))
+            assert await service.read_state("id-1", 2) == (0, state_of(3))
+            assert await service.read_state("id-1", 3) == (0, state_of(1))
+            await service.delete_topic("orders")
+            assert await service.read_state("id-1", 3) is None
+
+    asyncio.run(main())
+
+
+def test_of_many_changes_from_one_version_exactly_one_is_done(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            await service.create_topic(ORDERS, (state_of(1), state_of(2)))
+            drafts = [replace(ORDERS, settings={"writer": str(number)}) for number in range(8)]
+            outcomes = [outcome for outcome, _ in await asyncio.gather(*(service.update_topic(0, draft) for draft in drafts))]
+            assert (outcomes.count(CasOutcome.DONE), outcomes.count(CasOutcome.REFUSED)) == (1, 7)
+            assert await service.read_topic("orders") == (1, drafts[outcomes.index(CasOutcome.DONE)])
+
+    asyncio.run(main())
+
+
+def test_a_topic_made_again_is_not_changed_by_who_knew_the_old_one(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            await service.create_topic(ORDERS, (state_of(1), state_of(2)))
+            await service.delete_topic("orders")
+            again = replace(ORDERS, topic_id="id-2")
+            await service.create_topic(again, (state_of(1), state_of(2)))
+            assert await service.update_topic(0, replace(ORDERS, settings={})) == (CasOutcome.REFUSED, -1)
+            assert await service.read_topic("orders") == (0, again)
+            await service.delete_topic("orders")
+            assert await service.update_topic(0, again) == (CasOutcome.REFUSED, -1)
 
     asyncio.run(main())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq_broker.coordination import documents
-from mq_broker.coordination.interface import BrokerRegistration, TopicSpec
+from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
 from mq_broker.core.messages import NodeState
 from mq_protocol.errors import InternalError
 from tests.mq_broker.coordination.wire import state_of
@@ -19,6 +19,8 @@ def test_every_document_comes_back_as_it_was() -> None:
     )
     topic = TopicSpec("t", "id", ((1, 2, 3), (2, 3, 1)), schema=bytes(range(256)), settings={"durability": "os"})
     assert documents.load(documents.dump(documents.topic_to_json(topic)), documents.topic_from_json, "x") == topic
+    moving = TopicSpec("t", "id", ((1, 2), (2, 1, 3)), moving={1: Move((2, 3), (2, 1))})
+    assert documents.load(documents.dump(documents.topic_to_json(moving)), documents.topic_from_json, "x") == moving
     for state in (state_of(), NodeState(None, 4, (), 1, "")):
         assert documents.load(documents.dump(documents.state_to_json(state)), documents.state_from_json, "x") == state
 
@@ -26,6 +28,11 @@ def test_every_document_comes_back_as_it_was() -> None:
 def test_fields_of_a_newer_broker_are_ignored() -> None:
     document = {**documents.state_to_json(state_of()), "since": 5}
     assert documents.load(documents.dump(document), documents.state_from_json, "x") == state_of()
+
+
+def test_a_topic_has_as_many_copies_as_its_partitions_are_to_have_after_their_moves() -> None:
+    assert TopicSpec("t", "id", ((1, 2), (2, 1, 3)), moving={1: Move((2, 3), (2, 1))}).replicas == 2
+    assert TopicSpec("t", "id", ((1,), (2, 1, 3)), moving={1: Move((1, 2, 3), (2,))}).replicas == 1
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"5", b"[]", b"{}", b'{"leader": [1]}', b"\xff\xfe", b'{"leader": {}}'])

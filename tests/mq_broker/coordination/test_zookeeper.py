@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -360,6 +361,20 @@ def test_a_topic_whose_request_was_lost_is_certainly_not_made_and_leaves_nothing
             assert await service.topics() == {}
             assert await service.read_state("id-1", 0) is None
             await service.create_topic(TopicSpec("orders", "id-2", ((1,),)), (state_of(),))
+
+    asyncio.run(main())
+
+
+def test_a_change_of_a_topic_whose_answer_is_lost_is_unknown(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
+            await service.create_topic(TOPIC, (state_of(),))
+            changed = replace(TOPIC, settings={"durability": "os"})
+            for fate, found in ((Fate.REQUEST_IS_LOST, (0, TOPIC)), (Fate.ANSWER_IS_LOST, (1, changed))):
+                wire.fate_of = lambda request, fate=fate: fate if names_the_topic(request) else Fate.PASSES
+                assert await service.update_topic(0, changed) == (CasOutcome.UNKNOWN, -1)
+                wire.fate_of = lambda _request: Fate.PASSES
+                assert await service.read_topic("orders") == found
 
     asyncio.run(main())
 
