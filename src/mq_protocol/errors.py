@@ -107,8 +107,14 @@ class CorruptBatch(RefusedError):
 
 
 class OffsetOutOfRange(RefusedError):
+    """`next_offset` is the first kept offset after the one asked for; -1 if there is none, or nobody said."""
+
     code = pb.OFFSET_OUT_OF_RANGE
     grpc_status = "OUT_OF_RANGE"
+
+    def __init__(self, message: str, next_offset: int = -1) -> None:
+        super().__init__(message)
+        self.next_offset = next_offset
 
 
 class DataLoss(RefusedError):
@@ -202,6 +208,8 @@ def to_wire(error: TritonMQError) -> pb.Error:
     if isinstance(error, NotLeader):
         message.leader = error.leader
         message.leader_epoch = error.leader_epoch
+    if isinstance(error, OffsetOutOfRange) and error.next_offset >= 0:
+        message.next_offset = error.next_offset
     return message
 
 
@@ -210,4 +218,6 @@ def from_wire(message: pb.Error) -> TritonMQError:
     cls = _BY_CODE.get(message.code, InternalError)
     if cls is NotLeader:
         return NotLeader(message.message, message.leader, message.leader_epoch)
+    if cls is OffsetOutOfRange and message.HasField("next_offset"):
+        return OffsetOutOfRange(message.message, message.next_offset)
     return cls(message.message)

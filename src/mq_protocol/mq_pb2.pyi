@@ -132,12 +132,15 @@ class Error(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
     code: Global___ErrorCode.ValueType
     message: _builtins.str
     """what to do next, with the setting to change"""
     leader: _builtins.int
     """NOT_LEADER: who leads, or 0 when unknown"""
     leader_epoch: _builtins.int
+    next_offset: _builtins.int
+    """OFFSET_OUT_OF_RANGE: where the records that are kept go on"""
     def __init__(
         self,
         *,
@@ -145,12 +148,15 @@ class Error(_message.Message):
         message: _builtins.str = ...,
         leader: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
+        next_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "next_offset", b"next_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "leader", b"leader", "leader_epoch", b"leader_epoch", "message", b"message"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "code", b"code", "leader", b"leader", "leader_epoch", b"leader_epoch", "message", b"message", "next_offset", b"next_offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__next_offset: _TypeAlias = _typing.Literal["next_offset"]  # noqa: Y015
+    _WhichOneofArgType__next_offset: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__next_offset) -> _WhichOneofReturnType__next_offset | None: ...
 
 Global___Error: _TypeAlias = Error  # noqa: Y015
 
@@ -239,6 +245,7 @@ class PartitionInfo(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     ISR_FIELD_NUMBER: _builtins.int
+    MOVING_TO_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     leader: _builtins.int
     """0: none"""
@@ -249,6 +256,10 @@ class PartitionInfo(_message.Message):
 
     @_builtins.property
     def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def moving_to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """where its replicas are to be once its move is over; empty: it stays"""
+
     def __init__(
         self,
         *,
@@ -257,10 +268,11 @@ class PartitionInfo(_message.Message):
         leader_epoch: _builtins.int = ...,
         replicas: _abc.Iterable[_builtins.int] | None = ...,
         isr: _abc.Iterable[_builtins.int] | None = ...,
+        moving_to: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "moving_to", b"moving_to", "partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -490,6 +502,409 @@ class DeleteTopicResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteTopicResponse: _TypeAlias = DeleteTopicResponse  # noqa: Y015
+
+@_typing.final
+class AlterTopicRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SettingsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    partitions: _builtins.int
+    """0: as many as there are; never fewer"""
+    replicas: _builtins.int
+    """0: as many as there are"""
+    @_builtins.property
+    def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """an empty value: the default again"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        partitions: _builtins.int = ...,
+        replicas: _builtins.int = ...,
+        settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "partitions", b"partitions", "replicas", b"replicas", "settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterTopicRequest: _TypeAlias = AlterTopicRequest  # noqa: Y015
+
+@_typing.final
+class AlterTopicResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def topic(self) -> Global___TopicInfo: ...
+    def __init__(
+        self,
+        *,
+        topic: Global___TopicInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterTopicResponse: _TypeAlias = AlterTopicResponse  # noqa: Y015
+
+@_typing.final
+class PartitionMove(_message.Message):
+    """Where replicas are. A move goes on by itself once it is started: it is written in the topic's document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    ORIGIN_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    ISR_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    leader: _builtins.int
+    @_builtins.property
+    def origin(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def target(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """in order of rank: the first of the target is to lead"""
+
+    @_builtins.property
+    def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        origin: _abc.Iterable[_builtins.int] | None = ...,
+        target: _abc.Iterable[_builtins.int] | None = ...,
+        isr: _abc.Iterable[_builtins.int] | None = ...,
+        leader: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["isr", b"isr", "leader", b"leader", "origin", b"origin", "partition", b"partition", "target", b"target", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionMove: _TypeAlias = PartitionMove  # noqa: Y015
+
+@_typing.final
+class PlanMovesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DRAIN_FIELD_NUMBER: _builtins.int
+    drain: _builtins.int
+    def __init__(
+        self,
+        *,
+        drain: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanMovesRequest: _TypeAlias = PlanMovesRequest  # noqa: Y015
+
+@_typing.final
+class PlanMovesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionMove]: ...
+    def __init__(
+        self,
+        *,
+        moves: _abc.Iterable[Global___PartitionMove] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["moves", b"moves"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanMovesResponse: _TypeAlias = PlanMovesResponse  # noqa: Y015
+
+@_typing.final
+class StartMovesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVES_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    cancel: _builtins.bool
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionMove]: ...
+    def __init__(
+        self,
+        *,
+        moves: _abc.Iterable[Global___PartitionMove] | None = ...,
+        cancel: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "moves", b"moves"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartMovesRequest: _TypeAlias = StartMovesRequest  # noqa: Y015
+
+@_typing.final
+class StartMovesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartMovesResponse: _TypeAlias = StartMovesResponse  # noqa: Y015
+
+@_typing.final
+class MovesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    broker: _builtins.int
+    def __init__(
+        self,
+        *,
+        broker: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MovesRequest: _TypeAlias = MovesRequest  # noqa: Y015
+
+@_typing.final
+class MovesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MOVES_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    held: _builtins.int
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionMove]: ...
+    def __init__(
+        self,
+        *,
+        moves: _abc.Iterable[Global___PartitionMove] | None = ...,
+        held: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "moves", b"moves"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MovesResponse: _TypeAlias = MovesResponse  # noqa: Y015
+
+@_typing.final
+class LeadRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    BROKER_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    broker: _builtins.int
+    timeout_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        broker: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeadRequest: _TypeAlias = LeadRequest  # noqa: Y015
+
+@_typing.final
+class LeadResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeadResponse: _TypeAlias = LeadResponse  # noqa: Y015
+
+@_typing.final
+class ReplicaStatusRequest(_message.Message):
+    """Asked of a broker that holds a replica, when no named log seems to be left."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    topic_id: _builtins.str
+    partition: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic_id: _builtins.str = ...,
+        partition: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaStatusRequest: _TypeAlias = ReplicaStatusRequest  # noqa: Y015
+
+@_typing.final
+class ReplicaStatusResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    LOG_ID_FIELD_NUMBER: _builtins.int
+    LAST_EPOCH_FIELD_NUMBER: _builtins.int
+    LAST_INDEX_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    RECOVERY_FIELD_NUMBER: _builtins.int
+    LEADING_FIELD_NUMBER: _builtins.int
+    broker: _builtins.int
+    open: _builtins.bool
+    """there is a replica here, and it is open"""
+    log_id: _builtins.str
+    last_epoch: _builtins.int
+    last_index: _builtins.int
+    next_offset: _builtins.int
+    """no record in this log has an offset at or above it, uncommitted ones included"""
+    recovery: _builtins.int
+    leading: _builtins.bool
+    def __init__(
+        self,
+        *,
+        broker: _builtins.int = ...,
+        open: _builtins.bool = ...,
+        log_id: _builtins.str = ...,
+        last_epoch: _builtins.int = ...,
+        last_index: _builtins.int = ...,
+        next_offset: _builtins.int = ...,
+        recovery: _builtins.int = ...,
+        leading: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "last_epoch", b"last_epoch", "last_index", b"last_index", "leading", b"leading", "log_id", b"log_id", "next_offset", b"next_offset", "open", b"open", "recovery", b"recovery"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaStatusResponse: _TypeAlias = ReplicaStatusResponse  # noqa: Y015
+
+@_typing.final
+class RecoverRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    FROM_BROKER_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    from_broker: _builtins.int
+    force: _builtins.bool
+    timeout_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        from_broker: _builtins.int = ...,
+        force: _builtins.bool = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "from_broker", b"from_broker", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoverRequest: _TypeAlias = RecoverRequest  # noqa: Y015
+
+@_typing.final
+class RecoverResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEPT_FIELD_NUMBER: _builtins.int
+    OFFSET_FLOOR_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
+    offset_floor: _builtins.int
+    """offsets from kept.next_offset up to here are lost"""
+    @_builtins.property
+    def kept(self) -> Global___ReplicaStatusResponse: ...
+    @_builtins.property
+    def given_up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """brokers whose logs were named and are not any more"""
+
+    def __init__(
+        self,
+        *,
+        kept: Global___ReplicaStatusResponse | None = ...,
+        offset_floor: _builtins.int = ...,
+        given_up: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["given_up", b"given_up", "kept", b"kept", "offset_floor", b"offset_floor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecoverResponse: _TypeAlias = RecoverResponse  # noqa: Y015
 
 @_typing.final
 class ListOffsetsRequest(_message.Message):
@@ -2138,30 +2553,32 @@ class PlacedUuids(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UUIDS_FIELD_NUMBER: _builtins.int
-    INDEX_FIELD_NUMBER: _builtins.int
-    BASE_OFFSET_FIELD_NUMBER: _builtins.int
-    TIMESTAMP_US_FIELD_NUMBER: _builtins.int
+    INDEX_STEP_FIELD_NUMBER: _builtins.int
+    BASE_OFFSET_STEP_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_US_STEP_FIELD_NUMBER: _builtins.int
     uuids: _builtins.bytes
     """16 bytes each"""
     @_builtins.property
-    def index(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def base_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """-1: staged, or discarded"""
+    def index_step(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """steps: what is to be added to the element before (0 before the first)"""
 
     @_builtins.property
-    def timestamp_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def base_offset_step(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of offsets; -1: staged, or discarded"""
+
+    @_builtins.property
+    def timestamp_us_step(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         uuids: _builtins.bytes = ...,
-        index: _abc.Iterable[_builtins.int] | None = ...,
-        base_offset: _abc.Iterable[_builtins.int] | None = ...,
-        timestamp_us: _abc.Iterable[_builtins.int] | None = ...,
+        index_step: _abc.Iterable[_builtins.int] | None = ...,
+        base_offset_step: _abc.Iterable[_builtins.int] | None = ...,
+        timestamp_us_step: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "index", b"index", "timestamp_us", b"timestamp_us", "uuids", b"uuids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset_step", b"base_offset_step", "index_step", b"index_step", "timestamp_us_step", b"timestamp_us_step", "uuids", b"uuids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,3 +55,10 @@ def test_the_three_families_say_whether_the_outcome_is_known(cls: type[errors.Tr
         assert cls.retriable
     else:
         assert not cls.definite
+
+
+@pytest.mark.parametrize("next_offset", [-1, 0, 1 << 40])
+def test_an_offset_out_of_range_says_where_to_go_on(next_offset: int) -> None:
+    got = errors.from_wire(errors.to_wire(errors.OffsetOutOfRange("lost", next_offset)))
+    assert isinstance(got, errors.OffsetOutOfRange)
+    assert (str(got), got.next_offset) == ("lost", next_offset)
