@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo test style types floors proto lock bench simulate clean
+.PHONY: demo test style types floors proto lock bench simulate chaos clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -28,6 +28,10 @@ bench: $(VENV)/.ready         ## measured figures beside their ceilings
 SEEDS ?= 1000
 simulate: $(VENV)/.ready      ## whole clusters in virtual time: make simulate SEEDS=n
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+MINUTES ?= 5
+chaos: $(VENV)/.ready         ## real processes under fire, judged: make chaos MINUTES=n
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES)
 
 proto: $(VENV)/.ready         ## generate the protobuf code anew (tests check that it is current)
 	cd src && PATH="$(CURDIR)/$(BIN):$$PATH" ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. mq_protocol/mq.proto

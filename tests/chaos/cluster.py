@@ -1,0 +1,162 @@
+"""The cluster that is put under fire: real brokers and a real ZooKeeper behind a network and disks that can be hurt.
+
+Nothing here chooses what to do: nemesis.py does. Every method that hurts has one that heals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from mq_cli.local_cluster import ClusterFailed
+from tests.chaos.network import HOST, ZOOKEEPER, Network
+from tests.cluster.harness import Cluster, wait_until
+
+DISK_MB = 4_096
+_STOP_S = 20.0
+_FILL_S = 5.0
+
+
+class FireCluster(Cluster):
+    """Owns what `Cluster` owns, the network between all of it, and the brokers' disks where `disks` is asked for and permitted.
+
+    `bootstrap` and what brokers advertise lead through the network; the harness's own questions about a process do not.
+    """
+
+    def __init__(self, directory: Path, brokers: int = 3, *, session_ms: int = 2_000, disks: bool = False) -> None:
+        super().__init__(directory, brokers, arguments=("--session-timeout-ms", str(session_ms)))
+        assert self.zookeeper is not None
+        self.session_ms = session_ms
+        self.network = Network(lambda: {str(number): broker.pid for number, broker in self.brokers.items()})
+        self._advertised: list[str] = []
+        self._mounted: list[Path] = []
+        for number, broker in self.brokers.items():
+            advertised = f"{HOST}:{self.network.listen(str(number), broker.port)}"
+            zookeeper = f"{HOST}:{self.network.listen(ZOOKEEPER, self.zookeeper.port, dialler=str(number))}"
+            broker.arguments += ["--advertise", advertised, "--zookeeper", zookeeper]  # the last word counts
+            self._advertised.append(advertised)
+        if disks:
+            self._mount_disks()
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(self._advertised)
+
+    @property
+    def ids(self) -> list[int]:
+        return sorted(self.brokers)
+
+    @property
+    def disks(self) -> bool:
+        """Whether disks can be filled: mounting a file system may not be permitted."""
+        return bool(self._mounted)
+
+    def stop(self) -> None:
+        for number in self.ids:
+            self.resume(number)
+        with contextlib.suppress(AssertionError):
+            self.resume_zookeeper()
+        self.network.mend_all()
+        super().stop()
+        self.network.close()
+        for path in self._mounted:
+            subprocess.run(["umount", str(path)], check=True)
+        self._mounted = []
+
+    # ---------------------------------------------------------------- processes
+
+    def stop_broker(self, number: int) -> None:
+        """A clean stop; killed if it does not end in time, which `AssertionError` tells."""
+        broker = self.brokers[number]
+        broker.terminate()
+        ended = broker.wait(_STOP_S)
+        if not ended:
+            broker.kill()
+        assert ended, f"broker {number} did not stop within {_STOP_S:g} s; {broker.last_words()}"
+
+    def start_broker(self, number: int) -> None:
+        self.brokers[number].start()
+
+    def pause_zookeeper(self) -> None:
+        self._signal_zookeeper(signal.SIGSTOP)
+
+    def resume_zookeeper(self) -> None:
+        self._signal_zookeeper(signal.SIGCONT)
+
+    def _signal_zookeeper(self, number: signal.Signals) -> None:
+        assert self.zookeeper is not None
+        if self.zookeeper.pid is not None:
+            os.kill(self.zookeeper.pid, number)
+
+    # ---------------------------------------------------------------- disks
+
+    def _mount_disks(self) -> None:
+        """A file system of its own for each broker, in memory: as full as a real one, and faster."""
+        for broker in self.brokers.values():
+            broker.data_dir.mkdir(parents=True, exist_ok=True)
+            command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "tmpfs", str(broker.data_dir)]
+            if subprocess.run(command, capture_output=True).returncode:
+                return
+            self._mounted.append(broker.data_dir)
+
+    def fill_disk(self, number: int) -> None:
+        """Not a page is left: the file system becomes as small as what is on it."""
+        path = self.brokers[number].data_dir
+
+        def fill() -> bool:
+            stat = os.statvfs(path)
+            return self._resize(path, (stat.f_blocks - stat.f_bfree) * stat.f_frsize)  # refused if more is on it by now
+
+        wait_until(fill, f"the disk of broker {number} is full", _FILL_S)
+
+    def free_disk(self, number: int) -> None:
+        assert self._resize(self.brokers[number].data_dir, DISK_MB << 20)
+
+    @staticmethod
+    def _resize(path: Path, size: int) -> bool:
+        command = ["mount", "-o", f"remount,size={size}", str(path)]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
+    # ---------------------------------------------------------------- health
+
+    def heal(self) -> None:
+        """End every fault there may be; what was killed runs again. Does not wait."""
+        self.network.mend_all()
+        self.resume_zookeeper()
+        self.start_zookeeper()
+        for number in self.ids:
+            self.resume(number)
+            if self._mounted:
+                self.free_disk(number)
+            self.start_broker(number)
+
+    def wait_until_whole(self, topics: list[str], deadline_s: float) -> None:
+        """Every broker serves, every partition is led, every replica is in sync. Raises `AssertionError` saying what is not."""
+        began = time.monotonic()
+        try:
+            self.wait_until_serving(timeout_s=deadline_s)
+        except ClusterFailed as error:
+            raise AssertionError(str(error)) from None
+
+        def missing() -> str:
+            for topic in topics:
+                for partition in self.admin.describe_topic(topic).partitions:
+                    if not partition.leader or set(partition.isr) != set(partition.replicas):
+                        return f"{topic}-{partition.partition} is led by {partition.leader}, in sync are {partition.isr}"
+            return ""
+
+        last = ""
+
+        def whole() -> bool:
+            nonlocal last
+            last = missing()
+            return not last
+
+        try:
+            wait_until(whole, "every partition is led and every replica in sync", max(1.0, deadline_s - (time.monotonic() - began)))
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {last}") from None

@@ -1,0 +1,247 @@
+"""One run: a cluster, clients, faults for so many minutes, then peace, a last reading of everything, and a verdict."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import grpc
+import pyarrow as pa
+
+from mq_client import Consumer, Reader, TritonMQError
+from mq_client.channels import error_of, open_fetch
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import decode_batch
+from mq_protocol.envelope import split
+from mq_protocol.errors import from_wire
+from tests.chaos.client import GROUP, deliver
+from tests.chaos.clients import ClientProcess, finish_all
+from tests.chaos.cluster import FireCluster
+from tests.chaos.nemesis import NEMESES, Applied, Ground, apply
+from tests.cluster.harness import wait_until
+from tests.history.checker import Verdict, judge
+from tests.history.recording import Recorder, merge, read
+
+Piece: TypeAlias = tuple[int, pa.RecordBatch]
+
+WHOLE_S: Final = 120.0
+"""Until everything is led and in sync after faults have ended. Seconds on a machine that has nothing else to do."""
+
+LISTEN_AGAIN_MS: Final = 2_000
+REPLICAS: Final = 3
+TRANSACTIONS: Final = "tx"
+TWO_AT_ONCE: Final = 0.25
+WAIT_UNTIL_WHOLE: Final = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a run is. `topics` and `partitions`: of records; one more topic is for transactions."""
+
+    directory: Path
+    seed: int
+    durability: str = "fsync"
+    seconds: float = 60.0
+    brokers: int = 3
+    topics: int = 2
+    partitions: int = 3
+    rate: float = 20.0
+    session_ms: int = 2_000
+    nemeses: tuple[str, ...] = tuple(NEMESES)
+    producers: int = 2
+    members: int = 2
+    spark: bool = False
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a run. `problems`: what did not come back, end or catch up in its time; no anomaly, and as bad."""
+
+    settings: Settings
+    history: Path
+    verdict: Verdict = field(default_factory=Verdict)
+    applied: list[Applied] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    records: int = 0
+    left_out: list[str] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        return self.verdict.clean and not self.problems
+
+
+class Run:
+    """Owns one run's cluster and clients. `go` once."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.topics = {chr(ord("a") + at): settings.partitions for at in range(settings.topics)}
+        self.chance = random.Random(settings.seed)
+        self.outcome = Outcome(settings, settings.directory / "history.jsonl")
+        self._clients: list[ClientProcess] = []
+        self._parts = settings.directory / "clients"
+
+    def go(self) -> Outcome:
+        s = self.settings
+        self._parts.mkdir(parents=True)
+        disks = any(NEMESES[name].needs_disks for name in s.nemeses)
+        cluster = FireCluster(s.directory / "cluster", s.brokers, session_ms=s.session_ms, disks=disks)
+        recorder = Recorder(self._parts / "nemesis.jsonl", "nemesis")
+        try:
+            cluster.start()
+            for topic, partitions in {**self.topics, TRANSACTIONS: s.partitions}.items():
+                cluster.admin.create_topic(topic, partitions=partitions, replicas=REPLICAS, durability=s.durability)
+            self._start_clients(cluster.bootstrap)
+            ground = Ground(
+                cluster, self._clients, self.topics, self.chance, survivors=s.durability == "memory", problems=self.outcome.problems
+            )
+            self._storm(ground, recorder)
+            self._peace(cluster, recorder)
+        finally:
+            for client in self._clients:
+                client.kill()
+            cluster.stop()
+            recorder.close()
+        merge(sorted(self._parts.glob("*.jsonl*")), self.outcome.history)
+        self.outcome.verdict = judge(read(self.outcome.history))
+        return self.outcome
+
+    def _start_clients(self, bootstrap: str) -> None:
+        s, everything = self.settings, {**self.topics, TRANSACTIONS: self.settings.partitions}
+        roles = [("producer", f"p{at}", self.topics) for at in range(s.producers)]
+        roles += [("reader", "r0", everything), ("transactor", "s0", {TRANSACTIONS: s.partitions})]
+        roles += [("member", f"m{at}", self.topics) for at in range(s.members)]
+        for role, name, topics in roles:
+            client = ClientProcess(role, name, self._parts, bootstrap, topics, s.rate)
+            self._clients.append(client)
+            client.start()
+
+    def _of(self, *roles: str) -> list[ClientProcess]:
+        return [client for client in self._clients if client.role in roles]
+
+    # ------------------------------------------------------------------ faults
+
+    def _storm(self, ground: Ground, recorder: Recorder) -> None:
+        kinds = self._kinds(ground)
+        wait_until(lambda: any(self._parts.glob("p0.1*.jsonlp")), "a producer at work")
+        end = time.monotonic() + self.settings.seconds
+        while time.monotonic() < end:
+            names = [self.chance.choice(kinds)]
+            other = self.chance.choice(kinds)
+            forgets = ground.survivors and any(NEMESES[name].forgets for name in (names[0], other))
+            if self.chance.random() < TWO_AT_ONCE and not forgets:
+                names.append(other)
+            elif forgets and not self._whole(ground.cluster):  # else the last who remembers might be the one to be killed
+                return
+            for fault in apply(ground, names, self.settings.session_ms / 1000):
+                self.outcome.applied.append(fault)
+                recorder.write("note", what=fault.what, kind=fault.kind, whom=fault.whom, began=fault.began, healed=fault.healed)
+            pause_s = self.chance.uniform(0.0, self.settings.session_ms / 1000)
+            if self.chance.random() < WAIT_UNTIL_WHOLE and not self._whole(ground.cluster):
+                return
+            time.sleep(pause_s)
+
+    def _kinds(self, ground: Ground) -> list[str]:
+        roles = {client.role for client in self._clients}
+        kinds = []
+        for name in self.settings.nemeses:
+            nemesis = NEMESES[name]
+            if (nemesis.needs_disks and not ground.cluster.disks) or (nemesis.needs and nemesis.needs not in roles):
+                self.outcome.left_out.append(name)
+            else:
+                kinds.append(name)
+        return kinds
+
+    def _whole(self, cluster: FireCluster) -> bool:
+        try:
+            cluster.wait_until_whole([*self.topics, TRANSACTIONS], WHOLE_S)
+        except AssertionError as error:
+            self.outcome.problems.append(str(error))
+            return False
+        return True
+
+    # ------------------------------------------------------------------ peace
+
+    def _peace(self, cluster: FireCluster, recorder: Recorder) -> None:
+        """Heal, let everybody finish, and read all of it: from leaders, from every replica, and through the group once more."""
+        cluster.heal()
+        if not self._whole(cluster):
+            return
+        problems = self.outcome.problems
+        problems += finish_all(self._of("producer", "transactor"))
+        problems += finish_all(self._of("reader"))
+        try:
+            wait_until(lambda: _caught_up(cluster, self.topics), f"the group {GROUP} is at the end of everything", WHOLE_S)
+            for topic in self.topics:
+                recorder.write("drained", group=GROUP, topic=topic)
+        except AssertionError as error:
+            problems.append(str(error))
+        problems += finish_all(self._of("member"))
+        with Recorder(self._parts / "final.jsonl", "final") as final:
+            for topic in (*self.topics, TRANSACTIONS):
+                try:
+                    self._read_all(cluster, topic, final)
+                except (TritonMQError, AssertionError) as error:
+                    problems.append(f"the last reading of {topic}: {error}")
+            self._listen_again(cluster, final)
+
+    def _read_all(self, cluster: FireCluster, topic: str, final: Recorder) -> None:
+        reader = Reader(cluster.bootstrap)
+        described = cluster.admin.describe_topic(topic)
+        for partition, (start, end) in cluster.admin.offsets(topic).items():
+            self.outcome.records += end - start
+            stored = reader.read_stored(topic, partition, start, end)
+            _write_final(final, topic, partition, start, end, ((piece.base_offset, piece.batch) for piece in stored))
+            for replica in described.partitions[partition].replicas if end > start else ():
+                fetch = partial(_fetch, cluster.brokers[replica].address, topic, described.schema, partition, start, end)
+                # As a list: a replica that does not know of the end yet is asked again from the start.
+                pieces = wait_until(lambda fetch=fetch: list(fetch()), f"broker {replica} has {topic}-{partition} up to {end}")  # type: ignore[misc]
+                _write_final(final, topic, partition, start, end, pieces, replica=replica)
+
+    def _listen_again(self, cluster: FireCluster, final: Recorder) -> None:
+        """A new member of the group, when all is settled: it must be given nothing."""
+        for cursor in cluster.admin.describe_group(GROUP).cursors:
+            final.write("settle", group=GROUP, topic=cursor.topic, partition=cursor.partition, offset=cursor.offset)
+        with Consumer(cluster.bootstrap, group=GROUP, idle_ms=LISTEN_AGAIN_MS) as consumer:
+            consumer.subscribe(self.topics)
+            for record in consumer:
+                deliver(final, record)
+
+
+def _caught_up(cluster: FireCluster, topics: dict[str, int]) -> bool:
+    cursors = {(cursor.topic, cursor.partition): cursor.offset for cursor in cluster.admin.describe_group(GROUP).cursors}
+    return all(
+        cursors.get((topic, number), 0) >= end for topic in topics for number, (_, end) in cluster.admin.offsets(topic).items()
+    )
+
+
+def _fetch(address: str, topic: str, schema: pa.Schema, partition: int, start: int, end: int) -> Iterator[Piece]:
+    """What that broker has, whether it leads or not."""
+    request = pb.FetchRequest(topic=topic, partition=partition, start_offset=start, end_offset=end)
+    try:
+        for message in open_fetch(address, request, WHOLE_S):
+            header: pb.BatchesHeader = message.header
+            if header.HasField("error"):
+                raise from_wire(header.error)
+            payloads = split(message.payload, (stored.payload_bytes for stored in header.batches))
+            for stored, payload in zip(header.batches, payloads, strict=True):
+                yield stored.base_offset, decode_batch(payload, schema)
+    except grpc.RpcError as error:
+        raise error_of(error, address) from None
+
+
+def _write_final(
+    final: Recorder, topic: str, partition: int, start: int, end: int, pieces: Iterable[Piece], replica: int | None = None
+) -> None:
+    """One line for each stored batch, and one at least: an empty partition has an end too."""
+    more = {} if replica is None else {"replica": replica}
+    final.write("final", topic=topic, partition=partition, start=start, end=end, offsets=[], values=[], **more)
+    for base_offset, batch in pieces:
+        values = [value.decode() for value in batch.column("value").to_pylist()]
+        offsets = list(range(base_offset, base_offset + len(values)))
+        final.write("final", topic=topic, partition=partition, start=start, end=end, offsets=offsets, values=values, **more)
