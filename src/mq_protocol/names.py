@@ -84,6 +84,13 @@ class Durability(Enum):
     MEMORY = "memory"
 
 
+class OnTotalLoss(Enum):
+    """What becomes of a partition when every log that its in-sync set names is gone."""
+
+    RECOVER = "recover"
+    STOP = "stop"
+
+
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
     """A topic's settings, every one with its value. Sizes in bytes."""
@@ -94,16 +101,19 @@ class TopicSettings:
     record_bytes_max: int
     segment_bytes_max: int
     dedup_uuids_max: int
+    on_total_loss: OnTotalLoss
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line of the table. `default` is for people; `reason` says what the setting is for and why it is bounded."""
+    """One line of the table. `default` is for people; `reason` says what the setting is for and why it is bounded. `live`: it
+    can be changed while the topic is in use; replicas that differ in another would part, or take it only when they restart."""
 
     name: str
     default: str
     allowed: str
     reason: str
+    live: bool = False
 
 
 SETTINGS: Mapping[str, Setting] = {
@@ -126,12 +136,14 @@ SETTINGS: Mapping[str, Setting] = {
             str(limits.BATCH_BYTES_MAX),
             f"{limits.BATCH_BYTES_FLOOR} to {limits.BATCH_BYTES_CEILING}",
             "the largest stored batch; a batch is held in memory whole",
+            live=True,
         ),
         Setting(
             "record_bytes_max",
             str(limits.RECORD_BYTES_MAX),
             f"1 to batch_bytes_max less {limits.BATCH_OVERHEAD_BYTES}",
             "the largest record; every record must fit a batch of its own",
+            live=True,
         ),
         Setting(
             "segment_bytes_max",
@@ -144,6 +156,13 @@ SETTINGS: Mapping[str, Setting] = {
             str(limits.DEDUP_UUIDS_MAX),
             f"{limits.DEDUP_UUIDS_FLOOR} to {limits.DEDUP_UUIDS_CEILING}",
             "how many batches back a retry is recognised, a partition; each takes about 100 bytes of memory on every replica",
+        ),
+        Setting(
+            "on_total_loss",
+            "recover if durability is memory, else stop",
+            "recover (durability=memory only) or stop",
+            "whether a partition whose every in-sync log is gone goes on by itself from what is left, or waits for an operator",
+            live=True,
         ),
     )
 }
@@ -167,8 +186,9 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
 
     batch_bytes_max = size("batch_bytes_max", limits.BATCH_BYTES_MAX, limits.BATCH_BYTES_FLOOR, limits.BATCH_BYTES_CEILING)
     record_ceiling = batch_bytes_max - limits.BATCH_OVERHEAD_BYTES
+    durability = _durability(given.get("durability", Durability.FSYNC.value))
     return TopicSettings(
-        durability=_durability(given.get("durability", Durability.FSYNC.value)),
+        durability=durability,
         min_insync_replicas=_integer(given, "min_insync_replicas", replicas // 2 + 1, 1, replicas, int),
         batch_bytes_max=batch_bytes_max,
         record_bytes_max=size("record_bytes_max", min(limits.RECORD_BYTES_MAX, record_ceiling), 1, record_ceiling),
@@ -178,6 +198,7 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
         dedup_uuids_max=_integer(
             given, "dedup_uuids_max", limits.DEDUP_UUIDS_MAX, limits.DEDUP_UUIDS_FLOOR, limits.DEDUP_UUIDS_CEILING, int
         ),
+        on_total_loss=_on_total_loss(given.get("on_total_loss"), durability),
     )
 
 
@@ -186,6 +207,20 @@ def _durability(text: str) -> Durability:
     if text not in words:
         raise InvalidSetting(f"durability={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)})")
     return Durability(text)
+
+
+def _on_total_loss(text: str | None, durability: Durability) -> OnTotalLoss:
+    words = [choice.value for choice in OnTotalLoss]
+    if text is None:
+        return OnTotalLoss.RECOVER if durability is Durability.MEMORY else OnTotalLoss.STOP
+    if text not in words:
+        raise InvalidSetting(f"on_total_loss={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)})")
+    if text == OnTotalLoss.RECOVER.value and durability is not Durability.MEMORY:
+        raise InvalidSetting(
+            f"on_total_loss=recover would drop by itself what durability={durability.value} promises to keep: "
+            "leave it at stop, and see `tritonmq partition recover`"
+        )
+    return OnTotalLoss(text)
 
 
 def _size(text: str) -> int:

@@ -10,6 +10,7 @@ from mq_protocol.names import (
     SETTINGS,
     TRANSACTIONS_TOPIC,
     Durability,
+    OnTotalLoss,
     check_group_name,
     check_topic_name,
     nearest,
@@ -77,12 +78,20 @@ def test_sizes_may_have_units(text: str, bytes_: int) -> None:
         ({"batch_bytes_max": "lots"}, "not a number"),
         ({"batch_bytes_max": "64KiB", "record_bytes_max": "64KiB"}, "record_bytes_max=65536 is out of range"),
         ({"dedup_uuids_max": "1"}, "how many batches back"),
+        ({"on_total_loss": "recover"}, "durability=fsync promises to keep"),
+        ({"on_total_loss": "recovery", "durability": "memory"}, "did you mean 'recover'"),
     ],
 )
 def test_a_wrong_setting_names_itself_and_what_is_allowed(given: dict[str, str], says: str) -> None:
     with pytest.raises(InvalidSetting) as caught:
         parse_settings(given, replicas=3)
     assert says in str(caught.value)
+
+
+def test_only_what_is_kept_in_memory_goes_on_by_itself_after_a_total_loss() -> None:
+    assert parse_settings({"durability": "memory"}, 3).on_total_loss is OnTotalLoss.RECOVER
+    assert parse_settings({"durability": "memory", "on_total_loss": "stop"}, 3).on_total_loss is OnTotalLoss.STOP
+    assert parse_settings({"durability": "os"}, 3).on_total_loss is OnTotalLoss.STOP
 
 
 def test_records_stay_below_a_smaller_batch() -> None:
