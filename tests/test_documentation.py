@@ -1,0 +1,54 @@
+"""What the documents name exists: every test and every file that they give as proof."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.simulation import test_durability as cases
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tests/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+SHORT = {
+    "S[": "tests/simulation/test_durability.py::test_survived[",
+    "N[": "tests/simulation/test_durability.py::test_not_survived[",
+    "C::": "tests/cluster/test_faults.py::",
+}
+"""Abbreviations of ARCHITECTURE.md's table of durabilities."""
+
+
+def named_tests(text: str) -> set[tuple[str, str]]:
+    """(file, test's name) of every `tests/….py::name` that stands in the text in backticks."""
+    found: set[tuple[str, str]] = set()
+    for quoted in re.findall(r"`([^`\n]+)`", text):
+        name = quoted
+        for short, long in SHORT.items():
+            if name.startswith(short):
+                name = long + name.removeprefix(short)
+        path, separator, test = name.partition("::")
+        if separator and path.startswith("tests/"):
+            found.add((path, test))
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_test_that_a_document_names_is_there(document: Path) -> None:
+    for path, test in named_tests(document.read_text()):
+        function, _, _ = test.partition("[")
+        source = (ROOT / path).read_text()
+        assert f"def {function}(" in source, f"{document.name} names {path}::{test}"
+
+
+def test_every_cell_of_the_durability_table_is_a_case_of_its_test() -> None:
+    told = {"S": cases.SURVIVED, "N": cases.NOT_SURVIVED}
+    cells = re.findall(r"`([SN])\[(\w+)-(\w+)\]`", (ROOT / "ARCHITECTURE.md").read_text())
+    assert {(durability, fault) for kind, durability, fault in cells if kind == "S"} == set(told["S"])
+    assert {(durability, fault) for kind, durability, fault in cells if kind == "N"} == set(told["N"])
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_within_the_repository_leads_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)", document.read_text()):
+        assert (document.parent / target).exists(), f"{document.name} links to {target}"
