@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
@@ -33,12 +33,21 @@ _JOIN_S: Final = 1.0
 
 
 class OffsetWatch:
-    """Owns the cache, one watching thread and one for each broker watched. Starts at once; `close` ends it."""
+    """Owns the cache, one watching thread and one for each broker watched. Starts at once; `close` ends it.
 
-    def __init__(self, bootstrap: str | Sequence[str] | Connection, topics: Iterable[str]) -> None:
+    `partitions[topic]`: of that topic only these.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] | Connection,
+        topics: Iterable[str],
+        partitions: Mapping[str, Iterable[int]] | None = None,
+    ) -> None:
         self._connection = bootstrap if isinstance(bootstrap, Connection) else Connection(bootstrap)
         self._changed = threading.Condition()
         self._topics = tuple(sorted(set(topics)))
+        self._only = {topic: frozenset(numbers) for topic, numbers in (partitions or {}).items()}
         self._partitions: dict[str, int] = {}
         self._known: dict[Place, tuple[int, int, int]] = {}  # leader_epoch, log_start_offset, log_end_offset
         self._streams: dict[str, _Stream] = {}
@@ -52,8 +61,12 @@ class OffsetWatch:
     # ------------------------------------------------------------------ reading
 
     def latest(self) -> dict[str, dict[int, tuple[int, int]]]:
-        """`{topic: {partition: (log_start_offset, log_end_offset)}}` of what has been heard. Asks nobody."""
+        """`{topic: {partition: (log_start_offset, log_end_offset)}}` of what has been heard. Asks nobody. Raises what a topic was
+        refused with (`UnknownTopic`).
+        """
         with self._changed:
+            if self._refused is not None:
+                raise self._refused
             found: dict[str, dict[int, tuple[int, int]]] = {topic: {} for topic in self._topics}
             for (topic, partition), (_, start, end) in sorted(self._known.items()):
                 if topic in found:
@@ -82,7 +95,7 @@ class OffsetWatch:
     def ask(self, deadline: Deadline) -> dict[str, dict[int, tuple[int, int]]]:
         """`latest`, asked of the leaders now instead of waited for."""
         for topic in self._topics:
-            for offsets in ask_offsets(self._connection, topic, deadline).values():
+            for offsets in ask_offsets(self._connection, topic, deadline, partitions=self._only.get(topic)).values():
                 self._learn(topic, offsets)
         return self.latest()
 
@@ -98,10 +111,14 @@ class OffsetWatch:
     def _missing(self) -> list[str]:
         missing = [topic for topic in self._topics if topic not in self._partitions]
         for topic in self._topics:
-            for partition in range(self._partitions.get(topic, 0)):
+            for partition in self._wanted(topic, self._partitions.get(topic, 0)):
                 if (topic, partition) not in self._known:
                     missing.append(f"{topic}-{partition}")  # noqa: PERF401
         return missing
+
+    def _wanted(self, topic: str, partitions: int) -> list[int]:
+        only = self._only.get(topic)
+        return [number for number in range(partitions) if only is None or number in only]
 
     def _learn(self, topic: str, offsets: pb.PartitionOffsets) -> None:
         """A word of an older leadership than one heard is no news (rule 3 of the replication's)."""
@@ -148,7 +165,7 @@ class OffsetWatch:
                 continue
             with self._changed:
                 self._partitions[topic] = view.partitions
-            for partition in range(view.partitions):
+            for partition in self._wanted(topic, view.partitions):
                 address = self._connection.leader_address(view, partition)
                 if address is None:
                     complete = False

@@ -97,6 +97,66 @@ def limited(start: Mapping[str, Mapping[int, int]], available: Mapping[str, Mapp
     return end
 
 
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Stored bytes of a range's rows, and of the first of them."""
+
+    first: int
+    all: int
+
+
+def byte_shares(
+    start: Mapping[str, Mapping[int, int]],
+    end: Mapping[str, Mapping[int, int]],
+    sizes: Mapping[tuple[str, int], Size],
+    bytes_max: int,
+) -> dict[tuple[str, int], int] | None:
+    """How many stored bytes of each range between the offsets go into a micro-batch of `bytes_max`; None if all of them fit.
+
+    `sizes` has every range's, by topic and partition. As with rows, shares are proportional to backlog, and a share is at least the
+    range's first row. When the first rows alone are too many, ranges are served in turn and the others have no share; one row
+    always comes, however large it is, or a query would stand still.
+    """
+    waiting = ranges(start, end)
+    total = sum(sizes[each.topic, each.partition].all for each in waiting)
+    if total <= bytes_max:
+        return None
+    firsts = sum(sizes[each.topic, each.partition].first for each in waiting)
+    shares: dict[tuple[str, int], int] = {}
+    left = bytes_max
+    for each in _in_turn(start, canonical(end), waiting):
+        place = each.topic, each.partition
+        size = sizes[place]
+        if firsts <= bytes_max:
+            shares[place] = size.first + (bytes_max - firsts) * (size.all - size.first) // (total - firsts)
+        elif not shares or left >= size.first:
+            shares[place] = size.first
+            left -= size.first
+        else:
+            break
+    return shares
+
+
+def cut_to_shares(
+    start: Mapping[str, Mapping[int, int]],
+    end: Mapping[str, Mapping[int, int]],
+    sizes: Mapping[tuple[str, int], Size],
+    shares: Mapping[tuple[str, int], int],
+    reached: Mapping[tuple[str, int], int],
+) -> Offsets:
+    """The end of a micro-batch that has of each range the share that `byte_shares` gave; `reached`: how far those bytes go."""
+    cut = {topic: dict(inner) for topic, inner in canonical(end).items()}
+    for each in ranges(start, end):
+        place = each.topic, each.partition
+        if place not in shares:
+            cut[each.topic][each.partition] = each.start
+        elif shares[place] <= sizes[place].first:
+            cut[each.topic][each.partition] = each.start + 1
+        else:
+            cut[each.topic][each.partition] = min(max(reached[place], each.start + 1), each.end)
+    return cut
+
+
 def _in_turn(start: Mapping[str, Mapping[int, int]], end: Offsets, waiting: Sequence[OffsetRange]) -> list[OffsetRange]:
     everyone = [(topic, partition) for topic, inner in end.items() for partition in inner]
     first = sum(offset for inner in start.values() for offset in inner.values()) % len(everyone)

@@ -9,38 +9,51 @@ words.
 
 from __future__ import annotations
 
-import json
-import re
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from mq_protocol import limits
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
+from mq_spark.option_values import (
+    EARLIEST,
+    LATEST,
+    AtTime,
+    StartingAt,
+    boolean,
+    integer,
+    mentions,
+    offsets,
+    seconds,
+    size,
+    subscription,
+    time,
+    times,
+)
+from mq_spark.subscription import Subscription
 
-EARLIEST: Final = -2
-LATEST: Final = -1
-"""In offsets given as JSON, the numbers that Kafka's connector gives these two words."""
+log = logging.getLogger(__name__)
 
 SINK_TIMEOUT_MS: Final = 120_000
 """A decision that has been asked for is worth waiting for: giving up costs the whole micro-batch."""
 
-StartingAt: TypeAlias = "int | dict[str, dict[int, int]]"
-"""`EARLIEST`, `LATEST`, or `{topic: {partition: offset}}` in which an offset may be one of the two."""
-
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What a reader was asked for. Counts are rows (`max_records_per_partition`: of a task).
+    """What a reader was asked for. Counts are rows (`max_records_per_partition`: of a task), before any filter.
 
+    `max_bytes_per_trigger` counts bytes as they are stored. `filter` is text in the grammar of `mq_protocol.row_filter`, or empty.
     `timeout_ms` bounds every question to the brokers, retries included.
     """
 
     bootstrap: str
-    topics: tuple[str, ...]
+    subscription: Subscription
     starting: StartingAt
     ending: StartingAt
+    filter: str
+    max_bytes_per_trigger: int | None
     max_offsets_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_s: float
@@ -69,13 +82,23 @@ class SinkOptions:
 # ------------------------------------------------------------------ the table of names
 
 _BOOTSTRAP = "bootstrap.servers"
+_STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
+_ENDING: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+"""In the order in which they count when several are given, as with Kafka."""
+
+_PER_TRIGGER: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_NO_MATTER: Final = ("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
+"""Kafka's connector tunes its waiting and asking again by these. Here requestTimeoutMs bounds both; no row depends on them."""
+
 _SOURCE: Final = (
     "subscribe",
-    "startingOffsets",
-    "endingOffsets",
-    "maxOffsetsPerTrigger",
-    "minOffsetsPerTrigger",
-    "maxTriggerDelay",
+    "subscribePattern",
+    "assign",
+    *_STARTING,
+    *_ENDING,
+    "startingOffsetsByTimestampStrategy",
+    *_PER_TRIGGER,
+    "filter",
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
@@ -83,25 +106,10 @@ _SOURCE: Final = (
     "includeMetadata",
     "kafka.group.id",
     "groupIdPrefix",
+    *_NO_MATTER,
 )
-_PER_TRIGGER: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _SINK: Final = ("topic", "onReplayMismatch", "txnAppId", "txnVersion")
 _BOTH: Final = (_BOOTSTRAP, "requestTimeoutMs")
-
-_LATER: Final = {
-    "subscribePattern": "name the topics in subscribe",
-    "assign": "name whole topics in subscribe",
-    "startingTimestamp": "use startingOffsets",
-    "startingOffsetsByTimestamp": "use startingOffsets",
-    "startingOffsetsByTimestampStrategy": "use startingOffsets",
-    "endingTimestamp": "use endingOffsets",
-    "endingOffsetsByTimestamp": "use endingOffsets",
-    "maxBytesPerTrigger": "use maxOffsetsPerTrigger",
-    "filter": "use .filter(...) on the DataFrame",
-}
-"""Names that are promised and not yet kept, each with what serves meanwhile: refused, because an option that is ignored lies."""
-
-_DURATION: Final = re.compile(r"(?P<number>[0-9]{1,9})\s*(?P<unit>ms|s|m|min|h)")
 
 _ALIASES: Final = {"kafka.bootstrap.servers": _BOOTSTRAP}
 
@@ -114,47 +122,82 @@ _ASYNC_PROGRESS: Final = (
     "_asyncProgressTrackingOverrideSinkSupportCheck",
 )
 
-_KNOWN: Final = {name.lower(): name for name in (*_BOTH, *_SOURCE, *_SINK, *_LATER, *_ALIASES, *_SPARKS_OWN, *_ASYNC_PROGRESS)}
+_KNOWN: Final = {name.lower(): name for name in (*_BOTH, *_SOURCE, *_SINK, *_ALIASES, *_SPARKS_OWN, *_ASYNC_PROGRESS)}
 
 
 def parse_source(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
     """The options of `readStream` (`streaming`) or `read`; None while that is not yet known. Raises `InvalidSetting`."""
     options = _canonical(given, role="the source", allowed=(*_BOTH, *_SOURCE), other="the sink", others=_SINK)
-    topics = _topics(options)
-    starting_default = "latest" if streaming else "earliest"
-    starting = _offsets("startingOffsets", options.get("startingOffsets", starting_default), topics)
-    ending = _offsets("endingOffsets", options.get("endingOffsets", "latest"), topics)
-    if streaming and "endingOffsets" in options:
-        raise InvalidSetting("endingOffsets has no meaning in a stream: use trigger(availableNow=True), which ends, or spark.read")
-    for name in _PER_TRIGGER:
-        if streaming is False and name in options:
-            raise InvalidSetting(f"{name} has no meaning in a batch read: leave it out, or use spark.readStream")
-    if streaming is False and _mentions(starting, LATEST):
+    _check_meaning(options, streaming)
+    meant = subscription(options)
+    starting = _starting(options, meant, "latest" if streaming else "earliest")
+    ending = _ending(options, meant)
+    if streaming is False and mentions(starting, LATEST):
         raise InvalidSetting(
             "startingOffsets of a batch read cannot be latest, which leaves nothing to read: use earliest or offsets"
         )
-    if _mentions(ending, EARLIEST):
+    if mentions(ending, EARLIEST):
         raise InvalidSetting("endingOffsets cannot be earliest, which leaves nothing to read: use latest or offsets")
-    rows_min, rows_max = (_integer(options, name, 1) for name in ("minOffsetsPerTrigger", "maxOffsetsPerTrigger"))
+    rows_min, rows_max = (integer(options, name, 1) for name in ("minOffsetsPerTrigger", "maxOffsetsPerTrigger"))
     if rows_min is not None and rows_max is not None and rows_min > rows_max:
         raise InvalidSetting(f"minOffsetsPerTrigger={rows_min} is above maxOffsetsPerTrigger={rows_max}: lower it")
+    if "filter" in options and not options["filter"].strip():
+        raise InvalidSetting("filter is empty: write e.g. delay > 60 AND carrier IN ('UA','AA'), or leave it out")
     return SourceOptions(
         bootstrap=_bootstrap(options),
-        topics=topics,
+        subscription=meant,
         starting=starting,
         ending=ending,
+        filter=options.get("filter", ""),
+        max_bytes_per_trigger=size(options, "maxBytesPerTrigger"),
         max_offsets_per_trigger=rows_max,
         min_offsets_per_trigger=rows_min,
-        max_trigger_delay_s=_seconds("maxTriggerDelay", options.get("maxTriggerDelay", "15m")),
-        min_partitions=_integer(options, "minPartitions", 1),
-        max_records_per_partition=_integer(options, "maxRecordsPerPartition", 1),
-        fail_on_data_loss=_boolean(options, "failOnDataLoss", default=True),
-        include_headers=_boolean(options, "includeHeaders", default=False),
-        include_metadata=_boolean(options, "includeMetadata", default=False),
+        max_trigger_delay_s=seconds("maxTriggerDelay", options.get("maxTriggerDelay", "15m")),
+        min_partitions=integer(options, "minPartitions", 1),
+        max_records_per_partition=integer(options, "maxRecordsPerPartition", 1),
+        fail_on_data_loss=boolean(options, "failOnDataLoss", default=True),
+        include_headers=boolean(options, "includeHeaders", default=False),
+        include_metadata=boolean(options, "includeMetadata", default=False),
         group_id=options.get("kafka.group.id"),
         group_id_prefix=options.get("groupIdPrefix", "spark"),
-        timeout_ms=_integer(options, "requestTimeoutMs", 1) or limits.REQUEST_TIMEOUT_MS,
+        timeout_ms=integer(options, "requestTimeoutMs", 1) or limits.REQUEST_TIMEOUT_MS,
     )
+
+
+def _check_meaning(options: Mapping[str, str], streaming: bool | None) -> None:
+    """What only a stream can keep to, or only a batch read."""
+    for name in _ENDING:
+        if streaming and name in options:
+            raise InvalidSetting(f"{name} has no meaning in a stream: use trigger(availableNow=True), which ends, or spark.read")
+    for name in _PER_TRIGGER:
+        if streaming is False and name in options:
+            raise InvalidSetting(f"{name} has no meaning in a batch read: leave it out, or use spark.readStream")
+    for name in _NO_MATTER:
+        if name in options:
+            log.info("option %s tunes Kafka's client and changes nothing here: requestTimeoutMs bounds every question", name)
+
+
+def _starting(options: Mapping[str, str], meant: Subscription, default: str) -> StartingAt:
+    strategy = options.get("startingOffsetsByTimestampStrategy", "error").strip().lower()
+    if strategy not in ("error", "latest"):
+        known = did_you_mean(strategy, ("error", "latest"))
+        raise InvalidSetting(f"startingOffsetsByTimestampStrategy={strategy!r} is not known{known} (error or latest)")
+    return _place(options, _STARTING, meant, default, otherwise_latest=strategy == "latest")
+
+
+def _ending(options: Mapping[str, str], meant: Subscription) -> StartingAt:
+    return _place(options, _ENDING, meant, "latest", otherwise_latest=True)
+
+
+def _place(
+    options: Mapping[str, str], names: tuple[str, str, str], meant: Subscription, default: str, *, otherwise_latest: bool
+) -> StartingAt:
+    one_time, time_each, offset_each = names
+    if one_time in options:
+        return AtTime(one_time, time(one_time, options[one_time]), otherwise_latest)
+    if time_each in options:
+        return AtTime(time_each, times(time_each, options[time_each], meant), otherwise_latest)
+    return offsets(offset_each, options.get(offset_each, default), meant)
 
 
 def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
@@ -166,7 +209,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
                 f"{name} cannot be used with this sink: with it Spark forgets which micro-batches it has written, "
                 "and exactly once rests on that; leave it out"
             )
-    app_id, version = options.get("txnAppId"), _integer(options, "txnVersion", 0)
+    app_id, version = options.get("txnAppId"), integer(options, "txnVersion", 0)
     if streaming and (app_id is not None or version is not None):
         raise InvalidSetting("txnAppId and txnVersion belong to df.write: a stream is exactly once without; leave them out")
     if (app_id is None) != (version is None):
@@ -185,7 +228,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         keep_on_mismatch=mismatch == "keep",
         txn_app_id=app_id,
         txn_version=version,
-        timeout_ms=_integer(options, "requestTimeoutMs", 1) or SINK_TIMEOUT_MS,
+        timeout_ms=integer(options, "requestTimeoutMs", 1) or SINK_TIMEOUT_MS,
     )
 
 
@@ -197,8 +240,6 @@ def _canonical(given: Mapping[str, str], *, role: str, allowed: Iterable[str], o
     options: dict[str, str] = {}
     for written, value in given.items():
         name = _known_name(written, allowed)
-        if name in _LATER:
-            raise InvalidSetting(f"option {name} is not supported yet: {_LATER[name]}")
         if name in others:
             raise InvalidSetting(f"option {name} belongs to {other}, not to {role}: leave it out")
         if name == "path":
@@ -233,73 +274,3 @@ def _bootstrap(options: Mapping[str, str]) -> str:
     if not addresses:
         raise InvalidSetting(f"{_BOOTSTRAP} is empty: write every broker as host:port, with commas between")
     return ",".join(addresses)
-
-
-def _topics(options: Mapping[str, str]) -> tuple[str, ...]:
-    text = options.get("subscribe")
-    if text is None:
-        raise InvalidSetting("subscribe is missing: .option('subscribe', 'topic,…') names the topics to read")
-    topics = tuple(sorted({topic.strip() for topic in text.split(",") if topic.strip()}))
-    if not topics:
-        raise InvalidSetting(f"subscribe={text!r} names no topic: write topic,topic,…")
-    return topics
-
-
-# ------------------------------------------------------------------ values
-
-
-def _boolean(options: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = options.get(name, str(default)).strip().lower()
-    if text not in ("true", "false"):
-        raise InvalidSetting(f"{name}={options[name]!r} is neither true nor false")
-    return text == "true"
-
-
-def _integer(options: Mapping[str, str], name: str, low: int) -> int | None:
-    if name not in options:
-        return None
-    try:
-        value = int(options[name])
-    except ValueError:
-        raise InvalidSetting(f"{name}={options[name]!r} is not a whole number: give {low} or more") from None
-    if not low <= value < 1 << 63:
-        raise InvalidSetting(f"{name}={value} is out of range: give {low} or more")
-    return value
-
-
-def _seconds(name: str, text: str) -> float:
-    found = _DURATION.fullmatch(text.strip().lower())
-    if not found:
-        raise InvalidSetting(f"{name}={text!r} is not a time: write e.g. 500ms, 30s, 15m or 1h")
-    return int(found["number"]) * {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}[found["unit"]]
-
-
-def _offsets(name: str, text: str, topics: tuple[str, ...]) -> StartingAt:
-    word = text.strip().lower()
-    if word in ("earliest", "latest"):
-        return EARLIEST if word == "earliest" else LATEST
-    shape = 'earliest, latest, or {"topic":{"0":23,"1":-2}} with -2 for earliest and -1 for latest'
-    if not word.startswith("{"):
-        raise InvalidSetting(f"{name}={text!r} is not understood{did_you_mean(text, ('earliest', 'latest'))} (it is {shape})")
-    try:
-        found = json.loads(text)
-        by_topic = {topic: {int(number): offset for number, offset in inner.items()} for topic, inner in found.items()}
-    except (ValueError, AttributeError) as error:
-        raise InvalidSetting(f"{name} is not understood: {error} (it is {shape})") from None
-    for topic, inner in by_topic.items():
-        for number, offset in inner.items():
-            if type(offset) is not int or offset < EARLIEST or number < 0:
-                raise InvalidSetting(f"{name} has {offset!r} for partition {number} of {topic!r} (it is {shape})")
-    if sorted(by_topic) != list(topics):
-        raise InvalidSetting(f"{name} names {_listed(by_topic)}, subscribe names {_listed(topics)}: name the same topics in both")
-    return by_topic
-
-
-def _mentions(at: StartingAt, which: int) -> bool:
-    if isinstance(at, int):
-        return at == which
-    return any(offset == which for inner in at.values() for offset in inner.values())
-
-
-def _listed(topics: Iterable[str]) -> str:
-    return ", ".join(sorted(topics)) or "no topic"

@@ -14,7 +14,9 @@ from typing import TypeAlias
 
 from mq_protocol.errors import DataLoss, InvalidSetting
 from mq_spark.offsets import OffsetRange, Offsets, canonical, limited, ranges
-from mq_spark.options import EARLIEST, LATEST, SourceOptions, StartingAt
+from mq_spark.option_values import EARLIEST, LATEST, AtTime, ByPartition, StartingAt, listed
+from mq_spark.options import SourceOptions
+from mq_spark.subscription import Subscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +28,14 @@ class Bounds:
 
 
 AllBounds: TypeAlias = Mapping[str, Mapping[int, Bounds]]
-"""`{topic: {partition: Bounds}}` of every topic that is subscribed to."""
+"""`{topic: {partition: Bounds}}` of every partition that is subscribed to."""
+
+Found: TypeAlias = Mapping[str, Mapping[int, "int | None"]]
+"""`{topic: {partition: first offset at or after the time asked about}}`, None where all is older."""
 
 
 class BeyondTheEnd(DataLoss):
-    """An offset above the log's end: the data is gone, or who said so is no longer the leader and does not know it. Ask again."""
+    """An offset above the log's end, or of a partition that is not there: it is gone, or who said so is behind. Ask again."""
 
 
 class Positions:
@@ -39,13 +44,15 @@ class Positions:
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self._first_is_to_come = False
-        self._fixed_end: Offsets | None = None
+        self._fixed: AllBounds | None = None
         self._given_at = -math.inf
 
-    def initial(self, bounds: AllBounds) -> Offsets:
-        """Where a new query begins. Asked at least twice, and again after a crash in micro-batch 0. Raises `InvalidSetting`."""
+    def initial(self, bounds: AllBounds, found: Found | None = None) -> Offsets:
+        """Where a new query begins; `found` if it does so at a time. Asked at least twice, and again after a crash in
+        micro-batch 0. Raises `InvalidSetting`.
+        """
         self._first_is_to_come = not _is_exact(self._options.starting)
-        return resolved("startingOffsets", self._options.starting, bounds, fail=self._options.fail_on_data_loss)
+        return resolved("startingOffsets", self._options.starting, bounds, found, fail=self._options.fail_on_data_loss)
 
     def latest(
         self, start: Offsets, bounds: AllBounds, rows_max: int | None, *, sure: bool = True, now_s: float = math.inf
@@ -57,13 +64,14 @@ class Positions:
         """
         if self._first_is_to_come:
             return canonical(start)
+        bounds = self._with_fixed(bounds)
         begin = self._kept(start, bounds, sure)
         end: Offsets = {}
         for topic, partitions in bounds.items():
             end[topic] = {}
             for partition, bound in partitions.items():
                 if partition in begin.get(topic, {}):
-                    end[topic][partition] = self._fixed(topic, partition, begin[topic][partition], bound.log_end_offset)
+                    end[topic][partition] = self._end(topic, partition, begin[topic][partition], bound.log_end_offset)
                 else:
                     end[topic][partition] = bound.log_start_offset
         rows = sum(map(len, ranges(begin, end)))
@@ -76,17 +84,18 @@ class Positions:
     @property
     def end_is_fixed(self) -> bool:
         """AvailableNow: when nothing is left, the query ends."""
-        return self._fixed_end is not None
+        return self._fixed is not None
 
     def fix_end(self, bounds: AllBounds) -> None:
         """AvailableNow: what is there now is all that there will be."""
-        self._fixed_end = ends(bounds)
+        self._fixed = bounds
 
     def planned(self, start: Offsets, end: Offsets, bounds: AllBounds, *, sure: bool = True) -> list[OffsetRange]:
         """The rows of a micro-batch, the same for the same two offsets. Raises `DataLoss` if they are not all there; `sure` as
         above.
         """
         self._first_is_to_come = False
+        bounds = self._with_fixed(bounds)
         parts = ranges(start, end)
         for part in parts:
             bound = bounds.get(part.topic, {}).get(part.partition)
@@ -99,17 +108,27 @@ class Positions:
 
     def _rows_min(self) -> int:
         """minOffsetsPerTrigger; AvailableNow takes what there is, or it would never end."""
-        return self._options.min_offsets_per_trigger or 0 if self._fixed_end is None else 0
+        return self._options.min_offsets_per_trigger or 0 if self._fixed is None else 0
 
-    def _fixed(self, topic: str, partition: int, begin: int, log_end_offset: int) -> int:
-        """AvailableNow's end, if it is fixed; a partition that has come since then stays where it is.
-
-        The fixed end was asked of the leaders; `log_end_offset` is what they have pushed so far, and may be older. Believing the
-        older one would end the query before it has read what was there when it began.
-        """
-        if self._fixed_end is None:
+    def _end(self, topic: str, partition: int, begin: int, log_end_offset: int) -> int:
+        """AvailableNow's end, if it is fixed; a partition that has come since then stays where it is."""
+        if self._fixed is None:
             return log_end_offset
-        return max(begin, self._fixed_end.get(topic, {}).get(partition, begin))
+        fixed = self._fixed.get(topic, {}).get(partition)
+        return begin if fixed is None else max(begin, fixed.log_end_offset)
+
+    def _with_fixed(self, bounds: AllBounds) -> AllBounds:
+        """The bounds, nowhere behind those on which AvailableNow has fixed its end.
+
+        Those were asked of the leaders; `bounds` is what they have pushed so far, and may be older or lack a partition. Believing
+        it would end the query before it has read what was there when it began.
+        """
+        merged = {topic: dict(inner) for topic, inner in bounds.items()}
+        for topic, inner in (self._fixed or {}).items():
+            for partition, fixed in inner.items():
+                pushed = merged.setdefault(topic, {}).get(partition, fixed)
+                merged[topic][partition] = Bounds(pushed.log_start_offset, max(pushed.log_end_offset, fixed.log_end_offset))
+        return merged
 
     def _kept(self, start: Offsets, bounds: AllBounds, sure: bool) -> Offsets:
         """`start`, or where losses are allowed the nearest place that is still there."""
@@ -125,25 +144,26 @@ class Positions:
 
     def _lost(self, topic: str, partition: int, wanted: int, bound: Bounds | None, sure: bool) -> None:
         """Raises `DataLoss` unless the user has said that losses may be passed over."""
-        error = data_loss(topic, partition, wanted, bound, subscribed=topic in self._options.topics)
+        error = data_loss(topic, partition, wanted, bound, self._options.subscription)
         if self._options.fail_on_data_loss or (isinstance(error, BeyondTheEnd) and not sure):
             raise error
 
 
-def data_loss(topic: str, partition: int, wanted: int, bound: Bounds | None, *, subscribed: bool = True) -> DataLoss:
+def data_loss(topic: str, partition: int, wanted: int, bound: Bounds | None, meant: Subscription) -> DataLoss:
     """The error that names topic, partition, what was wanted, what there is, and what to do."""
     first = f"data was lost: offset {wanted} of topic {topic} partition {partition} is wanted"
+    subscribed = meant.covers(topic, partition)
     if not subscribed:
-        there = "by the checkpoint, and subscribe no longer names that topic"
+        there = f"by the checkpoint, and {meant.option} no longer names that {'partition' if topic in meant.topics else 'topic'}"
     elif bound is None:
         there = "and that partition is gone"
     elif wanted < bound.log_start_offset:
         there = f"and only {bound.log_start_offset} to {bound.log_end_offset} is kept: retention has removed the rest"
     else:
         there = f"and only {bound.log_start_offset} to {bound.log_end_offset} is there (was the topic deleted and made again?)"
-    beyond = bound is not None and subscribed and wanted > bound.log_end_offset
+    may_come = subscribed and (bound is None or wanted > bound.log_end_offset)
     remedy = "to go on with what there is, set option failOnDataLoss=false, or begin with a new checkpoint"
-    return (BeyondTheEnd if beyond else DataLoss)(f"{first} {there}; {remedy}")
+    return (BeyondTheEnd if may_come else DataLoss)(f"{first} {there}; {remedy}")
 
 
 def ends(bounds: AllBounds) -> Offsets:
@@ -151,23 +171,52 @@ def ends(bounds: AllBounds) -> Offsets:
     return canonical({topic: {p: bound.log_end_offset for p, bound in inner.items()} for topic, inner in bounds.items()})
 
 
-def resolved(name: str, at: StartingAt, bounds: AllBounds, *, fail: bool) -> Offsets:
-    """The offsets that the option `name` means now.
+def times_wanted(at: AtTime, bounds: AllBounds) -> ByPartition:
+    """The time at which each partition is to be looked up. Raises `InvalidSetting` for partitions that it forgets or invents."""
+    if isinstance(at.times_us, int):
+        return {topic: dict.fromkeys(inner, at.times_us) for topic, inner in bounds.items()}
+    _check_partitions(at.option, at.times_us, bounds)
+    return at.times_us
+
+
+def resolved(name: str, at: StartingAt, bounds: AllBounds, found: Found | None = None, *, fail: bool) -> Offsets:
+    """The offsets that the option `name` means now; `found` is what was found at the times that it names, if it does.
 
     Raises `InvalidSetting` for a partition that it forgets, invents, or puts outside what is kept (if not `fail`, the nearest
-    offset that is kept serves).
+    offset that is kept serves), and for a time after which there is nothing, if the option's strategy is to say so.
     """
-    if isinstance(at, int):
-        return canonical({topic: {p: _word(at, bound) for p, bound in inner.items()} for topic, inner in bounds.items()})
-    offsets: Offsets = {}
+    if isinstance(at, dict):
+        _check_partitions(name, at, bounds)
+
+    def offset(topic: str, partition: int, bound: Bounds) -> int:
+        if isinstance(at, AtTime):
+            assert found is not None, "times are looked up first"
+            return _at(at, topic, partition, found, bound)
+        return _word(at, bound) if isinstance(at, int) else _exact(name, topic, partition, at[topic][partition], bound, fail)
+
+    return canonical({topic: {p: offset(topic, p, bound) for p, bound in inner.items()} for topic, inner in bounds.items()})
+
+
+def _check_partitions(name: str, given: ByPartition, bounds: AllBounds) -> None:
+    if sorted(given) != sorted(bounds):
+        raise InvalidSetting(f"{name} names topics {listed(given)}, and there are {listed(bounds)}: name every one, once")
     for topic, inner in bounds.items():
-        given = at[topic]
-        if sorted(given) != sorted(inner):
+        if sorted(given[topic]) != sorted(inner):
             raise InvalidSetting(
-                f"{name} names partitions {_listed(given)} of topic {topic}, which has {_listed(inner)}: name every one, once"
+                f"{name} names partitions {listed(given[topic])} of topic {topic}, which has {listed(inner)}: name every one, once"
             )
-        offsets[topic] = {p: _exact(name, topic, p, given[p], bound, fail) for p, bound in inner.items()}
-    return canonical(offsets)
+
+
+def _at(at: AtTime, topic: str, partition: int, found: Found, bound: Bounds) -> int:
+    offset = found[topic][partition]
+    if offset is not None:
+        return offset
+    if not at.otherwise_latest:
+        raise InvalidSetting(
+            f"{at.option} finds nothing in topic {topic} partition {partition}, where all is older: give an earlier time, or set "
+            "startingOffsetsByTimestampStrategy=latest to begin there at the end"
+        )
+    return bound.log_end_offset
 
 
 def _word(word: int, bound: Bounds) -> int:
@@ -187,7 +236,7 @@ def _exact(name: str, topic: str, partition: int, offset: int, bound: Bounds, fa
 
 
 def _is_exact(at: StartingAt) -> bool:
-    return not isinstance(at, int) and all(offset >= 0 for inner in at.values() for offset in inner.values())
+    return isinstance(at, dict) and all(offset >= 0 for inner in at.values() for offset in inner.values())
 
 
 def _clamped(part: OffsetRange, bounds: AllBounds) -> OffsetRange | None:
@@ -196,7 +245,3 @@ def _clamped(part: OffsetRange, bounds: AllBounds) -> OffsetRange | None:
         return None
     start, end = max(part.start, bound.log_start_offset), min(part.end, bound.log_end_offset)
     return OffsetRange(part.topic, part.partition, start, end) if start < end else None
-
-
-def _listed(partitions: Mapping[int, object]) -> str:
-    return ", ".join(map(str, sorted(partitions))) or "none"

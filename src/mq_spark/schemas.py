@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 from pyspark.sql import types as spark
 
 from mq_protocol.errors import SchemaMismatch
@@ -53,11 +54,22 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
-    """Consecutive rows of one stored batch. `appended_us` is the broker's clock when they were appended or published."""
+    """Rows of one stored batch. `appended_us` is the broker's clock when they were appended or published.
+
+    `offsets`: of each row, if a filter has left some out; None: they are consecutive from `first_offset`. `end_offset`: the rows
+    before it have been looked at (None: it follows the last row).
+    """
 
     rows: pa.RecordBatch
     first_offset: int
     appended_us: int
+    offsets: NDArray[np.int64] | None = None
+    end_offset: int | None = None
+
+    @property
+    def next_offset(self) -> int:
+        """Where to go on."""
+        return self.first_offset + self.rows.num_rows if self.end_offset is None else self.end_offset
 
 
 def spark_type(kind: pa.DataType) -> spark.DataType:
@@ -81,7 +93,8 @@ def stream_schema(topics: Sequence[Topic], *, include_headers: bool, include_met
     for other in rest:
         if other.schema != first.schema:
             raise SchemaMismatch(
-                f"subscribe names topics of different schemas, {first.name} and {other.name}: read each by a stream of its own"
+                f"topics {first.name} and {other.name} have different schemas: read each by a stream of its own, or name in "
+                ".schema(...) columns that both have"
             )
     known = _sources(first)
     if not first.typed:
@@ -115,7 +128,9 @@ class Projection:
         )
 
     def convert(self, partition: int, stored: Sequence[StoredRows]) -> pa.RecordBatch:
-        """One batch of all the given rows, which follow one another in `partition`, in the form of `schema`."""
+        """One batch of all the given rows, which follow one another in `partition` (a filter's with gaps), in the form of
+        `schema`.
+        """
         rows = stored[0].rows if len(stored) == 1 or not self.columns else _joined([each.rows for each in stored])
         piece = _Piece(self._topic, partition, stored, rows)
         arrays = [source.make(piece) for source in self._plan]
@@ -188,6 +203,8 @@ def _partitions(piece: _Piece) -> pa.Array:
 
 
 def _offsets(piece: _Piece) -> pa.Array:
+    if any(each.offsets is not None for each in piece.stored):
+        return pa.array(np.concatenate([each.offsets for each in piece.stored if each.offsets is not None]))
     first = piece.stored[0].first_offset  # offsets are dense: rows that follow one another have one run of them
     return pa.array(np.arange(first, first + len(piece), dtype=np.int64))
 

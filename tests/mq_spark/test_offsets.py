@@ -8,7 +8,18 @@ import random
 import pytest
 
 from mq_protocol.errors import InvalidRequest
-from mq_spark.offsets import OffsetRange, Offsets, from_json, limited, plan, ranges, to_json
+from mq_spark.offsets import (
+    OffsetRange,
+    Offsets,
+    Size,
+    byte_shares,
+    cut_to_shares,
+    from_json,
+    limited,
+    plan,
+    ranges,
+    to_json,
+)
 
 
 def total(start: Offsets, end: Offsets) -> int:
@@ -104,3 +115,54 @@ def test_no_task_has_more_rows_than_it_may() -> None:
 
 def test_no_rows_are_no_tasks() -> None:
     assert plan([], cores=4) == []
+
+
+def cut_by_bytes(start: Offsets, end: Offsets, row_bytes: dict[int, int], bytes_max: int) -> Offsets:
+    """One topic whose rows have so many bytes each, by partition; what the leaders would answer is computed."""
+    sizes = {("t", p): Size(row_bytes[p], row_bytes[p] * (end["t"][p] - start["t"][p])) for p in end["t"]}
+    shares = byte_shares(start, end, sizes, bytes_max)
+    if shares is None:
+        return end
+    reached = {place: start["t"][place[1]] + share // row_bytes[place[1]] for place, share in shares.items()}
+    return cut_to_shares(start, end, sizes, shares, reached)
+
+
+def test_what_fits_a_number_of_bytes_is_not_cut() -> None:
+    assert cut_by_bytes({"t": {0: 0, 1: 5}}, {"t": {0: 10, 1: 10}}, {0: 10, 1: 20}, 200) == {"t": {0: 10, 1: 10}}
+
+
+def test_bytes_are_shared_in_proportion_to_backlog_and_each_partition_gets_a_row() -> None:
+    end = cut_by_bytes({"t": {0: 0, 1: 0, 2: 0}}, {"t": {0: 900, 1: 100, 2: 1}}, {0: 10, 1: 10, 2: 10}, 1_000)
+    assert end == {"t": {0: 88, 1: 10, 2: 1}}
+
+
+def test_a_row_larger_than_the_limit_comes_alone_and_stops_nobody() -> None:
+    assert cut_by_bytes({"t": {0: 4}}, {"t": {0: 6}}, {0: 1_000}, 10) == {"t": {0: 5}}
+
+
+def test_a_limit_of_bytes_holds_and_everybody_gets_on_whatever_the_sizes() -> None:
+    random_ = random.Random(3)
+    for _ in range(200):
+        partitions = random_.randint(1, 6)
+        row_bytes = {p: random_.choice((1, 10, 500, 3_000)) for p in range(partitions)}
+        end = {"t": {p: random_.randint(0, 40) for p in range(partitions)}}
+        at: Offsets = {"t": dict.fromkeys(range(partitions), 0)}
+        bytes_max = random_.randint(1, 2_000)
+        for _ in range(500):
+            if at == end:
+                break
+            to = cut_by_bytes(at, end, row_bytes, bytes_max)
+            taken = [(to["t"][p] - at["t"][p], row_bytes[p]) for p in range(partitions)]
+            rows, size = sum(n for n, _ in taken), sum(n * each for n, each in taken)
+            assert rows > 0
+            assert size <= bytes_max or rows == 1
+            at = to
+        assert at == end
+
+
+def test_a_large_row_does_not_wait_for_ever_behind_small_ones_that_keep_coming() -> None:
+    at: Offsets = {"t": {0: 0, 1: 0, 2: 0}}
+    for _ in range(4):
+        end = {"t": {0: at["t"][0] + 100, 1: 1, 2: at["t"][2] + 100}}
+        at = cut_by_bytes(at, end, {0: 10, 1: 5_000, 2: 10}, 100)
+    assert at["t"][1] == 1

@@ -6,8 +6,9 @@ import pytest
 
 from mq_protocol.errors import DataLoss, InvalidSetting
 from mq_spark.offsets import OffsetRange
+from mq_spark.option_values import AtTime
 from mq_spark.options import SourceOptions, parse_source
-from mq_spark.positions import AllBounds, BeyondTheEnd, Bounds, Positions, resolved
+from mq_spark.positions import AllBounds, BeyondTheEnd, Bounds, Positions, resolved, times_wanted
 
 
 def options(**extra: str) -> SourceOptions:
@@ -96,6 +97,75 @@ def test_available_now_reaches_its_end_even_if_what_the_brokers_have_pushed_is_o
     stream = Positions(options())
     stream.fix_end(bounds((0, 10)))
     assert stream.latest({"t": {0: 0}}, bounds((0, 4)), None) == {"t": {0: 10}}
+
+
+def test_available_now_reads_a_partition_that_came_between_two_runs_even_if_its_end_has_not_been_pushed_yet() -> None:
+    stream = Positions(options())
+    stream.fix_end(bounds((0, 10), (2, 5)))
+    pushed = bounds((0, 10))
+    first = stream.latest({"t": {0: 10}}, pushed, None)
+    assert first == {"t": {0: 10, 1: 2}}
+    assert stream.planned({"t": {0: 10}}, first, pushed) == []
+    last = stream.latest(first, pushed, None)
+    assert last == {"t": {0: 10, 1: 5}}
+    assert stream.planned(first, last, pushed) == [OffsetRange("t", 1, 2, 5)]
+    assert stream.latest(last, bounds((0, 99), (0, 99), (0, 99)), None) == {"t": {0: 10, 1: 5, 2: 0}}
+
+
+def test_a_topic_that_a_pattern_finds_begins_at_its_first_record() -> None:
+    stream = Positions(pattern())
+    assert stream.initial({}) == {}
+    assert stream.latest({}, {"t1": {0: Bounds(3, 9)}}, None) == {}
+    assert stream.planned({}, {}, {}) == []
+    end = stream.latest({}, {"t1": {0: Bounds(3, 9)}}, 4)
+    assert end == {"t1": {0: 3}}
+    assert stream.latest(end, {"t1": {0: Bounds(3, 9)}}, 4) == {"t1": {0: 7}}
+
+
+def test_a_topic_that_a_pattern_no_longer_finds_is_a_loss() -> None:
+    now = {"t1": {0: Bounds(0, 9)}}
+    with pytest.raises(BeyondTheEnd, match="offset 5 of topic t2 partition 0 is wanted and that partition is gone"):
+        Positions(pattern()).latest({"t1": {0: 9}, "t2": {0: 5}}, now, None)
+    with pytest.raises(DataLoss, match="subscribePattern no longer names that topic"):
+        Positions(pattern()).latest({"t1": {0: 9}, "u": {0: 5}}, now, None)
+    allowed = Positions(pattern(failOnDataLoss="false"))
+    assert allowed.latest({"t1": {0: 9}, "t2": {0: 5}}, now, None) == {"t1": {0: 9}}
+
+
+def pattern(**extra: str) -> SourceOptions:
+    return parse_source({"bootstrap.servers": "a:1", "subscribePattern": "t.*", **extra}, streaming=True)
+
+
+def test_a_partition_that_is_no_longer_assigned_is_a_loss() -> None:
+    given = parse_source({"bootstrap.servers": "a:1", "assign": '{"t":[1]}'}, streaming=True)
+    with pytest.raises(DataLoss, match="assign no longer names that partition"):
+        Positions(given).latest({"t": {0: 5, 1: 2}}, {"t": {1: Bounds(0, 9)}}, None)
+
+
+def test_a_start_at_a_time_is_logged_first_because_the_same_time_may_be_found_elsewhere_later() -> None:
+    stream = Positions(options(startingTimestamp="1000"))
+    start = stream.initial(bounds((0, 10), (0, 20)), {"t": {0: 4, 1: 7}})
+    assert start == {"t": {0: 4, 1: 7}}
+    assert stream.latest(start, bounds((0, 10), (0, 20)), None) == start
+
+
+def test_a_time_after_which_there_is_nothing_is_an_error_or_the_end() -> None:
+    found = {"t": {0: 4, 1: None}}
+    both = bounds((0, 10), (0, 20))
+    with pytest.raises(InvalidSetting, match="startingTimestamp finds nothing in topic t partition 1, where all is older: give an"):
+        resolved("startingOffsets", AtTime("startingTimestamp", 5, otherwise_latest=False), both, found, fail=True)
+    at = AtTime("startingTimestamp", 5, otherwise_latest=True)
+    assert resolved("startingOffsets", at, both, found, fail=True) == {"t": {0: 4, 1: 20}}
+
+
+def test_times_must_name_every_partition() -> None:
+    both = bounds((0, 10), (0, 20))
+    assert times_wanted(AtTime("startingTimestamp", 5, otherwise_latest=True), both) == {"t": {0: 5, 1: 5}}
+    each = AtTime("startingOffsetsByTimestamp", {"t": {0: 5}}, otherwise_latest=True)
+    with pytest.raises(InvalidSetting, match="startingOffsetsByTimestamp names partitions 0 of topic t, which has 0, 1"):
+        times_wanted(each, both)
+    with pytest.raises(InvalidSetting, match="startingOffsetsByTimestamp names topics t, and there are u"):
+        times_wanted(each, {"u": {0: Bounds(0, 1)}})
 
 
 def test_available_now_never_goes_back_behind_where_it_began() -> None:

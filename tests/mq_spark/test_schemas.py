@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from datetime import UTC, datetime
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as spark
@@ -57,7 +58,7 @@ def test_a_typed_topic_streams_its_own_columns_and_its_place_in_the_log_on_reque
 
 
 def test_topics_of_different_schemas_cannot_be_one_stream() -> None:
-    with pytest.raises(SchemaMismatch, match="different schemas, orders and flights"):
+    with pytest.raises(SchemaMismatch, match="topics orders and flights have different schemas"):
         stream_schema([RECORDS, FLIGHTS], include_headers=False, include_metadata=False)
 
 
@@ -124,3 +125,18 @@ def test_nullability_of_stored_columns_is_relaxed_as_spark_does_for_files() -> N
         field.nullable
         for field in stream_schema([typed(parse_schema("a long NOT NULL"))], include_headers=False, include_metadata=False)
     )
+
+
+def test_rows_that_a_filter_has_kept_have_the_offsets_that_they_had() -> None:
+    wanted = spark.StructType([spark.StructField("id", spark.LongType()), spark.StructField("_offset", spark.LongType())])
+    projection = Projection(FLIGHTS, wanted)
+    schema = pa.schema([("id", pa.int64())])
+
+    def kept(*offsets: int) -> StoredRows:
+        rows = pa.RecordBatch.from_pydict({"id": [10 * offset for offset in offsets]}, schema=schema)
+        return StoredRows(rows, offsets[0] - 1, 5_000_000, np.array(offsets), offsets[-1] + 3)
+
+    made = projection.convert(0, [kept(3, 7), kept(12)])
+    assert made.column("id").to_pylist() == [30, 70, 120]
+    assert made.column("_offset").to_pylist() == [3, 7, 12]
+    assert kept(3, 7).next_offset == 10

@@ -10,10 +10,9 @@ from pyspark.sql.types import StructType
 
 from mq_spark.datasource.cluster import connect
 from mq_spark.datasource.reading import Ranges, input_partitions, planned_tasks, read_ranges
+from mq_spark.datasource.subscribed import check_topic, resolve, topics_meant
 from mq_spark.offsets import ranges
 from mq_spark.options import SourceOptions
-from mq_spark.positions import resolved
-from mq_spark.schemas import Projection
 
 
 class BatchReader(DataSourceReader):
@@ -26,13 +25,12 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks; one without ranges if there is nothing to read, because Spark makes one of its own otherwise."""
         cluster = connect(self._options.bootstrap, self._options.timeout_ms)
-        topics = [cluster.topic(name) for name in self._options.topics]
+        topics = topics_meant(cluster, self._options)
         for topic in topics:
-            Projection(topic, self._wanted)
-        bounds = cluster.bounds(self._options.topics)
-        fail = self._options.fail_on_data_loss
-        start = resolved("startingOffsets", self._options.starting, bounds, fail=fail)
-        end = resolved("endingOffsets", self._options.ending, bounds, fail=fail)
+            check_topic(topic, self._options, self._wanted)
+        bounds = cluster.bounds((topic.name for topic in topics), self._options.subscription.assigned)
+        start = resolve(cluster, "startingOffsets", self._options.starting, bounds, fail=self._options.fail_on_data_loss)
+        end = resolve(cluster, "endingOffsets", self._options.ending, bounds, fail=self._options.fail_on_data_loss)
         tasks = planned_tasks(self._options, ranges(start, end))
         return input_partitions(tasks, {topic.name: topic.topic_id for topic in topics}) or [Ranges()]
 

@@ -13,13 +13,16 @@ from typing import Final
 
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Deadline
-from mq_client.leaders import ask_offsets, move_cursors
+from mq_client.leaders import ask_offsets, measure_spans, move_cursors
 from mq_client.offsets import OffsetWatch
 from mq_client.reader import Reader
 from mq_client.transactions import Stage, StagedPart, TransactionClient
+from mq_protocol.names import INTERNAL_PREFIX
 from mq_spark.datasource.progress import Place, Reporter
 from mq_spark.manifest import MicroBatch, Staged
-from mq_spark.positions import AllBounds, Bounds
+from mq_spark.offsets import OffsetRange, Size
+from mq_spark.option_values import ByPartition
+from mq_spark.positions import AllBounds, Bounds, Found
 from mq_spark.schemas import StoredRows, Topic
 
 _REPORT_TIMEOUT_MS: Final = 5_000
@@ -61,20 +64,51 @@ class Cluster:
             return _topic(known)
         return _topic(self._connection.refresh(name, self._deadline()))
 
-    def bounds(self, topics: Iterable[str]) -> AllBounds:
-        """What the topics keep, asked of every partition's leader now."""
-        return {topic: _bounds_of(self._connection, topic, self._deadline()) for topic in topics}
+    def topic_names(self) -> list[str]:
+        """Of all topics but the brokers' own, sorted. Raises `Unreachable`."""
+        found = self._connection.metadata(self._deadline(), all_topics=True).topics
+        return sorted(topic.name for topic in found if not topic.name.startswith(INTERNAL_PREFIX))
 
-    def watch(self, topics: Iterable[str]) -> Watch:
+    def bounds(self, topics: Iterable[str], partitions: Mapping[str, Iterable[int]] | None = None) -> AllBounds:
+        """What the topics keep (of one in `partitions`: those only), asked of every partition's leader now."""
+        return {topic: _bounds_of(self._connection, topic, (partitions or {}).get(topic), self._deadline()) for topic in topics}
+
+    def watch(self, topics: Iterable[str], partitions: Mapping[str, Iterable[int]] | None = None) -> Watch:
         """What the topics keep, as the brokers push it from now on."""
-        return Watch(OffsetWatch(self._connection, topics), self._timeout_ms)
+        return Watch(OffsetWatch(self._connection, topics, partitions), self._timeout_ms)
+
+    def find_times(self, times_us: ByPartition) -> Found:
+        """Each partition's first offset at or after a time, by the brokers' clocks when they appended; None where all is older."""
+        found: dict[str, dict[int, int | None]] = {}
+        for topic, inner in times_us.items():
+            found[topic] = {}
+            for time_us in sorted(set(inner.values())):
+                numbers = [number for number, wanted in inner.items() if wanted == time_us]
+                asked = ask_offsets(self._connection, topic, self._deadline(), partitions=numbers, timestamp_us=time_us)
+                for number in numbers:
+                    offset = asked[number].offset_at_timestamp
+                    found[topic][number] = offset if offset < asked[number].log_end_offset else None
+        return found
+
+    def measure(self, parts: Iterable[tuple[OffsetRange, int]]) -> Iterator[tuple[OffsetRange, Size, int]]:
+        """Each range's stored bytes, and the end that so many bytes reach."""
+        spans: dict[str, dict[int, tuple[OffsetRange, int]]] = {}
+        for part, bytes_max in parts:
+            spans.setdefault(part.topic, {})[part.partition] = part, bytes_max
+        for topic, inner in spans.items():
+            asked = {number: (part.start, part.end, bytes_max) for number, (part, bytes_max) in inner.items()}
+            for number, measured in measure_spans(self._connection, topic, asked, self._deadline()).items():
+                yield inner[number][0], Size(measured.first_bytes, measured.bytes), measured.end_offset
 
     # -------------------------------------------------------------- reading
 
-    def fetch(self, topic: str, partition: int, start: int, end: int, columns: Sequence[str]) -> Iterator[StoredRows]:
-        """Rows `start .. end - 1` as they are stored. Raises `OffsetOutOfRange` for what is no longer kept."""
-        for stored in self._reader.read_stored(topic, partition, start, end, columns=columns):
-            yield StoredRows(stored.batch, stored.base_offset, stored.timestamp_us)
+    def fetch(self, part: OffsetRange, columns: Sequence[str], filter_text: str) -> Iterator[StoredRows]:
+        """The range's rows as they are stored, those columns, and of a filter's only those that it keeps. Raises `OffsetOutOfRange`
+        for what is no longer kept.
+        """
+        pieces = self._reader.read_stored(part.topic, part.partition, part.start, part.end, columns=columns, filter=filter_text)
+        for stored in pieces:
+            yield StoredRows(stored.batch, stored.base_offset, stored.timestamp_us, stored.offsets, stored.end_offset)
 
     def report(self, group: str, positions: Iterable[tuple[str, int, int]]) -> None:
         """Let the brokers know `(topic, partition, next offset)` of a group, soon. Returns at once and never raises."""
@@ -96,7 +130,7 @@ class Cluster:
             (micro_batch.query_id, micro_batch.sink),
             micro_batch.batch_id,
             micro_batch.run_id,
-            [StagedPart(line.topic, line.partition, line.uuids, line.row_count) for line in manifest],
+            [StagedPart(line.topic, line.partition, line.uuids, line.row_count, line.topic_id) for line in manifest],
             keep_on_mismatch=keep_on_mismatch,
         )
 
@@ -118,10 +152,18 @@ class Watch:
     def __init__(self, watch: OffsetWatch, timeout_ms: int) -> None:
         self._watch = watch
         self._timeout_ms = timeout_ms
+        self._complete = False
+
+    def topics(self, topics: Iterable[str]) -> None:
+        """Watch these from now on, and no others."""
+        self._watch.watch(topics)
 
     def bounds(self) -> AllBounds:
-        """As last heard; at first waits until every partition has been heard of. Raises `OutcomeUnknown`, `UnknownTopic`."""
-        latest = self._watch.wait_first(Deadline(self._timeout_ms))
+        """As last heard. The first time, waits until every partition has been heard of; one that turns up later is there once it
+        has been, and nothing waits for it. Raises `OutcomeUnknown`, `UnknownTopic`.
+        """
+        latest = self._watch.latest() if self._complete else self._watch.wait_first(Deadline(self._timeout_ms))
+        self._complete = True
         return {topic: {p: Bounds(*bound) for p, bound in inner.items()} for topic, inner in latest.items()}
 
     def close(self) -> None:
@@ -132,6 +174,6 @@ def _topic(view: TopicView) -> Topic:
     return Topic(view.name, view.topic_id, view.schema, view.typed, view.partitions)
 
 
-def _bounds_of(connection: Connection, topic: str, deadline: Deadline) -> dict[int, Bounds]:
-    found = ask_offsets(connection, topic, deadline)
+def _bounds_of(connection: Connection, topic: str, partitions: Iterable[int] | None, deadline: Deadline) -> dict[int, Bounds]:
+    found = ask_offsets(connection, topic, deadline, partitions=partitions)
     return {partition: Bounds(found[partition].log_start_offset, found[partition].log_end_offset) for partition in sorted(found)}

@@ -89,14 +89,15 @@ def _fetched(cluster: Cluster, options: SourceOptions, each: OffsetRange, column
     at = each.start
     while at < each.end:
         try:
-            for stored in cluster.fetch(each.topic, each.partition, at, each.end, columns):
-                at = stored.first_offset + stored.rows.num_rows
-                yield stored
+            for stored in cluster.fetch(OffsetRange(each.topic, each.partition, at, each.end), columns, options.filter):
+                at = stored.next_offset
+                if stored.rows.num_rows:
+                    yield stored
             return
         except OffsetOutOfRange as error:
-            bound = cluster.bounds([each.topic])[each.topic].get(each.partition)
+            bound = cluster.bounds([each.topic], {each.topic: [each.partition]})[each.topic].get(each.partition)
             if options.fail_on_data_loss or bound is None or bound.log_start_offset <= at:
-                raise data_loss(each.topic, each.partition, at, bound) from error
+                raise data_loss(each.topic, each.partition, at, bound, options.subscription) from error
             at = bound.log_start_offset
 
 

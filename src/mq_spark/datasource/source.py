@@ -33,16 +33,13 @@ class TritonMQSource(DataSource):
     def schema(self) -> StructType:
         """The columns of the topics that are subscribed to. Raises `TritonMQError` within the option requestTimeoutMs."""
         from mq_spark.datasource.cluster import connect
+        from mq_spark.datasource.subscribed import topics_meant
         from mq_spark.options import parse_source
         from mq_spark.schemas import stream_schema
 
         options = parse_source(self.options, streaming=None)
-        cluster = connect(options.bootstrap, options.timeout_ms)
-        return stream_schema(
-            [cluster.topic(name) for name in options.topics],
-            include_headers=options.include_headers,
-            include_metadata=options.include_metadata,
-        )
+        topics = topics_meant(connect(options.bootstrap, options.timeout_ms), options)
+        return stream_schema(topics, include_headers=options.include_headers, include_metadata=options.include_metadata)
 
     def reader(self, schema: StructType) -> BatchReader:
         from mq_spark.datasource.batch_reader import BatchReader

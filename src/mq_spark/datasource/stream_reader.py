@@ -13,15 +13,22 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
-from mq_spark.datasource.cluster import Cluster, Watch, connect
+from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.datasource.reading import Ranges, input_partitions, planned_tasks, read_ranges
-from mq_spark.offsets import Offsets, from_json, to_json
+from mq_spark.datasource.subscribed import Subscribed
+from mq_spark.offsets import Offsets, byte_shares, cut_to_shares, from_json, ranges, to_json
+from mq_spark.option_values import AtTime
 from mq_spark.options import SourceOptions
-from mq_spark.positions import AllBounds, BeyondTheEnd, Positions, ends
-from mq_spark.schemas import Projection
+from mq_spark.positions import AllBounds, BeyondTheEnd, Positions, ends, times_wanted
 
 _BELIEVED_AFTER_SECONDS: Final = 10.0
 _ASKED_AGAIN_AFTER_SECONDS: Final = 0.5
@@ -31,13 +38,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _OnDriver:
-    """What only the driver's copy has: which topics were meant, their ends as the brokers push them, and where the stream
-    stands.
-    """
+    """What only the driver's copy has: the topics and their ends as the brokers push them, and where the stream stands."""
 
     cluster: Cluster
-    topic_ids: dict[str, str]
-    watch: Watch
+    subscribed: Subscribed
     positions: Positions
 
 
@@ -55,52 +59,59 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         driver = self._driver()
-        return to_json(driver.positions.initial(driver.watch.bounds()))
+        starting, bounds = self._options.starting, driver.subscribed.bounds()
+        found = driver.cluster.find_times(times_wanted(starting, bounds)) if isinstance(starting, AtTime) else None
+        return to_json(driver.positions.initial(bounds, found))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        rows_max = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if rows_max is None else ReadMaxRows(rows_max)
+        """Spark hands it back to `latestOffset`. It knows no limit of rows and bytes together: the first is told, both are kept."""
+        rows_max, bytes_max = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
+        if rows_max is not None:
+            return ReadMaxRows(rows_max)
+        return ReadAllAvailable() if bytes_max is None else ReadMaxBytes(bytes_max)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Called every 12 ms by an idle query: answered from what the brokers have pushed, without asking anybody."""
+        """Called every 12 ms by an idle query: answered from what the brokers have pushed, without asking anybody (with
+        maxBytesPerTrigger the leaders are asked, when there is something new).
+        """
         driver = self._driver()
         begin = from_json(start)
-        rows_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        limited = not isinstance(limit, ReadAllAvailable)
+        rows_max = self._options.max_offsets_per_trigger if limited else None
         self._report(begin)
         now_s = time.monotonic()
         end = self._believed(lambda bounds, sure: driver.positions.latest(begin, bounds, rows_max, sure=sure, now_s=now_s))
+        if limited and self._options.max_bytes_per_trigger is not None:
+            end = self._within_bytes(begin, end, self._options.max_bytes_per_trigger)
         if driver.positions.end_is_fixed and end == begin:
             driver.cluster.flush_reports()  # Spark now ends the query, and this process without another word
         return to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return to_json(ends(self._driver().watch.bounds()))
+        return to_json(ends(self._driver().subscribed.bounds()))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         driver = self._driver()
-        driver.positions.fix_end(driver.cluster.bounds(self._options.topics))
+        driver.positions.fix_end(driver.subscribed.asked())
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         driver = self._driver()
         parts = self._believed(lambda bounds, sure: driver.positions.planned(from_json(start), from_json(end), bounds, sure=sure))
-        return input_partitions(planned_tasks(self._options, parts), driver.topic_ids)
+        return input_partitions(planned_tasks(self._options, parts), dict(driver.subscribed.topic_ids))
 
     def commit(self, end: dict[str, Any]) -> None:
         self._report(from_json(end))
 
     def stop(self) -> None:
         if self._opened is not None:
-            self._opened.watch.close()
+            self._opened.subscribed.close()
             self._opened = None
 
     def _driver(self) -> _OnDriver:
         if self._opened is None:
             cluster = connect(self._options.bootstrap, self._options.timeout_ms)
-            topics = [cluster.topic(name) for name in self._options.topics]
-            for topic in topics:
-                Projection(topic, self._wanted)  # a schema that does not fit is an error now, not in a task
-            ids = {topic.name: topic.topic_id for topic in topics}
-            self._opened = _OnDriver(cluster, ids, cluster.watch(ids), Positions(self._options))
+            subscribed = Subscribed(cluster, self._options, self._wanted)
+            self._opened = _OnDriver(cluster, subscribed, Positions(self._options))
         return self._opened
 
     def _believed(self, decision: Callable[[AllBounds, bool], _T]) -> _T:
@@ -108,7 +119,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         seconds: within them a broker that has lost its leadership without knowing it is overruled.
         """
         driver = self._driver()
-        bounds = driver.watch.bounds()
+        bounds = driver.subscribed.bounds()
         deadline = time.monotonic() + min(self._options.timeout_ms / 1000, _BELIEVED_AFTER_SECONDS)
         while True:
             sure = time.monotonic() >= deadline
@@ -118,7 +129,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 if sure:
                     raise
             time.sleep(_ASKED_AGAIN_AFTER_SECONDS)
-            bounds = driver.cluster.bounds(self._options.topics)
+            bounds = driver.subscribed.asked()
+
+    def _within_bytes(self, start: Offsets, end: Offsets, bytes_max: int) -> Offsets:
+        """The end of a micro-batch of at most so many stored bytes, measured by the leaders."""
+        parts = ranges(start, end)
+        if not parts:
+            return end
+        cluster = self._driver().cluster
+        sizes = {(part.topic, part.partition): size for part, size, _ in cluster.measure((part, 0) for part in parts)}
+        shares = byte_shares(start, end, sizes, bytes_max)
+        if shares is None:
+            return end
+        asked = [(part, shares[part.topic, part.partition]) for part in parts if (part.topic, part.partition) in shares]
+        reached = {(part.topic, part.partition): reach for part, _, reach in cluster.measure(asked)}
+        return cut_to_shares(start, end, sizes, shares, reached)
 
     def _report(self, committed: Offsets) -> None:
         """Progress under the group that the user has named; without a name the tasks report (reading.py says why)."""

@@ -1,0 +1,138 @@
+"""What a source reads, as the brokers have it: the topics that are meant, whether they fit, and where their logs begin and end.
+
+Under `subscribePattern` topics are looked for while the query runs. What follows from the bounds is positions.py's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Final
+
+from pyspark.sql.types import StructType
+
+from mq_protocol.errors import InvalidSetting, TritonMQError, UnknownTopic
+from mq_protocol.row_filter import parse_filter
+from mq_spark.datasource.cluster import Cluster
+from mq_spark.offsets import Offsets
+from mq_spark.option_values import AtTime, StartingAt
+from mq_spark.options import SourceOptions
+from mq_spark.positions import AllBounds, resolved, times_wanted
+from mq_spark.schemas import Projection, Topic
+
+log = logging.getLogger(__name__)
+
+SEARCH_SECONDS: Final = 2.0
+"""How often topics are looked for under a pattern: one question that any broker answers from memory."""
+
+
+def topics_meant(cluster: Cluster, options: SourceOptions, *, or_none: bool = False) -> list[Topic]:
+    """The topics that the options name or match now, and that have the partitions assigned.
+
+    Raises `UnknownTopic`, `InvalidSetting` (also for a pattern that matches nothing, unless `or_none`), `Unreachable`.
+    """
+    meant = options.subscription
+    names = meant.topics
+    if meant.pattern is not None:
+        names = meant.matching(cluster.topic_names())
+        if not names and not or_none:
+            raise InvalidSetting(
+                f"subscribePattern={meant.pattern!r} matches no topic, and so there is nothing to take columns from: create a "
+                "topic first, or give .schema(...)"
+            )
+    topics = [cluster.topic(name) for name in names]
+    for topic in topics:
+        meant.partitions(topic.name, topic.partitions)
+    return topics
+
+
+def check_topic(topic: Topic, options: SourceOptions, wanted: StructType) -> None:
+    """What does not fit is an error on the driver, not in a task. Raises `SchemaMismatch`, `InvalidSetting`."""
+    Projection(topic, wanted)
+    if options.filter and not topic.typed:
+        raise InvalidSetting(
+            f"filter needs a topic with columns of its own, and {topic.name} holds records: leave it out, and use .filter(...) on "
+            "the DataFrame"
+        )
+    if options.filter:
+        parse_filter(options.filter, topic.schema)
+
+
+def resolve(cluster: Cluster, name: str, at: StartingAt, bounds: AllBounds, *, fail: bool) -> Offsets:
+    """The offsets that an option means now, times looked up. Raises `InvalidSetting`."""
+    found = cluster.find_times(times_wanted(at, bounds)) if isinstance(at, AtTime) else None
+    return resolved(name, at, bounds, found, fail=fail)
+
+
+class Subscribed:
+    """A running stream's, on the driver. Owns the watch on the topics and, under a pattern, the thread that looks for others.
+
+    `topic_ids`: of all topics that have been read; one that was deleted and made again keeps its first, so that tasks notice.
+    """
+
+    def __init__(self, cluster: Cluster, options: SourceOptions, wanted: StructType) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._wanted = wanted
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._error: TritonMQError | None = None
+        topics = topics_meant(cluster, options, or_none=True)
+        for topic in topics:
+            check_topic(topic, options, wanted)
+        self.topic_ids = {topic.name: topic.topic_id for topic in topics}
+        self._names = tuple(self.topic_ids)
+        self._watch = cluster.watch(self._names, options.subscription.assigned)
+        if options.subscription.pattern is not None:
+            threading.Thread(target=self._run, name="tritonmq-topics", daemon=True).start()
+
+    def bounds(self) -> AllBounds:
+        """As the brokers have pushed them. Asks nobody, but for the first time. Raises `UnknownTopic`, and `SchemaMismatch` for a
+        topic that the pattern has found and that does not fit.
+        """
+        if self._error is not None:
+            raise self._error
+        try:
+            return self._watch.bounds()
+        except UnknownTopic:
+            if self._options.subscription.pattern is None:
+                raise
+        self.search()  # a topic has gone: under a pattern that is no error yet, but a loss if its rows are still wanted
+        return self._watch.bounds()
+
+    def asked(self) -> AllBounds:
+        """Asked now: which topics there are, and where the leaders have their ends."""
+        if self._options.subscription.pattern is not None:
+            self.search()
+        return self._cluster.bounds(self._names, self._options.subscription.assigned)
+
+    def search(self) -> None:
+        """Look for topics that the pattern matches, and read those that there are. Raises `SchemaMismatch`, `Unreachable`, …"""
+        with self._lock:  # the thread that looks, or who has missed a topic
+            names = self._options.subscription.matching(self._cluster.topic_names())
+            if names == self._names:
+                return
+            for name in names:
+                if name not in self.topic_ids:
+                    topic = self._cluster.topic(name)
+                    check_topic(topic, self._options, self._wanted)
+                    log.info("subscribePattern: topic %s is read from now on", name)
+                    self.topic_ids[name] = topic.topic_id
+            self._names = names
+            self._watch.topics(names)
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._watch.close()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(SEARCH_SECONDS):
+            try:
+                self.search()
+            except UnknownTopic:
+                continue  # deleted as soon as it was seen
+            except TritonMQError as error:
+                if not error.retriable:
+                    self._error = error  # told by the next question that Spark asks
+                    return
+                log.info("subscribePattern: topics cannot be listed at the moment: %s", error)
