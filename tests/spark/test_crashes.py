@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer, Reader
+from mq_spark.datasource.failpoints import VARIABLE
 from tests.spark.sink_driver import copy_stream
 
 DRIVER = Path(__file__).with_name("sink_driver.py")
@@ -28,8 +29,9 @@ KILLED_IN = 2
 @contextmanager
 def driver_killed_at(point: str, arguments: list[str], scratch: Path) -> Iterator[None]:
     """A real driver process, killed with SIGKILL (the JVM and all its Python workers too) when it reaches the point."""
-    mark = scratch / f"reached-{point}"
-    environment = {**os.environ, "TRITONMQ_FAILPOINT": f"{point}@{KILLED_IN}:{mark}"}
+    (scratch / f"{point}@{KILLED_IN}").touch()
+    mark = scratch / f"{point}@{KILLED_IN}.reached"
+    environment = {**os.environ, VARIABLE: str(scratch)}
     with (scratch / "driver.log").open("wb") as log:
         driver = subprocess.Popen([sys.executable, str(DRIVER), *arguments], env=environment, stdout=log, stderr=log)
         try:

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 from mq_client.transactions import Stage
 from mq_protocol.errors import SchemaMismatch
 from mq_spark.datasource.cluster import Cluster, connect
+from mq_spark.datasource.failpoints import reached
 from mq_spark.manifest import MicroBatch, Staged, StagedMessage
 from mq_spark.options import SinkOptions
 from mq_spark.rows import Fit, by_partition, by_topic, even_slices
@@ -36,6 +37,7 @@ def stage_rows(
     Whether the columns fit is settled before the first row is asked for, if the option topic names the topic. Raises
     `SchemaMismatch`, `UnknownTopic`, …
     """
+    reached("before_stage", micro_batch.batch_id)
     staging = _Staging(connect(options.bootstrap, options.timeout_ms), columns, micro_batch, task)
     if options.topic is not None:
         into = staging.topic(options.topic, routed=False)
@@ -49,7 +51,9 @@ def stage_rows(
                 for name, piece in by_topic(batch.column(at), batch):
                     staging.topic(name, routed=True).add(piece)
                 staging.send_if_much_waits()
-    return StagedMessage(micro_batch, staging.finish())
+    staged = staging.finish()
+    reached("after_stage", micro_batch.batch_id)
+    return StagedMessage(micro_batch, staged)
 
 
 def _topic_column(columns: StructType) -> int:
@@ -68,6 +72,7 @@ class _Staging:
         self._cluster = cluster
         self._stage = cluster.stage(micro_batch)
         self._columns = columns
+        self._batch_id = micro_batch.batch_id
         self._first = task + micro_batch.batch_id
         self._topics: dict[str, _IntoTopic] = {}
 
@@ -75,7 +80,7 @@ class _Staging:
         into = self._topics.get(name)
         if into is None:
             topic = self._cluster.topic(name)
-            into = _IntoTopic(self._stage, topic, Fit(topic, self._columns, routed=routed), self._first)
+            into = _IntoTopic(self._stage, topic, Fit(topic, self._columns, routed=routed), self._first, self._batch_id)
             self._topics[name] = into
         return into
 
@@ -98,10 +103,11 @@ class _IntoTopic:
     reaches all partitions; tasks and micro-batches begin at different ones.
     """
 
-    def __init__(self, stage: Stage, topic: Topic, fit: Fit, first: int) -> None:
+    def __init__(self, stage: Stage, topic: Topic, fit: Fit, first: int, batch_id: int) -> None:
         self._stage = stage
         self._topic = topic
         self._fit = fit
+        self._batch_id = batch_id
         self._spread_to = first % topic.partitions
         self._waiting: dict[int, list[pa.RecordBatch]] = {}
         self._bytes: dict[int, int] = {}
@@ -138,3 +144,4 @@ class _IntoTopic:
         """Blocks while too much is in flight."""
         self._stage.add(self._topic.name, partition, pa.Table.from_batches(self._waiting.pop(partition)))
         del self._bytes[partition]
+        reached("during_stage", self._batch_id)

@@ -1,4 +1,4 @@
-"""Failpoints: nothing without the variable; with it, the process is held where it is until it is killed."""
+"""Failpoints: nothing without the variable; with it, one process is held where it is until it is killed or let go, or fails there."""
 
 from __future__ import annotations
 
@@ -7,34 +7,63 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from mq_spark.datasource.failpoints import VARIABLE, reached
+from mq_protocol.errors import OutcomeUnknown
+from mq_spark.datasource.failpoints import FAIL, VARIABLE, reached
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process held at `after_decide` of micro-batch 3."""
+    (tmp_path / "after_decide@3").touch()
+    code = "from mq_spark.datasource.failpoints import reached; reached('after_decide', 3)"
+    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, VARIABLE: str(tmp_path)})
+    deadline = time.monotonic() + 20
+    while not (tmp_path / "after_decide@3.reached").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    yield process
+    process.kill()
+    process.wait(10)
 
 
 def test_without_the_variable_or_in_another_micro_batch_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    armed = tmp_path / "before_decide@2"
+    armed.touch()
     monkeypatch.delenv(VARIABLE, raising=False)
     reached("before_decide", 2)
-    mark = tmp_path / "mark"
-    monkeypatch.setenv(VARIABLE, f"before_decide@2:{mark}")
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
     reached("before_decide", 1)
     reached("after_decide", 2)
-    assert not mark.exists()
+    assert list(tmp_path.iterdir()) == [armed]
 
 
-def test_a_process_that_reaches_the_point_marks_it_and_waits_to_be_killed(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    code = "from mq_spark.datasource.failpoints import reached; reached('after_decide', 3)"
-    process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, VARIABLE: f"after_decide@3:{mark}"})
-    try:
-        deadline = time.monotonic() + 20
-        while not mark.exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        assert process.poll() is None
-    finally:
-        process.kill()
-    assert process.wait(10) == -signal.SIGKILL
+def test_a_process_that_reaches_the_point_says_so_and_waits_to_be_killed(held: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    assert (tmp_path / "after_decide@3.reached").read_text() == str(held.pid)
+    assert held.poll() is None
+    held.kill()
+    assert held.wait(10) == -signal.SIGKILL
+
+
+def test_it_goes_on_when_the_mark_is_removed(held: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    (tmp_path / "after_decide@3.reached").unlink()
+    assert held.wait(10) == 0
+
+
+def test_a_point_stops_one_process_only(held: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    reached("after_decide", 3)
+    assert held.poll() is None
+
+
+def test_a_point_may_fail_instead_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "after_decide").write_text(FAIL)
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    with pytest.raises(OutcomeUnknown, match="ask again"):
+        reached("after_decide", 7)
+    reached("after_decide", 7)
