@@ -1,4 +1,4 @@
-"""Failpoints: nothing without the variable; with it, one process is held where it is until it is killed or let go, or fails there."""
+"""Failpoints: nothing without the variable; with it, one process is held there until it is killed or let go, or fails there."""
 
 from __future__ import annotations
 
