@@ -1720,6 +1720,8 @@ class GroupCursor(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     LAG_BYTES_FIELD_NUMBER: _builtins.int
     LAG_US_FIELD_NUMBER: _builtins.int
+    LEADS_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     topic: _builtins.str
     partition: _builtins.int
@@ -1729,6 +1731,9 @@ class GroupCursor(_message.Message):
     kind: _builtins.str
     lag_bytes: _builtins.int
     lag_us: _builtins.int
+    leads: _builtins.bool
+    """told by the partition's leader; else by a follower, which may be a moment behind"""
+    leader_epoch: _builtins.int
     @_builtins.property
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -1744,10 +1749,12 @@ class GroupCursor(_message.Message):
         kind: _builtins.str = ...,
         lag_bytes: _builtins.int = ...,
         lag_us: _builtins.int = ...,
+        leads: _builtins.bool = ...,
+        leader_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "lag_bytes", b"lag_bytes", "lag_us", b"lag_us", "log_end_offset", b"log_end_offset", "members", b"members", "moved_us", b"moved_us", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "lag_bytes", b"lag_bytes", "lag_us", b"lag_us", "leader_epoch", b"leader_epoch", "leads", b"leads", "log_end_offset", b"log_end_offset", "members", b"members", "moved_us", b"moved_us", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1783,9 +1790,11 @@ class StagedBatches(_message.Message):
     PARTITION_FIELD_NUMBER: _builtins.int
     UUIDS_FIELD_NUMBER: _builtins.int
     ROW_COUNT_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     row_count: _builtins.int
+    topic_id: _builtins.str
     @_builtins.property
     def uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
@@ -1795,10 +1804,11 @@ class StagedBatches(_message.Message):
         partition: _builtins.int = ...,
         uuids: _abc.Iterable[_builtins.bytes] | None = ...,
         row_count: _builtins.int = ...,
+        topic_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "row_count", b"row_count", "topic", b"topic", "uuids", b"uuids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "row_count", b"row_count", "topic", b"topic", "topic_id", b"topic_id", "uuids", b"uuids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1881,10 +1891,13 @@ class PublishRequest(_message.Message):
     BATCH_ID_FIELD_NUMBER: _builtins.int
     UUIDS_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     batch_id: _builtins.int
     timeout_ms: _builtins.int
+    topic_id: _builtins.str
+    """of the topic that they were staged in; another of that name has nothing to publish"""
     @_builtins.property
     def key(self) -> Global___TransactionKey: ...
     @_builtins.property
@@ -1898,10 +1911,11 @@ class PublishRequest(_message.Message):
         batch_id: _builtins.int = ...,
         uuids: _abc.Iterable[_builtins.bytes] | None = ...,
         timeout_ms: _builtins.int = ...,
+        topic_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "key", b"key", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic", "uuids", b"uuids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "key", b"key", "partition", b"partition", "timeout_ms", b"timeout_ms", "topic", b"topic", "topic_id", b"topic_id", "uuids", b"uuids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
