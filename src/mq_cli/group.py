@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import bootstrap_option, bytes_text, json_option, open_admin, time_text, timeout_option, write_json, write_table
+from mq_cli.output import (
+    bootstrap_option,
+    bytes_text,
+    json_option,
+    open_admin,
+    say,
+    time_text,
+    timeout_option,
+    write_json,
+    write_table,
+)
 
 if TYPE_CHECKING:
-    from mq_client import GroupCursor
+    from mq_client import GroupCursor, GroupDescription
 
 
 @click.group(cls=CommandGroup)
@@ -23,21 +34,25 @@ def group() -> None:
 @bootstrap_option
 @timeout_option
 def list_groups(as_json: bool, bootstrap: str, timeout_s: float) -> None:
-    """List the groups that have a cursor anywhere."""
+    """List the groups that have a cursor anywhere, and how far behind each is: in records, in bytes, in time."""
     with open_admin(bootstrap, timeout_s) as admin:
-        found = [admin.describe_group(name) for name in admin.list_groups()]
+        found = admin.describe_groups()
+    _say_who_is_silent(found)
     if as_json:
-        write_json([{"name": g.name, "topics": sorted({c.topic for c in g.cursors}), "lag": g.lag} for g in found])
+        write_json([_summary(group) for group in found])
         return
     write_table(
-        ["group", "topics", "#partitions", "#members", "#lag"],
+        ["group", "reads as", "topics", "#partitions", "#members", "#lag", "#lag bytes", "#lag seconds"],
         [
             (
                 g.name,
-                ", ".join(sorted({c.topic for c in g.cursors})),
+                ", ".join(_kinds(g)),
+                ", ".join(_topics(g)),
                 len(g.cursors),
                 len({member for c in g.cursors for member in c.members}),
                 g.lag,
+                bytes_text(g.lag_bytes),
+                _seconds(g.lag_us),
             )
             for g in found
         ],
@@ -53,8 +68,9 @@ def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None
     """Where the group NAME is in each partition, and how far behind: in records, in bytes, in time."""
     with open_admin(bootstrap, timeout_s) as admin:
         found = admin.describe_group(name)
+    _say_who_is_silent([found])
     if as_json:
-        write_json({"name": found.name, "lag": found.lag, "cursors": [_document(cursor) for cursor in found.cursors]})
+        write_json(_summary(found) | {"cursors": [_document(cursor) for cursor in found.cursors]})
         return
     write_table(
         ["topic", "#partition", "#offset", "#end", "#lag", "#lag bytes", "#lag seconds", "moved", "members", "reads as"],
@@ -66,14 +82,44 @@ def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None
                 c.log_end_offset,
                 c.lag,
                 bytes_text(c.lag_bytes),
-                f"{c.lag_us / 1e6:.1f}",
+                _seconds(c.lag_us),
                 time_text(c.moved_us),
                 ", ".join(c.members) or "none",
-                c.kind,
+                c.kind if c.leads else f"{c.kind} (no leader answers; as a follower knows it)",
             )
             for c in found.cursors
         ],
     )
+
+
+def _topics(group: GroupDescription) -> list[str]:
+    return sorted({cursor.topic for cursor in group.cursors})
+
+
+def _kinds(group: GroupDescription) -> list[str]:
+    return sorted({cursor.kind for cursor in group.cursors})
+
+
+def _seconds(microseconds: int) -> str:
+    return f"{microseconds / 1e6:.1f}"
+
+
+def _say_who_is_silent(groups: Sequence[GroupDescription]) -> None:
+    silent = sorted({address for group in groups for address in group.silent})
+    if silent:
+        say(f"no answer from {', '.join(silent)}: partitions that only they keep are missing here")
+
+
+def _summary(group: GroupDescription) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "topics": _topics(group),
+        "reads_as": _kinds(group),
+        "lag": group.lag,
+        "lag_bytes": group.lag_bytes,
+        "lag_us": group.lag_us,
+        "silent": list(group.silent),
+    }
 
 
 def _document(cursor: GroupCursor) -> dict[str, Any]:
@@ -88,4 +134,5 @@ def _document(cursor: GroupCursor) -> dict[str, Any]:
         "moved_us": cursor.moved_us,
         "members": list(cursor.members),
         "kind": cursor.kind,
+        "leads": cursor.leads,
     }

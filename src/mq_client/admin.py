@@ -22,7 +22,7 @@ _SPREAD_MS = 5_000.0
 """How long a new topic's name may take to reach every broker that answers."""
 
 _LEADER_MS = 1_000.0
-"""A leader's time to say what it knows of its partitions, when a topic is described."""
+"""A broker's time to say what it knows of its partitions, when others know something of them too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,8 @@ class GroupCursor:
     moved_us: int
     members: tuple[str, ...]
     kind: str
+    leads: bool = True
+    """False: the partition has no leader at the moment, or none that answers; this is what a follower knows."""
 
     @property
     def lag(self) -> int:
@@ -88,14 +90,29 @@ class GroupCursor:
 
 @dataclass(frozen=True, slots=True)
 class GroupDescription:
-    """A group and its cursors, by topic and partition."""
+    """A group and its cursors, by topic and partition.
+
+    `silent`: addresses of brokers that did not answer. Partitions that only they have are missing here.
+    """
 
     name: str
     cursors: tuple[GroupCursor, ...]
+    silent: tuple[str, ...] = ()
 
     @property
     def lag(self) -> int:
+        """Records that it has not read, all partitions together."""
         return sum(cursor.lag for cursor in self.cursors)
+
+    @property
+    def lag_bytes(self) -> int:
+        """Their stored size."""
+        return sum(cursor.lag_bytes for cursor in self.cursors)
+
+    @property
+    def lag_us(self) -> int:
+        """How old the oldest of them is, in microseconds."""
+        return max((cursor.lag_us for cursor in self.cursors), default=0)
 
 
 class Admin:
@@ -214,29 +231,23 @@ class Admin:
 
     def list_groups(self) -> list[str]:
         """Names of all groups that have a cursor anywhere, sorted."""
-        return sorted({cursor.group for cursor in self._cursors("")})
+        return sorted({cursor.group for cursor in self._cursors("")[0]})
+
+    def describe_groups(self) -> list[GroupDescription]:
+        """All groups, by name: one question to each broker, however many there are."""
+        cursors, silent = self._cursors("")
+        by_group: dict[str, list[pb.GroupCursor]] = {}
+        for cursor in cursors:
+            by_group.setdefault(cursor.group, []).append(cursor)
+        return [_describe_group(name, by_group[name], silent) for name in sorted(by_group)]
 
     def describe_group(self, name: str) -> GroupDescription:
-        """Its cursors, lag and members. Raises `UnknownGroup` with the nearest name."""
+        """Its cursors, lag and members. Raises `UnknownGroup` with the nearest name, `Unreachable` if no broker answers."""
         check_group_name(name)
-        cursors = self._cursors(name)
+        cursors, silent = self._cursors(name)
         if not cursors:
             raise UnknownGroup(f"unknown group {name!r}{did_you_mean(name, set(self.list_groups()) - {name})}")
-        described = [
-            GroupCursor(
-                c.topic,
-                c.partition,
-                c.offset,
-                c.log_end_offset,
-                c.lag_bytes,
-                c.lag_us,
-                c.moved_us,
-                tuple(c.members),
-                c.kind,
-            )
-            for c in cursors
-        ]
-        return GroupDescription(name, tuple(sorted(described, key=lambda cursor: (cursor.topic, cursor.partition))))
+        return _describe_group(name, cursors, silent)
 
     def move_group(self, name: str, positions: Mapping[str, Mapping[int, int]]) -> None:
         """Move the group's cursors to `positions[topic][partition]`. Members that are running go on from where they are."""
@@ -246,18 +257,29 @@ class Admin:
                 raise InvalidRequest(f"offsets of {topic!r} must not be negative: ask `offsets` where the log begins")
         move_cursors(self._connection, name, positions, Deadline(self._timeout_ms))
 
-    def _cursors(self, group: str) -> list[pb.GroupCursor]:
-        """From every live broker, for what it leads. A partition that changes hands may be told twice: the newer holds."""
+    def _cursors(self, group: str) -> tuple[list[pb.GroupCursor], list[str]]:
+        """Every cursor, and which brokers did not answer. Each replica tells what it knows: the leader's word holds, and without
+        one the newest.
+        """
         deadline = Deadline(self._timeout_ms)
         self._connection.metadata(deadline)
         found: dict[tuple[str, str, int], pb.GroupCursor] = {}
-        for address in self._connection.addresses():
-            answer = self._connection.ask(address, "Groups", pb.GroupsRequest(group=group), pb.GroupsResponse, deadline)
+        addresses = self._connection.addresses()
+        silent: list[str] = []
+        for address in addresses:
+            limit = deadline.at_most(_LEADER_MS if len(addresses) > 1 else self._timeout_ms)
+            try:
+                answer = self._connection.ask(address, "Groups", pb.GroupsRequest(group=group), pb.GroupsResponse, limit)
+            except TritonMQError as error:
+                silent.append(address)
+                if len(silent) == len(addresses) or not error.retriable:
+                    raise
+                continue
             for cursor in answer.cursors:
                 place = (cursor.group, cursor.topic, cursor.partition)
-                if place not in found or found[place].moved_us < cursor.moved_us:
+                if place not in found or _freshness(found[place]) < _freshness(cursor):
                     found[place] = cursor
-        return list(found.values())
+        return list(found.values()), silent
 
     # ------------------------------------------------------------------ the end
 
@@ -269,6 +291,29 @@ class Admin:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def _freshness(cursor: pb.GroupCursor) -> tuple[bool, int, int, int]:
+    return cursor.leads, cursor.leader_epoch, cursor.moved_us, cursor.log_end_offset
+
+
+def _describe_group(name: str, cursors: Sequence[pb.GroupCursor], silent: Sequence[str]) -> GroupDescription:
+    described = [
+        GroupCursor(
+            c.topic,
+            c.partition,
+            c.offset,
+            c.log_end_offset,
+            c.lag_bytes,
+            c.lag_us,
+            c.moved_us,
+            tuple(c.members),
+            c.kind,
+            c.leads,
+        )
+        for c in cursors
+    ]
+    return GroupDescription(name, tuple(sorted(described, key=lambda cursor: (cursor.topic, cursor.partition))), tuple(silent))
 
 
 def _describe(info: pb.TopicInfo) -> TopicDescription:

@@ -127,10 +127,23 @@ def test_a_group_goes_on_where_it_left_off_and_its_lag_is_listed(topic: str) -> 
     assert (first.returncode, first.stdout) == (0, b"1\n2\n")
     (cursor,) = json.loads(tritonmq("group", "describe", group, "--json").stdout)["cursors"]
     assert (cursor["offset"], cursor["log_end_offset"], cursor["lag"]) == (2, 5, 3)
+    (line,) = [line for line in tritonmq("group", "list").stdout.decode().splitlines() if line.startswith(group)]
+    assert line.split()[1:6] == ["consumer", topic, "1", "0", "3"]
+    (behind,) = [each for each in json.loads(tritonmq("group", "list", "--json").stdout) if each["name"] == group]
+    assert (behind["lag"], behind["lag_bytes"], behind["lag_us"]) == (3, cursor["lag_bytes"], behind["lag_us"])
+    assert behind["lag_bytes"] > 0
+    assert behind["lag_us"] > 0
     second = tritonmq("consume", topic, "--from", "earliest", "--group", group, "--max", "3")
     assert second.stdout == b"3\n4\n5\n"
     listed = json.loads(tritonmq("group", "list", "--json").stdout)
-    assert {"name": group, "topics": [topic], "lag": 0} in listed
+    (summary,) = [each for each in listed if each["name"] == group]
+    assert (summary["topics"], summary["reads_as"], summary["lag"], summary["lag_bytes"], summary["lag_us"]) == (
+        [topic],
+        ["consumer"],
+        0,
+        0,
+        0,
+    )
     wrong = tritonmq("group", "describe", group[:-1])
     assert wrong.returncode == 1
     assert group.encode() in wrong.stderr

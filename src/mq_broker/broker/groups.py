@@ -100,10 +100,14 @@ class Groups:
         return answer
 
     async def groups(self, request: pb.GroupsRequest, _deadline: float) -> pb.GroupsResponse:
-        """The cursors of one group, or of all, on the partitions that this broker leads."""
+        """The cursors of one group, or of all, in every replica here.
+
+        Followers answer too: a cursor is in the journal, so they have it, and while a partition's leader is gone nobody else can
+        say how far behind its readers are. Whoever asks believes the leader first.
+        """
         response = pb.GroupsResponse()
         for partition in self._shell.partitions():
-            if not partition.serving:
+            if partition.closed:
                 continue
             cursors = partition.replica.machine.cursors
             for group in [request.group] if request.group else sorted(cursors):
@@ -122,5 +126,7 @@ class Groups:
                     kind=cursor.kind,
                     lag_bytes=lag_bytes,
                     lag_us=lag_us,
+                    leads=partition.serving,
+                    leader_epoch=partition.replica.leader_epoch,
                 )
         return response

@@ -216,8 +216,30 @@ def test_a_subscription_is_told_when_leadership_moves(zookeeper: str, tmp_path: 
     asyncio.run(scenario())
 
 
+def test_followers_know_how_far_behind_a_group_is_when_its_leader_is_gone(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[1].create_topic("t", replicas=3)
+            former = info.partitions[0].leader
+            for number in (1, 2, 3):
+                await cluster[former].produce("t", number)
+            position = pb.CursorPosition(topic="t", partition=0, offset=2)
+            await cluster[former].ask("MoveCursors", pb.MoveCursorsRequest(group="g", positions=[position], kind="spark"))
+            follower = cluster[1 + former % 3]
+            assert [c.leads for c in await _cursors(cluster[former])] == [True]
+            await until(lambda: _settled(follower, 2))
+            await cluster[former].abandon()
+            assert [(c.offset, c.log_end_offset, c.leads) for c in await _cursors(follower)] == [(2, 3, False)]
+
+    asyncio.run(scenario())
+
+
+async def _cursors(broker: Broker) -> list[pb.GroupCursor]:
+    return list((await broker.ask("Groups", pb.GroupsRequest(group="g"))).cursors)
+
+
 async def _settled(broker: Broker, offset: int) -> bool:
-    return [c.offset for c in (await broker.ask("Groups", pb.GroupsRequest(group="g"))).cursors] == [offset]
+    return [c.offset for c in await _cursors(broker)] == [offset]
 
 
 def test_a_decision_is_published_on_every_leader(zookeeper: str, tmp_path: Path) -> None:
