@@ -41,12 +41,14 @@ class TransactionKey(NamedTuple):
 
 
 class StagedPart(NamedTuple):
-    """A line of a manifest: the staged batches of one partition, in the order in which they are to be published."""
+    """A line of a manifest: the staged batches of one partition, in the order in which they are to be published. `topic_id`: that
+    of the topic that they were staged in; empty if it is not to be checked."""
 
     topic: str
     partition: int
     uuids: tuple[bytes, ...]
     row_count: int
+    topic_id: str = ""
 
 
 class Decision(NamedTuple):
@@ -85,8 +87,8 @@ class Stage:
         self._client = client
         self._stage = pb.StageOf(key=pb.TransactionKey(query_id=key.query_id, sink=key.sink), batch_id=batch_id, run_id=run_id)
         self._outcome = TableOutcome("", 0)
-        self._uuids: dict[tuple[str, int], list[bytes]] = {}
-        self._rows: dict[tuple[str, int], int] = {}
+        self._uuids: dict[tuple[str, int, str], list[bytes]] = {}  # by topic, partition, topic id
+        self._rows: dict[tuple[str, int, str], int] = {}
 
     def add(self, topic: str, partition: int, table: pa.RecordBatch | pa.Table, timeout_ms: float | None = None) -> None:
         """Send these rows, to be staged under fresh UUIDs. Returns once there is room for them, not once they are staged.
@@ -94,10 +96,11 @@ class Stage:
         Columns as for `Producer.publish_batch`. Raises `SchemaMismatch`, `BatchTooLarge`, `UnknownTopic`, `UnknownPartition`,
         `Overloaded`.
         """
-        sent = self._client.send(topic, partition, table, self._stage, self._outcome, timeout_ms)
+        topic_id, sent = self._client.send(topic, partition, table, self._stage, self._outcome, timeout_ms)
         if sent:
-            self._uuids.setdefault((topic, partition), []).extend(uuid for uuid, _ in sent)
-            self._rows[topic, partition] = self._rows.get((topic, partition), 0) + sum(rows for _, rows in sent)
+            place = topic, partition, topic_id
+            self._uuids.setdefault(place, []).extend(uuid for uuid, _ in sent)
+            self._rows[place] = self._rows.get(place, 0) + sum(rows for _, rows in sent)
 
     def finish(self, timeout_ms: float | None = None) -> list[StagedPart]:
         """Wait until all of it is staged: what a manifest must name. Raises the error of what could not be."""
@@ -108,8 +111,8 @@ class Stage:
         except TimeoutError:
             raise OutcomeUnknown(f"staging was not acknowledged within {deadline.timeout_ms:.0f} ms: run the task again") from None
         return [
-            StagedPart(topic, partition, tuple(uuids), self._rows[topic, partition])
-            for (topic, partition), uuids in self._uuids.items()
+            StagedPart(topic, partition, tuple(uuids), self._rows[topic, partition, topic_id], topic_id)
+            for (topic, partition, topic_id), uuids in self._uuids.items()
         ]
 
 
@@ -161,8 +164,8 @@ class TransactionClient:
         stage: pb.StageOf,
         outcome: TableOutcome,
         timeout_ms: float | None,
-    ) -> list[tuple[bytes, int]]:
-        """For `Stage`: the UUIDs under which the rows go out, each with its number of rows."""
+    ) -> tuple[str, list[tuple[bytes, int]]]:
+        """For `Stage`: the topic's id, and the UUIDs under which the rows go out, each with its number of rows."""
         check_topic_name(topic)
         deadline = self.deadline(timeout_ms)
         view = self._connection.topic(topic, deadline)
@@ -185,7 +188,7 @@ class TransactionClient:
                 )
                 self._sender.work.notify()
             sent.append((uuid, piece.num_rows))
-        return sent
+        return view.topic_id, sent
 
     # ------------------------------------------------------------------ decide
 
@@ -213,7 +216,9 @@ class TransactionClient:
             run_id=run_id,
             row_count=sum(part.row_count for part in parts),
             manifest=[
-                pb.StagedBatches(topic=part.topic, partition=part.partition, uuids=part.uuids, row_count=part.row_count)
+                pb.StagedBatches(
+                    topic=part.topic, partition=part.partition, uuids=part.uuids, row_count=part.row_count, topic_id=part.topic_id
+                )
                 for part in parts
             ],
             keep_on_mismatch=keep_on_mismatch,

@@ -25,12 +25,13 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Staged batches of one partition, in the order of their rows. UUIDs are 16 bytes."""
+    """Staged batches of one partition, in the order of their rows. UUIDs are 16 bytes. `topic_id` is the topic's of that moment."""
 
     topic: str
     partition: int
     uuids: tuple[bytes, ...]
     row_count: int
+    topic_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,10 @@ def manifest_of(messages: Sequence[WriterCommitMessage | None]) -> tuple[MicroBa
     if len(micro_batches) > 1:
         named = "; ".join(sorted(map(str, micro_batches)))
         raise InvalidRequest(f"the tasks of one commit name several micro-batches, restart the query: {named}")
-    lines: dict[tuple[str, int], Staged] = {}
+    lines: dict[tuple[str, int, str], Staged] = {}
     for staged in (staged for message in given for staged in message.staged):
-        place = staged.topic, staged.partition
-        before = lines.get(place, Staged(*place, (), 0))
-        lines[place] = Staged(*place, before.uuids + staged.uuids, before.row_count + staged.row_count)
+        place = staged.topic, staged.partition, staged.topic_id
+        before = lines.get(place)
+        uuids, row_count = (before.uuids, before.row_count) if before is not None else ((), 0)
+        lines[place] = Staged(staged.topic, staged.partition, uuids + staged.uuids, row_count + staged.row_count, staged.topic_id)
     return given[0].micro_batch, [lines[place] for place in sorted(lines)]

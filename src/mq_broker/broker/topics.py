@@ -62,7 +62,7 @@ class Topics:
         self._on_topics = on_topics
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[str, Topic] = {}
-        self._partition_counts: dict[str, int] = {}
+        self._present: dict[str, tuple[str, int]] = {}  # id and partitions, by name
         self._reading = asyncio.Lock()
         self._begun = 0
         self._read_last = 0
@@ -88,11 +88,12 @@ class Topics:
             )
         return topic
 
-    async def exists(self, name: str, partition: int) -> bool:
-        """Whether there is that partition, as the coordination service says now: also one that this version cannot read. Raises
-        `CoordinationUnavailable`."""
+    async def exists(self, name: str, partition: int, topic_id: str = "") -> bool:
+        """Whether there is that partition (of the topic with that id, if one is given), as the coordination service says now: also
+        one that this version cannot read. Raises `CoordinationUnavailable`."""
         await self.refresh()
-        return 0 <= partition < self._partition_counts.get(name, 0)
+        present_id, partitions = self._present.get(name, ("", 0))
+        return topic_id in ("", present_id) and 0 <= partition < partitions
 
     async def refresh(self) -> None:
         """Read the list of topics and let the shell follow. Raises `CoordinationUnavailable`.
@@ -111,7 +112,7 @@ class Topics:
 
     def _take(self, specs: dict[str, TopicSpec]) -> None:
         by_id: dict[str, Topic] = {}
-        self._partition_counts = {spec.name: len(spec.assignment) for spec in specs.values()}
+        self._present = {spec.name: (spec.topic_id, len(spec.assignment)) for spec in specs.values()}
         for spec in specs.values():
             known = self._by_id.get(spec.topic_id)
             if known is not None and known.spec == spec:

@@ -27,6 +27,7 @@ from mq_broker.broker.topics import Topics
 from mq_broker.core.entries import Decide, Discard, Finish, Publish, StagedBatches, TransactionKey
 from mq_broker.core.messages import Decided
 from mq_broker.rpc.calls import Calls
+from mq_broker.storage.frame import line_from_wire
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
     CoordinationUnavailable,
@@ -118,9 +119,10 @@ class Transactions:
         """Answers once everything is published. Past the deadline `OutcomeUnknown`: asking again gives the same answer."""
         key = key_of(request.key)
         _check_manifest(request)
+        self._check_topics(request)
         await self._admin.transactions_topic(deadline)
         partition = await self._coordinator(key)
-        manifest = tuple(StagedBatches(m.topic, m.partition, tuple(m.uuids), m.row_count) for m in request.manifest if m.uuids)
+        manifest = tuple(line_from_wire(line) for line in request.manifest if line.uuids)
         decide = Decide(key, request.batch_id, request.run_id, request.row_count, manifest)
         if request.timeout_ms:
             deadline = min(deadline, asyncio.get_running_loop().time() + request.timeout_ms / 1000)
@@ -131,6 +133,16 @@ class Transactions:
         if not result.finished:
             await self._wait_until_published(partition, decide, deadline)
         return pb.DecideResponse(already_decided=result.already, row_count=result.row_count, published=True)
+
+    def _check_topics(self, request: pb.DecideRequest) -> None:
+        """What was staged in a topic that was deleted meanwhile went with it: another of that name has nothing of it (trap 29)."""
+        for line in request.manifest:
+            topic = self._topics.find(line.topic)
+            if topic is not None and line.topic_id not in ("", topic.spec.topic_id):
+                raise UnknownTopic(
+                    f"topic {line.topic!r} was deleted and made again while micro-batch {request.batch_id} was written to it: "
+                    "start the query again, and the micro-batch goes into the new one"
+                )
 
     async def _coordinator(self, key: TransactionKey) -> Partition:
         """The replica that decides for the key. Raises `NotLeader`, naming the broker whose it is."""
@@ -172,7 +184,7 @@ class Transactions:
         if known.batch_id != decide.batch_id:
             return
         kept = {uuid for line in known.manifest for uuid in line.uuids}
-        for (topic, number), uuids in _by_partition(decide.manifest).items():
+        for (topic, number, _), uuids in _by_partition(decide.manifest).items():
             losers = [uuid for uuid in uuids if uuid not in kept]
             if losers:
                 self._shell.spawn(self._discard_once(topic, number, decide.key, losers), f"discard from {topic}-{number}")
@@ -227,19 +239,21 @@ class Transactions:
             del self._publishing[publishing.partition, decision.key]
         publishing.tell(None)
 
-    async def _publish_line(self, publishing: _Publishing, place: tuple[str, int], uuids: list[bytes]) -> None:
+    async def _publish_line(self, publishing: _Publishing, place: tuple[str, int, str], uuids: list[bytes]) -> None:
         """One partition's part, asked for until it is done. Cancelled when the coordinator's leadership ends."""
         decision = publishing.decision
-        topic, number = place
+        topic, number, topic_id = place
         key = pb.TransactionKey(query_id=decision.key.query_id, sink=decision.key.sink)
-        request = pb.PublishRequest(topic=topic, partition=number, key=key, batch_id=decision.batch_id, uuids=uuids)
+        request = pb.PublishRequest(
+            topic=topic, partition=number, key=key, batch_id=decision.batch_id, uuids=uuids, topic_id=topic_id
+        )
         attempt = 0
         while True:
             try:
                 await self._ask_leader(topic, number, "Publish", request, pb.PublishResponse, self.publish)
                 return
             except (UnknownTopic, UnknownPartition) as error:
-                if await self._is_gone(topic, number):
+                if await self._is_gone(topic, number, topic_id):
                     log.warning(
                         "micro-batch %d of %s: %s; nothing to publish there", decision.batch_id, decision.key.query_id, error
                     )
@@ -255,11 +269,11 @@ class Transactions:
                 await asyncio.sleep(_backoff(attempt))
             attempt += 1
 
-    async def _is_gone(self, topic: str, number: int) -> bool:
+    async def _is_gone(self, topic: str, number: int, topic_id: str) -> bool:
         """Only the coordination service may say so: by a broker's copy of the list, a moment old, rows that were decided would be
         given up."""
         try:
-            return not await self._topics.exists(topic, number)
+            return not await self._topics.exists(topic, number, topic_id)
         except CoordinationUnavailable:
             return False
 
@@ -291,6 +305,10 @@ class Transactions:
     async def publish(self, request: pb.PublishRequest, deadline: float) -> pb.PublishResponse:
         """Idempotent. The staged batches become readable together."""
         partition = await self._led(request.topic, request.partition)
+        if request.topic_id not in ("", partition.topic.spec.topic_id):
+            raise UnknownTopic(
+                f"topic {request.topic!r} was deleted and made again since these rows were staged: they went with it"
+            )
         await partition.ask(Publish(key_of(request.key), request.batch_id, _uuids_of(request)), deadline)
         return pb.PublishResponse(log_end_offset=partition.next_offset)
 
@@ -393,11 +411,11 @@ def _backoff(attempt: int) -> float:
     return BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
 
 
-def _by_partition(manifest: tuple[StagedBatches, ...]) -> dict[tuple[str, int], list[bytes]]:
-    """One line a partition: it publishes everything of a micro-batch at once, or nothing."""
-    lines: dict[tuple[str, int], list[bytes]] = {}
+def _by_partition(manifest: tuple[StagedBatches, ...]) -> dict[tuple[str, int, str], list[bytes]]:
+    """One line a partition, by topic, number and topic id: it publishes everything of a micro-batch at once, or nothing."""
+    lines: dict[tuple[str, int, str], list[bytes]] = {}
     for line in manifest:
-        lines.setdefault((line.topic, line.partition), []).extend(line.uuids)
+        lines.setdefault((line.topic, line.partition, line.topic_id), []).extend(line.uuids)
     return lines
 
 

@@ -37,12 +37,14 @@ class TransactionKey:
 
 @dataclass(frozen=True, slots=True)
 class StagedBatches:
-    """A manifest's line: the staged batches of one partition that a decision publishes, in this order."""
+    """A manifest's line: the staged batches of one partition that a decision publishes, in this order. `topic_id` tells the topic
+    that they were staged in from one made later under its name (trap 29)."""
 
     topic: str
     partition: int
     uuids: tuple[bytes, ...]
     row_count: int
+    topic_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,10 @@ _CRC_CHUNK_BYTES: Final = 64 << 10  # the checksum takes `bytes` only: views are
 _APPEND: Final = Append()
 
 
+class UnknownKind(CorruptBatch):
+    """The frame is whole, and of a kind that this version does not know: nothing is wrong with its bytes."""
+
+
 class Place:
     """Where a frame belongs: one partition of one life of a topic. `seed` is where its checksums start."""
 
@@ -218,6 +222,18 @@ def _key_to_wire(key: TransactionKey) -> pb.TransactionKey:
     return pb.TransactionKey(query_id=key.query_id, sink=key.sink)
 
 
+def line_to_wire(line: StagedBatches) -> pb.StagedBatches:
+    """A manifest's line as protobuf."""
+    return pb.StagedBatches(
+        topic=line.topic, partition=line.partition, uuids=line.uuids, row_count=line.row_count, topic_id=line.topic_id
+    )
+
+
+def line_from_wire(line: pb.StagedBatches) -> StagedBatches:
+    """What `line_to_wire` made."""
+    return StagedBatches(line.topic, line.partition, tuple(line.uuids), line.row_count, line.topic_id)
+
+
 def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
     match operation:
         case Append():
@@ -235,7 +251,7 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
         case MoveCursor(group, offset, kind):
             return EntryKind.CURSOR, pb.CursorMeta(group=group, offset=offset, kind=kind).SerializeToString()
         case Decide(key, batch_id, run_id, row_count, manifest):
-            lines = [pb.StagedBatches(topic=m.topic, partition=m.partition, uuids=m.uuids, row_count=m.row_count) for m in manifest]
+            lines = [line_to_wire(line) for line in manifest]
             meta = pb.DecideMeta(key=_key_to_wire(key), batch_id=batch_id, run_id=run_id, row_count=row_count, manifest=lines)
             return EntryKind.DECIDE, meta.SerializeToString()
         case Finish(key, batch_id):
@@ -273,7 +289,7 @@ def _cursor(meta: bytes) -> Operation:
 
 def _decide(meta: bytes) -> Operation:
     m = pb.DecideMeta.FromString(meta)
-    manifest = tuple(StagedBatches(line.topic, line.partition, tuple(line.uuids), line.row_count) for line in m.manifest)
+    manifest = tuple(line_from_wire(line) for line in m.manifest)
     return Decide(_key(m.key), m.batch_id, m.run_id, m.row_count, manifest)
 
 
@@ -301,5 +317,5 @@ _DECODERS: Final[dict[int, Callable[[bytes], Operation]]] = {
 def _decode_operation(kind: int, meta: bytes) -> Operation:
     decoder = _DECODERS.get(kind)
     if decoder is None:
-        raise CorruptBatch(f"an entry of kind {kind} is not known to this version: bring every broker to the newest one")
+        raise UnknownKind(f"an entry of kind {kind} is not known to this version: bring every broker to the newest one")
     return decoder(meta)

@@ -16,6 +16,7 @@ from mq_protocol.errors import (
     FencedRun,
     InvalidRequest,
     InvalidTopicName,
+    NotLeader,
     OutcomeUnknown,
     ReplayMismatch,
     StagedBatchMissing,
@@ -131,6 +132,47 @@ def test_a_topic_that_was_deleted_holds_up_no_decision(tmp_path: Path) -> None:
             manifest = [await stage(broker, 0, 1, 2)]
             await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
             assert (await decide(broker, 0, manifest)).published
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_made_again_under_its_name_gets_nothing_that_was_staged_before_and_holds_up_no_query(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await prepare(broker)
+            before = await stage(broker, 0, 1, 2)
+            before.topic_id = (await broker.metadata("t")).topics[0].topic_id
+            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
+            await broker.create_topic("t")
+            with pytest.raises(UnknownTopic, match="made again"):
+                await decide(broker, 0, [before])
+            again = await stage(broker, 0, 3)
+            again.topic_id = (await broker.metadata("t")).topics[0].topic_id
+            assert (await decide(broker, 0, [again])).published
+            assert await broker.numbers("t") == [3]
+
+    asyncio.run(scenario())
+
+
+def test_a_decision_outlives_a_topic_that_is_made_again_before_it_is_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await prepare(broker)
+            line = await stage(broker, 0, 1, 2)
+            line.topic_id = (await broker.metadata("t")).topics[0].topic_id
+            publish = transactions.Transactions.publish
+
+            async def remade_just_before(self: transactions.Transactions, request: pb.PublishRequest, deadline: float) -> Any:
+                monkeypatch.setattr(transactions.Transactions, "publish", publish)
+                await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
+                await broker.create_topic("t")
+                raise NotLeader("it was deleted under its leader")
+
+            monkeypatch.setattr(transactions.Transactions, "publish", remade_just_before)
+            assert (await decide(broker, 0, [line])).published
+            assert await broker.numbers("t") == []
 
     asyncio.run(scenario())
 
