@@ -47,6 +47,9 @@ class BrokerProcess:
         self.log_path = directory / f"broker-{broker}.log"
         self.arguments = ["broker", "--id", str(broker), "--listen", self.address, "--data", str(self.data_dir)]
         self.arguments += ["--stop-timeout-ms", str(_HAND_OVER_MS), *arguments]
+        self.module = "mq_cli.main"
+        """What runs: tests put here one of their own, a broker that can be held still at chosen points."""
+
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -70,7 +73,7 @@ class BrokerProcess:
             # A session of its own: Ctrl-C in the terminal is for whoever started us. Its standard input is a pipe that we hold:
             # when we are gone, however that happened, the broker sees it end and stops.
             self._process = subprocess.Popen(  # noqa: S603 (our own command line)
-                [sys.executable, "-m", "mq_cli.main", *self.arguments, "--stop-at-eof"],
+                [sys.executable, "-m", self.module, *self.arguments, "--stop-at-eof"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
