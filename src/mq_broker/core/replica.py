@@ -10,6 +10,7 @@ import dataclasses
 from typing import assert_never
 
 from mq_broker.core.election import Election
+from mq_broker.core.entries import Append, EpochStart, Publish, Stage
 from mq_broker.core.follower import Follower
 from mq_broker.core.leader import Leader
 from mq_broker.core.machine import PartitionMachine
@@ -131,6 +132,24 @@ class Replica:
             return self._role.membership.brokers()
         node = self._shared.node
         return tuple(broker for broker, _ in node.state.isr) if node is not None else ()
+
+    @property
+    def next_offset_at_most(self) -> int:
+        """No record in this log, what is not committed included, has an offset at or above it (rule 15)."""
+        machine = self._shared.machine
+        offset = machine.next_offset
+        staged = {uuid: batch.row_count for uuid, batch in machine.staged.items()}
+        for entry in self._shared.log.tail():
+            match entry.operation:
+                case Append():
+                    offset += entry.record_count
+                case Stage():
+                    staged[entry.uuid] = entry.record_count
+                case Publish(uuids=uuids):
+                    offset += sum(staged.pop(uuid, 0) for uuid in uuids)
+                case EpochStart(offset_floor=floor):
+                    offset = max(offset, floor)
+        return offset
 
     @property
     def machine(self) -> PartitionMachine:
