@@ -26,6 +26,7 @@ class Follower:
         self._acknowledged = -1
         self._ack_due = False
         self._below_base = 0
+        self._newest_below_base = 0
 
     def append(self, message: AppendEntries) -> None:
         """A message of the current epoch, from its leader."""
@@ -36,6 +37,7 @@ class Follower:
             self._conflict(message)
             return
         self._sequence = max(self._sequence, message.sequence)
+        self._below_base = 0
         fresh = 0
         for entry in message.entries:
             if log.epoch_at(entry.index) == entry.leader_epoch:
@@ -75,7 +77,9 @@ class Follower:
         shared, log = self._shared, self._shared.log
         # What a snapshot stands for is committed: any leader has it, and need not look for agreement before its end.
         hint = max(log.last_index_up_to(message.prev_epoch, min(message.prev_index, log.last_index)), log.base_index)
-        self._below_base += message.prev_index < log.base_index
+        if message.prev_index < log.base_index and message.sequence > max(self._sequence, self._newest_below_base):
+            self._newest_below_base = message.sequence
+            self._below_base += 1
         if log.base_index <= message.prev_index <= shared.high_watermark or self._below_base > _BELOW_BASE_MAX:
             shared.audit(f"the leader of epoch {message.leader_epoch} lacks what is committed here", alarm=True)
             shared.read_node()  # unless the partition was recovered from another log: the node says so (rule 15)
@@ -114,8 +118,8 @@ class Follower:
             self._ack_due = True
             return False
         if shared.node is not None and shared.my_member in shared.node.state.isr:
-            shared.audit(f"a snapshot up to {snapshot.last_index} was sent to a log that is named in sync: refused", alarm=True)
-            shared.read_node()
+            shared.audit(f"a snapshot up to {snapshot.last_index} was sent to a log that is named in sync, as last read: refused")
+            shared.read_node()  # the leader may have dropped it since
             return False
         shared.audit(f"begin anew with a snapshot up to entry {snapshot.last_index}: the log ended at {log.last_index}")
         shared.emit(Install(snapshot, shared.recovery))
