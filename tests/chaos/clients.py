@@ -6,7 +6,10 @@ import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).parents[2]
 FINISH_S = 150.0
@@ -14,31 +17,34 @@ FINISH_S = 150.0
 
 
 class ClientProcess:
-    """Owns one process of a role, in all its lives. Each life has a name of its own in the history."""
+    """Owns one process of a role, in all its lives. Each life has a name of its own in the history.
 
-    def __init__(self, role: str, name: str, directory: Path, bootstrap: str, topics: dict[str, int], rate: float) -> None:
+    `arguments` of `python -m` for a life of that name.
+    """
+
+    def __init__(self, role: str, name: str, log: Path, arguments: Callable[[str], list[str]]) -> None:
         self.role = role
         self.name = name
-        self._directory = directory
-        self._arguments = ["--bootstrap", bootstrap, "--topics", ",".join(f"{t}:{count}" for t, count in topics.items())]
-        self._arguments += ["--rate", str(rate), "--state", str(directory / f"{name}.state")]
-        self._log = directory / f"{name}.log"
+        self._arguments = arguments
+        self._log = log
         self._lives = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         self._lives += 1
-        life = f"{self.name}.{self._lives}"
-        command = [sys.executable, "-m", "tests.chaos.client", self.role, "--name", life, *self._arguments]
-        command += ["--history", str(self._directory / f"{life}.jsonl")]
+        command = [sys.executable, "-m", *self._arguments(f"{self.name}.{self._lives}")]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, cwd=ROOT, start_new_session=True
             )
 
     def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()
+        """kill -9, of it and of all that it has started (a driver has a JVM, and that has workers)."""
+        if self._process is not None and self._process.poll() is None:
+            family = psutil.Process(self._process.pid)
+            for process in [family, *family.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
             self._wait(FINISH_S)
 
     def finish(self) -> None:

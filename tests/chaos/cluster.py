@@ -9,14 +9,14 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
-from mq_cli.local_cluster import ClusterFailed
+from mq_client import Admin
 from tests.chaos.network import HOST, ZOOKEEPER, Network
 from tests.cluster.harness import Cluster, wait_until
 
 DISK_MB = 4_096
+ASK_MS = 4_000
 _STOP_S = 20.0
 _FILL_S = 5.0
 
@@ -45,6 +45,13 @@ class FireCluster(Cluster):
     @property
     def bootstrap(self) -> str:
         return ",".join(self._advertised)
+
+    @property
+    def admin(self) -> Admin:
+        """Impatient: it is asked while much is broken."""
+        if self._admin is None:
+            self._admin = Admin(self.bootstrap, timeout_ms=ASK_MS)
+        return self._admin
 
     @property
     def ids(self) -> list[int]:
@@ -134,29 +141,43 @@ class FireCluster(Cluster):
                 self.free_disk(number)
             self.start_broker(number)
 
-    def wait_until_whole(self, topics: list[str], deadline_s: float) -> None:
-        """Every broker serves, every partition is led, every replica is in sync. Raises `AssertionError` saying what is not."""
-        began = time.monotonic()
-        try:
-            self.wait_until_serving(timeout_s=deadline_s)
-        except ClusterFailed as error:
-            raise AssertionError(str(error)) from None
+    def supervise(self) -> list[str]:
+        """Start again what ended by itself, as a supervisor does; the last words of each. For when nothing is down on purpose."""
+        said = []
+        for number, broker in self.brokers.items():
+            if broker.status is not None:
+                last = broker.log_tail().strip().splitlines()[-1:] or ["nothing"]
+                said.append(f"broker {number} had ended with status {broker.status}, and said last: {last[0]}")
+                broker.start()
+        return said
 
-        def missing() -> str:
-            for topic in topics:
-                for partition in self.admin.describe_topic(topic).partitions:
-                    if not partition.leader or set(partition.isr) != set(partition.replicas):
-                        return f"{topic}-{partition.partition} is led by {partition.leader}, in sync are {partition.isr}"
-            return ""
+    def wait_until_whole(self, topics: list[str], deadline_s: float) -> list[str]:
+        """Every broker is registered, every partition led, every replica in sync. What `supervise` heard meanwhile.
 
+        Raises `AssertionError` saying what is not.
+        """
+        said: list[str] = []
         last = ""
 
         def whole() -> bool:
             nonlocal last
-            last = missing()
+            said.extend(self.supervise())
+            last = self._missing(topics)
             return not last
 
         try:
-            wait_until(whole, "every partition is led and every replica in sync", max(1.0, deadline_s - (time.monotonic() - began)))
+            wait_until(whole, "every partition is led and every replica in sync", deadline_s)
         except AssertionError as error:
-            raise AssertionError(f"{error}: {last}") from None
+            raise AssertionError(f"{error}: {last}; {'; '.join(said)}") from None
+        return said
+
+    def _missing(self, topics: list[str]) -> str:
+        """What is not whole, in words; empty if nothing."""
+        registered = {broker.id for broker in self.admin.describe_cluster().brokers}
+        if registered != set(self.ids):
+            return f"brokers {sorted(registered)} are registered"
+        for topic in topics:
+            for partition in self.admin.describe_topic(topic).partitions:
+                if not partition.leader or set(partition.isr) != set(partition.replicas):
+                    return f"{topic}-{partition.partition} is led by {partition.leader}, in sync are {partition.isr}"
+        return ""

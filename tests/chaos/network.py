@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
@@ -23,6 +25,8 @@ CLIENTS: Final = "clients"
 ZOOKEEPER: Final = "zookeeper"
 CHUNK_BYTES: Final = 64 << 10
 _START_S: Final = 10.0
+_AT_ONCE: Final = struct.pack("ii", 1, 0)
+"""Lingering for no time: the connection ends with a reset, and what was on its way is gone."""
 
 Way = tuple[str, str]
 """From one end to another: brokers by their number, `CLIENTS`, `ZOOKEEPER`."""
@@ -56,14 +60,11 @@ class Network:
     def listen(self, to: str, port: int, dialler: str | None = None) -> int:
         """A port at which `to`, which listens on `port`, is reached. `dialler`: who alone uses it; else it is found out."""
 
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            task = asyncio.current_task()
-            assert task is not None
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            # A task of our own: one that asyncio makes of a coroutine complains aloud when it is cancelled.
+            task = self._loop.create_task(self._connect(reader, writer, to, port, dialler))
             self._tasks.add(task)
-            try:
-                await self._connect(reader, writer, to, port, dialler)
-            finally:
-                self._tasks.discard(task)
+            task.add_done_callback(self._tasks.discard)
 
         async def begin() -> int:
             server = await asyncio.start_server(accept, HOST, 0)
@@ -91,6 +92,7 @@ class Network:
         async def end() -> None:
             for way in ((a, b), (b, a)):
                 for writer in list(self._connections.get(way, ())):
+                    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
                     writer.transport.abort()
 
         self._do(end())

@@ -65,6 +65,8 @@ def story(outcome: Outcome) -> str:
         median, longest = (f"{statistics.median(measured):,.0f}", f"{max(measured):,.0f}") if measured else ("-", "-")
         lines.append(f"{key[0]:<16} {key[1]:<10} {len(applied[key]):>5} {max(applied[key]):>17,.0f} {median:>19} {longest:>11}")
     lines.append(f"{len(outcome.applied)} faults" + (f"; left out: {', '.join(outcome.left_out)}" if outcome.left_out else ""))
+    if outcome.ended:
+        lines.append(f"{outcome.ended} times a broker ended because ZooKeeper did not answer while it started; started again")
     for op in ("send", "txn"):
         told = ", ".join(f"{operations[f'{op} {state}']:,} {state}" for state in ("ok", "fail", "unknown"))
         lines.append(f"{op}: {operations[f'{op} invoke']:,} begun, {told}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import Final, TypeAlias
 import grpc
 import pyarrow as pa
 
-from mq_client import Consumer, Reader, TritonMQError
+from mq_client import Admin, Consumer, Reader, TritonMQError
 from mq_client.channels import error_of, open_fetch
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch
 from mq_protocol.envelope import split
 from mq_protocol.errors import from_wire
+from tests.chaos.checkpoint import micro_batches
 from tests.chaos.client import GROUP, deliver
 from tests.chaos.clients import ClientProcess, finish_all
 from tests.chaos.cluster import FireCluster
@@ -35,6 +36,8 @@ WHOLE_S: Final = 120.0
 LISTEN_AGAIN_MS: Final = 2_000
 REPLICAS: Final = 3
 TRANSACTIONS: Final = "tx"
+SPARK_SOURCE: Final = "in"
+SPARK_SINK: Final = "out"
 TWO_AT_ONCE: Final = 0.25
 WAIT_UNTIL_WHOLE: Final = 0.6
 
@@ -68,6 +71,8 @@ class Outcome:
     applied: list[Applied] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     records: int = 0
+    ended: int = 0
+    """How often a broker ended by itself, because ZooKeeper did not answer while it started."""
     left_out: list[str] = field(default_factory=list)
 
     @property
@@ -81,10 +86,14 @@ class Run:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.topics = {chr(ord("a") + at): settings.partitions for at in range(settings.topics)}
+        self.all_topics = {**self.topics, TRANSACTIONS: settings.partitions}
+        if settings.spark:
+            self.all_topics |= {SPARK_SOURCE: settings.partitions, SPARK_SINK: settings.partitions}
         self.chance = random.Random(settings.seed)
         self.outcome = Outcome(settings, settings.directory / "history.jsonl")
         self._clients: list[ClientProcess] = []
         self._parts = settings.directory / "clients"
+        self._checkpoint = settings.directory / "checkpoint"
 
     def go(self) -> Outcome:
         s = self.settings
@@ -94,8 +103,9 @@ class Run:
         recorder = Recorder(self._parts / "nemesis.jsonl", "nemesis")
         try:
             cluster.start()
-            for topic, partitions in {**self.topics, TRANSACTIONS: s.partitions}.items():
-                cluster.admin.create_topic(topic, partitions=partitions, replicas=REPLICAS, durability=s.durability)
+            admin = Admin(cluster.bootstrap)
+            for topic, partitions in self.all_topics.items():
+                admin.create_topic(topic, partitions=partitions, replicas=REPLICAS, durability=s.durability)
             self._start_clients(cluster.bootstrap)
             ground = Ground(
                 cluster, self._clients, self.topics, self.chance, survivors=s.durability == "memory", problems=self.outcome.problems
@@ -112,14 +122,27 @@ class Run:
         return self.outcome
 
     def _start_clients(self, bootstrap: str) -> None:
-        s, everything = self.settings, {**self.topics, TRANSACTIONS: self.settings.partitions}
-        roles = [("producer", f"p{at}", self.topics) for at in range(s.producers)]
-        roles += [("reader", "r0", everything), ("transactor", "s0", {TRANSACTIONS: s.partitions})]
+        s = self.settings
+        written = {**self.topics, SPARK_SOURCE: s.partitions} if s.spark else self.topics
+        roles = [("producer", f"p{at}", written) for at in range(s.producers)]
+        roles += [("reader", "r0", self.all_topics), ("transactor", "s0", {TRANSACTIONS: s.partitions})]
         roles += [("member", f"m{at}", self.topics) for at in range(s.members)]
         for role, name, topics in roles:
-            client = ClientProcess(role, name, self._parts, bootstrap, topics, s.rate)
-            self._clients.append(client)
-            client.start()
+            self._start(role, name, partial(self._arguments, role, name, bootstrap, topics))
+        if s.spark:
+            command = ["tests.chaos.spark_job", "--bootstrap", bootstrap, "--state", str(self._checkpoint)]
+            command += ["--source", SPARK_SOURCE, "--sink", SPARK_SINK]
+            self._start("spark", "spark", lambda _life: command)
+
+    def _start(self, role: str, name: str, arguments: Callable[[str], list[str]]) -> None:
+        client = ClientProcess(role, name, self._parts / f"{name}.log", arguments)
+        self._clients.append(client)
+        client.start()
+
+    def _arguments(self, role: str, name: str, bootstrap: str, topics: dict[str, int], life: str) -> list[str]:
+        arguments = ["tests.chaos.client", role, "--name", life, "--bootstrap", bootstrap, "--rate", str(self.settings.rate)]
+        arguments += ["--topics", ",".join(f"{topic}:{count}" for topic, count in topics.items())]
+        return [*arguments, "--state", str(self._parts / f"{name}.state"), "--history", str(self._parts / f"{life}.jsonl")]
 
     def _of(self, *roles: str) -> list[ClientProcess]:
         return [client for client in self._clients if client.role in roles]
@@ -138,6 +161,7 @@ class Run:
                 names.append(other)
             elif forgets and not self._whole(ground.cluster):  # else the last who remembers might be the one to be killed
                 return
+            self._hear(ground.cluster.supervise())
             for fault in apply(ground, names, self.settings.session_ms / 1000):
                 self.outcome.applied.append(fault)
                 recorder.write("note", what=fault.what, kind=fault.kind, whom=fault.whom, began=fault.began, healed=fault.healed)
@@ -159,11 +183,16 @@ class Run:
 
     def _whole(self, cluster: FireCluster) -> bool:
         try:
-            cluster.wait_until_whole([*self.topics, TRANSACTIONS], WHOLE_S)
+            self._hear(cluster.wait_until_whole(list(self.all_topics), WHOLE_S))
         except AssertionError as error:
             self.outcome.problems.append(str(error))
             return False
         return True
+
+    def _hear(self, said: list[str]) -> None:
+        """A broker may end by itself if ZooKeeper does not answer while it starts: it says so, and is started again."""
+        self.outcome.ended += len(said)
+        self.outcome.problems += [words for words in said if "no answer from ZooKeeper" not in words]
 
     # ------------------------------------------------------------------ peace
 
@@ -174,6 +203,7 @@ class Run:
             return
         problems = self.outcome.problems
         problems += finish_all(self._of("producer", "transactor"))
+        problems += finish_all(self._of("spark"))
         problems += finish_all(self._of("reader"))
         try:
             wait_until(lambda: _caught_up(cluster, self.topics), f"the group {GROUP} is at the end of everything", WHOLE_S)
@@ -183,11 +213,13 @@ class Run:
             problems.append(str(error))
         problems += finish_all(self._of("member"))
         with Recorder(self._parts / "final.jsonl", "final") as final:
-            for topic in (*self.topics, TRANSACTIONS):
+            for topic in self.all_topics:
                 try:
                     self._read_all(cluster, topic, final)
                 except (TritonMQError, AssertionError) as error:
                     problems.append(f"the last reading of {topic}: {error}")
+            if self.settings.spark:
+                self._tell_what_spark_wrote(cluster, final)
             self._listen_again(cluster, final)
 
     def _read_all(self, cluster: FireCluster, topic: str, final: Recorder) -> None:
@@ -202,6 +234,25 @@ class Run:
                 # As a list: a replica that does not know of the end yet is asked again from the start.
                 pieces = wait_until(lambda fetch=fetch: list(fetch()), f"broker {replica} has {topic}-{partition} up to {end}")  # type: ignore[misc]
                 _write_final(final, topic, partition, start, end, pieces, replica=replica)
+
+    def _tell_what_spark_wrote(self, cluster: FireCluster, final: Recorder) -> None:
+        """Each micro-batch as a transaction: its values are the source's at the offsets that Spark wrote down for it."""
+        reader, done = Reader(cluster.bootstrap), dict.fromkeys(range(self.settings.partitions), 0)
+        for planned in micro_batches(self._checkpoint, SPARK_SOURCE):
+            values = [
+                value.decode()
+                for partition, end in planned.end.items()
+                for batch in reader.read(SPARK_SOURCE, partition, planned.start[partition], end)
+                for value in batch.column("value").to_pylist()
+            ]
+            name = f"spark/{planned.number}"
+            final.write("txn", state="invoke", id=name, topic=SPARK_SINK, values=values)
+            if planned.committed:
+                final.write("txn", state="ok", id=name)
+                done = planned.end
+        ends = {partition: end for partition, (_, end) in cluster.admin.offsets(SPARK_SOURCE).items()}
+        if done != ends:
+            self.outcome.problems.append(f"Spark has copied {SPARK_SOURCE} up to {done}, and it ends at {ends}")
 
     def _listen_again(self, cluster: FireCluster, final: Recorder) -> None:
         """A new member of the group, when all is settled: it must be given nothing."""
