@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mq_broker.core.entries import Decide, Entry
+from mq_broker.core.machine import PartitionMachine
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
@@ -27,14 +28,18 @@ from mq_broker.core.messages import (
     HandedOver,
     HandOver,
     Identity,
+    Install,
+    InstallSnapshot,
+    JournalBegins,
     LogReplaced,
     NodeRead,
     NodeState,
+    OffsetsSkipped,
     PeerConnected,
     Propose,
     Published,
     ReadNode,
-    RecoveredLog,
+    RecoveryAdopted,
     Refused,
     Reopen,
     Reply,
@@ -42,13 +47,16 @@ from mq_broker.core.messages import (
     RoleChanged,
     Send,
     SessionLost,
+    StartOver,
     Tick,
+    Trimmed,
     Truncate,
     TurnEnded,
     WriteEntries,
     WriteNode,
 )
 from mq_broker.core.replica import Replica
+from mq_broker.core.state import MachineState, Snapshot
 from mq_protocol.errors import NotLeader
 from tests.simulation.coordination import Session
 from tests.simulation.journal import DiskCondition, Journal
@@ -70,7 +78,10 @@ class Host:
     life: int
     waiting: dict[int, tuple[Propose, OnReply]] = field(default_factory=dict)
     readable: list[tuple[int, int, int]] = field(default_factory=list)
-    """(base offset, record count, index of the entry that holds the payload), in order of offsets."""
+    """(base offset, record count, index of the entry that holds the payload), in order of offsets, and nothing that is trimmed."""
+    first_readable: int = 0
+    """Records below it are not here: retention took them, whether or not the entry that says so is applied yet."""
+    skipped: list[OffsetsSkipped] = field(default_factory=list)
     reading_node: bool = False
     touched: bool = False
     closed: bool = False
@@ -89,6 +100,9 @@ class Host:
         if self.life == self.broker.life:
             self.broker.arrive("disk", call, *args)
 
+    def begins(self, first_index: int) -> None:
+        self.broker.feed(self, JournalBegins(first_index))
+
     def flushed(self, index: int, leader_epoch: int) -> None:
         self.broker.feed(self, Flushed(index, leader_epoch))
 
@@ -98,6 +112,49 @@ class Host:
 
     def replaced(self, log_id: str, reason: str) -> None:
         self.broker.feed(self, LogReplaced(log_id, reason))
+
+    # -- what readers see
+
+    def published(self, batch: Published) -> None:
+        if batch.index > self.journal.base:
+            self.readable.append((batch.base_offset, batch.record_count, batch.index))
+        else:  # its payload is gone already, and so is the record, by an entry that follows
+            self.trimmed(batch.base_offset + batch.record_count)
+
+    def trimmed(self, log_start_offset: int) -> None:
+        self.first_readable = max(self.first_readable, log_start_offset)
+        while self.readable and self.readable[0][0] + self.readable[0][1] <= self.first_readable:
+            del self.readable[0]
+
+    # -- where the journal may begin
+
+    def first_needed(self) -> int:
+        """The first entry whose payload may yet be read, or given offsets; the first not yet applied if there is none (rule 13)."""
+        replica = self.replica
+        staged = replica.machine.oldest_staged_index()
+        needed = [index for base, count, index in self.readable if base + count > replica.machine.log_start_offset]
+        return min([replica.applied_index + 1, *needed, *([] if staged is None else [staged])])
+
+    def shorten(self, *, wholly: bool) -> None:
+        """Let the journal begin as late as it may, or somewhere before that (files go as a whole)."""
+        last = self.first_needed() - 1
+        if not wholly and last > self.journal.base:
+            last = self.broker.loop.random.randint(self.journal.base + 1, last)
+        if last > self.journal.base:
+            snapshot = self.snapshot_at(last)
+            self.broker.cluster.oracle.check_snapshot(self, snapshot)
+            self.journal.shorten(snapshot)
+
+    def snapshot_at(self, last_index: int) -> Snapshot:
+        """What the entries up to there come to, from the snapshot before them on."""
+        journal = self.journal
+        before = journal.snapshot or Snapshot(0, 0, 0, MachineState())
+        machine = PartitionMachine(self.broker.cluster.plan.settings.dedup_uuids_max, before.state)
+        entries = journal.span(journal.base + 1, last_index)
+        for entry in entries:
+            machine.apply(entry)
+        latest = max(before.timestamp_us, *(entry.timestamp_us for entry in entries))
+        return Snapshot(last_index, entries[-1].leader_epoch, latest, machine.state())
 
 
 class Broker:
@@ -172,8 +229,10 @@ class Broker:
         journal = self.journals[partition]
         host = Host(self, partition, None, journal, life)  # type: ignore[arg-type]
         recovered = journal.open(host)
-        identity = Identity(self.number, self.incarnation, journal.log_id)
-        host.replica = Replica("t", partition, identity, self.cluster.plan.settings, RecoveredLog(recovered), self.loop.now_ms)
+        identity = Identity(self.number, self.incarnation, journal.log_id, journal.recovery)
+        host.replica = Replica("t", partition, identity, self.cluster.plan.settings, recovered, self.loop.now_ms)
+        if recovered.snapshot is not None:
+            host.first_readable = recovered.snapshot.state.next_offset
         self.hosts[partition] = host
         self.cluster.oracle.opened(host, recovered)
         self.feed(host, self._live)
@@ -321,6 +380,9 @@ class Broker:
             return
         if not self.paused:
             self.feed_all(Tick(self.loop.now_ms))
+            for host in list(self.hosts.values()):
+                if self.loop.chance(self.cluster.plan.shortens):
+                    self._shorten(host)
         late = self.loop.between(100, 3_000) if self.loop.chance(self.late_ticks) else 0.0
         self.loop.after(80 + self.loop.between(0, 10) + late, self._tick, life)
 
@@ -328,7 +390,11 @@ class Broker:
         for host in list(self.hosts.values()):
             self.feed(host, event)
 
-    def hear(self, partition: int, message: AppendEntries | AppendAck) -> None:
+    def _shorten(self, host: Host) -> None:
+        if not host.closed and host.life == self.life:
+            host.shorten(wholly=self.loop.chance(0.5))
+
+    def hear(self, partition: int, message: AppendEntries | AppendAck | InstallSnapshot) -> None:
         host = self.hosts.get(partition)
         if host is not None:
             self.feed(host, message)
@@ -373,13 +439,16 @@ class Broker:
                 oracle.truncated(host, last_index, by_disk=isinstance(event, DiskRefused))
                 journal.truncate(last_index)
             case Send(to, AppendEntries() as message):
-                entries = tuple(journal.entries[message.prev_index : message.last_index])
+                entries = journal.span(message.prev_index + 1, message.last_index)
                 self.cluster.network.send(self.number, to, host.partition, replace(message, entries=entries))
             case Send(to, AppendAck() as message):
                 oracle.acknowledged(host, message)
                 self.cluster.network.send(self.number, to, host.partition, message)
+            case Send(to, InstallSnapshot() as message):
+                self.cluster.faults["snapshot sent"] += 1
+                self.cluster.network.send(self.number, to, host.partition, replace(message, snapshot=journal.snapshot))
             case Reply(request, result):
-                propose, on_reply = oracle.answered(host, request, result)
+                _, on_reply = oracle.answered(host, request, result)
                 on_reply(result)
             case ReadNode():
                 self._read_node(host)
@@ -388,7 +457,14 @@ class Broker:
                 self._write_node(host, version, state)
             case Published():
                 oracle.published(host, effect)
-                host.readable.append((effect.base_offset, effect.record_count, effect.index))
+                host.published(effect)
+            case Trimmed(log_start_offset):
+                oracle.trimmed(host, log_start_offset)
+                host.trimmed(log_start_offset)
+                self.loop.after(self.loop.often_short(0, 2_000), self.arrive, "disk", self._shorten, host)
+            case OffsetsSkipped():
+                oracle.skipped(host, effect)
+                host.skipped.append(effect)
             case DecisionCommitted(decision):
                 assert isinstance(decision, Decide)
                 self.cluster.workload.decision_committed(host, decision)
@@ -397,13 +473,41 @@ class Broker:
             case HandedOver():
                 host.handed_over = True
             case Reopen():
-                host.closed = True
-                host.journal.stop()
-                for propose, _ in host.waiting.values():
-                    raise oracle.violation(host.partition, f"request {propose.request} was left unanswered at the end of a replica")
+                self._end(host)
                 self._open_soon(self.loop.between(5, 400), host.partition)
+            case Install(snapshot, recovery):
+                self._end(host)
+                self._begin_anew(host, recovery, snapshot)
+            case StartOver(recovery):
+                self._end(host)
+                self._begin_anew(host, recovery, None)
+            case RecoveryAdopted(recovery):
+                journal.recovery = recovery
             case Audit(text, alarm):
                 oracle.audited(host, text, alarm=alarm)
+
+    def _end(self, host: Host) -> None:
+        host.closed = True
+        host.journal.stop()
+        for propose, _ in host.waiting.values():
+            raise self.cluster.oracle.violation(
+                host.partition, f"request {propose.request} was left unanswered at the end of a replica"
+            )
+
+    def _begin_anew(self, host: Host, recovery: int, snapshot: Snapshot | None) -> None:
+        """Under a new log id. A crash before the snapshot is written leaves an empty log of that id."""
+        journal, life = host.journal, self.life
+        journal.empty()
+        journal.recovery = recovery
+        self.cluster.faults["log begun anew" if snapshot is None else "snapshot installed"] += 1
+
+        def write() -> None:
+            if life == self.life:
+                if snapshot is not None:
+                    journal.begin_with(snapshot)
+                self._open_soon(self.loop.between(5, 400), host.partition)
+
+        self.loop.after(self.loop.often_short(1, 1_500), write)
 
     def propose(self, host: Host, propose: dict[str, Any], on_reply: OnReply) -> None:
         """A client's request, taken in by this process."""

@@ -40,6 +40,10 @@ class Plan:
     """Chance that a message between brokers is dropped, that it is repeated, that it is overtaken, while there is trouble."""
     answers_lost: float = 0.0
     """Chance that the coordination service's answer is lost, or the request itself, while there is trouble."""
+    retains_ms: float = 0.0
+    """How often retention drops records, in the mean; 0: never."""
+    shortens: float = 0.0
+    """Chance a tick that a replica lets its journal begin later if it may; it does so some time after each drop of records too."""
 
     @property
     def kinds(self) -> set[str]:
@@ -81,6 +85,8 @@ class Plan:
             leaders_hit=chance.choice((0.0, 0.4, 0.8)),
             rough=chance.choice((0.0, 0.0, 0.0, 0.02, 0.2)),
             answers_lost=chance.choice((0.0, 0.0, 0.0, 0.05, 0.3)),
+            retains_ms=chance.choice((0.0, 300.0, 2_000.0, 8_000.0)),
+            shortens=chance.choice((0.0, 0.001, 0.02)),
         )
 
 
@@ -144,7 +150,7 @@ class Cluster:
         """How long an emptied log takes where messages are so small that each carries an entry or two."""
         settings = self.plan.settings
         small = settings.append_entries_max < 10 or settings.append_bytes_max < 1_000
-        return 25 * max(len(truth.committed) for truth in self.oracle.truths) if small else 0
+        return 25 * max(truth.present.end for truth in self.oracle.truths) if small else 0
 
     def unfinished(self) -> list[tuple[int, str]]:
         """What is not yet as it must be once faults have stopped: (partition, what)."""
@@ -164,7 +170,7 @@ class Cluster:
         named = tuple(sorted((host.broker.number, host.journal.log_id) for host in open_hosts))
         if state.isr != named:
             return [f"the ISR is {state.isr}, the logs are {named}"]
-        committed = len(self.oracle.truths[partition].committed)
+        committed = self.oracle.life(partition).end
         for host in open_hosts:
             replica = host.replica
             if not replica.high_watermark == replica.last_index == leader.replica.last_index == committed:
@@ -172,7 +178,7 @@ class Cluster:
             if host.waiting:
                 return [f"broker {host.broker.number} has not answered requests {sorted(host.waiting)}"]
             machine, other = replica.machine, leader.replica.machine
-            for part in ("next_offset", "uuids", "staged", "published", "cursors", "transactions"):
+            for part in ("next_offset", "uuids", "staged", "published", "cursors", "transactions", "log_start_offset"):
                 if getattr(machine, part) != getattr(other, part):
                     return [f"brokers {host.broker.number} and {leader.broker.number} differ in {part}"]
         return []

@@ -2,7 +2,7 @@
 
 The loop's side (`entries`) changes at once; the files follow, through orders carried out in rounds, as a writer thread does it.
 What a crash leaves is decided here: what was synced, and by chance some of what was written since. A truncation, once carried out,
-is durable.
+is durable. A journal may begin after a snapshot, which is durable before the entries that it stands for go (rule 13).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mq_broker.core.entries import Entry
+from mq_broker.core.messages import RecoveredLog
+from mq_broker.core.state import Snapshot
 from tests.simulation.loop import Loop
 
 
@@ -19,6 +21,7 @@ class Listener(Protocol):
     def post(self, call: Callable[..., object], *args: Any) -> None:
         """Have the process take it in: now, or when it runs again."""
 
+    def begins(self, first_index: int) -> None: ...
     def flushed(self, index: int, leader_epoch: int) -> None: ...
     def refused(self, first_index: int, reason: str, entries: tuple[Entry, ...]) -> None: ...
     def replaced(self, log_id: str, reason: str) -> None: ...
@@ -44,16 +47,25 @@ class _Truncate(NamedTuple):
     last_index: int
 
 
+class _Shorten(NamedTuple):
+    generation: int
+    snapshot: Snapshot
+
+
 class Journal:
     """One replica's journal: what the loop sees, what the files hold, how much of that is synced.
 
-    - `entries` is the loop's truth; `_files` follow it; `_files[:_synced]` survives a power loss
+    - `entries` is the loop's truth, of what follows `snapshot`; `_files` follow it; what is up to index `_synced` survives a power
+      loss, and so does the snapshot
     - `log_id` names one unbroken life of the log: made anew whenever the log may lack what it reported as flushed
+    - `recovery` is the number under which the log was begun, or goes on (rule 15)
     """
 
     def __init__(self, loop: Loop, name: str, durability: str, disk: DiskCondition) -> None:
         self.durability = durability
         self.entries: list[Entry] = []
+        self.snapshot: Snapshot | None = None
+        self.recovery = 0
         self._loop = loop
         self._name = name
         self._disk = disk
@@ -62,8 +74,10 @@ class Journal:
         self._renew()
         self._listener: Listener | None = None
         self._files: list[Entry] = []
+        self._files_snapshot: Snapshot | None = None
         self._synced = 0
-        self._orders: list[_Append | _Truncate] = []
+        self._shortened = 0
+        self._orders: list[_Append | _Truncate | _Shorten] = []
         self._busy = False
         self._life = 0
         self._generation = 0
@@ -76,13 +90,50 @@ class Journal:
     # ------------------------------------------------------------------ what others may ask
 
     @property
-    def durable(self) -> list[Entry]:
-        """The files' entries; those that are as durable as promised are the first `durable_length`."""
-        return self._files
+    def base(self) -> int:
+        """The index after which the journal begins."""
+        return self.snapshot.last_index if self.snapshot is not None else 0
 
     @property
-    def durable_length(self) -> int:
-        return self._synced if self.durability == "fsync" else len(self._files)
+    def last_index(self) -> int:
+        return self.base + len(self.entries)
+
+    def entry(self, index: int) -> Entry:
+        return self.entries[index - self.base - 1]
+
+    def span(self, first: int, last: int) -> tuple[Entry, ...]:
+        """The entries `first .. last`, as far as there are such."""
+        return tuple(self.entries[max(0, first - self.base - 1) : max(0, last - self.base)])
+
+    @property
+    def durable_base(self) -> int:
+        return self._files_snapshot.last_index if self._files_snapshot is not None else 0
+
+    @property
+    def durable_end(self) -> int:
+        """The last index that is as durable as promised."""
+        return self._synced if self.durability == "fsync" else self._files_end
+
+    @property
+    def durable_snapshot(self) -> Snapshot | None:
+        return self._files_snapshot
+
+    @property
+    def durable(self) -> list[Entry]:
+        """The files' entries, from the one after `durable_base` on."""
+        return self._files
+
+    def durable_entry(self, index: int) -> Entry:
+        return self._files[index - self.durable_base - 1]
+
+    @property
+    def _files_end(self) -> int:
+        return self.durable_base + len(self._files)
+
+    def _keep_files(self, last_index: int) -> None:
+        """Of the files, nothing above that stays."""
+        del self._files[max(0, last_index - self.durable_base) :]
+        self._synced = min(self._synced, self._files_end)
 
     @staticmethod
     def life_of(log_id: str) -> int:
@@ -95,49 +146,59 @@ class Journal:
 
     # ------------------------------------------------------------------ the loop's side
 
-    def open(self, listener: Listener) -> tuple[Entry, ...]:
+    def open(self, listener: Listener) -> RecoveredLog:
         """Recover: what the files hold is synced, and then served."""
         self._life += 1
         self._listener = listener
-        self._synced = len(self._files)
+        self._synced = self._files_end
         self.entries = list(self._files)
+        self.snapshot = self._files_snapshot
+        self._shortened = self.base
         self._orders.clear()
         self._cuts.clear()
         self._busy = False
         self._generation = self._carried_out = 0
-        self._reported = len(self.entries)
+        self._reported = self.last_index
         self._refused = None
         self._over = False
-        return tuple(self.entries)
+        return RecoveredLog(tuple(self.entries), self.snapshot)
 
     def append(self, entries: tuple[Entry, ...]) -> None:
         for entry in entries:
-            assert entry.index == len(self.entries) + 1, f"entry {entry.index} written after {len(self.entries)}"
+            assert entry.index == self.last_index + 1, f"entry {entry.index} written after {self.last_index}"
             self.entries.append(entry)
         self._order(_Append(self._generation, entries))
 
     def truncate(self, last_index: int) -> None:
-        if last_index < len(self.entries):
+        if last_index < self.last_index:
             self._cut(last_index)
 
+    def shorten(self, snapshot: Snapshot) -> None:
+        """Begin with this snapshot. It is written, durably; then what it stands for goes, and the listener is told."""
+        if snapshot.last_index > self._shortened:
+            self._shortened = snapshot.last_index
+            self._order(_Shorten(self._generation, snapshot))
+
     def _cut(self, last_index: int) -> None:
-        cut = self.entries[last_index:]
+        cut = self.entries[last_index - self.base :]
         if cut and self._loop.chance(0.6):
             stale = self._loop.random.choice(cut)
             self._tell_soon(self._loop.often_short(0, 50), self._tell_stale, self._life, stale.index, stale.leader_epoch)
         self._generation += 1
         self._cuts.append((self._generation, last_index))
-        del self.entries[last_index:]
+        del self.entries[last_index - self.base :]
         self._reported = min(self._reported, last_index)
         self._order(_Truncate(self._generation, last_index))
 
     def _tell_stale(self, life: int, index: int, epoch: int) -> None:
         """An answer that crossed with the cut. Told only while that very entry is not there: of one that is, it would be a lie."""
-        there = self.entries[index - 1] if index <= len(self.entries) else None
+        if index <= self.base:
+            return
+        there = self.entry(index) if index <= self.last_index else None
         if life == self._life and self._listener is not None and (there is None or there.leader_epoch != epoch):
             self._listener.flushed(index, epoch)
 
-    def _order(self, order: _Append | _Truncate) -> None:
+    def _order(self, order: _Append | _Truncate | _Shorten) -> None:
         if self._over:
             return
         self._orders.append(order)
@@ -156,22 +217,30 @@ class Journal:
         orders, self._orders = self._orders, []
         for order in orders:
             self._carried_out = order.generation
-            if isinstance(order, _Append):
-                self._write(order.entries)
-            else:
-                if self._refused is None or order.last_index < self._refused:
-                    del self._files[order.last_index :]
-                    self._synced = min(self._synced, order.last_index)
-                    self._refused = None
+            self._carry_out(order)
         low, high = self._disk.sync_ms
         delay = self._loop.often_short(low, high) if self.durability == "fsync" else self._loop.between(0.01, 0.2)
         self._loop.after(delay, self._sync, life)
+
+    def _carry_out(self, order: _Append | _Truncate | _Shorten) -> None:
+        match order:
+            case _Append(_, entries):
+                self._write(entries)
+            case _Truncate(_, last_index):
+                if self._refused is None or last_index < self._refused:
+                    self._keep_files(last_index)
+                    self._refused = None
+            case _Shorten(_, snapshot):
+                if self._refused is None and not self._disk.full:
+                    del self._files[: snapshot.last_index - self.durable_base]
+                    self._files_snapshot = snapshot
+                    self._synced = max(self._synced, snapshot.last_index)
 
     def _write(self, entries: tuple[Entry, ...]) -> None:
         if self._refused is not None:
             return
         room = len(entries) if not self._disk.full else self._loop.random.randrange(len(entries))
-        assert entries[0].index == len(self._files) + 1, f"{self._name}: file gets {entries[0].index} after {len(self._files)}"
+        assert entries[0].index == self._files_end + 1, f"{self._name}: file gets {entries[0].index} after {self._files_end}"
         self._files += entries[:room]
         if room < len(entries):
             self._refused = entries[room].index
@@ -180,22 +249,24 @@ class Journal:
         if life != self._life or self._over:
             return
         replaced = False
-        if self._disk.fail_next_sync and self._synced < len(self._files) and self._disk.may_lose():
+        if self._disk.fail_next_sync and self._synced < self._files_end and self._disk.may_lose():
             self._disk.fail_next_sync = False
             replaced = self._over = True
             self._renew()
-            del self._files[self._loop.random.randint(self._synced, len(self._files)) :]
+            self._keep_files(self._loop.random.randint(self._synced, self._files_end))
         elif self.durability == "fsync":
-            self._synced = len(self._files)
-        flushed = 0 if replaced else self._synced if self.durability == "fsync" else len(self._files)
-        self._tell_soon(self._loop.between(0.01, 1.0), self._settle, life, self._carried_out, flushed, self._refused, replaced)
+            self._synced = self._files_end
+        found = (self._carried_out, 0 if replaced else self.durable_end, self._refused, replaced, self._files_snapshot)
+        self._tell_soon(self._loop.between(0.01, 1.0), self._settle, life, *found)
         self._round(life)
 
     def _tell_soon(self, ms: float, call: Callable[..., object], *args: Any) -> None:
         assert self._listener is not None
         self._loop.after(ms, self._listener.post, call, *args)
 
-    def _settle(self, life: int, generation: int, flushed: int, refused: int | None, replaced: bool) -> None:
+    def _settle(
+        self, life: int, generation: int, flushed: int, refused: int | None, replaced: bool, begins_with: Snapshot | None
+    ) -> None:
         """What a round found, told to the loop; nothing of it counts for entries that were cut since."""
         if life != self._life:
             return
@@ -203,14 +274,18 @@ class Journal:
         if replaced:
             self._listener.replaced(self.log_id, "a sync failed")
             return
-        limit = min([last for cut, last in self._cuts if cut > generation], default=len(self.entries))
+        if begins_with is not None and begins_with.last_index > self.base:
+            del self.entries[: begins_with.last_index - self.base]
+            self.snapshot = begins_with
+            self._listener.begins(begins_with.last_index + 1)
+        limit = min([last for cut, last in self._cuts if cut > generation], default=self.last_index)
         self._cuts = [cut for cut in self._cuts if cut[0] > generation]
         flushed = min(flushed, limit)
         if flushed > self._reported:
             self._reported = flushed
-            self._listener.flushed(flushed, self.entries[flushed - 1].leader_epoch)
-        if refused is not None and refused <= limit and refused <= len(self.entries):
-            gone = tuple(self.entries[refused - 1 :])
+            self._listener.flushed(flushed, self.entry(flushed).leader_epoch)
+        if refused is not None and refused <= limit and refused <= self.last_index:
+            gone = self.span(refused, self.last_index)
             self._cut(refused - 1)
             self._listener.refused(refused, "no space left", gone)
 
@@ -225,12 +300,8 @@ class Journal:
     def close_cleanly(self) -> None:
         """All that was appended is written and synced."""
         for order in () if self._over else self._orders:
-            if isinstance(order, _Append):
-                self._write(order.entries)
-            elif self._refused is None or order.last_index < self._refused:
-                del self._files[order.last_index :]
-                self._refused = None
-        self._synced = len(self._files)
+            self._carry_out(order)
+        self._synced = self._files_end
         self.stop()
         if self.durability == "memory":
             self.empty()
@@ -241,15 +312,16 @@ class Journal:
         if self.durability == "memory":
             self.empty()
         elif power:
-            del self._files[self._loop.random.randint(self._synced, len(self._files)) :]
+            self._keep_files(self._loop.random.randint(self._synced, self._files_end))
             if self.durability == "os":
                 self._renew()
 
     def damage(self) -> None:
-        """Something in the middle is unreadable: a new log id, then nothing from there on (trap 15)."""
+        """Something is unreadable: a new log id, and only the entries before it (trap 15). After a damaged snapshot, none."""
         self._renew()
-        del self._files[self._loop.random.randint(0, len(self._files)) :]
-        self._synced = min(self._synced, len(self._files))
+        if self._files_snapshot is not None and self._loop.chance(0.25):
+            self._forget()
+        self._keep_files(self._loop.random.randint(self.durable_base, self._files_end))
         self._over = True
         if self._listener is not None:
             self._listener.post(self._tell_damage, self._life)
@@ -259,8 +331,20 @@ class Journal:
             self._listener.replaced(self.log_id, "damage was found")
 
     def empty(self) -> None:
-        """Another disk, with nothing on it."""
+        """Another disk, with nothing on it; or the journal is deleted, or begun anew."""
         self._renew()
-        self._files = []
+        self._forget()
         self.entries = []
+        self.snapshot = None
+        self.recovery = 0
+
+    def _forget(self) -> None:
+        self._files = []
+        self._files_snapshot = None
         self._synced = 0
+
+    def begin_with(self, snapshot: Snapshot) -> None:
+        """An empty journal, under an id that acknowledged nothing yet, begins after this snapshot (rule 13)."""
+        assert not self._files
+        self._files_snapshot = snapshot
+        self._synced = snapshot.last_index

@@ -204,8 +204,8 @@ MUTATIONS = (
         "anybody claims",
         "rule 6, trap 7",
         "election:Election._next_state",
-        "return None",
-        "isr = with_member(state.isr, me.broker, me.log_id)",
+        "else:\n        return None",
+        "else:\n        isr = with_member(state.isr, me.broker, me.log_id)",
     ),
     Mutation(
         "a restarted leader is taken for the one that is named",

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mq_broker.core.messages import AppendAck, AppendEntries, PeerConnected, PeerDisconnected
+from mq_broker.core.messages import AppendAck, AppendEntries, InstallSnapshot, PeerConnected, PeerDisconnected
 from tests.simulation.loop import Loop
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Network:
 
     # ------------------------------------------------------------------ messages
 
-    def send(self, sender: int, to: int, partition: int, message: AppendEntries | AppendAck) -> None:
+    def send(self, sender: int, to: int, partition: int, message: AppendEntries | AppendAck | InstallSnapshot) -> None:
         loop, condition = self._loop, self.condition
         target = self.brokers[to]
         if (sender, to) in self._cut or not target.up:
@@ -60,7 +60,9 @@ class Network:
             late = (arrival - loop.now_us) / 1000 + loop.often_short(0, 3_000)
             loop.after(late, self._arrive, sender, to, target.life, partition, message)
 
-    def _arrive(self, sender: int, to: int, life: int, partition: int, message: AppendEntries | AppendAck) -> None:
+    def _arrive(
+        self, sender: int, to: int, life: int, partition: int, message: AppendEntries | AppendAck | InstallSnapshot
+    ) -> None:
         target = self.brokers[to]
         if target.life != life or ((sender, to) in self._cut and self._loop.chance(0.7)):
             return

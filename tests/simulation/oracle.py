@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from mq_broker.core.entries import Append, Decide, Discard, Entry, Publish, Stage, TransactionKey
+from mq_broker.core.entries import Append, Decide, Discard, Entry, Publish, Stage
 from mq_broker.core.messages import (
     AppendAck,
     Decided,
@@ -19,19 +19,26 @@ from mq_broker.core.messages import (
     Event,
     LeaderName,
     NodeState,
+    OffsetsSkipped,
     Propose,
     Published,
+    RecoveredLog,
     Refused,
     Result,
     RoleChanged,
     Wait,
 )
+from mq_broker.core.state import Snapshot
 from tests.simulation.journal import Journal
 from tests.simulation.story import Line, Story
+from tests.simulation.truth import Life, PartitionTruth
 
 if TYPE_CHECKING:
     from tests.simulation.broker import Host, OnReply
     from tests.simulation.cluster import Cluster
+
+STATES_COMPARED_EVERY = 16
+"""Entries. At these the state machines of all who stop there are compared."""
 
 HARMLESS_ALARMS = ("the disk refused entries", "the log has a new id", "nothing was committed for")
 """Alarms that faults of the world cause. Any other says that a rule was broken."""
@@ -45,22 +52,6 @@ class Violation(AssertionError):
         self.story = story
 
 
-class PartitionTruth:
-    """What is true of one partition, whoever knows it."""
-
-    def __init__(self) -> None:
-        self.committed: list[Entry] = []
-        self.uuid_at: dict[bytes, int] = {}
-        self.positions: dict[tuple[int, int], tuple[Entry, int]] = {}
-        self.readable: dict[int, tuple[int, int]] = {}
-        self.placed: dict[int, int] = {}
-        self.withdrawn: dict[tuple[int, int], Entry] = {}
-        self.leaders: dict[int, tuple[LeaderName, int]] = {}
-        self.newest_named: dict[int, int] = {}
-        self.never: set[bytes] = set()
-        self.decided: dict[tuple[TransactionKey, int], Decide] = {}
-
-
 class Oracle:
     """Owns the truth, the story and the trace's hash."""
 
@@ -72,6 +63,10 @@ class Oracle:
         self.stood_back_ms = -1 << 40
         cluster.coordination.on_written = self.node_written
 
+    def life(self, partition: int) -> Life:
+        """What is true of the partition now."""
+        return self.truths[partition].present
+
     def violation(self, partition: int, what: str, *, changes_only: bool = False) -> Violation:
         return Violation(partition, what, self.story.tell(partition, self.views(partition), changes_only=changes_only))
 
@@ -80,11 +75,11 @@ class Oracle:
         node = self.cluster.coordination.nodes[partition]
         lines = [f"node version {node.version}: {self.story.state(node.state)}"]
         lines += [f"  may yet be written: {self.story.state(state)}" for state in node.pending]
-        lines.append(f"committed up to {len(self.truths[partition].committed)}")
+        lines.append(f"committed up to {self.life(partition).end}")
         for broker in self.cluster.brokers.values():
             journal = broker.journals[partition]
             process = "paused" if broker.paused else f"life {broker.incarnation}" if broker.up else "down"
-            line = f"broker {broker.number} ({process}): log {journal.log_id}, durable {journal.durable_length}"
+            line = f"broker {broker.number} ({process}): log {journal.log_id}, durable {journal.durable_end}"
             host = broker.hosts.get(partition)
             if host is not None:
                 replica = host.replica
@@ -93,19 +88,34 @@ class Oracle:
                     f", {role} in epoch {replica.leader_epoch}, hw {replica.high_watermark}, flushed {replica.flushed}, "
                     f"end {replica.last_index}" + (", closed" if host.closed else "")
                 )
-            lines.append(line + ": " + self.story.epochs(journal.entries))
+            after = f"snapshot up to {journal.base}, " if journal.base else ""
+            lines.append(line + ": " + after + self.story.epochs(journal.entries))
         return lines
 
     # ------------------------------------------------------------------ one step of one replica
 
-    def opened(self, host: Host, entries: tuple[Entry, ...]) -> None:
+    def opened(self, host: Host, recovered: RecoveredLog) -> None:
         self.story.add(host.partition, Line(self.cluster.loop.now_us, host.broker.number, f"opens its log {host.journal.log_id}"))
-        host.high_watermark = 0
+        host.high_watermark = host.journal.base
         truth = self.truths[host.partition]
-        for entry in entries[-1:]:
+        for entry in recovered.entries[-1:]:
             if truth.positions.get((entry.index, entry.leader_epoch), (None, 0))[0] != entry:
                 raise self.violation(host.partition, f"broker {host.broker.number} recovered an entry that nobody wrote: {entry}")
+        if recovered.snapshot is not None:
+            host.next_offset = recovered.snapshot.state.next_offset
+            self.check_snapshot(host, recovered.snapshot)
         self.check_named(host.partition)
+
+    def check_snapshot(self, host: Host, snapshot: Snapshot) -> None:
+        """It is of what is committed, the same whoever made it, and no payload that is still needed is before its end."""
+        life, last = self.life(host.partition), snapshot.last_index
+        who = f"broker {host.broker.number} has a snapshot up to entry {last}"
+        if last > life.end or life.committed[last - 1].leader_epoch != snapshot.last_epoch:
+            raise self.violation(host.partition, f"{who} of epoch {snapshot.last_epoch}, which is not committed")
+        if life.snapshots.setdefault(last, snapshot) != snapshot:
+            raise self.violation(host.partition, f"{who} that differs from another: {snapshot}, {life.snapshots[last]}")
+        if life.first_kept() <= last:
+            raise self.violation(host.partition, f"{who}, and the payload of entry {life.first_kept()} is still needed")
 
     def saw(self, host: Host, event: Event, effects: list[Effect]) -> None:
         replica = host.replica
@@ -139,10 +149,16 @@ class Oracle:
     def after(self, host: Host) -> None:
         """The effects of a step were carried out."""
         replica, journal = host.replica, host.journal
-        if replica.last_index != len(journal.entries) and not host.closed:
+        if (replica.first_index, replica.last_index) != (journal.base + 1, journal.last_index) and not host.closed:
             raise self.violation(
                 host.partition,
-                f"the core of broker {host.broker.number} ends at {replica.last_index}, its journal at {len(journal.entries)}",
+                f"the core of broker {host.broker.number} has {replica.first_index}..{replica.last_index}, its journal "
+                f"{journal.base + 1}..{journal.last_index}",
+            )
+        if replica.machine.next_offset != host.next_offset and not host.closed:
+            raise self.violation(
+                host.partition,
+                f"the next offset of broker {host.broker.number} is {replica.machine.next_offset}, told were {host.next_offset}",
             )
 
     def commits(self, host: Host) -> None:
@@ -158,49 +174,49 @@ class Oracle:
             raise self.violation(
                 host.partition, f"high watermark of broker {host.broker.number} fell from {host.high_watermark} to {high_watermark}"
             )
-        truth = self.truths[host.partition]
+        life = self.life(host.partition)
         for index in range(host.high_watermark + 1, high_watermark + 1):
-            entry = journal.entries[index - 1]
-            if index > len(truth.committed):
-                self._committed(host, truth, entry)
-            elif truth.committed[index - 1] is not entry and truth.committed[index - 1] != entry:
-                here, there = self.story.entry(entry), self.story.entry(truth.committed[index - 1])
+            entry = journal.entry(index)
+            if index > life.end:
+                self._committed(host, life, entry)
+            elif life.committed[index - 1] is not entry and life.committed[index - 1] != entry:
+                here, there = self.story.entry(entry), self.story.entry(life.committed[index - 1])
                 raise self.violation(host.partition, f"broker {host.broker.number} believes {here} committed, but {there} was")
         host.high_watermark = high_watermark
-        if host.replica.leading and journal.entries[high_watermark - 1].leader_epoch != host.replica.leader_epoch:
+        if host.replica.leading and journal.entry(high_watermark).leader_epoch != host.replica.leader_epoch:
             raise self.violation(
                 host.partition, f"broker {host.broker.number} commits {high_watermark}, before the start of its own epoch"
             )
-        if high_watermark == len(truth.committed):
+        if high_watermark == life.end:
             self.check_named(host.partition)
+        if high_watermark % STATES_COMPARED_EVERY == 0:
+            state = host.replica.machine.state()
+            if life.states.setdefault(high_watermark, state) != state:
+                raise self.violation(
+                    host.partition,
+                    f"at entry {high_watermark} broker {host.broker.number} is at {state}, another was at "
+                    f"{life.states[high_watermark]}",
+                )
 
-    def _committed(self, host: Host, truth: PartitionTruth, entry: Entry) -> None:
+    def _committed(self, host: Host, life: Life, entry: Entry) -> None:
         """For the first time anywhere."""
         if not (host.replica.leading or host.was_leading):  # it may commit and stand back in one step
             raise self.violation(
                 host.partition, f"broker {host.broker.number} follows, and commits {self.story.entry(entry)} first"
             )
-        truth.committed.append(entry)
-        match entry.operation:
-            case Append() | Stage():
-                if entry.uuid in truth.uuid_at:
-                    raise self.violation(
-                        host.partition, f"batch {entry.uuid!r} is at entry {truth.uuid_at[entry.uuid]} and again at {entry.index}"
-                    )
-                truth.uuid_at[entry.uuid] = entry.index
-                if entry.uuid in truth.never:
-                    raise self.violation(
-                        host.partition, f"batch {entry.uuid!r} was refused for good, and is at entry {entry.index}"
-                    )
-            case Decide(key, batch_id) as decide:
-                truth.decided.setdefault((key, batch_id), decide)
-            case Publish() as publish:
-                self._check_publish(host.partition, publish)
-            case _:
-                pass
+        if isinstance(entry.operation, (Append, Stage)):
+            if entry.uuid in life.uuid_at:
+                raise self.violation(
+                    host.partition, f"batch {entry.uuid!r} is at entry {life.uuid_at[entry.uuid]} and again at {entry.index}"
+                )
+            if entry.uuid in self.truths[host.partition].never:
+                raise self.violation(host.partition, f"batch {entry.uuid!r} was refused for good, and is at entry {entry.index}")
+        life.commit(entry)
+        if isinstance(entry.operation, Publish):
+            self._check_publish(host.partition, entry.operation)
 
     def _check_publish(self, partition: int, publish: Publish) -> None:
-        decide = self.truths[-1].decided.get((publish.key, publish.batch_id))
+        decide = self.life(len(self.truths) - 1).decided.get((publish.key, publish.batch_id))
         if decide is None:
             raise self.violation(partition, f"{publish} was never decided")
         if all(publish.uuids != line.uuids or line.partition != partition for line in decide.manifest):
@@ -208,8 +224,8 @@ class Oracle:
 
     def check_named(self, partition: int) -> None:
         """Every log that the node names, and that exists, surely keeps everything committed."""
-        committed = self.truths[partition].committed
-        end = len(committed)
+        life = self.life(partition)
+        end = life.end
         if not end:
             return
         state = self.cluster.coordination.nodes[partition].state
@@ -219,8 +235,10 @@ class Oracle:
                 if not log_id:
                     raise self.violation(partition, f"entry {end} is committed, and broker {broker} is named without a log")
                 continue
-            if journal.durable_length < end or (
-                journal.durable[end - 1] is not committed[-1] and journal.durable[end - 1] != committed[-1]
+            if journal.durable_base >= end and journal.durable_snapshot == life.snapshots.get(journal.durable_base):
+                continue
+            if journal.durable_end < end or (
+                journal.durable_entry(end) is not life.committed[-1] and journal.durable_entry(end) != life.committed[-1]
             ):
                 raise self.violation(
                     partition, f"log {log_id} is in the ISR and does not surely keep entry {end}, which is committed"
@@ -231,8 +249,8 @@ class Oracle:
     def written(self, host: Host, entries: tuple[Entry, ...]) -> None:
         """Log matching: an entry of the same index and epoch is the same everywhere, and so is the one before it."""
         positions = self.truths[host.partition].positions
-        log = host.journal.entries
-        before = log[-1].leader_epoch if log else 0
+        log, snapshot = host.journal.entries, host.journal.snapshot
+        before = log[-1].leader_epoch if log else snapshot.last_epoch if snapshot is not None else 0
         withdrawn = self.truths[host.partition].withdrawn
         for entry in entries:
             if withdrawn and withdrawn.get((entry.index, entry.leader_epoch)) == entry:
@@ -252,9 +270,9 @@ class Oracle:
             raise self.violation(host.partition, f"broker {host.broker.number} cuts to {last_index}, below its high watermark")
         if by_disk and host.replica.leading:
             self._withdrawn(host, last_index)
-        committed = self.truths[host.partition].committed
-        both = min(len(committed), len(host.journal.entries))
-        if last_index < both and not by_disk and host.journal.entries[last_index] == committed[last_index]:
+        committed = self.life(host.partition).committed
+        both = min(len(committed), host.journal.last_index)
+        if last_index < both and not by_disk and host.journal.entry(last_index + 1) == committed[last_index]:
             what = self.story.entry(committed[last_index])
             raise self.violation(host.partition, f"broker {host.broker.number} cuts {what}, which is committed")
 
@@ -266,7 +284,7 @@ class Oracle:
             truth.positions.pop((entry.index, entry.leader_epoch), None)
             for broker in self.cluster.brokers.values():
                 journal = broker.journals[host.partition]
-                if broker is not host.broker and entry in journal.entries[last_index:]:
+                if broker is not host.broker and entry in journal.span(last_index + 1, entry.index):
                     raise self.violation(
                         host.partition, f"{self.story.entry(entry)} is taken back, and is at broker {broker.number}"
                     )
@@ -276,10 +294,10 @@ class Oracle:
         journal = host.journal
         if ack.log_id != journal.log_id:
             return  # the log was damaged a moment ago, and its replica is about to hear of it
-        if ack.acknowledged_index > journal.durable_length:
+        if ack.acknowledged_index > journal.durable_end:
             raise self.violation(
                 host.partition,
-                f"broker {host.broker.number} acknowledges {ack.acknowledged_index}, durable is {journal.durable_length}",
+                f"broker {host.broker.number} acknowledges {ack.acknowledged_index}, durable is {journal.durable_end}",
             )
         if ack.leader_epoch < host.acknowledged_epoch:
             raise self.violation(host.partition, f"broker {host.broker.number} acknowledges in epoch {ack.leader_epoch} again")
@@ -290,7 +308,9 @@ class Oracle:
             other = broker.hosts.get(host.partition)
             if other is None or not other.replica.leading or other.replica.leader_epoch != ack.leader_epoch:
                 continue
-            mine, its = journal.entries[ack.acknowledged_index - 1], other.journal.entries[ack.acknowledged_index - 1 :]
+            if ack.acknowledged_index <= max(journal.base, other.journal.base):
+                continue  # a snapshot stands for it: it is committed
+            mine, its = journal.entry(ack.acknowledged_index), other.journal.span(ack.acknowledged_index, ack.acknowledged_index)
             if not its or (its[0] is not mine and its[0] != mine):
                 raise self.violation(
                     host.partition, f"broker {host.broker.number} acknowledges {self.story.entry(mine)}, which its leader has not"
@@ -306,47 +326,55 @@ class Oracle:
         return waiting
 
     def _check_promise(self, host: Host, propose: Propose, result: Done | Decided) -> None:
-        truth = self.truths[host.partition]
+        life = self.life(host.partition)
         match propose.operation, result:
             case ((Append() | Stage()), Done(index, base_offset)):
-                at = truth.uuid_at.get(propose.uuid)
+                at = life.uuid_at.get(propose.uuid)
                 if at != index:
                     raise self.violation(
                         host.partition, f"batch {propose.uuid!r} is acknowledged at {index}, committed is it at {at}"
                     )
-                if isinstance(propose.operation, Append) and truth.placed.get(index) != base_offset:
+                if isinstance(propose.operation, Append) and life.placed.get(index) != base_offset:
                     raise self.violation(
                         host.partition,
-                        f"batch {propose.uuid!r} is acknowledged at offset {base_offset}, it is at {truth.placed.get(index)}",
+                        f"batch {propose.uuid!r} is acknowledged at offset {base_offset}, it is at {life.placed.get(index)}",
                     )
             case Decide(key, batch_id) as decide, Decided(row_count):
-                decided = truth.decided.get((key, batch_id))
+                decided = life.decided.get((key, batch_id))
                 if decided is None or not decided.row_count == row_count == decide.row_count:
                     raise self.violation(host.partition, f"{propose.operation} is answered {result}, decided is {decided}")
             case Discard(uuids=uuids), Done(index, duplicate=False):
-                discard = truth.committed[index - 1].operation if index <= len(truth.committed) else None
+                discard = life.committed[index - 1].operation if index <= life.end else None
                 if not isinstance(discard, Discard) or not set(discard.uuids) <= set(uuids):
                     raise self.violation(host.partition, f"{propose.operation} is acknowledged at {index}, and is not there")
             case _, Done(index, duplicate=False):
-                if index > len(truth.committed) or truth.committed[index - 1].operation != propose.operation:
+                if index > life.end or life.committed[index - 1].operation != propose.operation:
                     raise self.violation(host.partition, f"{propose.operation} is acknowledged at {index}, and is not there")
             case _:
                 pass
 
     def published(self, host: Host, batch: Published) -> None:
-        """Offsets are dense, and what is at one never changes, whoever is asked."""
-        truth = self.truths[host.partition]
-        here = (batch.index, batch.record_count)
+        """Offsets are dense, what is at one never changes, whoever is asked, and what may be read is here (trap 32)."""
+        life, who = self.life(host.partition), f"broker {host.broker.number}"
         if batch.base_offset != host.next_offset:
+            raise self.violation(host.partition, f"{who} gives offset {batch.base_offset}, next was {host.next_offset}")
+        end = host.next_offset = host.next_offset + batch.record_count
+        there = life.readable.get(batch.base_offset)
+        if there != (batch.index, batch.record_count):
+            raise self.violation(host.partition, f"offset {batch.base_offset} is {there}; at {who} it is entry {batch.index}")
+        if batch.index <= host.journal.base and end > life.log_start_offset:
+            raise self.violation(host.partition, f"{who} makes {batch.base_offset} readable, and entry {batch.index} is not here")
+
+    def skipped(self, host: Host, gap: OffsetsSkipped) -> None:
+        host.next_offset = gap.next_offset
+        if self.life(host.partition).skipped.get(gap.first) != gap.next_offset:
+            raise self.violation(host.partition, f"broker {host.broker.number} skips offsets that nobody lost: {gap}")
+
+    def trimmed(self, host: Host, log_start_offset: int) -> None:
+        if log_start_offset > self.life(host.partition).log_start_offset:
             raise self.violation(
-                host.partition, f"broker {host.broker.number} gives offset {batch.base_offset}, next was {host.next_offset}"
+                host.partition, f"broker {host.broker.number} drops records that were not to go: {log_start_offset}"
             )
-        host.next_offset += batch.record_count
-        if truth.readable.setdefault(batch.base_offset, here) != here:
-            there = f"offset {batch.base_offset} is entry {truth.readable[batch.base_offset][0]}"
-            raise self.violation(host.partition, f"{there}; at broker {host.broker.number} it is entry {batch.index}")
-        if truth.placed.setdefault(batch.index, batch.base_offset) != batch.base_offset:
-            raise self.violation(host.partition, f"entry {batch.index} is readable twice")
 
     def role_changed(self, host: Host, role: RoleChanged) -> None:
         if not role.leading:
@@ -362,11 +390,12 @@ class Oracle:
         host.heard.clear()
         state = self.cluster.coordination.nodes[host.partition].state
         newest = state.leader_epoch == role.leader_epoch
-        entries, committed = host.journal.entries, truth.committed
-        if newest and (len(entries) < len(committed) or (committed and entries[len(committed) - 1] != committed[-1])):
+        journal, committed = host.journal, self.life(host.partition).committed
+        end = len(committed)
+        if newest and end > journal.base and (journal.last_index < end or journal.entry(end) != committed[-1]):
             raise self.violation(
                 host.partition,
-                f"broker {host.broker.number} leads epoch {role.leader_epoch} without entry {len(committed)}, which is committed",
+                f"broker {host.broker.number} leads epoch {role.leader_epoch} without entry {end}, which is committed",
             )
 
     def audited(self, host: Host, text: str, *, alarm: bool) -> None:

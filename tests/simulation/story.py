@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from mq_broker.core.entries import Append, Decide, Discard, Entry, EpochStart, Finish, MoveCursor, Publish, Stage
+from mq_broker.core.entries import Append, Decide, Discard, Entry, EpochStart, Finish, MoveCursor, Publish, Stage, Trim
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
@@ -17,6 +17,8 @@ from mq_broker.core.messages import (
     Effect,
     Event,
     Flushed,
+    Install,
+    InstallSnapshot,
     NodeRead,
     NodeState,
     Propose,
@@ -88,7 +90,7 @@ class Story:
 
     def event(self, event: Event) -> str:
         match event:
-            case AppendEntries() | AppendAck():
+            case AppendEntries() | AppendAck() | InstallSnapshot():
                 return self.message(event)
             case Propose(request, operation, uuid=uuid):
                 return f"request {request}: {type(operation).__name__} {_name(uuid)}"
@@ -126,12 +128,17 @@ class Story:
             case RoleChanged(leader, epoch, leading, ready):
                 role = ("leads, ready" if ready else "leads, not ready") if leading else f"follows {leader or 'nobody'}"
                 return f"{role} in epoch {epoch}"
+            case Install(snapshot, recovery):
+                return f"begin anew with a snapshot up to {snapshot.last_index}, recovery {recovery}"
             case Audit(text, alarm):
                 return ("ALARM " if alarm else "audit: ") + text
             case _:
                 return str(effect)
 
-    def message(self, message: AppendEntries | AppendAck) -> str:
+    def message(self, message: AppendEntries | AppendAck | InstallSnapshot) -> str:
+        if isinstance(message, InstallSnapshot):
+            what = f"up to {message.snapshot.last_index}/{message.snapshot.last_epoch}" if message.snapshot else "of its journal"
+            return f"#{message.sequence} of {message.leader}.{message.incarnation} epoch {message.leader_epoch}: snapshot {what}"
         if isinstance(message, AppendEntries):
             entries = self.entries(message.entries) if message.entries else f"up to {message.last_index}"
             heir = f", successor {message.successor}" if message.successor else ""
@@ -155,14 +162,16 @@ class Story:
 
     def entry(self, entry: Entry) -> str:
         match entry.operation:
-            case EpochStart():
-                what = "epoch-start"
+            case EpochStart(offset_floor=floor):
+                what = f"epoch-start({floor})" if floor else "epoch-start"
             case Append() | Stage():
                 what = f"{type(entry.operation).__name__.lower()}({_name(entry.uuid)})"
             case Publish(uuids=uuids) | Discard(uuids=uuids):
                 what = f"{type(entry.operation).__name__.lower()}({','.join(map(_name, uuids))})"
             case MoveCursor(group, offset):
                 what = f"cursor({group}={offset})"
+            case Trim(start):
+                what = f"trim({start})"
             case Decide(batch_id=batch_id) | Finish(batch_id=batch_id):
                 what = f"{type(entry.operation).__name__.lower()}({batch_id})"
         return f"{entry.index}/{entry.leader_epoch}:{what}"

@@ -56,7 +56,7 @@ class Scene:
         return [host for host in self.hosts() if host is not self.leader]
 
     def committed(self) -> int:
-        return len(self.cluster.oracle.truths[0].committed)
+        return len(self.cluster.oracle.life(0).committed)
 
     def until(self, what: Callable[[], bool], within_ms: int) -> int:
         """Milliseconds until it was so."""

@@ -20,6 +20,7 @@ from mq_broker.core.entries import (
     Stage,
     StagedBatches,
     TransactionKey,
+    Trim,
 )
 from mq_broker.core.messages import Decided, Done, Refused, Result, Wait
 from mq_protocol.errors import FencedRun, NotLeader, RefusedError, ReplayMismatch, StagedBatchMissing, TritonMQError
@@ -65,6 +66,9 @@ class Workload:
                 self._spawn("producer", self._produce(partition, f"p{number}.{partition}"))
             self._spawn("reader", self._read(partition, f"r{partition}"))
             self._spawn("group", self._move_cursor(partition, f"g{partition}"))
+            if plan.retains_ms:
+                self._spawn("retention", self._retain(partition))
+            self._spawn("forgetful producer", self._ask_long_after(partition))
         self._spawn("query", self._query("q"))
 
     def _spawn(self, kind: str, process: Process) -> None:
@@ -199,12 +203,11 @@ class Workload:
 
     def _never(self, partition: int, uuid: bytes) -> None:
         """It was refused for good, and was never asked for otherwise: it must not appear."""
-        truth = self.cluster.oracle.truths[partition]
-        if uuid in truth.uuid_at:
-            raise self.cluster.oracle.violation(
-                partition, f"batch {uuid!r} was refused for good, and is at entry {truth.uuid_at[uuid]}"
-            )
-        truth.never.add(uuid)
+        oracle = self.cluster.oracle
+        index = oracle.life(partition).uuid_at.get(uuid)
+        if index is not None:
+            raise oracle.violation(partition, f"batch {uuid!r} was refused for good, and is at entry {index}")
+        oracle.truths[partition].never.add(uuid)
 
     # ------------------------------------------------------------------ groups and readers
 
@@ -212,12 +215,37 @@ class Workload:
         loop = self.loop
         while not self._stopped:
             yield loop.between(200, 2_000)
-            end = max(self.cluster.oracle.truths[partition].readable, default=0)
+            end = max(self.cluster.oracle.life(partition).readable, default=0)
             result = yield from self.ask(group, partition, MoveCursor(group, loop.random.randint(0, end), "consumer"), tries=4)
             if isinstance(result, Done):
                 self.done["cursors moved"] += 1
             elif isinstance(result, Refused) and not result.error.retriable:
                 raise self.cluster.oracle.violation(partition, f"offset {end} is readable, and a cursor is refused: {result.error}")
+
+    def _retain(self, partition: int) -> Process:
+        """Drop the oldest records, now and then all of them (trap 23)."""
+        loop, oracle = self.loop, self.cluster.oracle
+        while not self._stopped:
+            yield min(loop.random.expovariate(1 / self.cluster.plan.retains_ms), 5_000)
+            end = oracle.life(partition).next_offset
+            start = max(0, end - loop.random.choice((0, 10, 100, 500)))
+            result = yield from self.ask("retention", partition, Trim(start), tries=6)
+            if isinstance(result, Done):
+                self.done["trims"] += not result.duplicate
+            elif isinstance(result, Refused) and not result.error.retriable:
+                raise oracle.violation(partition, f"records below {start} are committed, and are not dropped: {result.error}")
+
+    def _ask_long_after(self, partition: int) -> Process:
+        """Send a batch again that was acknowledged long ago: the answer is the first one, wherever the journal begins (trap 13)."""
+        loop = self.loop
+        while not self._stopped:
+            yield loop.between(500, 5_000)
+            mine = [uuid for number, uuid in self._acked if number == partition]
+            if mine:
+                uuid = loop.random.choice(mine)
+                result = yield from self.ask("forgetful", partition, Append(), uuid=uuid, record_count=1, tries=3)
+                if isinstance(result, Done) and not result.duplicate:
+                    raise self.cluster.oracle.violation(partition, f"batch {uuid!r} was acknowledged, and is taken for a new one")
 
     def _read(self, partition: int, name: str) -> Process:
         """Read on from a position at any broker, and remember what was where. Never something else than before."""
@@ -231,24 +259,36 @@ class Workload:
             found = yield self._fetch(broker, partition, position)
             if found is None or found[0] < epoch:
                 continue
-            epoch = found[0]
-            for base_offset, record_count, index in found[1]:
-                if self._seen_at.setdefault((partition, base_offset), index) != index or base_offset != position:
+            epoch, start, batches = found
+            if start > position:
+                if start > self.cluster.oracle.life(partition).log_start_offset:
+                    raise self.cluster.oracle.violation(
+                        partition, f"reader {name} at {position} is told that the log begins at {start}"
+                    )
+                position = start
+                self.done["readers overtaken by retention"] += 1
+            for base_offset, record_count, index in batches:
+                if self._seen_at.setdefault((partition, base_offset), index) != index or not (
+                    base_offset <= position < base_offset + record_count
+                ):
                     raise self.cluster.oracle.violation(
                         partition, f"reader {name} at {position} gets {base_offset} from entry {index}"
                     )
-                position += record_count
+                position = base_offset + record_count
                 self.done["records read"] += record_count
 
     def _fetch(self, broker: Broker, partition: int, position: int) -> Promise:
+        """Kept with the broker's epoch, the first offset that it still has, and its batches from the position on."""
         promise = Promise()
         self.loop.after(1_500, promise.keep, None)
 
         def take() -> None:
             host = broker.hosts.get(partition)
             if host is not None and not host.closed:
-                batches = [batch for batch in host.readable if batch[0] >= position]
-                self.loop.after(self.loop.often_short(0.2, 12.0), promise.keep, (host.replica.leader_epoch, batches))
+                first = max(position, host.first_readable)
+                batches = [batch for batch in host.readable if batch[0] + batch[1] > first]
+                found = (host.replica.leader_epoch, host.first_readable, batches)
+                self.loop.after(self.loop.often_short(0.2, 12.0), promise.keep, found)
 
         self.loop.after(self.loop.often_short(0.2, 12.0), broker.arrive, "clients", take)
         return promise
@@ -295,7 +335,7 @@ class Workload:
                 rows = self._decided_rows(key, batch_id)
 
     def _decided_rows(self, key: TransactionKey, batch_id: int) -> int:
-        decide = self.cluster.oracle.truths[self.coordinator].decided.get((key, batch_id))
+        decide = self.cluster.oracle.life(self.coordinator).decided.get((key, batch_id))
         if decide is None:
             raise self.cluster.oracle.violation(self.coordinator, f"micro-batch {batch_id} is said to be decided, and is not")
         return decide.row_count
@@ -385,15 +425,15 @@ class Workload:
         """What was promised to clients, once everything is quiet."""
         oracle = self.cluster.oracle
         for partition, uuid in self._acked:
-            if uuid not in oracle.truths[partition].uuid_at:
+            if uuid not in oracle.life(partition).uuid_at:
                 raise oracle.violation(partition, f"batch {uuid!r} was acknowledged, and is nowhere")
         for name, (partition, sent) in self._chains.items():
-            places = [oracle.truths[partition].uuid_at.get(uuid) for uuid in sent]
+            places = [oracle.life(partition).uuid_at.get(uuid) for uuid in sent]
             if None in places or places != sorted(places, key=lambda place: place or 0):
                 raise oracle.violation(partition, f"the chain of {name} is not in its order: {places}")
-        for (key, batch_id), decide in oracle.truths[self.coordinator].decided.items():
+        for (key, batch_id), decide in oracle.life(self.coordinator).decided.items():
             for line in decide.manifest:
-                truth = oracle.truths[line.partition]
+                truth = oracle.life(line.partition)
                 places = [truth.placed.get(truth.uuid_at.get(uuid, 0)) for uuid in line.uuids]
                 if None in places:
                     raise oracle.violation(
