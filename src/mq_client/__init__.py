@@ -13,6 +13,8 @@ from mq_client.admin import (
     GroupCursor,
     GroupDescription,
     PartitionDescription,
+    PartitionMove,
+    Recovery,
     TopicDescription,
 )
 from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue
@@ -66,6 +68,8 @@ __all__ = [
     "RecordQueue",
     "TopicDescription",
     "PartitionDescription",
+    "PartitionMove",
+    "Recovery",
     "ClusterDescription",
     "BrokerDescription",
     "GroupDescription",

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from mq_client.connection import Connection
 from mq_client.deadline import Deadline, positive_ms
-from mq_client.errors import InvalidRequest, TopicExists, TritonMQError, UnknownGroup, UnknownTopic
+from mq_client.errors import InvalidRequest, OutcomeUnknown, TopicExists, TritonMQError, UnknownGroup, UnknownTopic
 from mq_client.leaders import ask_offsets, move_cursors
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -21,19 +21,48 @@ from mq_protocol.names import INTERNAL_PREFIX, check_group_name, check_topic_nam
 _SPREAD_MS = 5_000.0
 """How long a new topic's name may take to reach every broker that answers."""
 
+_TRANSFER_MS = 6_000.0
+"""A leader's time for one attempt to hand over."""
+
 _LEADER_MS = 1_000.0
 """A broker's time to say what it knows of its partitions, when others know something of them too."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """`leader` 0: none at the moment. `replicas` in order of rank."""
+    """`leader` 0: none at the moment. `replicas` in order of rank. `moving_to`: where they will be once the partition's move is
+    over; empty if it does not move."""
 
     partition: int
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    moving_to: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMove:
+    """A partition on its way (or to be sent on its way) from the brokers `origin` to `target`, whose first is to lead. `leader` and
+    `isr` are as of now where the move is under way."""
+
+    topic: str
+    partition: int
+    origin: tuple[int, ...]
+    target: tuple[int, ...]
+    leader: int = 0
+    isr: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a recovery kept: the log of `broker`, up to `next_offset`. Offsets from there to below `offset_floor` were given to
+    records that are lost. `given_up`: brokers whose logs are in sync no more and begin anew."""
+
+    broker: int
+    next_offset: int
+    offset_floor: int
+    given_up: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +228,23 @@ class Admin:
                         known.CopyFrom(told)  # only a leader knows its in-sync set exactly; others learn of it when they ask
         return _describe(info)
 
+    def alter_topic(
+        self, name: str, *, partitions: int | None = None, replicas: int | None = None, **settings: object
+    ) -> TopicDescription:
+        """Change a topic while it is in use.
+
+        `partitions`: more than there are; records with a key go by the new number from then on. `replicas`: copies of each, on
+        their way when this returns (`moves`). `settings`: None for the default again. Raises `UnknownTopic`, `InvalidRequest` for
+        fewer partitions, `InvalidSetting` naming those that can be changed, `NotEnoughBrokers`.
+        """
+        check_topic_name(name)
+        given = {setting: "" if value is None else str(value) for setting, value in settings.items()}
+        request = pb.AlterTopicRequest(name=name, partitions=partitions or 0, replicas=replicas or 0, settings=given)
+        deadline = Deadline(self._timeout_ms)
+        answer = self._connection.ask_any("AlterTopic", request, pb.AlterTopicResponse, deadline, [])
+        self._connection.forget(name)
+        return _describe(answer.topic)
+
     def delete_topic(self, name: str) -> None:
         """Delete it and everything in it. Raises `UnknownTopic`."""
         check_topic_name(name)
@@ -220,6 +266,83 @@ class Admin:
         """Each partition's first offset at or after that time (microseconds since 1970); its end if all is older."""
         found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), timestamp_us=timestamp_us)
         return {number: found[number].offset_at_timestamp for number in sorted(found)}
+
+    # ------------------------------------------------------------------ where replicas are
+
+    def move_partition(self, topic: str, partition: int, to: Sequence[int]) -> None:
+        """Send a partition on its way to the brokers `to`, in order of rank. It goes on by itself from then on, while the partition
+        is written to and read: `moves` says how far it is. Raises `InvalidRequest`, `UnknownTopic`, `UnknownPartition`."""
+        self.start_moves([PartitionMove(topic, partition, (), tuple(to))])
+
+    def cancel_move(self, topic: str, partition: int) -> None:
+        """Send it back to where it came from. One that has arrived stays."""
+        check_topic_name(topic, internal=True)
+        request = pb.StartMovesRequest(moves=[pb.PartitionMove(topic=topic, partition=partition)], cancel=True)
+        self._connection.ask_any("StartMoves", request, pb.StartMovesResponse, Deadline(self._timeout_ms), [])
+
+    def start_moves(self, moves: Sequence[PartitionMove]) -> None:
+        """As `move_partition`, for many: all of a topic or none of it."""
+        if not moves:
+            return
+        request = pb.StartMovesRequest(
+            moves=[pb.PartitionMove(topic=m.topic, partition=m.partition, origin=m.origin, target=m.target) for m in moves]
+        )
+        self._connection.ask_any("StartMoves", request, pb.StartMovesResponse, Deadline(self._timeout_ms), [])
+
+    def moves(self) -> list[PartitionMove]:
+        """All partitions on their way now, by topic and number."""
+        return self._moves(0)[0]
+
+    def needed_by(self, broker: int) -> int:
+        """How many partitions that broker holds, or is still counted in sync by. At 0 it can be stopped for good."""
+        return self._moves(broker)[1]
+
+    def _moves(self, broker: int) -> tuple[list[PartitionMove], int]:
+        request = pb.MovesRequest(broker=broker)
+        found = self._connection.ask_any("Moves", request, pb.MovesResponse, Deadline(self._timeout_ms), [])
+        return [_move(move) for move in found.moves], found.held
+
+    def plan_drain(self, broker: int) -> list[PartitionMove]:
+        """The moves that would leave nothing on that broker, alive or dead. Raises `NotEnoughBrokers` naming the topic that has too
+        many replicas for the others."""
+        if broker < 1:
+            raise InvalidRequest(f"broker {broker} is no broker's id: `describe_cluster` names those that live")
+        return self._plan(broker)
+
+    def plan_balance(self) -> list[PartitionMove]:
+        """The moves that would spread replicas and leaders evenly over the live brokers, those just added included."""
+        return self._plan(0)
+
+    def _plan(self, drain: int) -> list[PartitionMove]:
+        request = pb.PlanMovesRequest(drain=drain)
+        found = self._connection.ask_any("PlanMoves", request, pb.PlanMovesResponse, Deadline(self._timeout_ms), [])
+        return [_move(move) for move in found.moves]
+
+    def transfer_leadership(self, topic: str, partition: int, to: int) -> None:
+        """Let broker `to` lead: returns once it does. Raises `InvalidRequest` if it holds no replica, `NotEnoughReplicas` if it is
+        not in sync in time."""
+        check_topic_name(topic, internal=True)
+        request = pb.LeadRequest(topic=topic, partition=partition, broker=to)
+        deadline = Deadline(self._timeout_ms)
+        self._connection.ask_leader(topic, partition, "Lead", request, pb.LeadResponse, deadline, _TRANSFER_MS)
+        self._connection.forget(topic)
+
+    def recover_partition(self, topic: str, partition: int, *, from_broker: int | None = None, force: bool = False) -> Recovery:
+        """Let a partition go on whose every in-sync log is gone: from the log of `from_broker`, else from the one that has most.
+
+        Raises `InvalidRequest` saying which broker has, or may have, a log in sync: with `force` it is given up. What is lost is in
+        the answer, and readers at a lost offset are told so once.
+        """
+        check_topic_name(topic, internal=True)
+        unclear: list[str] = []
+        request = pb.RecoverRequest(topic=topic, partition=partition, from_broker=from_broker or 0, force=force)
+        try:
+            found = self._connection.ask_any("Recover", request, pb.RecoverResponse, Deadline(self._timeout_ms), unclear)
+        except InvalidRequest as error:
+            if unclear:
+                raise OutcomeUnknown(f"an answer was lost, and then: {error}; see `describe_topic`") from error
+            raise
+        return Recovery(found.kept.broker, found.kept.next_offset, found.offset_floor, tuple(found.given_up))
 
     # ------------------------------------------------------------------ cluster and groups
 
@@ -316,9 +439,14 @@ def _describe_group(name: str, cursors: Sequence[pb.GroupCursor], silent: Sequen
     return GroupDescription(name, tuple(sorted(described, key=lambda cursor: (cursor.topic, cursor.partition))), tuple(silent))
 
 
+def _move(move: pb.PartitionMove) -> PartitionMove:
+    return PartitionMove(move.topic, move.partition, tuple(move.origin), tuple(move.target), move.leader, tuple(move.isr))
+
+
 def _describe(info: pb.TopicInfo) -> TopicDescription:
     partitions = [
-        PartitionDescription(p.partition, p.leader, p.leader_epoch, tuple(p.replicas), tuple(p.isr)) for p in info.partitions
+        PartitionDescription(p.partition, p.leader, p.leader_epoch, tuple(p.replicas), tuple(p.isr), tuple(p.moving_to))
+        for p in info.partitions
     ]
     return TopicDescription(
         name=info.name,

@@ -10,13 +10,17 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from mq_broker.broker.cluster import Cluster
 from mq_broker.broker.placement import place
+from mq_broker.broker.rebalancing import resized
 from mq_broker.broker.shell import Shell
-from mq_broker.broker.topics import Topic, Topics
-from mq_broker.coordination.interface import CoordinationService, TopicSpec
+from mq_broker.broker.topic_changes import begun, check_partitions, with_settings
+from mq_broker.broker.topics import Topic, Topics, first_state
+from mq_broker.coordination.interface import PARTITIONS_ADDED_AT_ONCE_MAX, CoordinationService, TopicSpec
 from mq_broker.core.messages import NodeState
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
@@ -93,6 +97,7 @@ class Admin:
     async def partition_info(self, topic: Topic, number: int) -> pb.PartitionInfo:
         """A leader is named when it is registered and, if it is this broker, ready to serve."""
         replicas = topic.spec.assignment[number]
+        moving_to = topic.spec.moving[number].target if number in topic.spec.moving else ()
         partition = self._shell.hosted(topic, number)
         if partition is not None:
             replica = partition.replica
@@ -101,17 +106,29 @@ class Admin:
                 leader = 0
             if leader or replica.leading:
                 return pb.PartitionInfo(
-                    partition=number, leader=leader, leader_epoch=replica.leader_epoch, replicas=replicas, isr=replica.isr
+                    partition=number,
+                    leader=leader,
+                    leader_epoch=replica.leader_epoch,
+                    replicas=replicas,
+                    isr=replica.isr,
+                    moving_to=moving_to,
                 )
         state = await self._state(topic, number)
         if state is None:
-            return pb.PartitionInfo(partition=number, replicas=replicas)
+            return pb.PartitionInfo(partition=number, replicas=replicas, moving_to=moving_to)
         named = state.leader
         alive = named is not None and self._cluster.is_live(named.broker, named.incarnation)
         # This broker's own leadership is known above: named here it is one that it has not taken up (yet).
         leader = named.broker if named is not None and alive and named.broker != self._shell.broker else 0
         isr = [broker for broker, _ in state.isr]
-        return pb.PartitionInfo(partition=number, leader=leader, leader_epoch=state.leader_epoch, replicas=replicas, isr=isr)
+        return pb.PartitionInfo(
+            partition=number,
+            leader=leader,
+            leader_epoch=state.leader_epoch,
+            replicas=replicas,
+            isr=isr,
+            moving_to=moving_to,
+        )
 
     async def _state(self, topic: Topic, number: int) -> NodeState | None:
         """The state node, at most `STATE_CACHE_S` old while the coordination service answers."""
@@ -164,8 +181,7 @@ class Admin:
         topic_id = uuid.uuid4().hex
         existing = [members for topic in self._topics.all() for members in topic.spec.assignment]
         assignment = place(partitions, replicas, self._cluster.racks, existing, start=int(topic_id[:8], 16))
-        # Named by no log yet (the empty log id): whoever of them claims first puts its own in its place.
-        states = tuple(NodeState(None, 0, tuple(sorted((broker, "") for broker in members)), 0, "") for members in assignment)
+        states = tuple(map(first_state, assignment))
         await self._coordination.create_topic(TopicSpec(name, topic_id, assignment, schema, dict(settings)), states)
         log.info("topic %s created: id %s, %d partitions, %d replicas, %s", name, topic_id, partitions, replicas, dict(settings))
         await self._topics.refresh()
@@ -226,6 +242,49 @@ class Admin:
             topic = await self._topics.get(TRANSACTIONS_TOPIC)
         await self._wait_until_led(topic, deadline)
         return topic
+
+    async def alter_topic(self, request: pb.AlterTopicRequest, deadline: float) -> pb.AlterTopicResponse:
+        """Answers once partitions that were added serve; replicas that were asked for are on their way then."""
+        check_topic_name(request.name)
+        topic = await self._topics.get(request.name)
+        if request.settings:
+            topic = await self._topics.edit(request.name, lambda spec: with_settings(spec, request.settings))
+            log.info("topic %s: settings are %s now", request.name, topic.spec.settings)
+        if request.partitions:
+            topic = await self._add_partitions(topic, request.partitions)
+            await self._wait_until_led(topic, deadline)
+        if request.replicas:
+            topic = await self._change_replicas(topic, request.replicas)
+        return pb.AlterTopicResponse(topic=await self._topic_info(topic))
+
+    async def _add_partitions(self, topic: Topic, partitions: int) -> Topic:
+        check_partitions(topic.spec, partitions)
+        existing = [members for known in self._topics.all() for members in known.spec.assignment]
+        start = int(topic.spec.topic_id[:8], 16) + topic.partitions
+        added = place(partitions - topic.partitions, topic.spec.replicas, self._cluster.racks, existing, start=start)
+
+        def widened(spec: TopicSpec, count: int) -> TopicSpec:
+            more = added[len(spec.assignment) - topic.partitions : count - topic.partitions]
+            return spec if len(spec.assignment) >= count else replace(spec, assignment=(*spec.assignment, *more))
+
+        for begun_with in range(topic.partitions, partitions, PARTITIONS_ADDED_AT_ONCE_MAX):
+            count = min(partitions, begun_with + PARTITIONS_ADDED_AT_ONCE_MAX)
+            await self._topics.edit(topic.spec.name, partial(widened, count=count))
+        log.info("topic %s: %d partitions now", topic.spec.name, partitions)
+        return await self._topics.get(topic.spec.name)
+
+    async def _change_replicas(self, topic: Topic, replicas: int) -> Topic:
+        if not 1 <= replicas <= REPLICAS_MAX:
+            raise InvalidSetting(f"replicas={replicas} is out of range: give 1 to {REPLICAS_MAX}")
+        layout = {
+            (known.spec.name, number): known.spec.moving[number].target if number in known.spec.moving else members
+            for known in self._topics.all()
+            for number, members in enumerate(known.spec.assignment)
+        }
+        changed = resized(replicas, self._cluster.racks, layout, topic.spec.name)
+        wanted = {number: members for (_, number), members in changed.items()}
+        log.info("topic %s: %d replicas of each partition from now on", topic.spec.name, replicas)
+        return await self._topics.edit(topic.spec.name, lambda spec: begun(spec, wanted, self._cluster.brokers))
 
     async def delete_topic(self, request: pb.DeleteTopicRequest, deadline: float) -> pb.DeleteTopicResponse:
         """Deletes it for good: what it holds goes too."""

@@ -18,10 +18,12 @@ from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.delivery import Delivery
 from mq_broker.broker.fetch import Reading
 from mq_broker.broker.groups import Groups
+from mq_broker.broker.moves import Moves
 from mq_broker.broker.produce import Producing
 from mq_broker.broker.service import Services
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.topics import Topic, Topics
+from mq_broker.broker.total_loss import TotalLoss
 from mq_broker.broker.transactions import Transactions
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
 from mq_broker.rpc import server as rpc_server
@@ -133,11 +135,15 @@ class _Broker:
         me = BrokerRegistration(config.broker, shell.incarnation, self.address, config.rack)
         self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost)
         self._admin = Admin(shell, self.cluster, self._topics, coordination, self._calls)
+        self._moves = Moves(shell, self.cluster, self._topics, self._admin)
+        self._total_loss = TotalLoss(shell, self.cluster, self._topics, coordination, self._calls)
         self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)
         self._producing = Producing(shell, self._topics)
         delivery = Delivery(shell, self._topics)
         services = Services(
             self._admin,
+            self._moves,
+            self._total_loss,
             self._producing,
             Reading(shell, self._topics),
             delivery,
@@ -149,6 +155,7 @@ class _Broker:
     def _on_topics(self, topics: dict[str, Topic]) -> None:
         self._shell.follow_topics(topics)
         self._admin.forget(set(topics))
+        self._moves.wake()
 
     def _on_brokers(self) -> None:
         self._shell.brokers_seen(self.cluster.live)
@@ -164,6 +171,8 @@ class _Broker:
         spawn(self.cluster.follow(), "follow brokers")
         spawn(self._topics.follow(self.cluster.topics_changed, TOPICS_SWEEP_S), "follow topics")
         spawn(self._transactions.reap_for_ever(), "reap")
+        spawn(self._moves.carry_on(), "carry on moves")
+        spawn(self._total_loss.watch(), "watch for partitions without a log")
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
         log.info("broker %d serves at %s", self._shell.broker, self.address)
 

@@ -6,7 +6,9 @@ from mq_broker.broker.admin import Admin
 from mq_broker.broker.delivery import Delivery
 from mq_broker.broker.fetch import Reading
 from mq_broker.broker.groups import Groups
+from mq_broker.broker.moves import Moves
 from mq_broker.broker.produce import Producing
+from mq_broker.broker.total_loss import TotalLoss
 from mq_broker.broker.transactions import Transactions
 
 
@@ -14,11 +16,26 @@ class Services:
     """Owns nothing but the parts. Is the `rpc.service.BrokerService`."""
 
     def __init__(
-        self, admin: Admin, producing: Producing, reading: Reading, delivery: Delivery, groups: Groups, transactions: Transactions
+        self,
+        admin: Admin,
+        moves: Moves,
+        total_loss: TotalLoss,
+        producing: Producing,
+        reading: Reading,
+        delivery: Delivery,
+        groups: Groups,
+        transactions: Transactions,
     ) -> None:
         self.metadata = admin.metadata
         self.create_topic = admin.create_topic
         self.delete_topic = admin.delete_topic
+        self.alter_topic = admin.alter_topic
+        self.plan_moves = moves.plan_moves
+        self.start_moves = moves.start_moves
+        self.moves = moves.moves
+        self.lead = moves.lead
+        self.replica_status = total_loss.replica_status
+        self.recover = total_loss.recover
         self.list_offsets = reading.list_offsets
         self.move_cursors = groups.move_cursors
         self.groups = groups.groups

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
@@ -15,11 +16,15 @@ from typing import Final
 import pyarrow as pa
 
 from mq_broker.coordination.interface import CoordinationService, TopicSpec
+from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
-from mq_protocol.errors import CoordinationUnavailable, TritonMQError, UnknownTopic
+from mq_protocol.errors import CoordinationUnavailable, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_protocol.names import Durability, TopicSettings, parse_settings
 
 log = logging.getLogger(__name__)
+
+EDIT_ATTEMPTS_MAX: Final = 20
+EDIT_PAUSE_S: Final = 0.02
 
 REFRESH_S_MIN: Final = 0.2
 """Clients that name topics which do not exist cause no more reads than this allows."""
@@ -38,7 +43,7 @@ class Topic:
     def of(cls, spec: TopicSpec) -> Topic:
         """Raises a `TritonMQError` for a specification that this version cannot read."""
         schema = schema_from_bytes(spec.schema)
-        settings = parse_settings(spec.settings, len(spec.assignment[0]))
+        settings = parse_settings(spec.settings, spec.replicas)
         return cls(spec, settings, schema, schema_fingerprint(schema))
 
     @property
@@ -48,6 +53,11 @@ class Topic:
     @property
     def partitions(self) -> int:
         return len(self.spec.assignment)
+
+
+def first_state(members: tuple[int, ...]) -> NodeState:
+    """Of a new partition: named by no log yet (the empty log id), so whoever of them claims first puts its own in its place."""
+    return NodeState(None, 0, tuple(sorted((broker, "") for broker in members)), 0, "")
 
 
 OnTopics = Callable[[dict[str, Topic]], None]
@@ -126,6 +136,32 @@ class Topics:
         self._by_name = {topic.spec.name: topic for topic in by_id.values()}
         self._refreshed_at = asyncio.get_running_loop().time()
         self._on_topics(by_id)
+
+    async def edit(self, name: str, change: Callable[[TopicSpec], TopicSpec]) -> Topic:
+        """Replace the topic's document by what `change` makes of it, whatever others do to it meanwhile.
+
+        `change` is given the document as it is now, perhaps several times, and must make the same of what it has made already:
+        after a lost answer it is asked again. Partitions that it adds begin empty. Raises what `change` raises, `UnknownTopic`,
+        `CoordinationUnavailable`, or `OutcomeUnknown` when others keep changing the topic.
+        """
+        for attempt in range(EDIT_ATTEMPTS_MAX):
+            if attempt:
+                await asyncio.sleep(random.uniform(0, EDIT_PAUSE_S * attempt))  # noqa: S311 - two who met should not meet again
+            found = await self._coordination.read_topic(name)
+            if found is None:
+                raise UnknownTopic(f"there is no topic {name!r} any more: it was deleted meanwhile")
+            version, spec = found
+            wanted = change(spec)
+            added = wanted.assignment[len(spec.assignment) :]
+            if wanted == spec:
+                break
+            outcome, _ = await self._coordination.update_topic(version, wanted, tuple(map(first_state, added)))
+            if outcome is CasOutcome.DONE:
+                break
+        else:
+            raise OutcomeUnknown(f"topic {name!r} kept changing, or the answers were lost: look at it, then ask again")
+        await self.refresh()
+        return await self.get(name)
 
     async def follow(self, changed: asyncio.Event, every_s: float) -> None:
         """Read again on every hint, and now and then without one. Runs until cancelled."""
