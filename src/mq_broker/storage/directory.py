@@ -20,12 +20,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from mq_broker.core.state import Snapshot
+from mq_broker.storage.aside import fresh_identity, install_snapshot, start_over
 from mq_broker.storage.files import Files, OsFiles
 from mq_broker.storage.frame import Place
+from mq_broker.storage.identity import boot_id
 from mq_broker.storage.interface import JournalListener, OpenJournal
-from mq_broker.storage.journal import open_disk_journal
 from mq_broker.storage.memory import open_memory_journal
 from mq_broker.storage.offset_index import OffsetIndex
+from mq_broker.storage.opening import open_disk_journal
 from mq_broker.storage.writer import Writer
 from mq_protocol.errors import InvalidSetting, StorageFailed
 from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
@@ -136,12 +139,13 @@ class DataDirectory:
     ) -> OpenJournal:
         """The partition's journal, recovered, or a new one. Blocks while it checks every frame: call it in a thread.
 
-        Raises `StorageFailed` for damage, `InvalidSetting` for a durability that there is not.
+        Damage is put aside and told (opening.py). Raises `StorageFailed` if the disk refuses, `InvalidSetting` for a durability
+        that there is not.
         """
         if durability not in DURABILITIES:
             raise InvalidSetting(f"durability={durability}: there are {', '.join(DURABILITIES)}")
         if durability == "memory":
-            return open_memory_journal(listener)
+            return open_memory_journal(listener, place)
         with self._at_work():
             return open_disk_journal(
                 self.partition_path(place),
@@ -152,12 +156,36 @@ class DataDirectory:
                 topic=topic,
                 segment_bytes_max=segment_bytes_max or SEGMENT_BYTES_MAX,
                 cache_bytes_max=cache_bytes_max,
+                at_work=self._at_work,
             )
 
-    def open_index(self, place: Place, durability: str, log_start_offset: int = 0) -> OffsetIndex:
-        """An empty offset index, beside the journal for those on disk."""
+    def install(self, place: Place, durability: str, topic: str, snapshot: Snapshot, recovery: int) -> None:
+        """Replace a closed journal, or none, by one that begins with `snapshot` and holds nothing else, under a new log id.
+
+        Blocks: call it in a thread. After a crash on the way the journal opens empty, under a new log id. For a partition in memory
+        use `open_memory_journal`. Raises `StorageFailed`; the journal is then as after a crash, and this can be repeated.
+        """
+        path = self.partition_path(place)
+        with self._at_work(), _failing(path, "takes no snapshot"):
+            identity = fresh_identity(path, place, durability, topic, recovery, boot_id())
+            install_snapshot(path, place, identity, snapshot, self._files)
+
+    def start_over(self, place: Place, durability: str, topic: str, recovery: int) -> Path | None:
+        """Put a closed journal aside, for people, and begin an empty one under a new log id and this recovery number (rule 15).
+
+        Returns where it was put; None if there was nothing. Blocks: call it in a thread. A crash on the way leaves nothing behind
+        that the next opening does not finish. Raises `StorageFailed`; this can be repeated then.
+        """
+        path = self.partition_path(place)
+        with self._at_work(), _failing(path, "cannot be put aside"):
+            identity = fresh_identity(path, place, durability, topic, recovery, boot_id())
+            reason = f"the partition was recovered from another log (recovery {recovery}); this one lacks, or has more than, that"
+            return start_over(path, place, identity, reason, self._files)
+
+    def open_index(self, place: Place, durability: str, log_start_offset: int = 0, next_offset: int = 0) -> OffsetIndex:
+        """An empty offset index, beside the journal for those on disk. The two offsets are those of the journal's snapshot."""
         path = None if durability == "memory" else self.partition_path(place) / "offsets.index"
-        return OffsetIndex(path, log_start_offset)
+        return OffsetIndex(path, log_start_offset, next_offset)
 
     def delete_partition(self, place: Place) -> None:
         """Remove a closed journal for good. Only ever on the word of the coordination service that the topic was deleted: that its
@@ -177,6 +205,14 @@ class DataDirectory:
     def _write_owner(self) -> None:
         content = {"broker": self.broker, "cluster_id": self.cluster_id}
         self._files.replace(self.path / "broker.json", (json.dumps(content) + "\n").encode())
+
+
+@contextlib.contextmanager
+def _failing(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailed(f"{path} {what} ({error}): free space there, or check that disk") from error
 
 
 def _lock(path: Path) -> int:

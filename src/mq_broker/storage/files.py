@@ -38,6 +38,9 @@ class Files(Protocol):
 
     def remove(self, path: Path) -> None: ...
 
+    def move(self, source: Path, target: Path) -> None:
+        """Within one file system, over what is there. Durable once both directories are synced."""
+
     def sync_directory(self, path: Path) -> None:
         """Names made, changed or removed in it, onto the disk."""
 
@@ -79,6 +82,9 @@ class OsFiles:
 
     def remove(self, path: Path) -> None:
         path.unlink()
+
+    def move(self, source: Path, target: Path) -> None:
+        source.replace(target)
 
     def sync_directory(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,7 +1,9 @@
 """`log.json`: which log this is, and what may be believed about it (replication.md, "Names").
 
 Log id, boot id and clean mark are one file, replaced atomically: no crash can leave the new boot id beside the old log id (trap
-28). The mark goes before the first write and comes back when a clean stop has synced everything.
+28). The mark goes before the first write and comes back when a clean stop has synced everything. A `Cut` that is under way stands
+in the same file: what takes entries out of a log begins with a new log id, and a crash on the way leaves the intention, not a
+half of it (aside.py).
 """
 
 from __future__ import annotations
@@ -17,12 +19,30 @@ from mq_broker.storage.frame import Place
 from mq_protocol.errors import StorageFailed
 
 FILE_NAME: Final = "log.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
+"""2: journals may begin with a snapshot. What is of format 1 is read as well: it has none, and no recovery."""
+
+_READABLE_FORMATS: Final = (1, FORMAT)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is being taken out of a log: everything from `position` of segment `segment` on; all, the snapshot too, if that is 0.
+
+    It goes into the directory `aside` beside the segments, or away for good if that is empty. The log then ends at `last_index`.
+    """
+
+    segment: int
+    position: int
+    last_index: int
+    aside: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """What `log.json` holds. `durability` is that under which the log was last written: it decides what a reboot may have cost."""
+    """What `log.json` holds. `durability` is that under which the log was last written: it decides what a reboot may have cost.
+    `recovery`: the last recovery (rule 15) that the log knows of. `cut`: what is to be finished before the log is opened."""
 
     log_id: str
     boot_id: str
@@ -31,6 +51,8 @@ class LogIdentity:
     topic_id: str
     partition: int
     topic: str = ""
+    recovery: int = 0
+    cut: Cut | None = None
     format: int = FORMAT
 
     def renewed(self) -> LogIdentity:
@@ -61,10 +83,12 @@ def load_identity(directory: Path, place: Place) -> LogIdentity | None:
         raise StorageFailed(
             f"{path} cannot be read ({error}): move {directory} away and restart, to have it copied from a replica"
         ) from error
-    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
-        raise StorageFailed(f"{path} is not of format {FORMAT}: start the TritonMQ version that wrote it, or a newer one")
+    if not isinstance(raw, dict) or raw.get("format") not in _READABLE_FORMATS:
+        raise StorageFailed(f"{path} is not of format {FORMAT} or older: start the TritonMQ version that wrote it, or a newer one")
     try:
-        identity = LogIdentity(**raw)
+        if raw.get("cut") is not None:
+            raw["cut"] = Cut(**raw["cut"])
+        identity = LogIdentity(**{**raw, "format": FORMAT})
     except TypeError as error:
         raise StorageFailed(f"{path} does not name a log ({error}): move {directory} away and restart") from error
     if (identity.topic_id, identity.partition) != (place.topic_id, place.partition):

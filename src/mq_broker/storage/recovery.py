@@ -1,7 +1,9 @@
-"""Opening a journal's files after any stop: check every frame, cut what was torn, refuse what was damaged.
+"""Opening a journal's files after any stop: check every frame, cut what was torn, tell what was damaged.
 
 A **torn tail** is what a crash leaves of writes that were never synced. It is cut. **Damage** is anything else: it is never dropped
-silently, the journal does not open (trap 15). Bytes that are not the next frame are a torn tail if all of this holds:
+silently (trap 15). It is raised as `LogDamaged` with nothing cut, and whoever opens the log (opening.py) gives it a new name, puts
+aside what is bad and all after it, and goes on with what is good. Bytes that are not the next frame are a torn tail if all of this
+holds:
 
 1. they are in the last segment (each segment is synced before the next one is made);
 2. the log had not been stopped cleanly;
@@ -11,7 +13,12 @@ silently, the journal does not open (trap 15). Bytes that are not the next frame
 
 A whole frame whose index jumps or whose epoch falls breaks the order, not the bytes; it is cut if 1 to 3 hold and the mark can be
 read. A log that ends below its mark has lost flushed entries: damage. In a log that has just been given a new id because a reboot
-may have cost it what it acknowledged (`os`), rule 4 is waived: its unsynced pages reached the disk in any order.
+may have cost it what it acknowledged (`os`), rule 4 is waived: its unsynced pages reached the disk in any order. A place that the
+disk cannot read is damage.
+
+A snapshot stands for every entry up to its own; the order begins after it. Segments before are what a shortening that was cut short
+left behind (shortening.py), and go. A snapshot that is damaged takes the whole log with it, unless the journal still begins with
+entry 1 and does not need it.
 
 Afterwards the last segment is synced before anything is served (trap 14). What lies above the mark is first written again in place
 if the kernel has not been restarted since: had its sync failed, the kernel would take those pages for clean (trap 16).
@@ -19,16 +26,21 @@ if the kernel has not been restarted since: had its sync failed, the kernel woul
 
 from __future__ import annotations
 
+import errno
 import logging
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from mq_broker.core.entries import Entry
+from mq_broker.core.state import Snapshot
 from mq_broker.storage.files import Files
-from mq_broker.storage.frame import HEADER_BYTES, MAGIC, MAGIC_POSITION, Place, decode, unpack_header
+from mq_broker.storage.frame import HEADER_BYTES, MAGIC, MAGIC_POSITION, Place, UnknownKind, decode, unpack_header
 from mq_broker.storage.segments import MARK_FILE_NAME, SEGMENT_SUFFIX, Tail, rewrite, segment_path, unpack_mark
+from mq_broker.storage.snapshot import FILE_NAME as SNAPSHOT_FILE_NAME
+from mq_broker.storage.snapshot import decode_snapshot, read_snapshot_file
 from mq_protocol.errors import CorruptBatch, StorageFailed
 
 _WINDOW_BYTES: Final = 4 << 20  # what is read at once: a segment may be larger than the memory to spare
@@ -37,33 +49,60 @@ _logger = logging.getLogger(__name__)
 
 
 class LogDamaged(StorageFailed):
-    """The log lacks, or may lack, entries that it acknowledged."""
+    """The log lacks, or may lack, entries that it acknowledged. Good is all up to entry `last_index`, which is all before byte
+    `position` of segment `segment`; nothing at all, the snapshot neither, if that is 0."""
+
+    def __init__(self, path: Path, segment: int, position: int, last_index: int, reason: str) -> None:
+        super().__init__(f"{path} is damaged at byte {position}: {reason}")
+        self.segment = segment
+        self.position = position
+        self.last_index = last_index
+        self.reason = reason
 
 
 @dataclass(slots=True)
 class Recovered:
-    """What was kept. `ends[i]` is where entry i ends in the journal as one stream of bytes, `ends[0]` is 0. `segments` are (first
-    index, where it begins in that stream)."""
+    """What was kept: `snapshot`, also as the bytes `snapshot_data`, and the entries after it. `ends[i]` is where entry
+    `base_index + i` ends in the journal as one stream of bytes, `ends[0]` is 0. `segments` are (first index, where it begins in
+    that stream)."""
 
+    snapshot: Snapshot | None = None
+    snapshot_data: bytes = b""
     entries: list[Entry] = field(default_factory=list)
     ends: array[int] = field(default_factory=lambda: array("Q", [0]))
     segments: list[tuple[int, int]] = field(default_factory=list)
 
     @property
+    def base_index(self) -> int:
+        """What the snapshot stands for: every entry up to this one."""
+        return self.snapshot.last_index if self.snapshot is not None else 0
+
+    @property
+    def last_index(self) -> int:
+        return self.base_index + len(self.entries)
+
+    @property
+    def last_epoch(self) -> int:
+        if self.entries:
+            return self.entries[-1].leader_epoch
+        return self.snapshot.last_epoch if self.snapshot is not None else 0
+
+    @property
     def tail(self) -> Tail:
         if not self.segments:
-            return Tail(0, 0, 0)
+            return Tail(0, 0, self.last_index)
         first, base = self.segments[-1]
-        return Tail(first, self.ends[-1] - base, len(self.entries))
+        return Tail(first, self.ends[-1] - base, self.last_index)
 
 
 @dataclass(frozen=True, slots=True)
 class _Bad:
-    """Where a scan stopped. `whole`: the frame is intact, only out of order."""
+    """Where a scan stopped. `whole`: the frame is intact, only out of order. `unreadable`: the disk does not give its bytes."""
 
     position: int
     reason: str
     whole: bool = False
+    unreadable: bool = False
 
 
 def read_mark(directory: Path, place: Place) -> int | None:
@@ -87,83 +126,141 @@ def segment_firsts(directory: Path) -> list[int]:
 def recover(directory: Path, place: Place, files: Files, *, clean: bool, lossy: bool, rebooted: bool) -> Recovered:
     """Scan, cut, sync. `clean`: the log was stopped cleanly; `lossy`: it has just got a new id because of a reboot.
 
-    Raises `LogDamaged`, naming file and position, and `OSError` as it comes.
+    Raises `LogDamaged` before anything that is damaged is touched, `StorageFailed` for what a newer version wrote, and `OSError` as
+    it comes.
     """
     mark = read_mark(directory, place)
     firsts = segment_firsts(directory)
-    kept = Recovered()
+    kept = _read_snapshot(directory, place, firsts)
+    firsts = _drop_before(directory, files, kept.base_index, firsts)
     for first in firsts:
         path = segment_path(directory, first)
-        next_index = len(kept.entries) + 1
-        if first != next_index:
-            _damage(path, 0, f"it begins at entry {first}, the segments before it end at {next_index - 1}")
+        if first != kept.last_index + 1:
+            raise LogDamaged(
+                path, first, 0, kept.last_index, f"it begins at entry {first}, what is before it ends at {kept.last_index}"
+            )
         fd = files.open(path)
         try:
             size = files.size(fd)
             kept.segments.append((first, kept.ends[-1]))
             bad = _scan(files, fd, size, place, kept)
             if bad is not None:
-                if first != firsts[-1]:
-                    _damage(path, bad.position, bad.reason)
-                _require_torn(files, fd, path, place, bad, len(kept.entries) + 1, mark, clean=clean, lossy=lossy)
+                reason = _damage(
+                    files, fd, place, bad, kept.last_index + 1, mark, last=first == firsts[-1], clean=clean, lossy=lossy
+                )
+                if reason:
+                    raise LogDamaged(path, first, bad.position, kept.last_index, reason)
                 files.truncate(fd, bad.position)
                 _logger.warning("%s: cut a torn tail of %d bytes at %d (%s)", path, size - bad.position, bad.position, bad.reason)
             if first == firsts[-1]:
                 if not clean and not rebooted:
-                    synced = min(max(mark or 0, first - 1), len(kept.entries))
-                    rewrite(files, fd, kept.ends[synced] - kept.segments[-1][1], kept.tail.segment_bytes)
+                    synced = min(max(mark or 0, first - 1), kept.last_index)
+                    rewrite(files, fd, kept.ends[synced - kept.base_index] - kept.segments[-1][1], kept.tail.segment_bytes)
                 files.sync(fd)
         finally:
             files.close(fd)
-    if mark is not None and mark > len(kept.entries):
-        path = segment_path(directory, firsts[-1]) if firsts else directory
-        _damage(path, kept.tail.segment_bytes, f"the log ends at entry {len(kept.entries)}, but had been flushed up to {mark}")
+    if mark is not None and mark > kept.last_index:
+        tail = kept.tail
+        path = segment_path(directory, tail.segment) if tail.segment else directory
+        reason = f"the log ends at entry {kept.last_index}, but had been flushed up to {mark}"
+        # With no segment left the cut is at one that is not there: what remains is the snapshot, or nothing.
+        raise LogDamaged(path, tail.segment or kept.last_index + 1, tail.segment_bytes, kept.last_index, reason)
     files.sync_directory(directory)
     return kept
+
+
+def _read_snapshot(directory: Path, place: Place, firsts: list[int]) -> Recovered:
+    path = directory / SNAPSHOT_FILE_NAME
+    try:
+        data = read_snapshot_file(directory)
+        if data is None:
+            return Recovered()
+        return Recovered(decode_snapshot(place, data), data)
+    except (CorruptBatch, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EIO:
+            raise
+        if firsts[:1] == [1]:
+            _logger.warning("%s is damaged (%s), and not needed: the journal is whole", path, error)
+            return Recovered()
+        raise LogDamaged(path, 0, 0, 0, str(error)) from error
+
+
+def _drop_before(directory: Path, files: Files, base_index: int, firsts: list[int]) -> list[int]:
+    """Remove the segments that the snapshot stands for; the first indexes of the others. Segments are dropped whole, so one that
+    begins at or before `base_index` ends there too."""
+    for first in firsts:
+        if first <= base_index:
+            files.remove(segment_path(directory, first))
+            _logger.info("%s: removed, the snapshot stands for it", segment_path(directory, first))
+    return [first for first in firsts if first > base_index]
+
+
+def frames_in(files: Files, fd: int, size: int, place: Place) -> Iterator[tuple[Entry, int]]:
+    """The entries of a segment of `size` bytes, in order, each with the position after its frame, every checksum verified.
+
+    Raises `CorruptBatch` where the first bad frame begins, `OSError` where the disk cannot be read, and `StorageFailed` for an
+    entry that a newer version wrote.
+    """
+    at = start = 0
+    view = memoryview(b"")
+    while at < size:
+        if at + HEADER_BYTES > start + len(view):
+            start, view = at, memoryview(files.read(fd, _WINDOW_BYTES, at))
+        frame_bytes = unpack_header(view, at - start).frame_bytes
+        if at + frame_bytes > start + len(view) and frame_bytes <= size - at:
+            start, view = at, memoryview(files.read(fd, max(frame_bytes, _WINDOW_BYTES), at))
+        try:
+            entry, _, end = decode(place, view, at - start)
+        except UnknownKind as error:
+            raise StorageFailed(f"the journal of {place} was written by a newer version: {error}") from error
+        at = start + end
+        yield entry, at
 
 
 def _scan(files: Files, fd: int, size: int, place: Place, kept: Recovered) -> _Bad | None:
     """Take every good frame of a segment into `kept`; where and why it ended early, if it did."""
     base = kept.ends[-1]
-    at = start = 0
-    view = memoryview(b"")
-    while at < size:
-        try:
-            if at + HEADER_BYTES > start + len(view):
-                start, view = at, memoryview(files.read(fd, _WINDOW_BYTES, at))
-            frame_bytes = unpack_header(view, at - start).frame_bytes
-            if at + frame_bytes > start + len(view) and frame_bytes <= size - at:
-                start, view = at, memoryview(files.read(fd, max(frame_bytes, _WINDOW_BYTES), at))
-            entry, _, end = decode(place, view, at - start)
-        except CorruptBatch as error:
-            return _Bad(at, str(error))
-        next_index = len(kept.entries) + 1
-        if entry.index != next_index:
-            return _Bad(at, f"entry {entry.index} lies where {next_index} belongs", whole=True)
-        if kept.entries and entry.leader_epoch < kept.entries[-1].leader_epoch:
-            before = kept.entries[-1].leader_epoch
-            return _Bad(at, f"entry {entry.index} is of epoch {entry.leader_epoch}, after one of {before}", whole=True)
-        kept.entries.append(entry)
-        at = start + end
-        kept.ends.append(base + at)
+    at = 0
+    try:
+        for entry, end in frames_in(files, fd, size, place):
+            next_index = kept.last_index + 1
+            if entry.index != next_index:
+                return _Bad(at, f"entry {entry.index} lies where {next_index} belongs", whole=True)
+            if entry.leader_epoch < kept.last_epoch:
+                return _Bad(at, f"entry {entry.index} is of epoch {entry.leader_epoch}, after one of {kept.last_epoch}", whole=True)
+            kept.entries.append(entry)
+            kept.ends.append(base + end)
+            at = end
+    except CorruptBatch as error:
+        return _Bad(at, str(error))
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return _Bad(at, f"the disk cannot read it ({error.strerror})", unreadable=True)
     return None
 
 
-def _require_torn(
-    files: Files, fd: int, path: Path, place: Place, bad: _Bad, next_index: int, mark: int | None, *, clean: bool, lossy: bool
-) -> None:
-    """Raise `StorageFailed` unless what is bad here is a torn tail: see the module's docstring for the rules."""
+def _damage(
+    files: Files, fd: int, place: Place, bad: _Bad, next_index: int, mark: int | None, *, last: bool, clean: bool, lossy: bool
+) -> str:
+    """Why what is bad here is damage, by the rules in the module's docstring; empty if it is a torn tail."""
+    if not last or bad.unreadable:
+        return bad.reason
     if clean:
-        _damage(path, bad.position, f"{bad.reason}, although the log was stopped cleanly")
+        return f"{bad.reason}, although the log was stopped cleanly"
     if mark is not None and next_index <= mark:
-        _damage(path, bad.position, f"{bad.reason}, although entries up to {mark} had been flushed")
+        return f"{bad.reason}, although entries up to {mark} had been flushed"
     if lossy:
-        return
+        return ""
     if bad.whole:
-        if mark is None:
-            _damage(path, bad.position, bad.reason)
-    elif (follower := _valid_after(files.read(fd, files.size(fd) - bad.position, bad.position), place, next_index)) is not None:
-        _damage(path, bad.position, f"{bad.reason}; a good frame follows {follower} bytes further on")
+        return bad.reason if mark is None else ""
+    try:
+        follower = _valid_after(files.read(fd, files.size(fd) - bad.position, bad.position), place, next_index)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return f"{bad.reason}; the disk cannot read what follows ({error.strerror})"
+    return f"{bad.reason}; a good frame follows {follower} bytes further on" if follower is not None else ""
 
 
 def _valid_after(data: bytes, place: Place, next_index: int) -> int | None:
@@ -177,14 +274,9 @@ def _valid_after(data: bytes, place: Place, next_index: int) -> int | None:
             if next_index <= header.entry_index <= next_index + len(data) // HEADER_BYTES and header.frame_bytes <= len(data) - at:
                 decode(place, view, at)
                 return at
+        except UnknownKind:
+            return at
         except CorruptBatch:
             pass
         found = data.find(MAGIC, found + 1)
     return None
-
-
-def _damage(path: Path, position: int, reason: str) -> NoReturn:
-    raise LogDamaged(
-        f"{path} is damaged at byte {position}: {reason}. Nothing was cut. Check the disk; then move {path.parent} away and restart"
-        " this broker, to have the partition copied from another replica"
-    )

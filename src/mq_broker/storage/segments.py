@@ -3,7 +3,9 @@
 On disk, one directory per partition:
 
     00000000000000000001.log    segments, named by their first index; frames one after another, nothing else
+    snapshot                    what stands for all entries before the first segment (snapshot.py); not there while that is entry 1
     log.json                    identity.py
+    aside-1/                    what was damaged or given up (aside.py)
     flushed                     the mark: the index up to which the log was synced when it was last told
 
 The mark is what lets recovery tell a torn tail from damage: an entry at or below it was once safely on the disk, so if it is bad or
@@ -79,22 +81,32 @@ class Renew:
 
 
 @dataclass(slots=True)
+class Adopt:
+    """The log goes on under this recovery number (rule 15)."""
+
+    generation: int
+    recovery: int
+
+
+@dataclass(slots=True)
 class Close:
     generation: int
 
 
-Order: TypeAlias = Append | Truncate | Renew | Close
+Order: TypeAlias = Append | Truncate | Renew | Adopt | Close
 
 
 class Outcome(NamedTuple):
     """Where a journal stands after a round. `generation` is that of the last order carried out: truncations that the loop ordered
-    since then are not in it. `written`: readable from the files up to here. `flushed`: durable, as the journal promises it."""
+    since then are not in it. `written`: readable from the files up to here. `flushed`: durable, as the journal promises it.
+    `adopted`: a recovery number, and why it could not be remembered, if it could not."""
 
     generation: int
     written: int
     flushed: int
     refused: tuple[int, str] | None
     replaced: tuple[str, str] | None
+    adopted: tuple[int, str] | None
     closed: bool
 
 
@@ -134,6 +146,7 @@ class LogFiles:
         self._dead = ""
         self._refused: tuple[int, str] | None = None
         self._replaced: tuple[str, str] | None = None
+        self._adopted: tuple[int, str] | None = None
 
     # -------------------------------------------------------------- a round
 
@@ -154,6 +167,8 @@ class LogFiles:
                     self._truncate(order)
                 case Renew():
                     self._renew(order.reason)
+                case Adopt():
+                    self._adopt(order.recovery)
                 case Close():
                     self._close()
                 case _:
@@ -192,10 +207,10 @@ class LogFiles:
         return self._owed is not None
 
     def outcome(self) -> Outcome:
-        """Where the journal stands now. A new log id is told once, a refusal until the loop has truncated."""
+        """Where the journal stands now. A new log id and a recovery are told once, a refusal until the loop has truncated."""
         flushed = 0 if self._dead or self.owing else self._synced if self.sync_each_round else self._written
-        outcome = Outcome(self._generation, self._written, flushed, self._refused, self._replaced, self.closed)
-        self._replaced = None
+        outcome = Outcome(self._generation, self._written, flushed, self._refused, self._replaced, self._adopted, self.closed)
+        self._replaced = self._adopted = None
         return outcome
 
     # -------------------------------------------------------------- writing
@@ -363,6 +378,16 @@ class LogFiles:
             self._die(f"{self.directory}: no new log id could be written after a failure ({error.strerror})")
         self.identity = identity
         self._replaced = (identity.log_id, reason)
+
+    def _adopt(self, recovery: int) -> None:
+        identity = replace(self.identity, recovery=recovery)
+        try:
+            identity.store(self.directory, self._files)
+        except OSError as error:
+            self._adopted = (recovery, str(error))
+        else:
+            self.identity = identity
+            self._adopted = (recovery, "")
 
     def _die(self, reason: str) -> None:
         """Nothing can be promised any more. Reads go on; every append from here on, and what was not synced, is refused."""

@@ -32,8 +32,8 @@ from mq_broker.core.entries import (
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.frame import Place, encode
 from mq_broker.storage.interface import Frame, Journal, OpenJournal
-from mq_broker.storage.journal import open_disk_journal
 from mq_broker.storage.memory import open_memory_journal
+from mq_broker.storage.opening import open_disk_journal
 from mq_broker.storage.segments import LogFiles
 from mq_broker.storage.writer import Writer
 from mq_protocol.envelope import Buffer
@@ -206,7 +206,7 @@ class Bed:
         heard = Heard()
         durability = durability or self.durability
         if durability == "memory":
-            opened = open_memory_journal(heard)
+            opened = open_memory_journal(heard, PLACE)
         else:
             opened = open_disk_journal(
                 self.path, PLACE, durability, heard, self.writer, boot=self.boot, topic="flights", **self.settings

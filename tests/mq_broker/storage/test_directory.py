@@ -92,8 +92,9 @@ def test_journals_are_opened_listed_and_deleted(tmp_path: Path) -> None:
         for durability in ("fsync", "os", "memory"):
             place = Place(f"id-of-{durability}", 11)
             heard = Heard()
-            journal, recovered = directory.open_journal(place, durability, 1 << 20, heard, bed.writer, topic="flights")
-            assert recovered.entries == ()
+            opened = directory.open_journal(place, durability, 1 << 20, heard, bed.writer, topic="flights")
+            journal = opened.journal
+            assert opened.recovered.entries == ()
             journal.append([frame_of(1, place=place)])
             await heard.until_flushed(1)
             index = directory.open_index(place, durability)

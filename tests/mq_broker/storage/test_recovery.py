@@ -307,7 +307,7 @@ def test_the_mark_is_believed_only_whole_and_at_its_place() -> None:
 VICTIM = """
 import asyncio, sys
 from pathlib import Path
-from mq_broker.storage.journal import open_disk_journal
+from mq_broker.storage.opening import open_disk_journal
 from mq_broker.storage.writer import Writer
 from tests.mq_broker.storage.bed import PLACE, frames_of
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import mq_broker.storage.writer as writer_module
-from mq_broker.storage.journal import open_disk_journal
+from mq_broker.storage.opening import open_disk_journal
 from mq_protocol.errors import StorageFailed
 
 from .bed import DEADLINE_S, PLACE, Bed, Heard, eventually, frame_of, frames_of, joined, on_a_bed
