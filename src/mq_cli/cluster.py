@@ -1,4 +1,4 @@
-"""`tritonmq cluster`: who is there, and what they lead."""
+"""`tritonmq cluster`: who is there, what they lead and hold, spreading it evenly, and emptying a broker."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections import Counter
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import bootstrap_option, json_option, open_admin, timeout_option, write_json, write_table
+from mq_cli.moving import document, not_over, start_and_watch, wait_options, watch, write_plan
+from mq_cli.output import bootstrap_option, counted, json_option, open_admin, say, timeout_option, write_json, write_table
 
 
 @click.group(cls=CommandGroup)
 def cluster() -> None:
-    """The brokers and what they lead."""
+    """The brokers and what they hold: show it, spread it evenly, empty one."""
 
 
 @cluster.command()
@@ -66,3 +67,85 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
     click.echo()
     click.echo(f"coordination: {described.coordination}")
     click.echo(f"{len(topics)} topics, {len(partitions)} partitions, {leaderless} without a leader, {behind} not fully in sync")
+
+
+@cluster.command()
+@json_option
+@bootstrap_option
+@timeout_option
+def moves(as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """The partitions that are on their way to other brokers now."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        found = admin.moves()
+    if as_json:
+        write_json([document(move) for move in found])
+        return
+    write_table(
+        ["topic", "#partition", "from", "to", "#leader", "in sync"],
+        [
+            (
+                move.topic,
+                move.partition,
+                " ".join(map(str, move.origin)),
+                " ".join(map(str, move.target)),
+                move.leader or "none",
+                " ".join(map(str, sorted(move.isr))),
+            )
+            for move in found
+        ],
+    )
+
+
+@cluster.command()
+@click.option("--plan", is_flag=True, help="Only show what would be moved.")
+@wait_options
+@json_option
+@bootstrap_option
+@timeout_option
+def balance(plan: bool, no_wait: bool, wait_s: float, as_json: bool, bootstrap: str, timeout_s: float) -> int:
+    """Spread replicas and leaders evenly over the live brokers, those just added included, and over their racks.
+
+    What is even already stays where it is. The coordinators' topic gets three replicas as soon as there are brokers for them.
+    """
+    with open_admin(bootstrap, timeout_s) as admin:
+        planned = admin.plan_balance()
+        if plan or as_json:
+            write_plan(planned, as_json=as_json)
+        if plan:
+            return 0
+        if not planned:
+            say("nothing to move: replicas and leaders are spread evenly")
+            return 0
+        if not start_and_watch(admin, planned, no_wait=no_wait, wait_s=wait_s):
+            return 1
+    if not no_wait:
+        say(f"balanced: {counted(len(planned), 'partition')} moved or led by another broker now")
+    return 0
+
+
+@cluster.command()
+@click.argument("broker", type=click.IntRange(min=1))
+@click.option("--plan", is_flag=True, help="Only show what would be moved.")
+@wait_options
+@json_option
+@bootstrap_option
+@timeout_option
+def drain(broker: int, plan: bool, no_wait: bool, wait_s: float, as_json: bool, bootstrap: str, timeout_s: float) -> int:
+    """Move everything off BROKER, so that it can be stopped for good. It may be dead already.
+
+    A topic that is created meanwhile may be given to it again: drain it once more then.
+    """
+    with open_admin(bootstrap, timeout_s) as admin:
+        planned = admin.plan_drain(broker)
+        if plan or as_json:
+            write_plan(planned, as_json=as_json)
+        if plan:
+            return 0
+        if planned and not start_and_watch(admin, planned, no_wait=no_wait, wait_s=wait_s):
+            return 1
+        if no_wait:
+            return 0
+        if not watch(admin, wait_s, lambda: admin.needed_by(broker), max(1, len(planned))) and not not_over(wait_s):
+            return 1
+    say(f"broker {broker} holds nothing any more: it can be stopped")
+    return 0

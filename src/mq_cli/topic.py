@@ -1,4 +1,4 @@
-"""`tritonmq topic`: create, list, describe, delete."""
+"""`tritonmq topic`: create, list, describe, alter, delete."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.moving import not_over, wait_options, watch
 from mq_cli.output import (
     bootstrap_option,
     checking_what_was_typed,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=CommandGroup)
 def topic() -> None:
-    """Create, list, describe and delete topics."""
+    """Create, list, describe, alter and delete topics."""
 
 
 def _settings_help() -> str:
@@ -78,11 +79,11 @@ def create(
         say(f"created topic {name}: {counted(partitions, 'partition')}, {counted(copies, 'replica')} of each")
 
 
-def _settings(given: tuple[str, ...]) -> dict[str, str]:
+def _settings(given: tuple[str, ...], *, empty: bool = False) -> dict[str, str]:
     settings: dict[str, str] = {}
     for pair in given:
         name, separator, value = pair.partition("=")
-        if not separator or not name or not value:
+        if not separator or not name or not (value or empty):
             raise click.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--set")
         if name in settings:
             raise click.BadParameter(f"{name} is given twice", param_hint="--set")
@@ -151,6 +152,56 @@ def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None
             for p in found.partitions
         ],
     )
+
+
+def _live_settings() -> str:
+    return ", ".join(sorted(setting.name for setting in SETTINGS.values() if setting.live))
+
+
+@topic.command(epilog=f"Settings that can be changed: {_live_settings()}.")
+@click.argument("name")
+@click.option("--partitions", "-p", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), help="More of them; never fewer.")
+@click.option("--replicas", "-r", type=click.IntRange(1, REPLICAS_MAX), help="Copies of each partition, more or fewer.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting; `NAME=` for its default again.")
+@wait_options
+@json_option
+@bootstrap_option
+@timeout_option
+def alter(
+    name: str,
+    partitions: int | None,
+    replicas: int | None,
+    settings: tuple[str, ...],
+    no_wait: bool,
+    wait_s: float,
+    as_json: bool,
+    bootstrap: str,
+    timeout_s: float,
+) -> int:
+    """Change the topic NAME while it is in use.
+
+    With more partitions, records that have a key go to other partitions than before.
+    """
+    if not (partitions or replicas or settings):
+        raise click.UsageError("say what to change: --partitions, --replicas or --set NAME=VALUE")
+    given = {setting: value or None for setting, value in _settings(settings, empty=True).items()}
+    with checking_what_was_typed():
+        check_topic_name(name)
+    in_time = True
+    with open_admin(bootstrap, timeout_s) as admin:
+        changed = admin.alter_topic(name, partitions=partitions, replicas=replicas, **given)
+        if replicas and not no_wait:
+            moving = sum(bool(partition.moving_to) for partition in changed.partitions)
+            in_time = watch(admin, wait_s, lambda: sum(m.topic == name for m in admin.moves()), moving) or not_over(wait_s)
+            changed = admin.describe_topic(name)
+    if as_json:
+        write_json(_document(changed))
+    else:
+        copies = _replicas(changed)
+        say(f"topic {name}: {counted(len(changed.partitions), 'partition')}, {counted(copies, 'replica')} of each")
+        for setting, value in sorted(changed.settings.items()):
+            say(f"  {setting} = {value}")
+    return 0 if in_time else 1
 
 
 @topic.command()

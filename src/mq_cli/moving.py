@@ -1,0 +1,113 @@
+"""Replicas on their way, as the command line shows them: what is to move, how far it is, and that it goes on without us.
+
+Moves carry themselves once they are started: whoever waits here only watches, and may stop watching at any time.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from rich.console import Console
+
+from mq_cli.output import counted, say, write_json, write_table
+
+if TYPE_CHECKING:
+    from mq_client import Admin, PartitionMove
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LOOK_S = 0.3
+DEFAULT_WAIT_S = 3_600.0
+
+Told = Callable[[int], None]
+"""How many are done."""
+
+
+def wait_options(command: F) -> F:
+    command = click.option(
+        "--wait",
+        "wait_s",
+        type=click.FloatRange(min=0, min_open=True),
+        default=DEFAULT_WAIT_S,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long to watch; what is not over by then goes on by itself, and the exit code is 1.",
+    )(command)
+    return click.option("--no-wait", is_flag=True, help="Start it, and leave it to itself.")(command)
+
+
+def document(move: PartitionMove) -> dict[str, Any]:
+    return {
+        "topic": move.topic,
+        "partition": move.partition,
+        "from": list(move.origin),
+        "to": list(move.target),
+        "leader": move.leader or None,
+        "isr": sorted(move.isr),
+    }
+
+
+def write_plan(moves: Sequence[PartitionMove], *, as_json: bool) -> None:
+    """What would be done, as a table or as JSON."""
+    if as_json:
+        write_json([{key: document(move)[key] for key in ("topic", "partition", "from", "to")} for move in moves])
+        return
+    write_table(
+        ["topic", "#partition", "from", "to", "#replicas moved"],
+        [(m.topic, m.partition, _brokers(m.origin), _brokers(m.target), len(set(m.target) - set(m.origin))) for m in moves],
+    )
+
+
+def _brokers(members: Sequence[int]) -> str:
+    return " ".join(map(str, members))
+
+
+def watch(admin: Admin, wait_s: float, remaining: Callable[[], int], total: int) -> bool:
+    """Until nothing remains: whether that was in time. Shows a bar on a terminal."""
+    deadline = time.monotonic() + wait_s
+    with _bar(total) as told:
+        while True:
+            left = remaining()
+            told(max(0, total - left))
+            if left == 0:
+                return True
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(LOOK_S)
+
+
+def start_and_watch(admin: Admin, moves: Sequence[PartitionMove], *, no_wait: bool, wait_s: float) -> bool:
+    """Start the moves and, unless told not to, watch them to their end. False if they were not over in time."""
+    admin.start_moves(moves)
+    if no_wait:
+        say(f"{counted(len(moves), 'partition')} on the way")
+        return True
+    places = {(move.topic, move.partition) for move in moves}
+
+    def remaining() -> int:
+        return sum((move.topic, move.partition) in places for move in admin.moves())
+
+    return watch(admin, wait_s, remaining, len(moves)) or not_over(wait_s)
+
+
+def not_over(wait_s: float) -> bool:
+    say(f"not over after {wait_s:g} s: it goes on by itself; `tritonmq cluster moves` shows how far it is")
+    return False
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Told]:
+    if not sys.stderr.isatty():
+        yield lambda _done: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("moving"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -1,0 +1,236 @@
+"""`tritonmq partition`: one partition: what is known of it, where it is, who leads it, and what to do when its logs are lost."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_cli.moving import start_and_watch, wait_options, watch
+from mq_cli.output import (
+    bootstrap_option,
+    checking_what_was_typed,
+    counted,
+    json_option,
+    open_admin,
+    say,
+    timeout_option,
+    write_json,
+    write_table,
+)
+from mq_protocol.names import check_topic_name
+
+if TYPE_CHECKING:
+    from mq_client import Admin, PartitionDescription, PartitionMove
+
+LEADER_WAIT_S = 15.0
+_LOOK_S = 0.2
+
+_number = click.argument("number", metavar="PARTITION", type=click.IntRange(min=0))
+
+
+@click.group(cls=CommandGroup)
+def partition() -> None:
+    """One partition: describe it, move it, let another broker lead, recover it."""
+
+
+@partition.command()
+@click.argument("topic")
+@_number
+@json_option
+@bootstrap_option
+@timeout_option
+def describe(topic: str, number: int, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """Its replicas, leader, in-sync set and offsets, and where it is moving to."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        found = _find(admin, topic, number)
+        start, end = _offsets(admin, topic, number) if found.leader else (None, None)
+        live = {broker.id for broker in admin.describe_cluster().brokers}
+    if as_json:
+        write_json({"topic": topic, **_document(found), "log_start_offset": start, "log_end_offset": end})
+        return
+    click.echo(f"{topic}-{number}: " + (f"led by broker {found.leader}" if found.leader else "nobody leads"))
+    if start is not None:
+        click.echo(f"  offsets {start} to {end}, leader epoch {found.leader_epoch}")
+    if found.moving_to:
+        click.echo(f"  moving to brokers {' '.join(map(str, found.moving_to))}")
+    click.echo()
+    write_table(
+        ["#broker", "live", "in sync", "leads", "stays"],
+        [
+            (
+                broker,
+                _yes(broker in live),
+                _yes(broker in found.isr),
+                _yes(broker == found.leader),
+                _yes(not found.moving_to or broker in found.moving_to),
+            )
+            for broker in dict.fromkeys((*found.replicas, *found.isr))
+        ],
+    )
+
+
+def _yes(answer: bool) -> str:
+    return "yes" if answer else "no"
+
+
+@partition.command()
+@click.argument("topic")
+@_number
+@click.option("--to", "target", metavar="BROKER,…", help="Where its replicas are to be, in order of rank: the first is to lead.")
+@click.option("--cancel", is_flag=True, help="Send it back to where it came from.")
+@wait_options
+@bootstrap_option
+@timeout_option
+def move(
+    topic: str, number: int, target: str | None, cancel: bool, no_wait: bool, wait_s: float, bootstrap: str, timeout_s: float
+) -> int:
+    """Move a partition's replicas to other brokers, while it is written to and read.
+
+    It goes on by itself once it is started, whatever becomes of this command or of a broker.
+    """
+    if cancel == bool(target):
+        raise click.UsageError("give either --to BROKER,… or --cancel")
+    from mq_client import PartitionMove
+
+    brokers = _brokers(target) if target else ()
+    with open_admin(bootstrap, timeout_s) as admin:
+        found = _find(admin, topic, number)
+        if cancel:
+            return 0 if _cancel(admin, topic, number, no_wait=no_wait, wait_s=wait_s) else 1
+        wanted = PartitionMove(topic, number, found.replicas, brokers)
+        if not start_and_watch(admin, [wanted], no_wait=no_wait, wait_s=wait_s):
+            return 1
+    if not no_wait:
+        say(f"{topic}-{number} is on brokers {' '.join(map(str, brokers))}")
+    return 0
+
+
+def _brokers(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdigit() and int(word) for word in words):
+        raise click.BadParameter(f"{text!r} is no list of broker ids such as 1,2,4", param_hint="--to")
+    return tuple(map(int, words))
+
+
+def _cancel(admin: Admin, topic: str, number: int, *, no_wait: bool, wait_s: float) -> bool:
+    def under_way() -> list[PartitionMove]:
+        return [m for m in admin.moves() if (m.topic, m.partition) == (topic, number)]
+
+    if not under_way():
+        say(f"{topic}-{number} is not moving: nothing to cancel")
+        return True
+    admin.cancel_move(topic, number)
+    if no_wait or watch(admin, wait_s, lambda: len(under_way()), 1):
+        say(f"{topic}-{number} is {'on its way back' if no_wait else 'back where it came from'}")
+        return True
+    say(f"not back after {wait_s:g} s: none of the brokers that it came from is in sync; it goes on by itself")
+    return False
+
+
+@partition.command()
+@click.argument("topic")
+@_number
+@click.argument("broker", type=click.IntRange(min=1))
+@bootstrap_option
+@timeout_option
+def lead(topic: str, number: int, broker: int, bootstrap: str, timeout_s: float) -> None:
+    """Let BROKER lead the partition. It must hold a replica that is in sync. No request fails by it."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        _find(admin, topic, number)
+        admin.transfer_leadership(topic, number, broker)
+    say(f"{topic}-{number} is led by broker {broker}")
+
+
+@partition.command()
+@click.argument("topic")
+@_number
+@click.option(
+    "--from",
+    "source",
+    type=click.IntRange(min=1),
+    metavar="BROKER",
+    help="Whose log to go on from. Default: the one that has most.",
+)
+@click.option("--force", is_flag=True, help="Give up logs that are in sync, or may be: what only they have is lost.")
+@json_option
+@bootstrap_option
+@timeout_option
+def recover(topic: str, number: int, source: int | None, force: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
+    """Go on without the logs that were in sync, when none of them is left.
+
+    Refuses while one of them exists on a broker that lives, or may exist on one that cannot be asked: start that one instead.
+    """
+    with open_admin(bootstrap, timeout_s) as admin:
+        _find(admin, topic, number)
+        done = admin.recover_partition(topic, number, from_broker=source, force=force)
+        leader = _wait_for_leader(admin, topic, number)
+    lost = max(0, done.offset_floor - done.next_offset)
+    if as_json:
+        write_json(
+            {
+                "topic": topic,
+                "partition": number,
+                "kept_broker": done.broker,
+                "kept_offsets_below": done.next_offset,
+                "next_offset": max(done.offset_floor, done.next_offset),
+                "given_up": list(done.given_up),
+                "leader": leader or None,
+            }
+        )
+    else:
+        say(f"{topic}-{number} goes on from the log of broker {done.broker}, which has the offsets below {done.next_offset}")
+        if lost:
+            say(f"lost: offsets {done.next_offset} to {done.offset_floor - 1} ({counted(lost, 'record')}); new ones begin after")
+        for broker in done.given_up:
+            say(f"given up: the log of broker {broker} that was in sync; it begins anew and keeps the old one aside")
+        say(f"broker {leader} leads" if leader else "nobody leads yet: see `tritonmq partition describe`")
+    return 0 if leader else 1
+
+
+def _wait_for_leader(admin: Admin, topic: str, number: int) -> int:
+    from mq_client import TritonMQError
+
+    deadline = time.monotonic() + LEADER_WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            if leader := admin.describe_topic(topic).partitions[number].leader:
+                return leader
+        except TritonMQError as error:
+            say(f"who leads is not known yet: {error}")
+        time.sleep(_LOOK_S)
+    return 0
+
+
+def _find(admin: Admin, topic: str, number: int) -> PartitionDescription:
+    from mq_client import UnknownPartition
+
+    with checking_what_was_typed():
+        check_topic_name(topic, internal=True)
+    partitions = admin.describe_topic(topic).partitions
+    if number >= len(partitions):
+        raise UnknownPartition(f"topic {topic!r} has no partition {number}: it has 0 to {len(partitions) - 1}")
+    return partitions[number]
+
+
+def _offsets(admin: Admin, topic: str, number: int) -> tuple[int | None, int | None]:
+    from mq_client import TritonMQError
+
+    try:
+        return admin.offsets(topic)[number]
+    except TritonMQError as error:  # another partition of the topic may have no leader
+        say(f"offsets are not known: {error}")
+        return None, None
+
+
+def _document(found: PartitionDescription) -> dict[str, Any]:
+    return {
+        "partition": found.partition,
+        "leader": found.leader or None,
+        "leader_epoch": found.leader_epoch,
+        "replicas": list(found.replicas),
+        "isr": sorted(found.isr),
+        "moving_to": list(found.moving_to),
+    }
