@@ -1720,6 +1720,8 @@ class GroupCursor(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     LAG_BYTES_FIELD_NUMBER: _builtins.int
     LAG_US_FIELD_NUMBER: _builtins.int
+    LEADS_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     topic: _builtins.str
     partition: _builtins.int
@@ -1729,6 +1731,9 @@ class GroupCursor(_message.Message):
     kind: _builtins.str
     lag_bytes: _builtins.int
     lag_us: _builtins.int
+    leads: _builtins.bool
+    """told by the partition's leader; else by a follower, which may be a moment behind"""
+    leader_epoch: _builtins.int
     @_builtins.property
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -1744,10 +1749,12 @@ class GroupCursor(_message.Message):
         kind: _builtins.str = ...,
         lag_bytes: _builtins.int = ...,
         lag_us: _builtins.int = ...,
+        leads: _builtins.bool = ...,
+        leader_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "lag_bytes", b"lag_bytes", "lag_us", b"lag_us", "log_end_offset", b"log_end_offset", "members", b"members", "moved_us", b"moved_us", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "lag_bytes", b"lag_bytes", "lag_us", b"lag_us", "leader_epoch", b"leader_epoch", "leads", b"leads", "log_end_offset", b"log_end_offset", "members", b"members", "moved_us", b"moved_us", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
