@@ -69,10 +69,13 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What a writer was asked for. `topic` None: each row names its own. `keep_on_mismatch` is `onReplayMismatch=keep`."""
+    """What a writer was asked for. `topic` None: each row names its own. `key_column`: of typed topics, chooses the partition.
+    `keep_on_mismatch` is `onReplayMismatch=keep`.
+    """
 
     bootstrap: str
     topic: str | None
+    key_column: str | None
     keep_on_mismatch: bool
     txn_app_id: str | None
     txn_version: int | None
@@ -102,14 +105,14 @@ _SOURCE: Final = (
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
-    "includeHeaders",
     "includeMetadata",
     "kafka.group.id",
     "groupIdPrefix",
     *_NO_MATTER,
 )
-_SINK: Final = ("topic", "onReplayMismatch", "txnAppId", "txnVersion")
-_BOTH: Final = (_BOOTSTRAP, "requestTimeoutMs")
+_SINK: Final = ("topic", "keyColumn", "onReplayMismatch", "txnAppId", "txnVersion")
+_BOTH: Final = (_BOOTSTRAP, "requestTimeoutMs", "includeHeaders")
+"""includeHeaders: Kafka's sink takes it too, where it changes nothing: a column `headers` is written if it is there."""
 
 _ALIASES: Final = {"kafka.bootstrap.servers": _BOOTSTRAP}
 
@@ -220,11 +223,15 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     mismatch = options.get("onReplayMismatch", "fail")
     if mismatch not in ("fail", "keep"):
         raise InvalidSetting(f"onReplayMismatch={mismatch!r} is not known{did_you_mean(mismatch, ('fail', 'keep'))} (fail or keep)")
+    boolean(options, "includeHeaders", default=True)
+    if options.get("keyColumn") == "":
+        raise InvalidSetting("keyColumn is empty: name a column of the topic, or leave it out to spread the rows")
     if options.get("topic") == "":
         raise InvalidSetting("topic is empty: name one, or leave the option out and give the rows a column 'topic'")
     return SinkOptions(
         bootstrap=_bootstrap(options),
         topic=options.get("topic"),
+        key_column=options.get("keyColumn"),
         keep_on_mismatch=mismatch == "keep",
         txn_app_id=app_id,
         txn_version=version,

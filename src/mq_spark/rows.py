@@ -25,6 +25,8 @@ from mq_spark.schemas import Topic, spark_type
 _INTEGERS: Final = (spark.ByteType(), spark.ShortType(), spark.IntegerType(), spark.LongType())
 _STORED_OF_RECORDS: Final = ("key", "value", "headers")
 
+_HASHED: Final = (pa.types.is_string, pa.types.is_binary, pa.types.is_int32, pa.types.is_int64)
+
 SPREAD: Final = -1
 """In `Fit.partitions`: the row may go anywhere."""
 
@@ -32,11 +34,12 @@ SPREAD: Final = -1
 class Fit:
     """How rows with `columns` go into a topic: owns the plan, made once.
 
-    `routed`: the rows name their topics in a column `topic`, which is then no column of a typed topic. Raises `SchemaMismatch`
-    whose first words name the column at fault: unknown (with the nearest right one), of another type, or missing.
+    `routed`: the rows name their topics in a column `topic`, which is then no column of a typed topic. `key_column`: the column of
+    a typed topic by whose value rows find their partition. Raises `SchemaMismatch` whose first words name the column at fault:
+    unknown (with the nearest right one), of another type, or missing.
     """
 
-    def __init__(self, topic: Topic, columns: spark.StructType, *, routed: bool) -> None:
+    def __init__(self, topic: Topic, columns: spark.StructType, *, routed: bool, key_column: str | None = None) -> None:
         self._topic = topic
         self._given = {field.name.lower(): field for field in columns}
         _check_names(topic, columns, ("topic",) if routed else ())
@@ -48,7 +51,9 @@ class Fit:
             )
         for stored in topic.schema:
             self._check_column(stored)
-        if not topic.typed and "partition" in self._given and self._given["partition"].dataType not in _INTEGERS:
+        self._key = _key_field(topic, key_column)
+        self._asks_partition = "partition" in self._given and (not topic.typed or not _has(topic, "partition"))
+        if self._asks_partition and self._given["partition"].dataType not in _INTEGERS:
             raise SchemaMismatch(f"column 'partition' is {self._given['partition'].dataType.simpleString()}: make it an int")
 
     def convert(self, rows: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
@@ -68,13 +73,11 @@ class Fit:
     def partitions(self, rows: pa.RecordBatch) -> NDArray[np.int32] | None:
         """Each row's partition, `SPREAD` for one that may go anywhere; None if all may.
 
-        A record goes where its column `partition` says, else where its key hashes to. Raises `InvalidRequest` for a partition that
-        the topic does not have.
+        A row goes where its column `partition` says (unless that is a column of the topic's own), else where its key hashes to.
+        Raises `InvalidRequest` for a partition that the topic does not have.
         """
-        if self._topic.typed:
-            return None
         chosen = self._by_key(rows)
-        if "partition" in self._at:
+        if self._asks_partition:
             asked = rows.column(self._at["partition"])
             self._check_partitions(asked)
             otherwise = pa.scalar(SPREAD, pa.int32()) if chosen is None else pa.array(chosen)
@@ -110,12 +113,12 @@ class Fit:
         return column if column.type == stored.type else column.cast(stored.type)
 
     def _by_key(self, rows: pa.RecordBatch) -> NDArray[np.int32] | None:
-        if "key" not in self._at:
+        if self._key is None or self._key.name.lower() not in self._at:
             return None
-        keys = rows.column(self._at["key"])
+        keys = rows.column(self._at[self._key.name.lower()])
         if keys.null_count == len(keys):
             return None
-        return partitions_for_keys(keys.cast(pa.binary()), self._topic.partitions)
+        return partitions_for_keys(keys.cast(self._key.type), self._topic.partitions)
 
     def _check_partitions(self, asked: pa.Array) -> None:
         bounds = pc.min_max(asked).as_py()
@@ -126,8 +129,35 @@ class Fit:
                 )
 
 
+def _key_field(topic: Topic, key_column: str | None) -> pa.Field | None:
+    """The stored column whose value's hash chooses the partition: the same hash of the same bytes as the producer's."""
+    if not topic.typed:
+        if key_column is not None and key_column.lower() != "key":
+            raise SchemaMismatch(
+                f"keyColumn={key_column!r} has no meaning for topic {topic.name}, whose records have a column key: leave it out"
+            )
+        return topic.schema.field("key")
+    if key_column is None:
+        return None
+    if not _has(topic, key_column):
+        raise SchemaMismatch(
+            f"keyColumn={key_column!r} is no column of topic {topic.name}{did_you_mean(key_column, topic.schema.names)} "
+            f"(its columns are: {', '.join(topic.schema.names)})"
+        )
+    field = next(field for field in topic.schema if field.name.lower() == key_column.lower())
+    if not any(applies(field.type) for applies in _HASHED):
+        raise SchemaMismatch(f"keyColumn={key_column!r} is {field.type}: only a string, binary, int or long can choose a partition")
+    return field
+
+
+def _has(topic: Topic, column: str) -> bool:
+    return any(name.lower() == column.lower() for name in topic.schema.names)
+
+
 def _check_names(topic: Topic, columns: spark.StructType, beside: tuple[str, ...]) -> None:
-    allowed = [*topic.schema.names, *beside] if topic.typed else [*_STORED_OF_RECORDS, "topic", "partition"]
+    allowed = [*topic.schema.names, *beside] if topic.typed else [*_STORED_OF_RECORDS, "topic"]
+    if not _has(topic, "partition"):
+        allowed.append("partition")
     lowered = {name.lower() for name in allowed}
     for field in columns:
         if field.name.lower() not in lowered:

@@ -220,6 +220,16 @@ def test_a_sink_writes_to_its_topic_or_to_the_one_each_row_names() -> None:
     assert sink_error(topic="").startswith("topic is empty")
 
 
+def test_kafkas_sink_takes_include_headers_and_so_does_this_one() -> None:
+    assert parse_sink({**SINK, "includeHeaders": "true"}, streaming=True).topic == "t"
+    assert sink_error(includeHeaders="maybe").startswith("includeHeaders='maybe' is neither true nor false")
+
+
+def test_a_key_column_is_not_empty() -> None:
+    assert parse_sink({**SINK, "keyColumn": "carrier"}, streaming=True).key_column == "carrier"
+    assert sink_error(keyColumn="").startswith("keyColumn is empty")
+
+
 def test_what_spark_itself_puts_among_a_writers_options_is_let_through() -> None:
     assert parse_sink({**SINK, "checkpointlocation": "/x", "queryname": "q"}, streaming=True).topic == "t"
 

@@ -60,7 +60,8 @@ def test_a_wider_number_of_the_same_kind_takes_a_narrower_one() -> None:
 
 def test_an_unknown_column_is_named_with_the_nearest_right_one() -> None:
     assert refused(FLIGHTS, columns(id="long", carier="string")) == (
-        "unknown column 'carier': did you mean 'carrier'? (topic flights takes id, carrier, fare): select the columns to write"
+        "unknown column 'carier': did you mean 'carrier'? (topic flights takes id, carrier, fare, "
+        "partition): select the columns to write"
     )
     assert refused(RECORDS, columns(value="binary", offset="long")).startswith("unknown column 'offset'")
 
@@ -164,3 +165,41 @@ def test_the_topic_column_of_routed_rows_is_not_a_column_of_a_typed_topic() -> N
     fit = Fit(FLIGHTS, columns(topic="string", id="long"), routed=True)
     assert fit.convert(batch(topic=["flights"], id=[1]), NOW_US).schema == FLIGHTS.schema
     assert refused(FLIGHTS, columns(topic="string", id="long")).startswith("unknown column 'topic'")
+
+
+def test_typed_rows_go_where_the_key_column_says_as_the_producers_do() -> None:
+    rows = batch(id=pa.array([1, 2, 3], pa.int32()), carrier=["UA", None, "AA"])
+    given = columns(id="integer", carrier="string")
+    found = Fit(FLIGHTS, given, routed=False, key_column="CARRIER").partitions(rows)
+    assert found is not None
+    assert found.tolist() == [partition_for_key(b"UA", 2), SPREAD, partition_for_key(b"AA", 2)]
+    found = Fit(FLIGHTS, given, routed=False, key_column="id").partitions(rows)
+    assert found is not None
+    assert found.tolist() == [partition_for_key(n.to_bytes(8, "big"), 2) for n in (1, 2, 3)]  # hashed as the topic has it: a long
+    assert Fit(FLIGHTS, given, routed=False).partitions(rows) is None
+
+
+def test_typed_rows_go_to_the_partition_that_they_name_unless_that_is_a_column_of_the_topics_own() -> None:
+    rows = batch(id=pa.array([1, 2], pa.int64()), partition=pa.array([1, None], pa.int32()))
+    given = columns(id="long", partition="integer")
+    found = Fit(FLIGHTS, given, routed=False).partitions(rows)
+    assert found is not None
+    assert found.tolist() == [1, SPREAD]
+    assert Fit(FLIGHTS, given, routed=False).convert(rows, NOW_US).schema.names == ["id", "carrier", "fare"]
+    own = Topic("t", "id", pa.schema([("id", pa.int64()), ("Partition", pa.int32())]), typed=True, partitions=2)
+    assert Fit(own, given, routed=False).partitions(rows) is None
+    assert Fit(own, given, routed=False).convert(rows, NOW_US).column("Partition").to_pylist() == [1, None]
+    with pytest.raises(InvalidRequest, match="column 'partition' holds 7"):
+        Fit(FLIGHTS, given, routed=False).partitions(batch(id=pa.array([1], pa.int64()), partition=pa.array([7], pa.int32())))
+
+
+def test_a_key_column_is_one_of_the_topics_and_of_a_type_that_is_hashed() -> None:
+    given = columns(id="long")
+    for topic, name, first_words in (
+        (FLIGHTS, "carier", "keyColumn='carier' is no column of topic flights: did you mean 'carrier'?"),
+        (FLIGHTS, "fare", "keyColumn='fare' is decimal128(12, 2): only a string, binary, int or long"),
+        (RECORDS, "carrier", "keyColumn='carrier' has no meaning for topic orders, whose records have a column key"),
+    ):
+        with pytest.raises(SchemaMismatch) as caught:
+            Fit(topic, given if topic.typed else columns(value="binary"), routed=False, key_column=name)
+        assert str(caught.value).startswith(first_words)

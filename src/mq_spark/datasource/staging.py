@@ -38,7 +38,7 @@ def stage_rows(
     `SchemaMismatch`, `UnknownTopic`, …
     """
     reached("before_stage", micro_batch.batch_id)
-    staging = _Staging(connect(options.bootstrap, options.timeout_ms), columns, micro_batch, task)
+    staging = _Staging(connect(options.bootstrap, options.timeout_ms), columns, micro_batch, task, options.key_column)
     if options.topic is not None:
         into = staging.topic(options.topic, routed=False)
         for batch in rows:
@@ -68,8 +68,11 @@ def _topic_column(columns: StructType) -> int:
 class _Staging:
     """One task attempt's. Owns what waits to be sent; nothing outlives it."""
 
-    def __init__(self, cluster: Cluster, columns: StructType, micro_batch: MicroBatch, task: int) -> None:
+    def __init__(
+        self, cluster: Cluster, columns: StructType, micro_batch: MicroBatch, task: int, key_column: str | None = None
+    ) -> None:
         self._cluster = cluster
+        self._key_column = key_column
         self._stage = cluster.stage(micro_batch)
         self._columns = columns
         self._batch_id = micro_batch.batch_id
@@ -80,7 +83,8 @@ class _Staging:
         into = self._topics.get(name)
         if into is None:
             topic = self._cluster.topic(name)
-            into = _IntoTopic(self._stage, topic, Fit(topic, self._columns, routed=routed), self._first, self._batch_id)
+            fit = Fit(topic, self._columns, routed=routed, key_column=self._key_column)
+            into = _IntoTopic(self._stage, topic, fit, self._first, self._batch_id)
             self._topics[name] = into
         return into
 
