@@ -28,6 +28,7 @@ from mq_broker.core.entries import (
     Stage,
     StagedBatches,
     TransactionKey,
+    Trim,
 )
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.frame import Place, encode
@@ -50,7 +51,7 @@ def uuid_of(number: int) -> bytes:
 
 def one_of_each_operation() -> list[Operation]:
     return [
-        EpochStart(4),
+        EpochStart(4, 7),
         Append(),
         Stage(KEY, 12, "run-1"),
         Publish(KEY, 12, (uuid_of(1), uuid_of(2))),
@@ -58,6 +59,7 @@ def one_of_each_operation() -> list[Operation]:
         MoveCursor("audit", 77, "spark"),
         Decide(KEY, 13, "run-2", 500, (StagedBatches("flights", 2, (uuid_of(4),), 500), StagedBatches("flights", 3, (), 0))),
         Finish(KEY, 13),
+        Trim(5),
     ]
 
 

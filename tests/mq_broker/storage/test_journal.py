@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import resource
@@ -269,8 +270,10 @@ def test_damage_is_never_served_and_gives_the_log_a_new_id(tmp_path: Path) -> No
         assert heard.of("replaced") == [journal.log_id]
         assert journal.log_id != name
         await bed.crash(journal)
-        with pytest.raises(StorageFailed):
-            bed.open()
+        again, _, opened = bed.open()
+        assert "damaged at byte 200" in opened.damaged
+        assert joined(again.read(1, 9, ALL)) == joined(frames_of(1, 2))
+        await again.close()
 
     on_a_bed(test, tmp_path, "fsync", cache_bytes_max=0)
 
@@ -395,12 +398,29 @@ def test_a_log_of_another_partition_is_not_opened(tmp_path: Path) -> None:
         text = (bed.path / "log.json").read_text()
         for old, new, match in [
             ('"partition": 3', '"partition": 4', "holds partition 4"),
-            ('"format": 1', '"format": 9', "format 1"),
+            ('"format": 2', '"format": 9', "format 2"),
             ("{", "[", "cannot be read"),
         ]:
             (bed.path / "log.json").write_text(text.replace(old, new))
             with pytest.raises(StorageFailed, match=match):
                 bed.open()
+
+    on_a_bed(test, tmp_path, "fsync")
+
+
+def test_a_log_of_the_first_format_is_opened(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, _, _ = bed.open()
+        journal.append(frames_of(1, 3))
+        await journal.close()
+        written = json.loads((bed.path / "log.json").read_text())
+        former = {name: written[name] for name in ("log_id", "boot_id", "clean", "durability", "topic_id", "partition", "topic")}
+        (bed.path / "log.json").write_text(json.dumps({**former, "format": 1}))
+        again, _, opened = bed.open()
+        assert (again.log_id, again.last_index, opened.recovery, opened.damaged) == (journal.log_id, 3, 0, "")
+        await again.adopt(1)
+        assert json.loads((bed.path / "log.json").read_text()) == {**written, "clean": True, "recovery": 1}
+        await again.close()
 
     on_a_bed(test, tmp_path, "fsync")
 

@@ -1,9 +1,12 @@
-"""Opening after any stop: torn tails are cut, damage is refused, and the two are never taken for one another."""
+"""Opening after any stop: torn tails are cut, damage is put aside, and the two are never taken for one another."""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -30,6 +33,40 @@ async def written(bed: Bed, frames: list[Frame], mark: int | None = None) -> Non
     await bed.crash(journal)
     if mark is not None:
         (bed.path / "flushed").write_bytes(pack_mark(PLACE, mark))
+
+
+async def repaired(bed: Bed, reason: str, kept: int, aside: bytes | None = None) -> None:
+    """Open: damage is told, the log is another, what is good is there, what is not is put aside; then nothing is wrong any more."""
+    name = json.loads((bed.path / "log.json").read_text())["log_id"]
+    asides = set(bed.path.glob("aside-*"))
+    journal, _, opened = bed.open()
+    assert re.search(reason, opened.damaged), opened.damaged
+    assert journal.log_id != name
+    assert [entry.index for entry in opened.recovered.entries] == list(range(1, kept + 1))
+    assert joined(journal.read(1, kept, ALL)) == joined(frames_of(1, kept))
+    new = sorted(set(bed.path.glob("aside-*")) - asides)
+    if aside is None:
+        assert new == []
+    else:
+        assert opened.damaged in (new[0] / "why.txt").read_text()
+        assert b"".join(path.read_bytes() for path in sorted(new[0].glob("*.log"))) == aside
+    await bed.crash(journal)
+    again, _, opened = bed.open()
+    assert (again.log_id, opened.damaged, len(opened.recovered.entries)) == (journal.log_id, "", kept)
+    await again.close()
+
+
+class Saved:
+    """A log's directory as it is now, to be put back."""
+
+    def __init__(self, bed: Bed) -> None:
+        self._path = bed.path
+        self._copy = bed.path.with_name("saved")
+        shutil.copytree(self._path, self._copy)
+
+    def put_back(self) -> None:
+        shutil.rmtree(self._path)
+        shutil.copytree(self._copy, self._path)
 
 
 def test_a_tail_torn_at_any_byte_of_the_last_frame_is_cut(tmp_path: Path) -> None:
@@ -68,17 +105,17 @@ def test_bytes_that_were_never_frames_are_cut(tmp_path: Path, tail: bytes) -> No
     on_a_bed(test, tmp_path)
 
 
-def test_a_flipped_byte_anywhere_in_the_middle_is_damage_and_nothing_is_cut(tmp_path: Path) -> None:
+def test_a_flipped_byte_anywhere_in_the_middle_is_damage_and_all_from_there_on_is_put_aside(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         await written(bed, frames_of(1, 4), mark=0)  # not even the mark tells: the good frames that follow do
+        saved = Saved(bed)
         whole = bed.segments[0].read_bytes()
-        for at in range(100, 200):
+        for at in range(100, 200, 9):
+            saved.put_back()
             damaged = bytearray(whole)
             damaged[at] ^= 0x10
             bed.segments[0].write_bytes(damaged)
-            with pytest.raises(StorageFailed, match=r"0{19}1\.log is damaged at byte 100: .* move .*log away and restart"):
-                bed.open()
-            assert bed.segments[0].read_bytes() == damaged
+            await repaired(bed, r"0{19}1\.log is damaged at byte 100: .* a good frame follows", 1, bytes(damaged))
 
     on_a_bed(test, tmp_path)
 
@@ -86,30 +123,33 @@ def test_a_flipped_byte_anywhere_in_the_middle_is_damage_and_nothing_is_cut(tmp_
 def test_a_bad_last_frame_is_damage_if_it_was_flushed(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         await written(bed, frames_of(1, 3))
+        saved = Saved(bed)
         whole = bed.segments[0].read_bytes()
-        for damaged in (whole[:-1] + b"?", whole[:-1], whole[:200], b""):
+        for damaged, aside in ((whole[:-1] + b"?", True), (whole[:-1], True), (whole[:200], False)):
+            saved.put_back()
             bed.segments[0].write_bytes(damaged)
-            with pytest.raises(StorageFailed, match="flushed"):
-                bed.open()
-        bed.segments[0].unlink()
-        with pytest.raises(StorageFailed, match="had been flushed up to 3"):
-            bed.open()
+            await repaired(bed, "flushed", 2, damaged if aside else None)
+        for emptied in (True, False):
+            saved.put_back()
+            if emptied:
+                bed.segments[0].write_bytes(b"")
+            else:
+                bed.segments[0].unlink()
+            await repaired(bed, "had been flushed up to 3", 0)
 
     on_a_bed(test, tmp_path)
 
 
-def test_damage_gives_the_log_a_new_id_before_it_is_refused(tmp_path: Path) -> None:
+def test_the_warning_says_what_was_damaged_where_and_where_it_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test(bed: Bed) -> None:
         await written(bed, frames_of(1, 3))
-        name = (bed.path / "log.json").read_text()
         whole = bed.segments[0].read_bytes()
-        bed.segments[0].write_bytes(b"?" + whole[1:])
-        with pytest.raises(StorageFailed):
-            bed.open()
-        bed.segments[0].write_bytes(whole)  # however it was put right, nobody takes it for the log that it was
-        journal, _, _ = bed.open()
-        assert journal.log_id not in name
-        await journal.close()
+        bed.segments[0].write_bytes(whole[:170] + b"?" + whole[171:])
+        with caplog.at_level(logging.ERROR):
+            await repaired(bed, "checksum", 1, whole[:170] + b"?" + whole[171:])
+        (line,) = caplog.messages
+        assert "1.log is damaged at byte 100: checksum does not hold for entry 2" in line
+        assert f"kept in {bed.path / 'aside-1'}" in line
 
     on_a_bed(test, tmp_path)
 
@@ -121,8 +161,7 @@ def test_a_log_stopped_cleanly_has_no_torn_tail(tmp_path: Path) -> None:
         await journal.close()
         with bed.segments[0].open("ab") as file:
             file.write(b"x")
-        with pytest.raises(StorageFailed, match="stopped cleanly"):
-            bed.open()
+        await repaired(bed, "stopped cleanly", 3, joined(frames_of(1, 3)) + b"x")
 
     on_a_bed(test, tmp_path)
 
@@ -130,16 +169,18 @@ def test_a_log_stopped_cleanly_has_no_torn_tail(tmp_path: Path) -> None:
 def test_a_bad_frame_in_any_segment_but_the_last_is_damage(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         await written(bed, frames_of(1, 6), mark=0)
+        saved = Saved(bed)
         first, second, third = bed.segments
-        for segment in (first, second):
-            whole = segment.read_bytes()
-            segment.write_bytes(whole[:-1])
-            with pytest.raises(StorageFailed, match=rf"{segment.name} is damaged at byte 100"):
-                bed.open()
-            segment.write_bytes(whole)
-        third.write_bytes(third.read_bytes()[:-1])
+        whole = [path.read_bytes() for path in bed.segments]
+        first.write_bytes(whole[0][:-1])
+        await repaired(bed, rf"{first.name} is damaged at byte 100", 1, whole[0][:-1] + whole[1] + whole[2])
+        saved.put_back()
+        second.write_bytes(whole[1][:-1])
+        await repaired(bed, rf"{second.name} is damaged at byte 100", 3, whole[1][:-1] + whole[2])
+        saved.put_back()
+        third.write_bytes(whole[2][:-1])
         journal, _, opened = bed.open()
-        assert len(opened.recovered.entries) == 5
+        assert (len(opened.recovered.entries), opened.damaged) == (5, "")
         await journal.close()
 
     on_a_bed(test, tmp_path, segment_bytes_max=200)
@@ -150,8 +191,7 @@ def test_a_missing_segment_is_damage(tmp_path: Path, missing: int) -> None:
     async def test(bed: Bed) -> None:
         await written(bed, frames_of(1, 6), mark=0)
         bed.segments[missing].unlink()
-        with pytest.raises(StorageFailed, match="it begins at entry"):
-            bed.open()
+        await repaired(bed, "it begins at entry", 2 * missing, joined(frames_of(2 * missing + 3, 6)))
 
     on_a_bed(test, tmp_path, segment_bytes_max=200)
 
@@ -171,8 +211,7 @@ def test_frames_of_another_partition_are_damage(tmp_path: Path) -> None:
         await written(bed, frames_of(1, 3))
         other = [frame_of(index, 1, bytes([index]) * 40, Append(), Place("another", 3)) for index in (1, 2, 3)]
         bed.segments[0].write_bytes(joined(other))
-        with pytest.raises(StorageFailed, match="another partition"):
-            bed.open()
+        await repaired(bed, "another partition", 0, joined(other))
 
     on_a_bed(test, tmp_path)
 
@@ -183,18 +222,18 @@ def test_entries_out_of_order_are_cut_above_the_mark_and_damage_below_it(tmp_pat
         await written(bed, frames_of(1, 2))
         with bed.segments[0].open("ab") as file:
             file.write(joined([strange]))
+        saved = Saved(bed)
         whole = bed.segments[0].read_bytes()
         journal, _, opened = bed.open()
-        assert len(opened.recovered.entries) == 2
+        assert (len(opened.recovered.entries), opened.damaged) == (2, "")
         await bed.crash(journal)
         for mark in (pack_mark(PLACE, 3), b"unreadable", None):
-            bed.segments[0].write_bytes(whole)
+            saved.put_back()
             if mark is None:
                 (bed.path / "flushed").unlink()
             else:
                 (bed.path / "flushed").write_bytes(mark)
-            with pytest.raises(StorageFailed, match="is damaged at byte 200"):
-                bed.open()
+            await repaired(bed, "is damaged at byte 200", 2, whole)
 
     on_a_bed(test, tmp_path)
 
@@ -205,17 +244,17 @@ def test_a_reboot_may_leave_holes_in_what_os_never_synced_but_not_below_the_mark
         whole = bed.segments[0].read_bytes()
         holed = whole[:100] + bytes(100) + whole[200:]
         bed.segments[0].write_bytes(holed)
-        with pytest.raises(StorageFailed):  # kill -9 leaves no holes
-            bed.open()
-        (bed.path / "log.json").write_text((bed.path / "log.json").read_text().replace(bed.boot, "boot-1"))
+        saved = Saved(bed)
+        await repaired(bed, "a good frame follows", 1, holed)  # kill -9 leaves no holes
+        saved.put_back()
         bed.boot = "boot-2"
         journal, _, opened = bed.open()
-        assert len(opened.recovered.entries) == 1
+        assert (len(opened.recovered.entries), opened.damaged) == (1, "")
         await bed.crash(journal)
+        saved.put_back()
         bed.boot = "boot-3"
         bed.segments[0].write_bytes(b"?" + whole[1:])
-        with pytest.raises(StorageFailed):
-            bed.open()
+        await repaired(bed, "entries up to 1 had been flushed", 0, b"?" + whole[1:])
 
     on_a_bed(test, tmp_path, "os")
 
