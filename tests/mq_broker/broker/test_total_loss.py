@@ -1,0 +1,79 @@
+"""Rule 15: when no named log is left, what is kept, what is given up, and when that is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq_broker.broker.total_loss import Choice, choose
+from mq_broker.core.messages import LeaderName, NodeState
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest
+
+LOST = NodeState(LeaderName(1, 7), 5, ((1, "one"), (2, "two")), 2, "w", offset_floor=40)
+
+
+def status(broker: int, log_id: str, epoch: int = 5, index: int = 10, end: int = 100, **fields: object) -> pb.ReplicaStatusResponse:
+    values = {"recovery": 2, **fields}
+    return pb.ReplicaStatusResponse(
+        broker=broker, open=True, log_id=log_id, last_epoch=epoch, last_index=index, next_offset=end, **values
+    )
+
+
+def chosen(*statuses: pb.ReplicaStatusResponse, state: NodeState = LOST, **options: object) -> Choice:
+    return choose("t-0", state, {s.broker: s for s in statuses}, "mine", **options)  # type: ignore[arg-type]
+
+
+def test_the_log_of_the_highest_epoch_and_then_length_is_kept() -> None:
+    choice = chosen(status(1, "new1", epoch=4, index=90), status(2, "new2", epoch=5, index=8), status(3, "three", epoch=5, index=9))
+    assert choice.kept.broker == 3
+    assert choice.state == NodeState(None, 6, ((3, "three"),), 3, "mine", 100)
+    assert choice.given_up == (1, 2)
+
+
+def test_new_offsets_begin_above_all_that_anybody_has_seen() -> None:
+    kept = status(3, "three", epoch=6, end=50)
+    assert chosen(status(1, "new1", end=70), status(2, "new2", end=0), kept).state.offset_floor == 70
+    assert chosen(status(1, "new1", end=7), status(2, "new2", end=0)).state.offset_floor == 40
+
+
+def test_a_log_of_an_earlier_recovery_is_not_kept_before_one_of_a_later() -> None:
+    choice = chosen(status(1, "new1", epoch=9, recovery=1), status(2, "new2", epoch=5))
+    assert choice.kept.broker == 2
+
+
+def test_it_is_refused_while_a_named_log_exists() -> None:
+    with pytest.raises(InvalidRequest, match="broker 2 has a log that is in sync"):
+        chosen(status(1, "new1"), status(2, "two"))
+    assert chosen(status(1, "new1", index=20), status(2, "two"), force=True).kept.broker == 1
+
+
+def test_it_is_refused_while_a_named_log_may_exist() -> None:
+    with pytest.raises(InvalidRequest, match=r"broker 2 was in sync and does not answer.*start it"):
+        chosen(status(1, "new1"))
+    with pytest.raises(InvalidRequest, match="broker 2 was in sync and does not answer"):
+        chosen(status(1, "new1"), pb.ReplicaStatusResponse(broker=2))
+    choice = chosen(status(1, "new1"), force=True)
+    assert (choice.kept.broker, choice.given_up) == (1, (1, 2))
+
+
+def test_it_is_refused_while_somebody_leads_even_by_force() -> None:
+    with pytest.raises(InvalidRequest, match="led by broker 1: there is nothing to recover"):
+        chosen(status(1, "one", leading=True), status(2, "new2"), force=True)
+
+
+def test_a_topic_that_nobody_has_led_yet_needs_no_recovery() -> None:
+    unborn = NodeState(None, 0, ((1, ""), (2, "")), 0, "")
+    with pytest.raises(InvalidRequest, match="broker 1 has a log that is in sync"):
+        chosen(status(1, "one"), state=unborn)
+
+
+def test_the_operator_may_say_whose_log_it_is_to_be() -> None:
+    choice = chosen(status(1, "new1", index=20), status(2, "new2"), from_broker=2)
+    assert choice.state.isr == ((2, "new2"),)
+    with pytest.raises(InvalidRequest, match=r"broker 3 has no open replica; those that have: \[1, 2\]"):
+        chosen(status(1, "new1"), status(2, "new2"), from_broker=3)
+
+
+def test_without_any_replica_there_is_nothing_to_go_on_from() -> None:
+    with pytest.raises(InvalidRequest, match="no replica of it is open on any broker"):
+        chosen(force=True)
