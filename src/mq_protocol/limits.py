@@ -51,6 +51,9 @@ DEDUP_UUIDS_MAX: Final = 100_000
 DEDUP_UUIDS_FLOOR: Final = 100
 DEDUP_UUIDS_CEILING: Final = 10_000_000
 
+RETENTION_MS_FLOOR: Final = 1_000
+"""Below this a batch could be dropped before a reader that is on time has seen it."""
+
 # -- wire
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_CEILING + (1 << 20)
 """gRPC's bound on a message: the largest batch and its header."""
@@ -75,6 +78,9 @@ LINK_MESSAGE_BYTES: Final = 2 << 20
 
 LINK_BUFFER_BYTES_MAX: Final = 64 << 20
 """What may wait for a slow peer; past it entries are dropped, and the core sends them again."""
+
+SNAPSHOT_PART_BYTES: Final = 1 << 20
+"""How a partition's state travels to a follower that begins anew: little enough not to hold up entries of other partitions."""
 
 # -- time
 SESSION_TIMEOUT_MS: Final = 4_000

@@ -17,6 +17,9 @@ from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
 INTERNAL_PREFIX = "__"
 """Topics of the brokers' own begin so; users can neither create nor delete nor write them."""
 
+FOR_EVER = "forever"
+"""What retention is by default: nothing is dropped that nobody asked to be."""
+
 TRANSACTIONS_TOPIC = "__transactions"
 """Whose partitions' leaders are the transaction coordinators."""
 
@@ -93,7 +96,7 @@ class OnTotalLoss(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """A topic's settings, every one with its value. Sizes in bytes."""
+    """A topic's settings, every one with its value. Sizes in bytes. Retention None: nothing is dropped."""
 
     durability: Durability
     min_insync_replicas: int
@@ -102,6 +105,8 @@ class TopicSettings:
     segment_bytes_max: int
     dedup_uuids_max: int
     on_total_loss: OnTotalLoss
+    retention_ms: int | None
+    retention_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,20 @@ SETTINGS: Mapping[str, Setting] = {
             "how many batches back a retry is recognised, a partition; each takes about 100 bytes of memory on every replica",
         ),
         Setting(
+            "retention_ms",
+            FOR_EVER,
+            f"{limits.RETENTION_MS_FLOOR} or more, with a unit if you like (90s, 12h, 7d), or {FOR_EVER}",
+            "how old a batch may get before it is dropped",
+            live=True,
+        ),
+        Setting(
+            "retention_bytes",
+            FOR_EVER,
+            f"0 or more, or {FOR_EVER}",
+            "how much a partition may hold before its oldest batches are dropped",
+            live=True,
+        ),
+        Setting(
             "on_total_loss",
             "recover if durability is memory, else stop",
             "recover (durability=memory only) or stop",
@@ -167,6 +186,8 @@ SETTINGS: Mapping[str, Setting] = {
     )
 }
 
+_DURATION = re.compile(r"(?P<number>[0-9][0-9_]*)\s*(?P<unit>|ms|s|m|h|d|w)", re.IGNORECASE)
+_DURATION_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _SIZE = re.compile(r"(?P<number>[0-9][0-9_]*)\s*(?P<unit>|[kmg]|[kmg]i?b)", re.IGNORECASE)
 
 
@@ -198,6 +219,8 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
         dedup_uuids_max=_integer(
             given, "dedup_uuids_max", limits.DEDUP_UUIDS_MAX, limits.DEDUP_UUIDS_FLOOR, limits.DEDUP_UUIDS_CEILING, int
         ),
+        retention_ms=_unless_for_ever(given, "retention_ms", limits.RETENTION_MS_FLOOR, _duration),
+        retention_bytes=_unless_for_ever(given, "retention_bytes", 0, _size),
         on_total_loss=_on_total_loss(given.get("on_total_loss"), durability),
     )
 
@@ -228,6 +251,20 @@ def _size(text: str) -> int:
     if not found:
         raise ValueError(text)
     return int(found["number"]) << {"": 0, "k": 10, "m": 20, "g": 30}[found["unit"][:1].lower()]
+
+
+def _duration(text: str) -> int:
+    found = _DURATION.fullmatch(text.strip())
+    if not found:
+        raise ValueError(text)
+    return int(found["number"]) * _DURATION_MS[found["unit"].lower()]
+
+
+def _unless_for_ever(given: Mapping[str, str], name: str, low: int, parse: Callable[[str], int]) -> int | None:
+    """The number, or None where nothing is ever dropped: `forever`, and -1 as in Kafka."""
+    if given.get(name, FOR_EVER).strip().lower() in (FOR_EVER, "-1"):
+        return None
+    return _integer(given, name, 0, low, (1 << 62), parse)
 
 
 def _integer(given: Mapping[str, str], name: str, default: int, low: int, high: int, parse: Callable[[str], int]) -> int:

@@ -78,6 +78,9 @@ def test_sizes_may_have_units(text: str, bytes_: int) -> None:
         ({"batch_bytes_max": "lots"}, "not a number"),
         ({"batch_bytes_max": "64KiB", "record_bytes_max": "64KiB"}, "record_bytes_max=65536 is out of range"),
         ({"dedup_uuids_max": "1"}, "how many batches back"),
+        ({"retention_ms": "0"}, "give 1000 to"),
+        ({"retention_ms": "a week"}, "not a number"),
+        ({"retention_bytes": "-5"}, "not a number"),
         ({"on_total_loss": "recover"}, "durability=fsync promises to keep"),
         ({"on_total_loss": "recovery", "durability": "memory"}, "did you mean 'recover'"),
     ],
@@ -97,3 +100,16 @@ def test_only_what_is_kept_in_memory_goes_on_by_itself_after_a_total_loss() -> N
 def test_records_stay_below_a_smaller_batch() -> None:
     settings = parse_settings({"batch_bytes_max": "64KiB"}, replicas=1)
     assert settings.record_bytes_max == 65536 - limits.BATCH_OVERHEAD_BYTES
+
+
+def test_nothing_is_dropped_unless_retention_says_so() -> None:
+    for given in ({}, {"retention_ms": "forever", "retention_bytes": "-1"}):
+        settings = parse_settings(given, 3)
+        assert (settings.retention_ms, settings.retention_bytes) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("90s", 90_000), ("12h", 43_200_000), ("7d", 604_800_000), ("5000", 5_000), ("2 w", 1_209_600_000)]
+)
+def test_ages_may_have_units(text: str, ms: int) -> None:
+    assert parse_settings({"retention_ms": text}, 1).retention_ms == ms

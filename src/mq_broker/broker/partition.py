@@ -14,11 +14,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, assert_never
 
+from mq_broker.broker.peer_messages import Bodies, PeerMessages
 from mq_broker.broker.topics import Topic
 from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation
 from mq_broker.core.messages import (
-    AppendAck,
-    AppendEntries,
     Audit,
     CasAnswer,
     Decided,
@@ -32,6 +31,7 @@ from mq_broker.core.messages import (
     HandOver,
     Identity,
     Install,
+    JournalBegins,
     LogReplaced,
     NodeRead,
     OffsetsSkipped,
@@ -59,12 +59,12 @@ from mq_broker.core.messages import (
     WriteNode,
 )
 from mq_broker.core.replica import Replica
-from mq_broker.storage.frame import Place, decode_frame, encode, unpinned
-from mq_broker.storage.interface import Frame, Journal, OpenJournal
+from mq_broker.storage.frame import Place, encode
+from mq_broker.storage.interface import Journal, OpenJournal
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
-from mq_protocol.errors import CoordinationUnavailable, NotLeader, OutcomeUnknown, StorageFailed, TritonMQError
+from mq_protocol.errors import CoordinationUnavailable, NotLeader, OffsetOutOfRange, OutcomeUnknown, TritonMQError
 
 if TYPE_CHECKING:
     from mq_broker.broker.shell import Shell
@@ -72,9 +72,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OnReply: TypeAlias = Callable[[Result], None]
-Bodies: TypeAlias = Mapping[int, Frame] | Buffer
-"""What came with an event: frames by index (from a leader), or one payload (from a client)."""
-
 _SWEEP_MS: Final = 500
 _request_ids = itertools.count(1)
 
@@ -87,7 +84,8 @@ class _Waiting(NamedTuple):
 class Partition:
     """Owns one replica of one partition and everything of it on this broker. Is its journal's listener.
 
-    `observers` are called, at the end of a turn, when something became readable or the role changed.
+    `observers` are called, at the end of a turn, when something became readable or the role changed. `shorten_due`: the journal may
+    begin later than it does (retention.py).
     """
 
     def __init__(self, shell: Shell, topic: Topic, number: int) -> None:
@@ -96,6 +94,7 @@ class Partition:
         self.name = f"{topic.spec.name}-{number}"
         self.observers: set[Callable[[], None]] = set()
         self.closed = False
+        self.shorten_due = True
         self._shell = shell
         self._place = Place(topic.spec.topic_id, number)
         self._waiting: dict[RequestId, _Waiting] = {}
@@ -112,11 +111,12 @@ class Partition:
         """Take up what storage found. Called once, before any event."""
         settings = self.topic.settings
         self.journal: Journal = opened.journal
+        self.peers = PeerMessages(self._place, self._shell.links, opened.journal, self.feed)
         self.index = index
         self.replica = Replica(
             self.topic.spec.name,
             self.number,
-            Identity(self._shell.broker, self._shell.incarnation, opened.journal.log_id),
+            Identity(self._shell.broker, self._shell.incarnation, opened.journal.log_id, opened.recovery),
             ReplicaSettings(
                 replicas=self.topic.spec.assignment[self.number],
                 min_insync_replicas=settings.min_insync_replicas,
@@ -143,13 +143,21 @@ class Partition:
         """The stored batches that hold the committed offsets `start .. end - 1`, whole, each with its payload: the first one, then
         as many as fit. Raises `OffsetOutOfRange` below the log's start, `StorageFailed` for damage.
         """
-        return [(batch, self.journal.payload(batch.index)) for batch in self.index.range(start, end, bytes_max)]
+        batches = self.index.range(start, end, bytes_max)
+        gone = [batch for batch in batches if batch.index < self.journal.first_index]
+        if gone:  # after a restart, until the entry that says so is committed anew
+            raise OffsetOutOfRange(
+                f"offset {start} of {self.name} was dropped by retention: read on at {gone[-1].base_offset + gone[-1].record_count}"
+            )
+        return [(batch, self.journal.payload(batch.index)) for batch in batches]
 
     def lag(self, offset: int) -> tuple[int, int]:
         """How far a reader at `offset` is behind: stored bytes, and microseconds since the oldest record that it has not read."""
         if offset >= self.next_offset:
             return 0, 0
         start = max(offset, self.index.log_start_offset)
+        if start >= self.next_offset:
+            return 0, 0
         behind_us = time.time_ns() // 1000 - self.index.find(start).timestamp_us
         return self.index.bytes_between(start, self.next_offset), max(0, behind_us)
 
@@ -297,48 +305,6 @@ class Partition:
         log.warning("%s: the log is another now, %s: %s", self.name, log_id, reason)
         self.feed(LogReplaced(log_id, reason))
 
-    # -- other brokers
-
-    def hear_entries(self, message: pb.AppendEntries, views: Sequence[memoryview]) -> None:
-        """From a leader. A frame that fails its checksum drops the message: the leader sends it again."""
-        try:
-            frames = [unpinned(decode_frame(self._place, view)) for view in views]
-        except TritonMQError as error:
-            log.warning("%s: entries from broker %d dropped: %s", self.name, message.leader, error)
-            return
-        self.feed(
-            AppendEntries(
-                message.leader,
-                message.incarnation,
-                message.leader_epoch,
-                message.prev_index,
-                message.prev_epoch,
-                message.prev_index + len(frames),
-                message.high_watermark,
-                message.sequence,
-                tuple(frame.entry for frame in frames),
-                message.successor,
-            ),
-            {frame.entry.index: frame for frame in frames},
-        )
-
-    def hear_ack(self, message: pb.AppendAck) -> None:
-        """From a follower."""
-        self.feed(
-            AppendAck(
-                message.follower,
-                message.incarnation,
-                message.log_id,
-                message.leader_epoch,
-                message.acknowledged_index,
-                message.matched_index,
-                message.sequence,
-                message.conflict,
-                message.hint_index,
-                message.hint_epoch,
-            )
-        )
-
     # ------------------------------------------------------------------ effects out
 
     def _carry_out(self, effect: Effect, bodies: Bodies) -> None:
@@ -347,9 +313,8 @@ class Partition:
                 self._write(entries, bodies)
             case Reply(request, result):
                 self._answer(request, result)
-            case Published():
-                self.index.append(effect)
-                self._changed = True
+            case Published() | Trimmed() | OffsetsSkipped():
+                self._index(effect)
             case Send() | ReadNode() | WriteNode():
                 self._go_out(effect)
             case Truncate(last_index):
@@ -360,10 +325,8 @@ class Partition:
             case DecisionCommitted(decision):
                 assert isinstance(decision, Decide)
                 self._shell.decision_committed(self, decision)
-            case Reopen(reason):
-                self._shell.reopen(self, reason)
-            case Trimmed() | OffsetsSkipped() | Install() | StartOver() | RecoveryAdopted():
-                raise NotImplementedError(effect)
+            case Reopen() | Install() | StartOver() | RecoveryAdopted():
+                self._begin_anew(effect)
             case HandedOver(successor):
                 if self._handed_over is not None and not self._handed_over.done():
                     self._handed_over.set_result(successor)
@@ -372,13 +335,35 @@ class Partition:
             case _:
                 assert_never(effect)
 
+    def _index(self, effect: Published | Trimmed | OffsetsSkipped) -> None:
+        """What readers see has changed."""
+        self._changed = True
+        match effect:
+            case Published():
+                self.index.append(effect)
+            case Trimmed(log_start_offset):
+                self.index.trim(log_start_offset)
+                self.shorten_due = True
+            case OffsetsSkipped(first, next_offset):
+                self.index.skip(first, next_offset)
+
+    def _begin_anew(self, effect: Reopen | Install | StartOver | RecoveryAdopted) -> None:
+        """The log is another from here on, or goes on as another."""
+        match effect:
+            case Reopen(reason):
+                self._shell.reopen(self, reason)
+            case Install(snapshot, recovery):
+                self._shell.install(self, snapshot, recovery)
+            case StartOver(recovery):
+                self._shell.start_over(self, recovery)
+            case RecoveryAdopted(recovery):
+                self._shell.spawn(self.journal.adopt(recovery), f"remember that {self.name} was recovered")
+
     def _go_out(self, effect: Send | ReadNode | WriteNode) -> None:
         """To other brokers, to the coordination service."""
         match effect:
-            case Send(to, AppendEntries() as message):
-                self._send_entries(to, message)
-            case Send(to, AppendAck() as message):
-                self._send_ack(to, message)
+            case Send(to, message):
+                self.peers.send(to, message)
             case ReadNode():
                 if not self._reading_node:
                     self._reading_node = True
@@ -391,51 +376,6 @@ class Partition:
             self.journal.append([bodies[entry.index] for entry in entries])
         else:
             self.journal.append([encode(self._place, entry, (bodies,) if entry.payload_bytes else ()) for entry in entries])
-
-    def _send_entries(self, to: int, message: AppendEntries) -> None:
-        frames: list[Frame] = []
-        if message.last_index > message.prev_index:
-            try:
-                frames = self.journal.read(message.prev_index + 1, message.last_index, 1 << 62)
-            except StorageFailed as error:
-                log.warning("%s: entries for broker %d cannot be read: %s", self.name, to, error)
-                return
-        self._shell.links.send_entries(
-            to,
-            pb.AppendEntries(
-                topic_id=self.topic.spec.topic_id,
-                partition=self.number,
-                leader_epoch=message.leader_epoch,
-                incarnation=message.incarnation,
-                leader=message.leader,
-                prev_index=message.prev_index,
-                prev_epoch=message.prev_epoch,
-                high_watermark=message.high_watermark,
-                frame_bytes=[frame.size for frame in frames],
-                sequence=message.sequence,
-                successor=message.successor,
-            ),
-            [part for frame in frames for part in frame.parts],
-        )
-
-    def _send_ack(self, to: int, message: AppendAck) -> None:
-        self._shell.links.send_ack(
-            to,
-            pb.AppendAck(
-                topic_id=self.topic.spec.topic_id,
-                partition=self.number,
-                leader_epoch=message.leader_epoch,
-                incarnation=message.incarnation,
-                follower=message.follower,
-                log_id=message.log_id,
-                acknowledged_index=message.acknowledged_index,
-                matched_index=message.matched_index,
-                conflict=message.conflict,
-                hint_index=message.hint_index,
-                hint_epoch=message.hint_epoch,
-                sequence=message.sequence,
-            ),
-        )
 
     async def _read_node(self) -> None:
         try:
@@ -467,6 +407,24 @@ class Partition:
     def transfer(self, to: int, deadline_ms: int) -> None:
         """Let broker `to` lead as soon as it has everything; this one leads on if that cannot be by the deadline (monotonic)."""
         self.feed(TransferLeadership(to, deadline_ms))
+
+    async def shorten(self) -> None:
+        """Drop the entries that nothing needs any more, as far as whole segments go (rule 13)."""
+        if self.closed:
+            return
+        self.shorten_due = False
+        staged = self.replica.machine.oldest_staged_index()
+        readable = self.index.oldest_index(self.index.log_start_offset)
+        needed = [self.replica.applied_index + 1, *(index for index in (staged, readable) if index is not None)]
+        first_index = min(needed)
+        if first_index <= self.journal.first_index:
+            return
+        begins = await self.journal.begin_at(first_index, self.topic.settings.dedup_uuids_max)
+        if not self.closed and begins > self.replica.first_index:
+            log.info("%s: the journal begins at entry %d now", self.name, begins)
+            self.feed(JournalBegins(begins))
+        if staged is not None and staged == first_index:
+            self.shorten_due = True  # more may go once that batch is decided
 
     # ------------------------------------------------------------------ the end
 

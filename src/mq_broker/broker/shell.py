@@ -20,9 +20,11 @@ from mq_broker.broker.topics import Topic
 from mq_broker.coordination.interface import CoordinationService
 from mq_broker.core.entries import Decide
 from mq_broker.core.messages import BrokersSeen, Event, LeaderName, PeerConnected, PeerDisconnected, SessionLost
+from mq_broker.core.state import Snapshot
 from mq_broker.rpc.links import Links
 from mq_broker.storage.directory import DataDirectory
 from mq_broker.storage.frame import Place
+from mq_broker.storage.memory import open_memory_journal
 from mq_broker.storage.writer import Writer
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, StorageFailed, TritonMQError, UnknownPartition, UnknownTopic
@@ -66,6 +68,7 @@ class Shell:
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._wanted: dict[str, Topic] = {}
         self._settling: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._begin_with: dict[tuple[str, int], tuple[Snapshot | None, int]] = {}  # journals in memory that are to begin anew
         self._openings = asyncio.Semaphore(OPENINGS_AT_ONCE)
         self._touched: list[Partition] = []
         self._work: set[asyncio.Task[None]] = set()
@@ -179,12 +182,17 @@ class Shell:
     def append_entries(self, message: pb.AppendEntries, frames: Sequence[memoryview]) -> None:
         partition = self._partitions.get((message.topic_id, message.partition))
         if partition is not None:
-            partition.hear_entries(message, frames)
+            partition.peers.hear_entries(message, frames)
 
     def append_ack(self, message: pb.AppendAck) -> None:
         partition = self._partitions.get((message.topic_id, message.partition))
         if partition is not None:
-            partition.hear_ack(message)
+            partition.peers.hear_ack(message)
+
+    def snapshot_part(self, message: pb.SnapshotPart) -> None:
+        partition = self._partitions.get((message.topic_id, message.partition))
+        if partition is not None:
+            partition.peers.hear_snapshot(message)
 
     async def tick(self) -> None:
         """Time, for every replica. Runs until cancelled."""
@@ -277,26 +285,32 @@ class Shell:
     async def _open(self, topic: Topic, number: int) -> None:
         partition = Partition(self, topic, number)
         place, durability = Place(topic.spec.topic_id, number), topic.settings.durability.value
-        opened = await asyncio.to_thread(
-            self._directory.open_journal,
-            place,
-            durability,
-            topic.settings.segment_bytes_max,
-            partition,
-            self._writer,
-            topic=topic.spec.name,
-        )
+        snapshot, recovery = self._begin_with.pop((topic.spec.topic_id, number), (None, 0))
+        if topic.volatile:
+            opened = open_memory_journal(partition, place, snapshot=snapshot, recovery=recovery)
+        else:
+            opened = await asyncio.to_thread(
+                self._directory.open_journal,
+                place,
+                durability,
+                topic.settings.segment_bytes_max,
+                partition,
+                self._writer,
+                topic=topic.spec.name,
+            )
         if self._stopping:
             await opened.journal.close()
             return
-        partition.begin(opened, self._directory.open_index(place, durability))
+        base = opened.recovered.snapshot
+        partition.begin(opened, self._directory.open_index(place, durability, base.state.next_offset if base is not None else 0))
         self._partitions[topic.spec.topic_id, number] = partition
         partition.feed(BrokersSeen(self._live))
         for broker in self.links.connected():
             partition.feed(PeerConnected(broker))
 
-    def reopen(self, partition: Partition, reason: str) -> None:
-        """The partition's log is another now: read it from disk again and begin a new replica."""
+    def reopen(self, partition: Partition, reason: str, prepare: Callable[[], None] = lambda: None) -> None:
+        """The partition's log is another now: read it from disk again and begin a new replica. `prepare` is what is to be done to
+        the closed journal before, in a thread."""
         key = (partition.topic.spec.topic_id, partition.number)
         if self._partitions.get(key) is not partition or self._stopping:
             return  # it is being closed already
@@ -304,9 +318,40 @@ class Shell:
 
         async def reopen() -> None:
             await partition.close(NotLeader(f"{partition.name}: its log is read again ({reason}); ask again"))
+            while not self._stopping:
+                try:
+                    await asyncio.to_thread(prepare)
+                    break
+                except StorageFailed:
+                    log.exception("%s cannot begin anew yet; trying again", partition.name)
+                    await asyncio.sleep(REOPEN_S)
             await self._settle_one(key)
 
         self._settling[key] = self.spawn(reopen(), f"reopen {partition.name}")
+
+    def install(self, partition: Partition, snapshot: Snapshot, recovery: int) -> None:
+        """The journal is to begin anew with that state: what it lacks is no longer to be had as entries (rule 13)."""
+        spec, settings = partition.topic.spec, partition.topic.settings
+        place = Place(spec.topic_id, partition.number)
+        self._begin_with[spec.topic_id, partition.number] = (snapshot, recovery)
+
+        def replace() -> None:
+            if not partition.topic.volatile:
+                self._directory.install(place, settings.durability.value, spec.name, snapshot, recovery)
+
+        self.reopen(partition, "it begins anew from its leader's state", replace)
+
+    def start_over(self, partition: Partition, recovery: int) -> None:
+        """The partition goes on from another log: keep this one aside, and begin an empty one (rule 15)."""
+        spec, settings = partition.topic.spec, partition.topic.settings
+        place = Place(spec.topic_id, partition.number)
+        self._begin_with[spec.topic_id, partition.number] = (None, recovery)
+
+        def set_aside() -> None:
+            if not partition.topic.volatile:
+                self._directory.start_over(place, settings.durability.value, spec.name, recovery)
+
+        self.reopen(partition, "the partition was recovered from another log", set_aside)
 
     # ------------------------------------------------------------------ the end
 

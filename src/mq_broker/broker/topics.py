@@ -19,7 +19,7 @@ from mq_broker.coordination.interface import CoordinationService, TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
 from mq_protocol.errors import CoordinationUnavailable, OutcomeUnknown, TritonMQError, UnknownTopic
-from mq_protocol.names import Durability, TopicSettings, parse_settings
+from mq_protocol.names import INTERNAL_PREFIX, Durability, TopicSettings, parse_settings
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,11 @@ class Topic:
     @property
     def volatile(self) -> bool:
         return self.settings.durability is Durability.MEMORY
+
+    @property
+    def internal(self) -> bool:
+        """One of the brokers' own."""
+        return self.spec.name.startswith(INTERNAL_PREFIX)
 
     @property
     def partitions(self) -> int:

@@ -44,6 +44,7 @@ class LinkListener(Protocol):
     def link_down(self, broker: int) -> None: ...
     def append_entries(self, message: pb.AppendEntries, frames: Sequence[memoryview]) -> None: ...
     def append_ack(self, message: pb.AppendAck) -> None: ...
+    def snapshot_part(self, message: pb.SnapshotPart) -> None: ...
 
 
 class PeerAddress(NamedTuple):
@@ -54,6 +55,7 @@ class PeerAddress(NamedTuple):
 class _Outgoing(NamedTuple):
     append: pb.AppendEntries | None
     ack: pb.AppendAck | None
+    snapshot: pb.SnapshotPart | None
     parts: Sequence[Buffer]
     size: int
 
@@ -103,6 +105,8 @@ class _Peer:
                 parts.extend(outgoing.parts)
             if outgoing.ack is not None:
                 header.ack.append(outgoing.ack)
+            if outgoing.snapshot is not None:
+                header.snapshot.append(outgoing.snapshot)
         self.waiting_bytes -= size
         if not self.waiting:
             self.something.clear()
@@ -145,11 +149,15 @@ class Links:
     def send_entries(self, to: int, message: pb.AppendEntries, parts: Sequence[Buffer]) -> None:
         """Dropped when there is no link or its buffer is full."""
         size = _FIXED_BYTES + sum(message.frame_bytes)
-        self._peer(to).put(_Outgoing(message, None, parts, size))
+        self._peer(to).put(_Outgoing(message, None, None, parts, size))
 
     def send_ack(self, to: int, message: pb.AppendAck) -> None:
         """As `send_entries`."""
-        self._peer(to).put(_Outgoing(None, message, (), _FIXED_BYTES))
+        self._peer(to).put(_Outgoing(None, message, None, (), _FIXED_BYTES))
+
+    def send_snapshot(self, to: int, part: pb.SnapshotPart) -> None:
+        """As `send_entries`."""
+        self._peer(to).put(_Outgoing(None, None, part, (), _FIXED_BYTES + len(part.data)))
 
     def connected(self) -> list[int]:
         return sorted(broker for broker, peer in self._peers.items() if peer.ended is not None)
@@ -312,6 +320,8 @@ class Links:
                     at += count
             for ack in header.ack:
                 self._listener.append_ack(ack)
+            for part in header.snapshot:
+                self._listener.snapshot_part(part)
 
     async def _write(self, peer: _Peer, send: Send[Envelope[pb.LinkHeader]], ended: asyncio.Event) -> None:
         while not ended.is_set():

@@ -145,7 +145,7 @@ def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(tmp_path
             await broker.create_topic("t")
             await broker.produce("t", 1)
         with monkeypatch.context() as patch:
-            patch.setattr("mq_broker.storage.journal.recover", long_recovery)
+            patch.setattr("mq_broker.storage.opening.recover", long_recovery)
             stop = asyncio.Event()
             serving = asyncio.create_task(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=stop))
             assert await asyncio.to_thread(opening.wait, DEADLINE_S)

@@ -45,6 +45,9 @@ class Heard:
     def append_ack(self, message: pb.AppendAck) -> None:
         self._hear("ack", message.sequence)
 
+    def snapshot_part(self, message: pb.SnapshotPart) -> None:
+        self._hear("snapshot", message.sequence, message.part)
+
     async def until(self, condition: Callable[[list[tuple[Any, ...]]], bool]) -> None:
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -152,7 +155,7 @@ def test_the_largest_batch_goes_whatever_comes_before_it() -> None:
             peer = one.links._peer(2)
             for sequence, frame in ((4, before), (5, largest)):
                 peer.waiting.append(
-                    _Outgoing(pb.AppendEntries(sequence=sequence, frame_bytes=[len(frame)]), None, [frame], len(frame))
+                    _Outgoing(pb.AppendEntries(sequence=sequence, frame_bytes=[len(frame)]), None, None, [frame], len(frame))
                 )
             assert [append.sequence for append in peer.take().header.append] == [4]
             assert len(encode(peer.take())) <= MESSAGE_BYTES_MAX
@@ -291,5 +294,19 @@ def test_a_former_life_is_refused() -> None:
             assert "later life" in str(from_call(refused.value, two.address))
             assert two.links.connected() == [1]
             newer.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_the_parts_of_a_snapshot_come_in_order() -> None:
+    async def scenario() -> None:
+        one, two = Node(1), Node(2)
+        async with nodes(one, two):
+            one.knows(two)
+            await one.heard.until(lambda events: events == [("up", 2)])
+            for part in range(5):
+                one.links.send_snapshot(2, pb.SnapshotPart(sequence=7, part=part, parts=5, data=bytes(LINK_MESSAGE_BYTES // 2)))
+            await two.heard.until(lambda events: len(events) == 6)
+            assert two.heard.events[1:] == [("snapshot", 7, part) for part in range(5)]
 
     asyncio.run(scenario())

@@ -1,0 +1,179 @@
+"""One partition's messages to and from other brokers: the core's words as protobuf, with the journal's frames beside them.
+
+Decides nothing. What is damaged on the way is dropped here: whoever sent it sends it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias, assert_never
+
+from mq_broker.core.messages import AppendAck, AppendEntries, Event, InstallSnapshot
+from mq_broker.rpc.links import Links
+from mq_broker.storage.frame import Place, decode_frame, unpinned
+from mq_broker.storage.interface import Frame, Journal
+from mq_broker.storage.snapshot import decode_snapshot
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Buffer
+from mq_protocol.errors import StorageFailed, TritonMQError
+from mq_protocol.limits import SNAPSHOT_PART_BYTES
+
+log = logging.getLogger(__name__)
+
+Bodies: TypeAlias = Mapping[int, Frame] | Buffer
+"""What came with an event: frames by index (from a leader), or one payload (from a client)."""
+
+Feed: TypeAlias = Callable[[Event, Bodies], None]
+
+
+class PeerMessages:
+    """Owns the translation, and the parts of a snapshot that have arrived so far."""
+
+    def __init__(self, place: Place, links: Links, journal: Journal, feed: Feed) -> None:
+        self._name = str(place)
+        self._place = place
+        self._links = links
+        self._journal = journal
+        self._feed = feed
+        self._arriving: list[pb.SnapshotPart] = []
+
+    # -- in
+
+    def hear_entries(self, message: pb.AppendEntries, views: Sequence[memoryview]) -> None:
+        """From a leader. A frame that fails its checksum drops the message: the leader sends it again."""
+        try:
+            frames = [unpinned(decode_frame(self._place, view)) for view in views]
+        except TritonMQError as error:
+            log.warning("%s: entries from broker %d dropped: %s", self._name, message.leader, error)
+            return
+        self._feed(
+            AppendEntries(
+                message.leader,
+                message.incarnation,
+                message.leader_epoch,
+                message.prev_index,
+                message.prev_epoch,
+                message.prev_index + len(frames),
+                message.high_watermark,
+                message.sequence,
+                tuple(frame.entry for frame in frames),
+                message.successor,
+            ),
+            {frame.entry.index: frame for frame in frames},
+        )
+
+    def hear_ack(self, message: pb.AppendAck) -> None:
+        """From a follower."""
+        self._feed(
+            AppendAck(
+                message.follower,
+                message.incarnation,
+                message.log_id,
+                message.leader_epoch,
+                message.acknowledged_index,
+                message.matched_index,
+                message.sequence,
+                message.conflict,
+                message.hint_index,
+                message.hint_epoch,
+            ),
+            b"",
+        )
+
+    def hear_snapshot(self, part: pb.SnapshotPart) -> None:
+        """From a leader, a part at a time, in order. What is incomplete is dropped: the leader sends it all again."""
+        if part.part != len(self._arriving) or (self._arriving and self._arriving[0].sequence != part.sequence):
+            self._arriving.clear()
+            if part.part:
+                return
+        self._arriving.append(part)
+        if len(self._arriving) < part.parts:
+            return
+        data = b"".join(arrived.data for arrived in self._arriving)
+        self._arriving.clear()
+        try:
+            snapshot = decode_snapshot(self._place, data)
+        except TritonMQError as error:
+            log.warning("%s: a snapshot from broker %d dropped: %s", self._name, part.leader, error)
+            return
+        self._feed(InstallSnapshot(part.leader, part.incarnation, part.leader_epoch, part.sequence, snapshot), b"")
+
+    # -- out
+
+    def send(self, to: int, message: AppendEntries | AppendAck | InstallSnapshot) -> None:
+        """Dropped where there is no link, or where the journal cannot be read."""
+        match message:
+            case AppendEntries():
+                self._send_entries(to, message)
+            case AppendAck():
+                self._send_ack(to, message)
+            case InstallSnapshot():
+                self._send_snapshot(to, message)
+            case _:
+                assert_never(message)
+
+    def _send_entries(self, to: int, message: AppendEntries) -> None:
+        frames: list[Frame] = []
+        if message.last_index > message.prev_index:
+            try:
+                frames = self._journal.read(message.prev_index + 1, message.last_index, 1 << 62)
+            except StorageFailed as error:
+                log.warning("%s: entries for broker %d cannot be read: %s", self._name, to, error)
+                return
+        self._links.send_entries(
+            to,
+            pb.AppendEntries(
+                topic_id=self._place.topic_id,
+                partition=self._place.partition,
+                leader_epoch=message.leader_epoch,
+                incarnation=message.incarnation,
+                leader=message.leader,
+                prev_index=message.prev_index,
+                prev_epoch=message.prev_epoch,
+                high_watermark=message.high_watermark,
+                frame_bytes=[frame.size for frame in frames],
+                sequence=message.sequence,
+                successor=message.successor,
+            ),
+            [part for frame in frames for part in frame.parts],
+        )
+
+    def _send_ack(self, to: int, message: AppendAck) -> None:
+        self._links.send_ack(
+            to,
+            pb.AppendAck(
+                topic_id=self._place.topic_id,
+                partition=self._place.partition,
+                leader_epoch=message.leader_epoch,
+                incarnation=message.incarnation,
+                follower=message.follower,
+                log_id=message.log_id,
+                acknowledged_index=message.acknowledged_index,
+                matched_index=message.matched_index,
+                conflict=message.conflict,
+                hint_index=message.hint_index,
+                hint_epoch=message.hint_epoch,
+                sequence=message.sequence,
+            ),
+        )
+
+    def _send_snapshot(self, to: int, message: InstallSnapshot) -> None:
+        data = self._journal.snapshot_data
+        cuts = range(0, len(data), SNAPSHOT_PART_BYTES)
+        log.info("%s: broker %d is sent the state before entry %d, %d bytes", self._name, to, self._journal.first_index, len(data))
+        for number, at in enumerate(cuts):
+            self._links.send_snapshot(
+                to,
+                pb.SnapshotPart(
+                    topic_id=self._place.topic_id,
+                    partition=self._place.partition,
+                    leader_epoch=message.leader_epoch,
+                    incarnation=message.incarnation,
+                    leader=message.leader,
+                    sequence=message.sequence,
+                    part=number,
+                    parts=len(cuts),
+                    data=data[at : at + SNAPSHOT_PART_BYTES],
+                ),
+            )

@@ -1,0 +1,135 @@
+"""Retention and snapshots on three real brokers: what is dropped is dropped everywhere, and nothing else is forgotten with it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from mq_broker.broker import retention
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import OffsetOutOfRange
+from tests.mq_broker.broker.cluster import Broker, numbers_in, until
+from tests.mq_broker.broker.test_three_brokers import Three, three
+
+ROWS = 2_000
+"""A batch of so many takes some 60 KB: each begins a segment of its own, or nearly."""
+
+
+@pytest.fixture(autouse=True)
+def checked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "CHECK_S", 0.1)
+
+
+async def fill(broker: Broker, first: int, batches: int, **fields: object) -> None:
+    for n in range(first, first + batches):
+        await broker.produce("t", *range(n * ROWS, (n + 1) * ROWS), uuid=b"batch %10d" % n, **fields)
+
+
+async def start_of(broker: Broker, topic: str = "t") -> int:
+    answer = await broker.ask("ListOffsets", pb.ListOffsetsRequest(topic=topic, partitions=[0]))
+    return int(answer.partitions[0].log_start_offset)
+
+
+async def held(broker: Broker, start: int, end: int) -> list[int]:
+    return [n for _, payload in await broker.fetch("t", start, end) for n in numbers_in(payload)]
+
+
+def first_segments(data: Path, topic_id: str) -> dict[int, int]:
+    """The index that each broker's journal begins with."""
+    return {
+        broker: min(int(path.stem) for path in (data / str(broker) / "partitions" / f"{topic_id}-0").glob("*.log"))
+        for broker in (1, 2, 3)
+    }
+
+
+async def settled_start(cluster: Three, leader: int) -> int:
+    """Where the log starts once retention has done what it can."""
+
+    async def steady() -> int:
+        before = await start_of(cluster[leader])
+        await asyncio.sleep(0.4)
+        return before if before and before == await start_of(cluster[leader]) else 0
+
+    return int(await until(steady))
+
+
+def test_what_is_too_much_is_dropped_on_every_replica_and_stays_dropped(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention_bytes="200000")
+            leader = await cluster.leader("t", at=1)
+            await fill(cluster[leader], 0, 12)
+            start = await settled_start(cluster, leader)
+            assert start % ROWS == 0
+            assert 0 < start < 12 * ROWS
+            with pytest.raises(OffsetOutOfRange, match=str(start)):
+                await cluster[leader].fetch("t", 0, 1)
+
+            async def shortened() -> bool:
+                return all(first > 1 for first in first_segments(tmp_path, info.topic_id).values())
+
+            await until(shortened)
+            kept = list(range(start, 12 * ROWS))
+            assert await held(cluster[leader], start, 12 * ROWS) == kept
+            await asyncio.gather(*(broker.abandon() for broker in cluster.brokers.values()))
+            await asyncio.gather(*(broker.start() for broker in cluster.brokers.values()))
+            leader = await cluster.leader("t", at=1)
+            await until(lambda: cluster[leader].end("t"))
+            assert await settled_start(cluster, leader) == start
+            assert await held(cluster[leader], start, 12 * ROWS) == kept
+            again = await cluster[leader].produce("t", *range(ROWS), uuid=b"batch %10d" % 0)
+            assert (again.duplicate, again.base_offset) == (True, 0)  # dropped, and still known (trap 13)
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_is_too_far_behind_begins_anew_with_the_leaders_state(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention_bytes="150000")
+            leader = await cluster.leader("t", at=1)
+            away, other = (n for n in (1, 2, 3) if n != leader)
+            await fill(cluster[leader], 0, 2)
+            await cluster[away].stop()
+            await fill(cluster[leader], 2, 10)
+            start = await settled_start(cluster, leader)
+
+            async def shortened() -> bool:
+                return first_segments(tmp_path, info.topic_id)[leader] > 6
+
+            await until(shortened)
+            await cluster[away].start()
+            await cluster.in_sync("t", [1, 2, 3], at=leader)
+            assert first_segments(tmp_path, info.topic_id)[away] > 6
+            assert await until(lambda: held(cluster[away], start, 12 * ROWS)) == list(range(start, 12 * ROWS))
+            await cluster[leader].abandon()
+            await cluster[other].abandon()
+            await cluster[other].start()
+            heir = await cluster.leader("t", at=away, not_=leader)
+            again = await until(lambda: cluster[heir].produce("t", *range(ROWS), uuid=b"batch %10d" % 0))
+            assert (again.duplicate, again.base_offset) == (True, 0)
+            assert await held(cluster[heir], start, 12 * ROWS) == list(range(start, 12 * ROWS))
+
+    asyncio.run(scenario())
+
+
+def test_offsets_go_on_after_a_topic_was_emptied_by_age_and_its_leader_died(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            await cluster[1].create_topic("t", replicas=3, retention_ms="1s")
+            leader = await cluster.leader("t", at=1)
+            await cluster[leader].produce("t", 1, 2, 3)
+
+            async def emptied() -> bool:
+                return await start_of(cluster[leader]) == 3
+
+            await until(emptied)
+            await cluster[leader].abandon()
+            heir = await cluster.leader("t", at=1 + leader % 3, not_=leader)
+            placed = await until(lambda: cluster[heir].produce("t", 4))
+            assert placed.base_offset == 3
+            assert await start_of(cluster[heir]) >= 3
+
+    asyncio.run(scenario())
