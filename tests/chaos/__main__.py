@@ -28,6 +28,7 @@ def main() -> int:
     parser.add_argument("--nemesis", default=",".join(NEMESES), metavar="A,B", help=f"of {', '.join(NEMESES)}")
     parser.add_argument("--brokers", type=int, default=3, choices=(3, 5))
     parser.add_argument("--rate", type=float, default=20.0, help="operations a second of each thread that writes")
+    parser.add_argument("--session-ms", type=int, default=2_000, help="brokers' sessions with ZooKeeper; longer on a busy machine")
     parser.add_argument("--spark", action="store_true", help="a Spark query too, topic to topic, killed and started again")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep histories, data and logs there")
     parser.add_argument("--save", action="store_true", help="append rows to tests/chaos/RESULTS.md")
@@ -51,6 +52,7 @@ def main() -> int:
             seconds=minutes * 60,
             brokers=arguments.brokers,
             rate=arguments.rate,
+            session_ms=arguments.session_ms,
             nemeses=nemeses,
             spark=arguments.spark,
         )
@@ -58,6 +60,7 @@ def main() -> int:
         command += f" --brokers {arguments.brokers}" if arguments.brokers != 3 else ""
         command += f" --nemesis {arguments.nemesis}" if nemeses != tuple(NEMESES) else ""
         command += f" --rate {arguments.rate:g}" if arguments.rate != 20 else ""
+        command += f" --session-ms {arguments.session_ms}" if arguments.session_ms != 2_000 else ""
         command += " --spark" if arguments.spark else ""
         print(f"{command}  (in {directory})", flush=True)
         outcome = Run(settings).go()

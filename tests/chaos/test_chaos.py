@@ -21,7 +21,7 @@ SEED = 11
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     directory = tmp_path_factory.mktemp("chaos") / "run"
-    settings = Settings(directory, SEED, durability="os", seconds=SECONDS, partitions=2, rate=10.0, producers=1)
+    settings = Settings(directory, SEED, durability="os", seconds=SECONDS, session_ms=3_000, partitions=2, rate=10.0, producers=1)
     return Run(settings).go()
 
 
