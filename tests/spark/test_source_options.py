@@ -1,0 +1,356 @@
+"""Every option by which Kafka's connector is told what to read, and the two beyond it, on a real broker."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from mq_cli.local_cluster import LocalCluster
+from mq_client import Admin, Producer
+from mq_client.connection import Connection
+from mq_client.deadline import Deadline
+from mq_client.leaders import ask_offsets
+from mq_spark.datasource import cluster as processes
+from mq_spark.datasource.reading import Ranges, read_ranges
+from mq_spark.offsets import OffsetRange
+from mq_spark.options import parse_source
+from tests.cluster.harness import wait_until
+from tests.spark.harness import Collected
+
+Run = Callable[[DataFrame], Collected]
+Name = Callable[[str], str]
+
+FLIGHTS = "id long, delay double, carrier string, note string"
+
+
+class Topics:
+    """Owns nothing: makes one test's topics and reads them by any options."""
+
+    def __init__(self, spark: SparkSession, bootstrap: str, admin: Admin, producer: Producer, name: Name) -> None:
+        self.spark, self.bootstrap, self.admin, self.producer, self.name = spark, bootstrap, admin, producer, name
+
+    def create(self, suffix: str, partitions: int = 1, schema: str | None = None) -> str:
+        self.admin.create_topic(self.name(suffix), partitions=partitions, replicas=1, schema=schema)
+        return self.name(suffix)
+
+    def publish(self, topic: str, *values: str, partition: int = 0) -> None:
+        for value in values:
+            self.producer.publish(topic, value.encode(), partition=partition)
+        self.producer.flush()
+
+    def stream(self, schema: str | None = None, **options: Any) -> DataFrame:
+        reader = self.spark.readStream.format("tritonmq").option("bootstrap.servers", self.bootstrap).options(**options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    def read(self, schema: str | None = None, **options: Any) -> DataFrame:
+        reader = self.spark.read.format("tritonmq").option("bootstrap.servers", self.bootstrap).options(**options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    def values(self, **options: Any) -> list[str]:
+        return sorted(bytes(row["value"]).decode() for row in self.read(**options).select("value").collect())
+
+    def flights(self, suffix: str = "flights") -> str:
+        """200 of them, in two stored batches; `id` is the offset."""
+        topic = self.create(suffix, schema=FLIGHTS)
+        for first in (0, 100):
+            ids = range(first, first + 100)
+            table = pa.table(
+                {
+                    "id": ids,
+                    "delay": [None if i % 7 == 0 else float("nan") if i % 11 == 0 else float(i) for i in ids],
+                    "carrier": [None if i % 5 == 0 else ("UA", "AA", "O'H")[i % 3] for i in ids],
+                    "note": [f"{i:01000}" for i in ids],
+                }
+            )
+            self.producer.publish_batch(topic, table).result(30)
+        return topic
+
+
+@pytest.fixture
+def topics(spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name) -> Topics:
+    return Topics(spark, cluster.bootstrap, admin, producer, name)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Callable[[DataFrame], Collected]]:
+    """Starts a stream that goes on until the test is over."""
+    queries = []
+
+    def start(frame: DataFrame) -> Collected:
+        collected = Collected()
+        writer = frame.writeStream.foreachBatch(collected).option("checkpointLocation", str(tmp_path / "running"))
+        queries.append(writer.start())
+        return collected
+
+    yield start
+    for query in queries:
+        query.stop()
+
+
+# ------------------------------------------------------------------ which topics
+
+
+def test_several_topics_are_one_stream(topics: Topics, run_stream: Run) -> None:
+    a, b = topics.create("a"), topics.create("b", partitions=2)
+    topics.publish(a, "a0")
+    topics.publish(b, "b0", "b1", partition=1)
+    rows = run_stream(topics.stream(subscribe=f"{a}, {b}", startingOffsets="earliest")).rows
+    assert sorted((row["topic"], row["partition"], row["offset"]) for row in rows) == [(a, 0, 0), (b, 1, 0), (b, 1, 1)]
+
+
+def test_a_pattern_finds_topics_while_the_query_runs_and_between_its_runs(
+    topics: Topics, run_stream: Run, running: Callable[[DataFrame], Collected]
+) -> None:
+    pattern = topics.name("orders") + r"-\d+"
+    topics.publish(topics.create("orders-1"), "one")
+    topics.publish(topics.create("orders-x"), "of no concern")
+    frame = topics.stream(subscribePattern=pattern, startingOffsets="earliest")
+    on = running(frame)
+    wait_until(lambda: on.values() == ["one"], "the topic that is there")
+    topics.publish(topics.create("orders-2", partitions=2), "two", partition=1)
+    wait_until(lambda: on.values() == ["one", "two"], "the topic that came while the query ran")
+    assert run_stream(frame).values() == ["one", "two"]
+    topics.publish(topics.create("orders-3"), "three")
+    topics.publish(topics.name("orders-1"), "more")
+    assert run_stream(frame).values() == ["more", "three"]
+    assert run_stream(frame).values() == []
+
+
+def test_a_topic_of_a_pattern_that_is_deleted_is_a_loss_and_may_be_passed_over(topics: Topics, run_stream: Run) -> None:
+    for suffix in ("p-1", "p-2"):
+        topics.publish(topics.create(suffix), suffix)
+    options = {"subscribePattern": topics.name("p-.*"), "startingOffsets": "earliest", "requestTimeoutMs": "1000"}
+    assert run_stream(topics.stream(**options)).values() == ["p-1", "p-2"]
+    topics.admin.delete_topic(topics.name("p-2"))
+    topics.publish(topics.name("p-1"), "next")
+    with pytest.raises(StreamingQueryException, match=r"data was lost: offset 1 of topic .*p-2 .* that partition is gone"):
+        run_stream(topics.stream(**options))
+    assert run_stream(topics.stream(failOnDataLoss="false", **options)).values() == ["next"]
+
+
+def test_a_stream_may_wait_for_its_first_topic_if_its_columns_are_given(
+    topics: Topics, running: Callable[[DataFrame], Collected]
+) -> None:
+    pattern = topics.name("late") + ".*"
+    with pytest.raises(PySparkException, match=r"subscribePattern=.* matches no topic, .* create a topic first, or give .schema"):
+        topics.stream(subscribePattern=pattern)
+    on = running(topics.stream("value binary", subscribePattern=pattern))
+    wait_until(lambda: 0 in on.batches, "the first micro-batch, of nothing")
+    topics.publish(topics.create("late-1"), "there")
+    wait_until(lambda: on.values() == ["there"], "the topic that came")
+
+
+def test_partitions_that_are_added_are_read_while_the_query_runs_and_between_its_runs(
+    topics: Topics, run_stream: Run, running: Callable[[DataFrame], Collected]
+) -> None:
+    topic = topics.create("t")
+    topics.publish(topic, "a")
+    frame = topics.stream(subscribe=topic, startingOffsets="earliest")
+    on = running(frame)
+    wait_until(lambda: on.values() == ["a"], "the partition that is there")
+    assert run_stream(frame).values() == ["a"]
+    topics.admin.alter_topic(topic, partitions=3)
+    with Producer(topics.bootstrap) as another:
+        another.publish(topic, b"c", partition=2).result(30)
+    assert run_stream(frame).values() == ["c"]
+    wait_until(lambda: on.values() == ["a", "c"], "the partition that came while the query ran")
+
+
+def test_assigned_partitions_are_read_and_no_others(topics: Topics, run_stream: Run) -> None:
+    a, b = topics.create("a", partitions=3), topics.create("b")
+    for partition in range(3):
+        topics.publish(a, f"a{partition}", f"A{partition}", partition=partition)
+    topics.publish(b, "b0")
+    assign = json.dumps({a: [2, 0], b: [0]})
+    frame = topics.stream(assign=assign, startingOffsets=json.dumps({a: {"0": 1, "2": -2}, b: {"0": -2}}))
+    assert run_stream(frame).values() == ["A0", "A2", "a2", "b0"]
+    topics.publish(a, "x1", partition=1)
+    topics.publish(a, "x2", partition=2)
+    assert run_stream(frame).values() == ["x2"]
+    assert topics.values(assign=assign) == ["A0", "A2", "a0", "a2", "b0", "x2"]
+
+
+# ------------------------------------------------------------------ where to begin and end
+
+
+def moment(topics: Topics, topic: str) -> int:
+    """A time in milliseconds after all that has been appended, and before all that will be."""
+    appended_ms = topics.read(subscribe=topic).selectExpr("max(unix_millis(timestamp))").head()[0]
+    wait_until(lambda: time.time() * 1000 > appended_ms + 2, "the clock")
+    return int(time.time() * 1000)
+
+
+def test_a_batch_read_lies_between_two_times(topics: Topics) -> None:
+    topic = topics.create("t", partitions=2)
+    topics.publish(topic, "old", partition=0)
+    first = moment(topics, topic)
+    topics.publish(topic, "new 0", partition=0)
+    topics.publish(topic, "new 1", partition=1)
+    second = moment(topics, topic)
+    topics.publish(topic, "newest", partition=0)
+    assert topics.values(subscribe=topic, startingTimestamp=first) == ["new 0", "new 1", "newest"]
+    assert topics.values(subscribe=topic, startingTimestamp=first, endingTimestamp=second) == ["new 0", "new 1"]
+    assert topics.values(subscribe=topic, endingTimestamp=second + 86_400_000) == ["new 0", "new 1", "newest", "old"]
+    each = json.dumps({topic: {"0": second, "1": first}})
+    assert topics.values(subscribe=topic, startingOffsetsByTimestamp=each) == ["new 1", "newest"]
+    assert topics.values(subscribe=topic, endingOffsetsByTimestamp=each) == ["new 0", "old"]
+
+
+def test_a_stream_begins_at_a_time_and_says_if_nothing_follows_it(topics: Topics, run_stream: Run) -> None:
+    topic = topics.create("t", partitions=2)
+    topics.publish(topic, "old", partition=0)
+    topics.publish(topic, "old 1", partition=1)
+    now = moment(topics, topic)
+    topics.publish(topic, "new", partition=0)
+    with pytest.raises(
+        StreamingQueryException, match=r"startingTimestamp finds nothing in topic .* partition 1, .*ByTimestampStrategy=latest"
+    ):
+        run_stream(topics.stream(subscribe=topic, startingTimestamp=now))
+    frame = topics.stream(subscribe=topic, startingTimestamp=now, startingOffsetsByTimestampStrategy="latest")
+    assert run_stream(frame).values() == ["new"]
+    topics.publish(topic, "newer", partition=1)
+    assert run_stream(frame).values() == ["newer"], "a restart goes on from its checkpoint, whatever the time says"
+
+
+# ------------------------------------------------------------------ how much
+
+
+def test_a_micro_batch_has_no_more_bytes_and_no_more_rows_than_it_may(topics: Topics, run_stream: Run) -> None:
+    topic = topics.create("t", partitions=2, schema="n long, text string")
+    for partition, rows in ((0, 60), (1, 20)):
+        table = pa.table({"n": range(rows), "text": ["x" * 1_000] * rows})
+        topics.producer.publish_batch(topic, table, partition=partition).result(30)
+    stored = ask_offsets(Connection(topics.bootstrap), topic, Deadline(10_000))
+    row_bytes = sum(each.bytes for each in stored.values()) // 80
+    bytes_max = 20 * row_bytes + row_bytes // 2
+    by_bytes = run_stream(
+        topics.stream(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 0, "1": 0}}), maxBytesPerTrigger=bytes_max)
+    )
+    assert len(by_bytes.rows) == 80
+    assert 4 <= len(by_bytes.sizes()) <= 6
+    assert max(by_bytes.sizes()) <= 20
+    topics.producer.publish_batch(topic, table, partition=1).result(30)
+    both = topics.stream(subscribe=topic, maxBytesPerTrigger=f"{bytes_max}b", maxOffsetsPerTrigger=7, minOffsetsPerTrigger=7)
+    assert run_stream(both).sizes() == [7, 7, 6]
+
+
+def test_a_micro_batch_waits_for_enough_rows(topics: Topics, running: Callable[[DataFrame], Collected]) -> None:
+    topic = topics.create("t")
+    topics.publish(topic, "first")
+    start = json.dumps({topic: {"0": 0}})
+    on = running(topics.stream(subscribe=topic, startingOffsets=start, minOffsetsPerTrigger=3, maxTriggerDelay="1h"))
+    wait_until(lambda: on.sizes() == [1], "the first, for which nobody has waited")
+    for value in ("a", "b", "c"):
+        topics.publish(topic, value)
+    wait_until(lambda: len(on.rows) == 4, "enough rows")
+    assert on.sizes() == [1, 3]
+
+
+# ------------------------------------------------------------------ what is carried out on the broker
+
+
+FILTERS = (
+    "delay > 150",
+    "not (delay <= 150) and carrier in ('UA', 'O''H')",
+    "carrier not in ('UA') or delay is null",
+    "id >= 190 or carrier is null and delay != 5",
+)
+
+
+@pytest.mark.parametrize("text", FILTERS)
+def test_a_filter_keeps_what_sparks_own_would_keep(topics: Topics, text: str) -> None:
+    topic = topics.flights()
+    expected = [row["id"] for row in topics.read(subscribe=topic).filter(text).collect()]
+    assert 0 < len(expected) < 200
+    found = topics.read("id long, _offset long", subscribe=topic, filter=text).collect()
+    assert [row["id"] for row in found] == expected
+    assert [row["_offset"] for row in found] == expected
+
+
+def test_a_stream_is_filtered_and_counts_its_limits_before_that(topics: Topics, run_stream: Run) -> None:
+    topic = topics.flights()
+    options = {"subscribe": topic, "startingOffsets": json.dumps({topic: {"0": 0}}), "maxOffsetsPerTrigger": 50}
+    found = run_stream(topics.stream(filter="id in (3, 60, 199)", includeMetadata="true", **options))
+    assert [(row["id"], row["_offset"]) for row in found.rows] == [(3, 3), (60, 60), (199, 199)]
+    assert found.sizes() == [1, 1, 1]
+    assert max(found.batches) == 3
+
+
+def test_what_the_broker_leaves_out_is_not_sent(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code that a task runs, in this process, where the bytes can be counted."""
+    topic = topics.flights()
+    monkeypatch.setattr(processes, "_clusters", {})
+    topic_ids = {topic: topics.admin.describe_topic(topic).topic_id}
+
+    def cost(schema: StructType, **options: str) -> tuple[int, int]:
+        given = parse_source({"bootstrap.servers": topics.bootstrap, "subscribe": topic, **options}, streaming=False)
+        processes._clusters.clear()
+        rows = sum(batch.num_rows for batch in read_ranges(given, schema, Ranges((OffsetRange(topic, 0, 0, 200),), (), topic_ids)))
+        return rows, processes.connect(given.bootstrap, given.timeout_ms)._reader.payload_bytes
+
+    everything = topics.read(subscribe=topic).schema
+    narrow = StructType([field for field in everything if field.name == "id"])
+    all_rows, whole = cost(everything)
+    assert all_rows == 200
+    assert whole > 200_000
+    rows, pruned = cost(narrow)
+    assert rows == 200
+    assert pruned < whole / 50
+    rows, filtered = cost(everything, filter="id >= 190")
+    assert rows == 10
+    assert filtered < whole / 15
+    rows, both = cost(narrow, filter="id >= 190")
+    assert rows == 10
+    assert both < pruned / 2
+
+
+# ------------------------------------------------------------------ what is wrong is said in first words
+
+
+@pytest.mark.parametrize(
+    ("options", "first_words"),
+    [
+        ({"subscribePattern": "("}, "subscribePattern='(' is no regular expression"),
+        ({"assign": '{"t":["0"]}'}, "assign has ['0'] for topic 't': list its partitions"),
+        ({"subscribe": "t", "assign": '{"t":[0]}'}, "subscribe and assign are given together"),
+        ({"subscribe": "t", "startingTimestamp": "now"}, "startingTimestamp='now' is not a time: write milliseconds since 1970"),
+        ({"subscribe": "t", "startingOffsetsByTimestamp": "{"}, "startingOffsetsByTimestamp is not understood"),
+        ({"subscribe": "t", "startingOffsetsByTimestampStrategy": "x"}, "startingOffsetsByTimestampStrategy='x' is not known"),
+        ({"subscribe": "t", "maxBytesPerTrigger": "much"}, "maxBytesPerTrigger='much' is not a number of bytes"),
+        ({"subscribe": "t", "filter": ""}, "filter is empty"),
+        ({"subscribe": "t", "minOffsetsPerTrigger": "0"}, "minOffsetsPerTrigger=0 is out of range: give 1 or more"),
+        ({"subscribe": "t", "maxTriggerDelay": "soon"}, "maxTriggerDelay='soon' is not a time"),
+        ({"subscribe": "t", "maxRecordsPerPartition": "0"}, "maxRecordsPerPartition=0 is out of range"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name_before_anything_is_opened(
+    spark: SparkSession, options: dict[str, str], first_words: str
+) -> None:
+    with pytest.raises(PySparkException) as caught:
+        spark.readStream.format("tritonmq").option("bootstrap.servers", "127.0.0.1:1").options(**options).load()
+    assert first_words in str(caught.value)
+
+
+def test_what_only_the_brokers_can_know_is_said_too(topics: Topics, run_stream: Run) -> None:
+    records, flights = topics.create("records", partitions=2), topics.flights()
+    cases: list[tuple[dict[str, str], str]] = [
+        ({"assign": json.dumps({records: [2]})}, f"assign names partition 2 of topic {records}, which has 0 to 1"),
+        ({"subscribe": records, "filter": "key is null"}, f"filter needs a topic with columns of its own, and {records} holds"),
+        ({"subscribe": flights, "filter": "dealy > 5"}, "filter names column 'dealy', which the topic does not have: did you mean"),
+        ({"subscribe": f"{records},{flights}"}, "have different schemas: read each by a stream of its own"),
+    ]
+    for options, words in cases:
+        with pytest.raises(PySparkException) as caught:
+            topics.read(**options).collect()
+        assert words in str(caught.value), str(caught.value)[-2000:]
+    with pytest.raises(StreamingQueryException, match="filter names column 'dealy'"):
+        run_stream(topics.stream("id long", subscribe=flights, filter="dealy > 5"))
