@@ -156,7 +156,8 @@ def _from_wire(message: pb.SnapshotState) -> Snapshot:
 
 def _uuids_from_wire(message: pb.PlacedUuids) -> tuple[tuple[bytes, Placed], ...]:
     """Raises `ValueError` if the columns are not of one length."""
-    uuids = [message.uuids[at : at + _UUID_BYTES] for at in range(0, len(message.uuids), _UUID_BYTES)]
+    joined = message.uuids  # each access copies
+    uuids = [joined[at : at + _UUID_BYTES] for at in range(0, len(joined), _UUID_BYTES)]
     columns = (message.index_step, message.base_offset_step, message.timestamp_us_step)
     placed = map(Placed, *(accumulate(column) for column in columns))
     if any(len(column) != len(uuids) for column in columns):

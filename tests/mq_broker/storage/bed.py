@@ -9,6 +9,7 @@ import asyncio
 import errno
 import os
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -30,6 +31,8 @@ from mq_broker.core.entries import (
     TransactionKey,
     Trim,
 )
+from mq_broker.core.machine import PartitionMachine
+from mq_broker.core.state import MachineState
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.frame import Place, encode
 from mq_broker.storage.interface import Frame, Journal, OpenJournal
@@ -257,3 +260,69 @@ def on_a_bed(
             await test(bed)
 
     asyncio.run(scene())
+
+
+class Killed(BaseException):
+    """The process ends here, as far as the files can tell."""
+
+
+class MortalFiles(TrickFiles):
+    """Files of a process that dies before the change after `steps_left` others: what was done by then stays, nothing follows."""
+
+    def __init__(self, steps_left: int = 1 << 30) -> None:
+        super().__init__()
+        self.steps_left = steps_left
+
+    def _step(self) -> None:
+        if self.steps_left <= 0:
+            raise Killed
+        self.steps_left -= 1
+
+    def write(self, fd: int, parts: Sequence[Buffer], position: int) -> int:
+        self._step()
+        return super().write(fd, parts, position)
+
+    def sync(self, fd: int) -> None:
+        self._step()
+        super().sync(fd)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._step()
+        super().truncate(fd, size)
+
+    def remove(self, path: Path) -> None:
+        self._step()
+        super().remove(path)
+
+    def move(self, source: Path, target: Path) -> None:
+        self._step()
+        super().move(source, target)
+
+    def sync_directory(self, path: Path) -> None:
+        self._step()
+        super().sync_directory(path)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        self._step()
+        super().replace(path, data)
+
+
+def state_of(frames: Sequence[Frame], dedup_uuids_max: int) -> MachineState:
+    """What these entries, from the first one on, come to."""
+    machine = PartitionMachine(dedup_uuids_max)
+    for frame in frames:
+        machine.apply(frame.entry)
+    return machine.state()
+
+
+class Saved:
+    """A log's directory as it is now, to be put back."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._copy = path.with_name("saved")
+        shutil.copytree(self._path, self._copy)
+
+    def put_back(self) -> None:
+        shutil.rmtree(self._path)
+        shutil.copytree(self._copy, self._path)

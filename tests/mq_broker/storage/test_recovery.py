@@ -20,7 +20,7 @@ from mq_broker.storage.interface import Frame
 from mq_broker.storage.segments import pack_mark, unpack_mark
 from mq_protocol.errors import StorageFailed
 
-from .bed import PLACE, Bed, frame_of, frames_of, joined, on_a_bed, random_frame
+from .bed import PLACE, Bed, Saved, frame_of, frames_of, joined, on_a_bed, random_frame
 
 ALL = 1 << 40
 
@@ -54,19 +54,6 @@ async def repaired(bed: Bed, reason: str, kept: int, aside: bytes | None = None)
     again, _, opened = bed.open()
     assert (again.log_id, opened.damaged, len(opened.recovered.entries)) == (journal.log_id, "", kept)
     await again.close()
-
-
-class Saved:
-    """A log's directory as it is now, to be put back."""
-
-    def __init__(self, bed: Bed) -> None:
-        self._path = bed.path
-        self._copy = bed.path.with_name("saved")
-        shutil.copytree(self._path, self._copy)
-
-    def put_back(self) -> None:
-        shutil.rmtree(self._path)
-        shutil.copytree(self._copy, self._path)
 
 
 def test_a_tail_torn_at_any_byte_of_the_last_frame_is_cut(tmp_path: Path) -> None:
@@ -108,7 +95,7 @@ def test_bytes_that_were_never_frames_are_cut(tmp_path: Path, tail: bytes) -> No
 def test_a_flipped_byte_anywhere_in_the_middle_is_damage_and_all_from_there_on_is_put_aside(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         await written(bed, frames_of(1, 4), mark=0)  # not even the mark tells: the good frames that follow do
-        saved = Saved(bed)
+        saved = Saved(bed.path)
         whole = bed.segments[0].read_bytes()
         for at in range(100, 200, 9):
             saved.put_back()
@@ -123,7 +110,7 @@ def test_a_flipped_byte_anywhere_in_the_middle_is_damage_and_all_from_there_on_i
 def test_a_bad_last_frame_is_damage_if_it_was_flushed(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         await written(bed, frames_of(1, 3))
-        saved = Saved(bed)
+        saved = Saved(bed.path)
         whole = bed.segments[0].read_bytes()
         for damaged, aside in ((whole[:-1] + b"?", True), (whole[:-1], True), (whole[:200], False)):
             saved.put_back()
@@ -169,7 +156,7 @@ def test_a_log_stopped_cleanly_has_no_torn_tail(tmp_path: Path) -> None:
 def test_a_bad_frame_in_any_segment_but_the_last_is_damage(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         await written(bed, frames_of(1, 6), mark=0)
-        saved = Saved(bed)
+        saved = Saved(bed.path)
         first, second, third = bed.segments
         whole = [path.read_bytes() for path in bed.segments]
         first.write_bytes(whole[0][:-1])
@@ -222,7 +209,7 @@ def test_entries_out_of_order_are_cut_above_the_mark_and_damage_below_it(tmp_pat
         await written(bed, frames_of(1, 2))
         with bed.segments[0].open("ab") as file:
             file.write(joined([strange]))
-        saved = Saved(bed)
+        saved = Saved(bed.path)
         whole = bed.segments[0].read_bytes()
         journal, _, opened = bed.open()
         assert (len(opened.recovered.entries), opened.damaged) == (2, "")
@@ -244,7 +231,7 @@ def test_a_reboot_may_leave_holes_in_what_os_never_synced_but_not_below_the_mark
         whole = bed.segments[0].read_bytes()
         holed = whole[:100] + bytes(100) + whole[200:]
         bed.segments[0].write_bytes(holed)
-        saved = Saved(bed)
+        saved = Saved(bed.path)
         await repaired(bed, "a good frame follows", 1, holed)  # kill -9 leaves no holes
         saved.put_back()
         bed.boot = "boot-2"
