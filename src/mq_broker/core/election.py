@@ -34,8 +34,6 @@ class Election:
         shared = self._shared
         me, settings = shared.me, shared.settings
         recovery = state.recovery
-        if not shared.assigned:
-            return None
         if shared.my_member in state.isr:
             isr = state.isr
         elif (me.broker, "") in state.isr:
@@ -54,7 +52,8 @@ class Election:
         return NodeState(shared.my_name, state.leader_epoch + 1, isr, recovery, shared.next_token(), state.offset_floor)
 
     def _rank(self, state: NodeState) -> int:
-        """How many registered members of the ISR come before this replica: each waits for those before it."""
+        """How many registered members of the ISR come before this replica: each waits for those before it. One that is named and no
+        replica any more comes last: its log is whole, and may be the only one that is (trap 19)."""
         shared = self._shared
         members = {broker for broker, _ in state.isr}
         rank = 0

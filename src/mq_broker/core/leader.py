@@ -46,7 +46,7 @@ class Leader:
         self.membership = Membership(shared, state)
         self.followers = {
             broker: Progress(broker, shared.log.last_index + 1, shared.now_ms)
-            for broker in shared.settings.replicas
+            for broker in dict.fromkeys((*shared.settings.replicas, *(broker for broker, _ in state.isr)))
             if broker != shared.me.broker
         }
         self._overlay = Overlay(shared.log.tail())
@@ -61,6 +61,7 @@ class Leader:
         self._awake_ms = shared.now_ms
         self._commit_moved_ms = shared.now_ms
         self._hand_over_deadline_ms: int | None = None
+        self._leave_at_ms = 0
         self._chosen = 0  # who is to lead next, if this one does not stop but was asked to let another lead
         self._resigning: int | None = None
         self.resigned = False
@@ -348,6 +349,7 @@ class Leader:
             if progress.sent_high_watermark < shared.high_watermark and not progress.sent:
                 progress.last_sent_ms = min(progress.last_sent_ms, shared.now_ms - settings.heartbeat_ms)
         self._forget_removed()
+        self._leave()
         self._hand_over()
 
     def _time_passes(self) -> None:
@@ -399,6 +401,14 @@ class Leader:
         if self._hand_over_deadline_ms is None and self._resigning is None:
             self._chosen, self._hand_over_deadline_ms = to, deadline_ms
             self._hand_over()
+
+    def _leave(self) -> None:
+        """The partition is assigned to other brokers: let one of them lead, as soon as one can (trap 19)."""
+        shared = self._shared
+        heir = 0 if shared.assigned or shared.now_ms < self._leave_at_ms else self._heir()
+        if heir:
+            self._leave_at_ms = shared.now_ms + 2 * shared.settings.silence_ms
+            self.transfer(heir, shared.now_ms + shared.settings.silence_ms)
 
     def _heir(self) -> int:
         """The in-sync, registered follower that has most of the log, or the one chosen; 0 if there is none."""

@@ -289,8 +289,8 @@ class Replica:
 
     def _append(self, message: AppendEntries) -> None:
         shared = self._shared
-        if message.leader not in shared.settings.replicas or not shared.sender_is_current(message.leader, message.incarnation):
-            return
+        if not shared.sender_is_current(message.leader, message.incarnation):
+            return  # whether it is one of the replicas is the node's to say: it leads this epoch, and hands over if it is not
         if message.leader_epoch < shared.epoch:  # tell it that it is no longer the leader (rule 1)
             ack = AppendAck(shared.me.broker, shared.me.incarnation, shared.me.log_id, shared.epoch, 0, 0, message.sequence)
             shared.emit(Send(message.leader, ack))
@@ -318,7 +318,7 @@ class Replica:
 
     def _install(self, message: InstallSnapshot) -> None:
         shared = self._shared
-        if message.leader not in shared.settings.replicas or not shared.sender_is_current(message.leader, message.incarnation):
+        if not shared.sender_is_current(message.leader, message.incarnation):
             return
         if message.leader_epoch > shared.epoch:
             shared.epoch = message.leader_epoch

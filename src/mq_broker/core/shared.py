@@ -97,7 +97,7 @@ class Shared:
 
     @property
     def assigned(self) -> bool:
-        """This broker is one of the partition's replicas. One that is not any more neither leads nor claims (trap 19)."""
+        """This broker is one of the partition's replicas. One that is not any more leads only until one that is can (trap 19)."""
         return self.me.broker in self.settings.replicas
 
     @property
