@@ -40,6 +40,12 @@ The protocol in prose
    version seen, or by a later success on the same version. A client's request without an answer is asked again with the
    same UUID and gets the first answer.
 
+9. A journal may be shortened from its beginning: a `Snapshot` stands for what is gone. A follower that lacks the entry which the
+   leader's journal begins after is sent the snapshot and begins anew, as another log.
+
+10. The set of replicas may change under a running partition: the leader sends to new ones at once, and waits for a former one until
+    the node does not name it any more.
+
 Numbered rules ("rule 6") and traps ("trap 25") in comments are those of ARCHITECTURE.md, section "Replication".
 
 Where to find what
@@ -52,6 +58,7 @@ election.py    who may claim, and what a claim's      membership.py  the ISR: co
                answer means                           progress.py    one follower, as its leader sees it
 admission.py   may this operation enter the journal?  machine.py     what the committed journal means
 log.py         epochs, sizes and the unapplied tail
+state.py       the machine's state as a value: a snapshot
 
 What was left out, and why
 --------------------------
@@ -61,7 +68,8 @@ What was left out, and why
   wrong.
 - Following from a follower. One leader pushes to all; chains would save the leader's bandwidth at the price of a second
   failure mode.
-- Snapshots and retention. The journal starts at entry 1; rule 13 says how it will be shortened.
-- Recovery when no named log is left (rule 15), but for `durability=memory` with one replica, which starts empty as
-  documented.
+- Choosing a log when no named one is left (rule 15): an operator does, through the state node (mq_broker.broker.total_loss). The
+  core obeys: a replica that was not chosen starts over.
+- What a snapshot is made of on disk, and when a journal is shortened (mq_broker.storage, mq_broker.broker.retention). The core says
+  from which state it goes on, and who must be sent one.
 """
