@@ -412,19 +412,17 @@ class Partition:
         """Drop the entries that nothing needs any more, as far as whole segments go (rule 13)."""
         if self.closed:
             return
-        self.shorten_due = False
         staged = self.replica.machine.oldest_staged_index()
         readable = self.index.oldest_index(self.index.log_start_offset)
         needed = [self.replica.applied_index + 1, *(index for index in (staged, readable) if index is not None)]
         first_index = min(needed)
+        self.shorten_due = first_index == staged  # more may go once that batch is decided
         if first_index <= self.journal.first_index:
             return
         begins = await self.journal.begin_at(first_index, self.topic.settings.dedup_uuids_max)
         if not self.closed and begins > self.replica.first_index:
             log.info("%s: the journal begins at entry %d now", self.name, begins)
             self.feed(JournalBegins(begins))
-        if staged is not None and staged == first_index:
-            self.shorten_due = True  # more may go once that batch is decided
 
     # ------------------------------------------------------------------ the end
 
