@@ -42,6 +42,7 @@ from mq_broker.core.messages import (
     RecoveryAdopted,
     Refused,
     Reopen,
+    ReplicasChanged,
     Reply,
     Result,
     RoleChanged,
@@ -177,8 +178,11 @@ class Broker:
             Journal(self.loop, f"{number}:{p}", cluster.plan.durability, self.disk) for p in range(cluster.plan.partitions)
         ]
         self.hosts: dict[int, Host] = {}
+        self.assigned: dict[int, tuple[int, tuple[int, ...]]] = {}
+        """What this process knows of it: by partition, with the version. It may be late."""
         self.session: Session | None = None
         self._live: BrokersSeen = BrokersSeen(())
+        self._opening: set[int] = set()
         self._requests = 0
         self._backlog: dict[str, list[tuple[Callable[..., object], tuple[Any, ...]]]] = {}
         self._seeing = self._see_again = False
@@ -206,7 +210,10 @@ class Broker:
         self._live = BrokersSeen(())
         self._seeing = self._see_again = False
         self.hosts = {}
+        self.assigned = dict(enumerate(coordination.assigned))
+        self._opening.clear()
         coordination.set_watcher(self.number, lambda: self._hint(life))
+        coordination.set_mover(self.number, lambda partition: self._look_up(life, partition))
         if self.loop.chance(0.5):  # which of the two comes first is the shell's own affair
             self._open_session()
             self._open_all()
@@ -219,18 +226,28 @@ class Broker:
     def _open_all(self) -> None:
         for partition in range(len(self.journals)):
             self._open_soon(self.loop.often_short(1, 300), partition)
+            if not self.is_assigned(partition):
+                self.loop.after(self.loop.between(100, 2_000), self._leave, self.life, partition)
+
+    def is_assigned(self, partition: int) -> bool:
+        return self.number in self.assigned[partition][1]
 
     def _open_soon(self, ms: float, partition: int) -> None:
+        self._opening.add(partition)
         self.loop.after(ms, self.arrive, "disk", self._open_partition, self.life, partition)
 
     def _open_partition(self, life: int, partition: int) -> None:
-        if life != self.life or self.stopping:
+        if life != self.life:
             return
+        self._opening.discard(partition)
         journal = self.journals[partition]
+        if self.stopping or not (self.is_assigned(partition) or journal.present):
+            return
         host = Host(self, partition, None, journal, life)  # type: ignore[arg-type]
         recovered = journal.open(host)
         identity = Identity(self.number, self.incarnation, journal.log_id, journal.recovery)
-        host.replica = Replica("t", partition, identity, self.cluster.plan.settings, recovered, self.loop.now_ms)
+        settings = replace(self.cluster.plan.settings, replicas=self.assigned[partition][1])
+        host.replica = Replica("t", partition, identity, settings, recovered, self.loop.now_ms)
         if recovered.snapshot is not None:
             host.first_readable = recovered.snapshot.state.next_offset
         self.hosts[partition] = host
@@ -247,7 +264,7 @@ class Broker:
         for journal in self.journals:
             journal.crash(power=power)
             if emptied:
-                journal.empty()
+                journal.delete()
         self.hosts = {}
         self.session = None
         self._backlog.clear()
@@ -307,6 +324,57 @@ class Broker:
 
     def answers(self) -> bool:
         return self.up and not self.paused and self.cluster.coordination.reaches(self.number)
+
+    # ------------------------------------------------------------------ moves
+
+    def _look_up(self, life: int, partition: int) -> None:
+        """The partition's assignment may have changed: read it, and again until the service answers."""
+        if life != self.life:
+            return
+        coordination = self.cluster.coordination
+        if not coordination.reaches(self.number):
+            self.loop.after(500, self._look_up, life, partition)
+            return
+        read = coordination.assigned[partition]
+        self.loop.after(self.loop.often_short(0.3, 40), self.arrive, "coordination", self._looked_up, life, partition, read)
+
+    def _looked_up(self, life: int, partition: int, read: tuple[int, tuple[int, ...]]) -> None:
+        if life != self.life or self.stopping or read[0] <= self.assigned[partition][0]:
+            return
+        self.assigned[partition] = read
+        host = self.hosts.get(partition)
+        if host is not None and not host.closed:
+            self.feed(host, ReplicasChanged(read[1]))
+        elif self.is_assigned(partition) and partition not in self._opening:
+            self._open_soon(self.loop.often_short(1, 300), partition)
+        if not self.is_assigned(partition):
+            self.loop.after(self.loop.between(10, 500), self._leave, life, partition)
+
+    def _leave(self, life: int, partition: int) -> None:
+        """Not a replica any more: close the log, then delete it; neither while it is named, nor while it leads (trap 19)."""
+        if life != self.life or self.is_assigned(partition):
+            return
+        self.loop.after(self.loop.between(100, 1_500), self._leave, life, partition)
+        if not self.paused and not self.stopping and partition not in self._opening:
+            self.cluster.coordination.read(
+                self.number, partition, lambda found: self.arrive("coordination", self._may_leave, life, partition, found)
+            )
+
+    def _may_leave(self, life: int, partition: int, found: tuple[int, NodeState | None] | None) -> None:
+        if life != self.life or self.is_assigned(partition) or self.stopping or found is None or found[1] is None:
+            return
+        host, journal = self.hosts.get(partition), self.journals[partition]
+        named = (self.number, journal.log_id) in found[1].isr
+        if host is not None and not host.closed:
+            if not named and not host.replica.leading:
+                self._end(host)
+                del self.hosts[partition]
+        elif partition not in self._opening and journal.present:
+            if named:  # again, since it was closed
+                self._open_soon(1, partition)
+            else:
+                self.cluster.faults["log deleted after a move"] += 1
+                journal.delete()
 
     # ------------------------------------------------------------------ registration
 
@@ -497,6 +565,7 @@ class Broker:
     def _begin_anew(self, host: Host, recovery: int, snapshot: Snapshot | None) -> None:
         """Under a new log id. A crash before the snapshot is written leaves an empty log of that id."""
         journal, life = host.journal, self.life
+        self._opening.add(host.partition)
         journal.empty()
         journal.recovery = recovery
         self.cluster.faults["log begun anew" if snapshot is None else "snapshot installed"] += 1

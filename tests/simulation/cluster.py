@@ -8,7 +8,7 @@ from random import Random
 
 from mq_broker.core.messages import NodeState, ReplicaSettings
 from tests.simulation.broker import Broker
-from tests.simulation.coordination import Coordination
+from tests.simulation.coordination import SLOWEST_HINT_MS, Coordination
 from tests.simulation.loop import Loop
 from tests.simulation.nemesis import FAULTS, Nemesis
 from tests.simulation.network import Network
@@ -18,6 +18,9 @@ from tests.simulation.workload import Workload
 CALM_DOWN_MS = 8_000
 """Once faults have stopped, everything must be whole within this, a session's time, and the time for which a leader stands back if
 one did."""
+
+MOVING_MS = 2 * SLOWEST_HINT_MS + 8_000
+"""A move under way then is finished: brokers learn of it twice, a log is copied, another deleted."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +45,33 @@ class Plan:
     """Chance that the coordination service's answer is lost, or the request itself, while there is trouble."""
     retains_ms: float = 0.0
     """How often retention drops records, in the mean; 0: never."""
+    moves_ms: float = 0.0
+    """How long a partition stays where it is, in the mean; 0: for ever, and on all brokers."""
     shortens: float = 0.0
     """Chance a tick that a replica lets its journal begin later if it may; it does so some time after each drop of records too."""
 
     @property
+    def fewest_replicas(self) -> int:
+        """A partition is assigned to no fewer brokers. Of durability memory, one that is on one broker alone restarts empty."""
+        return max(self.settings.min_insync_replicas, min(self.brokers, 2 if self.durability == "memory" else 1))
+
+    def replicas_of(self, partition: int) -> tuple[int, ...]:
+        """Which brokers a partition is assigned to at first, in order of rank."""
+        everyone = self.settings.replicas
+        if not self.moves_ms:
+            return everyone
+        chance = Random(f"replicas {partition} of {self.brokers}")
+        return tuple(chance.sample(everyone, chance.randint(self.fewest_replicas, self.brokers)))
+
+    @property
     def kinds(self) -> set[str]:
         """Everything that may go wrong under it."""
-        lasting = {"rough_links": self.rough, "coordination_loses_answers": self.answers_lost}
+        lasting = {
+            "rough_links": self.rough,
+            "coordination_loses_answers": self.answers_lost,
+            "retention": self.retains_ms,
+            "moves": self.moves_ms,
+        }
         return {*self.faults, *(kind for kind, chance in lasting.items() if chance)}
 
     @staticmethod
@@ -87,6 +110,7 @@ class Plan:
             answers_lost=chance.choice((0.0, 0.0, 0.0, 0.05, 0.3)),
             retains_ms=chance.choice((0.0, 300.0, 2_000.0, 8_000.0)),
             shortens=chance.choice((0.0, 0.001, 0.02)),
+            moves_ms=chance.choice((0.0, 0.0, 1_000.0, 6_000.0)) if brokers > 1 else 0.0,
         )
 
 
@@ -112,9 +136,9 @@ class Cluster:
         self.plan = plan
         self.loop = Loop(seed)
         self.faults: Counter[str] = Counter()
-        everyone = tuple((broker, "") for broker in plan.settings.replicas)
-        nodes = [NodeState(None, 0, everyone, 0, "created") for _ in range(plan.partitions)]
-        self.coordination = Coordination(self.loop, nodes, plan.session_ms, self.faults)
+        assigned = [plan.replicas_of(partition) for partition in range(plan.partitions)]
+        nodes = [NodeState(None, 0, tuple((b, "") for b in sorted(replicas)), 0, "created") for replicas in assigned]
+        self.coordination = Coordination(self.loop, nodes, assigned, plan.session_ms, self.faults)
         self.network = Network(self.loop, self.faults)
         self.brokers: dict[int, Broker] = {}
         self.oracle = Oracle(self)
@@ -136,7 +160,7 @@ class Cluster:
         self.loop.run(self.plan.trouble_ms)
         self.nemesis.heal()
         self.workload.wind_up()
-        calm_down_ms = CALM_DOWN_MS + self.plan.session_ms + self._copying_ms()
+        calm_down_ms = CALM_DOWN_MS + self.plan.session_ms + self._copying_ms() + (MOVING_MS if self.plan.moves_ms else 0)
         self.loop.run(self.plan.trouble_ms + calm_down_ms, lambda: not self.unfinished())
         if self.unfinished():  # a leader that gave up gives others their time before it claims again
             until_ms = self.oracle.stood_back_ms + self.plan.settings.leader_stuck_ms + calm_down_ms
@@ -158,7 +182,10 @@ class Cluster:
         return missing + self.workload.unanswered()
 
     def _not_whole(self, partition: int) -> list[str]:
-        hosts = [broker.hosts.get(partition) for broker in self.brokers.values()]
+        assigned = self.coordination.assigned[partition][1]
+        hosts = [broker.hosts.get(partition) for broker in self.brokers.values() if broker.number in assigned]
+        if any(broker.journals[partition].present for broker in self.brokers.values() if broker.number not in assigned):
+            return ["a broker has the log of a partition that is not assigned to it"]
         if any(host is None or host.closed for host in hosts):
             return ["a replica is not open"]
         open_hosts = [host for host in hosts if host is not None]

@@ -1,4 +1,5 @@
-"""A simulated coordination service: sessions, the registrations that live in them, and a versioned state node per partition.
+"""A simulated coordination service: sessions, the registrations that live in them, a versioned state node per partition, and which
+brokers each is assigned to.
 
 What ZooKeeper promises is kept (writes are atomic and in one order; a read that follows a sync sees no less than what was written
 when it was asked for), and nothing more: answers are late, lost before or after the write happened, or the write happens long after
@@ -19,6 +20,8 @@ OnRead: TypeAlias = Callable[["tuple[int, NodeState | None] | None"], None]
 OnWritten: TypeAlias = Callable[[CasOutcome, int], None]
 
 REQUEST_TIMEOUT_MS = 2_000
+SLOWEST_HINT_MS = 6_000
+"""So late may a broker learn that a partition was assigned to others."""
 NOT_FOUND: tuple[int, NodeState | None] = (-1, None)
 
 
@@ -42,8 +45,12 @@ class StateNode:
 class Coordination:
     """Owns what the service knows: state nodes, sessions, registrations, the number of lives each broker had."""
 
-    def __init__(self, loop: Loop, nodes: list[NodeState], session_ms: int, faults: Counter[str]) -> None:
+    def __init__(
+        self, loop: Loop, nodes: list[NodeState], assigned: list[tuple[int, ...]], session_ms: int, faults: Counter[str]
+    ) -> None:
         self.up = True
+        self.assigned = [(0, replicas) for replicas in assigned]
+        """By partition, with a version."""
         self.nodes = [StateNode(0, state) for state in nodes]
         self.registered: dict[int, tuple[int, Session]] = {}
         self.slow_ms = 0.0
@@ -56,6 +63,7 @@ class Coordination:
         self._lives: dict[int, int] = {}
         self._sessions = 0
         self._watchers: dict[int, Callable[[], None]] = {}
+        self._movers: dict[int, Callable[[int], None]] = {}
         self._reach: dict[int, bool] = {}
         self._alive: dict[int, bool] = {}
 
@@ -132,6 +140,17 @@ class Coordination:
 
     def live(self) -> tuple[LeaderName, ...]:
         return tuple(LeaderName(broker, self.registered[broker][0]) for broker in sorted(self.registered))
+
+    # ------------------------------------------------------------------ assignments
+
+    def set_mover(self, broker: int, hint: Callable[[int], None]) -> None:
+        """`hint` says that a partition's assignment has changed: sooner or later, in no order among brokers."""
+        self._movers[broker] = hint
+
+    def assign(self, partition: int, replicas: tuple[int, ...]) -> None:
+        self.assigned[partition] = (self.assigned[partition][0] + 1, replicas)
+        for broker in sorted(self._movers):
+            self._loop.after(self._loop.often_short(1, SLOWEST_HINT_MS), self._movers[broker], partition)
 
     # ------------------------------------------------------------------ state nodes
 

@@ -66,6 +66,8 @@ class Journal:
         self.entries: list[Entry] = []
         self.snapshot: Snapshot | None = None
         self.recovery = 0
+        self.present = False
+        """There is something of it on the disk."""
         self._loop = loop
         self._name = name
         self._disk = disk
@@ -149,6 +151,7 @@ class Journal:
     def open(self, listener: Listener) -> RecoveredLog:
         """Recover: what the files hold is synced, and then served."""
         self._life += 1
+        self.present = True
         self._listener = listener
         self._synced = self._files_end
         self.entries = list(self._files)
@@ -330,8 +333,13 @@ class Journal:
         if life == self._life and self._listener is not None:
             self._listener.replaced(self.log_id, "damage was found")
 
+    def delete(self) -> None:
+        """Another disk, with nothing on it; or the partition has moved elsewhere."""
+        self.empty()
+        self.present = False
+
     def empty(self) -> None:
-        """Another disk, with nothing on it; or the journal is deleted, or begun anew."""
+        """Begun anew, with nothing in it."""
         self._renew()
         self._forget()
         self.entries = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mq_broker.core.messages import TransferLeadership
 from tests.simulation.loop import Process
 from tests.simulation.network import LinkCondition
 
@@ -43,6 +44,7 @@ FAULTS = (
     "sync_fails",
     "damage",
     "late_ticks",
+    "transfer_leadership",
 )
 
 
@@ -220,6 +222,14 @@ class Nemesis:
         self.note("late_ticks", f"broker {broker.number}")
         broker.late_ticks = 0.2
         self._later(1_000, 10_000, setattr, broker, "late_ticks", 0.0)
+
+    def _transfer_leadership(self, broker: Broker) -> None:
+        """By an operator, to whomever: it need not be in sync, nor even live."""
+        for host in list(broker.hosts.values()):
+            if host.replica.leading and not broker.paused:
+                to = self.loop.random.choice(host.replica.replicas)
+                self.note("transfer_leadership", f"of partition {host.partition} from {broker.number} to {to}")
+                broker.feed(host, TransferLeadership(to, self.loop.now_ms + int(self.loop.between(100, 5_000))))
 
     # ------------------------------------------------------------------ links
 

@@ -22,7 +22,7 @@ from mq_broker.core.entries import (
     TransactionKey,
     Trim,
 )
-from mq_broker.core.messages import Decided, Done, Refused, Result, Wait
+from mq_broker.core.messages import Decided, Done, Refused, Result, TransferLeadership, Wait
 from mq_protocol.errors import FencedRun, NotLeader, RefusedError, ReplayMismatch, StagedBatchMissing, TritonMQError
 from tests.simulation.loop import Process, Promise
 
@@ -68,6 +68,8 @@ class Workload:
             self._spawn("group", self._move_cursor(partition, f"g{partition}"))
             if plan.retains_ms:
                 self._spawn("retention", self._retain(partition))
+            if plan.moves_ms:
+                self._spawn("move", self._move(partition))
             self._spawn("forgetful producer", self._ask_long_after(partition))
         self._spawn("query", self._query("q"))
 
@@ -292,6 +294,45 @@ class Workload:
 
         self.loop.after(self.loop.often_short(0.2, 12.0), broker.arrive, "clients", take)
         return promise
+
+    # ------------------------------------------------------------------ moves
+
+    def _move(self, partition: int) -> Process:
+        """Assign the partition to other brokers while it is written to: to both sets first, to the new one once that is in sync and
+        leads."""
+        loop, coordination = self.loop, self.cluster.coordination
+        while not self._stopped:
+            yield min(loop.random.expovariate(1 / self.cluster.plan.moves_ms), 5_000)
+            _, present = coordination.assigned[partition]
+            count = loop.random.randint(self.cluster.plan.fewest_replicas, self.cluster.plan.brokers)
+            targets = tuple(loop.random.sample(self.cluster.plan.settings.replicas, count))
+            self._assign(partition, present + tuple(broker for broker in targets if broker not in present))
+            patience = loop.random.randint(5, 60)
+            while not (yield from self._arrived(partition, targets)):
+                patience -= 1
+                if not patience and not self._stopped:
+                    targets = present  # it takes too long: everything back, which is a move too
+            self._assign(partition, targets)
+            self.done["moves"] += 1
+
+    def _assign(self, partition: int, replicas: tuple[int, ...]) -> None:
+        self.cluster.oracle.story.note(self.loop.now_us, f"partition {partition} is assigned to {list(replicas)}")
+        self.cluster.coordination.assign(partition, replicas)
+
+    def _arrived(self, partition: int, targets: tuple[int, ...]) -> Process:
+        """Whether all of them are in sync and one leads, as just read; what can be done for that is done."""
+        yield self.loop.between(100, 1_000)
+        state = self.cluster.coordination.nodes[partition].state
+        if not self.cluster.coordination.up or not set(targets) <= {broker for broker, log_id in state.isr if log_id}:
+            return False
+        if state.leader is None or state.leader.broker in targets:
+            return state.leader is not None
+        broker = self.cluster.brokers[state.leader.broker]
+        host = broker.hosts.get(partition)
+        if host is not None:
+            transfer = TransferLeadership(self.loop.random.choice(targets), self.loop.now_ms + 2_000)
+            self.loop.after(self.loop.often_short(0.2, 12.0), broker.arrive, "clients", broker.feed, host, transfer)
+        return False
 
     # ------------------------------------------------------------------ micro-batches
 
