@@ -1,0 +1,368 @@
+"""How far behind the running queries are, inside Spark: in records, in bytes, in seconds, by topic and partition.
+
+A query's progress says where its checkpoint stands; the brokers say where the logs end and how old the next record is. Both are put
+together here, after every micro-batch and at an interval between them: a query that hangs makes no progress, and its lag grows. Not
+here: the reports of the tasks (datasource/progress.py), which do without a listener and tell what has been read, not committed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from types import TracebackType
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from mq_client import Admin, BatchMetadata, GroupCursor, InvalidRequest, InvalidSetting, Producer, TritonMQError
+from mq_client.connection import Connection
+from mq_client.deadline import Deadline, positive_ms
+from mq_client.leaders import move_cursors
+from mq_protocol.ddl import parse_schema
+from mq_spark.offsets import Offsets, canonical, from_json
+
+log = logging.getLogger(__name__)
+
+LAG_SCHEMA: Final = (
+    "measured timestamp, query string, run string, name string, batch long, running boolean, "
+    "topic string, partition int, offset long, log_end_offset long, records long, bytes long, seconds double"
+)
+"""Of a topic that a `LagListener` writes to: a row a partition and measurement."""
+
+GROUP_KIND: Final = "spark"
+SPACING_SECONDS: Final = 0.5
+"""Measurements of quick micro-batches are at least so far apart."""
+
+CLOSING_SECONDS: Final = 10.0
+ENDED_QUERIES_MAX: Final = 100
+"""So many queries that have ended are remembered by `latest`."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicLag:
+    """What a query has not read of one topic: `records`, their stored size in `bytes`, and `seconds`, how old the oldest is."""
+
+    topic: str
+    partitions: tuple[GroupCursor, ...]
+
+    @property
+    def records(self) -> int:
+        return sum(cursor.lag for cursor in self.partitions)
+
+    @property
+    def bytes(self) -> int:
+        return sum(cursor.lag_bytes for cursor in self.partitions)
+
+    @property
+    def seconds(self) -> float:
+        return max((cursor.lag_us for cursor in self.partitions), default=0) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLag:
+    """How far behind a query is. `group`: under which name `tritonmq group describe` shows the same.
+
+    `batch_id`: the micro-batch after which it stood here. `running` False: measured once more after the query had ended.
+    """
+
+    query_id: str
+    run_id: str
+    name: str | None
+    group: str
+    batch_id: int
+    running: bool
+    measured_us: int
+    topics: tuple[TopicLag, ...]
+
+    @property
+    def records(self) -> int:
+        return sum(topic.records for topic in self.topics)
+
+    @property
+    def bytes(self) -> int:
+        return sum(topic.bytes for topic in self.topics)
+
+    @property
+    def seconds(self) -> float:
+        return max((topic.seconds for topic in self.topics), default=0.0)
+
+    def __str__(self) -> str:
+        return f"query {self.name or self.query_id} is {self.records} records, {self.bytes} bytes, {self.seconds:.1f} s behind"
+
+
+@dataclass(slots=True)
+class _Query:
+    """Where a query stands: `positions` after micro-batch `batch_id`; `told` is what the brokers know of it."""
+
+    run_id: str
+    name: str | None
+    batch_id: int = -1
+    positions: Offsets = field(default_factory=dict)
+    told: Offsets = field(default_factory=dict)
+    ended: bool = False
+    news: bool = False
+
+
+class LagListener(StreamingQueryListener):
+    """`spark.streams.addListener(LagListener("host:7400"))`: measures how far behind every query with a TritonMQ source is.
+
+    Owns a thread, clients, and the newest measurement of each query (`latest`). What is measured is logged at level INFO, given to
+    `on_lag` in that thread, and written to `topic`, which must have `LAG_SCHEMA`. The brokers are told where Spark's checkpoint
+    stands, under the group `<group_prefix>-<query id>`, of partitions that no task has read too: `tritonmq group describe` agrees,
+    right after the last micro-batch as well. A query whose source has the option groupIdPrefix wants the same here.
+
+    `interval_s`: between measurements of a query that makes no progress. `timeout_ms`: for each question to the brokers; what fails
+    is logged and measured again later. Raises `InvalidSetting`; for `topic` also `UnknownTopic`, `Unreachable`, `InvalidRequest`.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        on_lag: Callable[[QueryLag], None] | None = None,
+        topic: str | None = None,
+        interval_s: float = 10.0,
+        group_prefix: str = "spark",
+        timeout_ms: float = 5_000,
+    ) -> None:
+        if not interval_s > 0:
+            raise InvalidSetting(f"interval_s={interval_s} must be a positive number of seconds")
+        self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
+        self._interval_s = interval_s
+        self._group_prefix = group_prefix
+        self._on_lag = on_lag
+        self._connection = Connection(bootstrap)
+        self._admin = Admin(bootstrap, timeout_ms)
+        self._rows = None if topic is None else _LagTopic(bootstrap, topic, self._admin)
+        self._changed = threading.Condition()
+        self._queries: dict[str, _Query] = {}
+        self._latest: dict[str, QueryLag] = {}
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    # -------------------------------------------------------------- for whoever asks
+
+    def latest(self) -> dict[str, QueryLag]:
+        """The newest measurement of each query, by the query's id; the last ones that have ended are among them."""
+        with self._changed:
+            return dict(self._latest)
+
+    def close(self) -> None:
+        """Measure once more what has news, and end the thread. Take the listener from Spark first (`removeListener`)."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join(CLOSING_SECONDS)
+        if self._rows is not None:
+            self._rows.close()
+
+    def __enter__(self) -> LagListener:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # -------------------------------------------------------------- what Spark tells; none of it waits for a broker
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802 - Spark's name
+        with self._changed:
+            self._queries[str(event.id)] = _Query(str(event.runId), event.name)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        progress = event.progress
+        with self._changed:
+            query = self._queries.setdefault(str(progress.id), _Query(str(progress.runId), progress.name))
+            query.batch_id = progress.batchId
+            query.positions = _positions(progress)
+            self._wake(query)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Nothing new: it is measured at the interval."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        with self._changed:
+            query = self._queries.get(str(event.id))
+            if query is not None and query.run_id == str(event.runId):
+                query.ended = True
+                self._wake(query)
+
+    def _wake(self, query: _Query) -> None:
+        query.news = True
+        if self._thread is None and not self._closing:
+            self._thread = threading.Thread(target=self._run, name="tritonmq-lag", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
+
+    # -------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(self._due, self._interval_s)
+                closing = self._closing
+                chosen = {key: query for key, query in self._queries.items() if query.news or not closing}
+                for query in chosen.values():
+                    query.news = False
+                self._queries = {key: query for key, query in self._queries.items() if not query.ended}
+            for query_id, query in chosen.items():
+                self._measure(query_id, query)
+            with self._changed:
+                if closing:
+                    return
+                self._changed.wait_for(lambda: self._closing or self._somebody_ended(), SPACING_SECONDS)
+
+    def _due(self) -> bool:
+        return self._closing or any(query.news for query in self._queries.values())
+
+    def _somebody_ended(self) -> bool:
+        return any(query.ended for query in self._queries.values())
+
+    def _measure(self, query_id: str, query: _Query) -> None:
+        if not query.positions:
+            return  # no source of ours, or no micro-batch yet
+        group = f"{self._group_prefix}-{query_id}"
+        positions = query.positions
+        try:
+            self._tell(group, query, positions)
+        except TritonMQError as error:  # a partition without a leader: what the brokers knew before can be shown nevertheless
+            log.info("the brokers were not told where query %s stands: %s", query.name or query_id, error)
+        try:
+            cursors = self._admin.describe_group(group).cursors
+        except TritonMQError as error:
+            log.warning("lag of query %s was not measured: %s", query.name or query_id, error)
+            return
+        measured = QueryLag(
+            query_id=query_id,
+            run_id=query.run_id,
+            name=query.name,
+            group=group,
+            batch_id=query.batch_id,
+            running=not query.ended,
+            measured_us=time.time_ns() // 1000,
+            topics=tuple(
+                TopicLag(topic, tuple(c for c in cursors if c.topic == topic and c.partition in positions[topic]))
+                for topic in positions
+            ),
+        )
+        with self._changed:
+            self._remember(measured)
+        self._hand_out(measured)
+
+    def _tell(self, group: str, query: _Query, positions: Offsets) -> None:
+        news = {
+            topic: changed
+            for topic, inner in positions.items()
+            if (changed := {p: offset for p, offset in inner.items() if query.told.get(topic, {}).get(p) != offset})
+        }
+        if news:
+            move_cursors(self._connection, group, news, Deadline(self._timeout_ms), kind=GROUP_KIND)
+            query.told = positions
+
+    def _remember(self, measured: QueryLag) -> None:
+        self._latest.pop(measured.query_id, None)
+        self._latest[measured.query_id] = measured
+        ended = [query_id for query_id, lag in self._latest.items() if not lag.running]
+        for query_id in ended[:-ENDED_QUERIES_MAX]:
+            del self._latest[query_id]
+
+    def _hand_out(self, measured: QueryLag) -> None:
+        log.info("%s", measured)
+        if self._rows is not None:
+            self._rows.write(measured)
+        if self._on_lag is not None:
+            try:
+                self._on_lag(measured)
+            except Exception:
+                log.exception("on_lag failed; it is called again with the next measurement")
+
+
+class _LagTopic:
+    """Owns the producer that writes measurements as rows; never waits for an answer but when it is closed."""
+
+    def __init__(self, bootstrap: str, topic: str, admin: Admin) -> None:
+        self._schema = parse_schema(LAG_SCHEMA)
+        if admin.describe_topic(topic).schema != self._schema:
+            raise InvalidRequest(
+                f"topic {topic!r} cannot take lag: create one with the schema mq_spark.LAG_SCHEMA ({LAG_SCHEMA!r})"
+            )
+        self._topic = topic
+        self._producer = Producer(bootstrap)
+        self._last: Future[BatchMetadata] | None = None
+
+    def write(self, measured: QueryLag) -> None:
+        """What was handed over before and is still on its way keeps this one back: the next measurement says more."""
+        if self._last is not None:
+            if not self._last.done():
+                return
+            if (error := self._last.exception()) is not None:
+                log.warning("lag was not written to topic %s: %s", self._topic, error)
+        table = pa.Table.from_pylist(_rows(measured), schema=self._schema)
+        try:
+            self._last = self._producer.publish_batch(self._topic, table)
+        except TritonMQError as error:
+            log.warning("lag was not written to topic %s: %s", self._topic, error)
+
+    def close(self) -> None:
+        self._producer.close()
+
+
+def _rows(measured: QueryLag) -> list[dict[str, Any]]:
+    about: Mapping[str, Any] = {
+        "measured": datetime.fromtimestamp(measured.measured_us / 1e6, tz=UTC),
+        "query": measured.query_id,
+        "run": measured.run_id,
+        "name": measured.name,
+        "batch": measured.batch_id,
+        "running": measured.running,
+    }
+    return [
+        {
+            **about,
+            "topic": topic.topic,
+            "partition": cursor.partition,
+            "offset": cursor.offset,
+            "log_end_offset": cursor.log_end_offset,
+            "records": cursor.lag,
+            "bytes": cursor.lag_bytes,
+            "seconds": cursor.lag_us / 1e6,
+        }
+        for topic in measured.topics
+        for cursor in topic.partitions
+    ]
+
+
+def _positions(progress: StreamingQueryProgress) -> Offsets:
+    """Where the query's TritonMQ sources stand, all together; where two read the same partition, the one behind."""
+    found: dict[str, dict[int, int]] = {}
+    for source in progress.sources:
+        for topic, inner in _offsets(source.description, source.endOffset).items():
+            into = found.setdefault(topic, {})
+            for partition, offset in inner.items():
+                into[partition] = min(offset, into.get(partition, offset))
+    return canonical(found)
+
+
+def _offsets(description: str, end: str) -> Offsets:
+    """Nothing for another source's: Spark names a Python source by its class only, so the form of its offsets decides."""
+    if ".python." not in description:
+        return {}
+    try:
+        return from_json(json.loads(end))
+    except (ValueError, InvalidRequest):
+        return {}

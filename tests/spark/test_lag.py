@@ -1,0 +1,178 @@
+"""How far behind a query is: seen by operators at the brokers and by users inside Spark, at every moment of a query's life."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from mq_cli.local_cluster import LocalCluster
+from mq_client import Admin, InvalidRequest, InvalidSetting, Producer, Reader, UnknownTopic
+from mq_spark import LAG_SCHEMA, LagListener, QueryLag
+from tests.cluster.harness import wait_until
+from tests.mq_cli.processes import tritonmq
+from tests.spark.harness import Streams
+
+Name = Callable[[str], str]
+
+
+@pytest.fixture
+def streams(spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name) -> Streams:
+    return Streams(spark, cluster.bootstrap, admin, producer, name("in"))
+
+
+@pytest.fixture
+def listen(spark: SparkSession, cluster: LocalCluster) -> Iterator[Callable[..., LagListener]]:
+    """A listener that Spark has, taken away and closed when the test ends."""
+    listeners: list[LagListener] = []
+
+    def start(**options: object) -> LagListener:
+        listener = LagListener(cluster.bootstrap, **options)  # type: ignore[arg-type]
+        spark.streams.addListener(listener)
+        listeners.append(listener)
+        return listener
+
+    yield start
+    for listener in listeners:
+        spark.streams.removeListener(listener)
+        listener.close()
+
+
+def start(frame: DataFrame, checkpoint: Path, *, once: bool = False, name: str = "") -> StreamingQuery:
+    writer = frame.writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+    writer = writer.queryName(name) if name else writer
+    return (writer.trigger(availableNow=True) if once else writer).start()
+
+
+def group_of(query: StreamingQuery) -> str:
+    return f"spark-{query.id}"
+
+
+def described(streams: Streams, group: str) -> dict[int, tuple[int, int]]:
+    """As `tritonmq group describe` says it: offset and records behind, by partition."""
+    found = tritonmq("group", "describe", group, "--json", "--bootstrap", streams.bootstrap)
+    if found.returncode:
+        return {}
+    return {cursor["partition"]: (cursor["offset"], cursor["lag"]) for cursor in json.loads(found.stdout)["cursors"]}
+
+
+def test_without_a_listener_the_brokers_know_what_has_been_read_right_after_the_last_micro_batch(
+    streams: Streams, tmp_path: Path
+) -> None:
+    streams.create(2)
+    streams.publish("a", "b", "c", partition=0)
+    streams.publish("d", partition=1)
+    query = start(streams.stream(startingOffsets="earliest", maxOffsetsPerTrigger=2), tmp_path / "c", once=True)
+    assert query.awaitTermination(60)
+    wait_until(lambda: described(streams, group_of(query)) == {0: (3, 0), 1: (1, 0)}, "the last micro-batch is told")
+    streams.publish("e", "f", partition=1)
+    assert described(streams, group_of(query)) == {0: (3, 0), 1: (1, 2)}
+
+
+def test_with_a_listener_the_brokers_and_spark_agree_while_running_and_after_the_end(
+    streams: Streams, listen: Callable[..., LagListener], tmp_path: Path
+) -> None:
+    seen: list[QueryLag] = []
+    listener = listen(on_lag=seen.append, interval_s=0.5)
+    streams.create(3)
+    streams.publish(*"abcdef", partition=0)
+    streams.publish("g", partition=1)
+    frame = streams.stream(startingOffsets="earliest")
+    query = start(frame, tmp_path / "c", name="running")
+    group = group_of(query)
+    # Also partition 2, which no task has read because it is empty.
+    wait_until(lambda: described(streams, group) == {0: (6, 0), 1: (1, 0), 2: (0, 0)}, "all partitions are told while it runs")
+    running = wait_until(lambda: (found := listener.latest()[query.id]).records == 0 and found, "Spark agrees")
+    assert (running.name, running.group, running.running, running.records) == ("running", group, True, 0)
+    query.stop()
+    wait_until(lambda: not listener.latest()[query.id].running, "it is measured once more after its end")
+
+    streams.publish(*"hijk", partition=2)
+    assert described(streams, group) == {0: (6, 0), 1: (1, 0), 2: (0, 4)}, "what comes while it is away is its lag"
+    again = start(streams.stream(startingOffsets="earliest", maxOffsetsPerTrigger=1), tmp_path / "c", once=True)
+    assert again.awaitTermination(60)
+    assert again.id == query.id
+    wait_until(lambda: described(streams, group)[2] == (4, 0), "its last micro-batch is told")
+    wait_until(lambda: (listener.latest()[query.id].records, listener.latest()[query.id].running) == (0, False), "Spark agrees")
+    behind = [lag for lag in seen if lag.run_id == str(again.runId) and lag.records]
+    assert all(lag.bytes > 0 and lag.seconds > 0 and lag.batch_id >= 0 for lag in behind)
+
+
+def test_the_lag_of_a_query_that_hangs_grows_between_its_micro_batches(
+    streams: Streams, listen: Callable[..., LagListener], tmp_path: Path
+) -> None:
+    listener = listen(interval_s=0.2)
+    streams.create(1)
+    streams.publish("a")
+    holding = tmp_path / "hold"
+
+    def hold(_frame: DataFrame, _batch: int) -> None:
+        wait_until(lambda: not holding.exists(), "the test lets go")
+
+    writer = streams.stream(startingOffsets="earliest").writeStream.foreachBatch(hold)
+    query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
+    try:
+        first = "the first record is behind it"
+        wait_until(lambda: (found := listener.latest().get(query.id)) and found.topics[0].partitions[0].offset == 1, first)
+        holding.touch()
+        streams.publish("b", "c")
+        lag = wait_until(lambda: (found := listener.latest()[query.id]).records == 2 and found, "the lag is seen")
+        wait_until(lambda: listener.latest()[query.id].seconds > lag.seconds, "and grows with time")
+    finally:
+        holding.unlink(missing_ok=True)
+        query.stop()
+
+
+def test_lag_can_be_rows_of_a_topic(
+    streams: Streams, listen: Callable[..., LagListener], name: Name, tmp_path: Path, spark: SparkSession
+) -> None:
+    streams.create(2)
+    streams.publish("a", "b")
+    streams.admin.create_topic(name("lag"), schema=LAG_SCHEMA)
+    listener = listen(topic=name("lag"))
+    query = start(streams.stream(startingOffsets="earliest"), tmp_path / "c", once=True, name="written")
+    assert query.awaitTermination(60)
+    wait_until(lambda: query.id in listener.latest() and not listener.latest()[query.id].running, "its end is measured")
+    listener.close()
+    with Reader(streams.bootstrap) as reader:
+        (_, end) = streams.admin.offsets(name("lag"))[0]
+        rows = [row for batch in reader.read(name("lag"), 0, 0, end) for row in batch.to_pylist()]
+    last = {row["partition"]: row for row in rows}
+    assert {number: (row["offset"], row["records"], row["bytes"], row["seconds"]) for number, row in last.items()} == {
+        0: (2, 0, 0, 0.0),
+        1: (0, 0, 0, 0.0),
+    }
+    assert {(row["query"], row["name"], row["topic"]) for row in rows} == {(query.id, "written", streams.topic)}
+
+
+def test_a_callback_that_fails_is_called_again(
+    streams: Streams, listen: Callable[..., LagListener], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[QueryLag] = []
+
+    def fail(lag: QueryLag) -> None:
+        calls.append(lag)
+        raise ValueError("not today")
+
+    listen(on_lag=fail, interval_s=0.1)
+    streams.create(1)
+    query = start(streams.stream(startingOffsets="earliest"), tmp_path / "c")
+    try:
+        wait_until(lambda: len(calls) > 1, "it is called twice")
+    finally:
+        query.stop()
+    assert "not today" in caplog.text
+
+
+def test_what_cannot_work_is_refused_at_once(streams: Streams, cluster: LocalCluster) -> None:
+    with pytest.raises(UnknownTopic):
+        LagListener(cluster.bootstrap, topic=streams.topic)
+    streams.create(1)
+    with pytest.raises(InvalidRequest, match="LAG_SCHEMA"):
+        LagListener(cluster.bootstrap, topic=streams.topic)
+    with pytest.raises(InvalidSetting, match="interval_s"):
+        LagListener(cluster.bootstrap, interval_s=0)
