@@ -1,13 +1,14 @@
 """Tells the brokers how far a query has read, so that its lag can be seen there. The checkpoint stays the truth.
 
-Never in the way of the query: positions are handed over and sent by a thread of their own, the newest only, at most twice a second;
-what cannot be sent is dropped, because the next report says more.
+Never in the way of the query: positions are handed over and sent by a thread of their own, the newest only, at most twice a second.
+What cannot be sent is sent again for a while: after a query's last micro-batch no other report follows that would say more.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
@@ -18,6 +19,9 @@ log = logging.getLogger(__name__)
 INTERVAL_SECONDS: Final = 0.5
 IDLE_SECONDS: Final = 30.0
 """A reporter with nothing to say ends its thread after this; the next report starts another."""
+
+TRIED_SECONDS: Final = 60.0
+"""Positions that could not be sent for so long are dropped."""
 
 Place: TypeAlias = tuple[str, int]
 """`(topic, partition)`."""
@@ -39,6 +43,7 @@ class Reporter:
         self._thread: threading.Thread | None = None
         self._sending = False
         self._hurry = False
+        self._failing_since_s: float | None = None
 
     def report(self, group: str, positions: Iterable[tuple[str, int, int]]) -> None:
         """Hand over `(topic, partition, offset)`, the next offset that the group wants. Returns at once."""
@@ -75,7 +80,7 @@ class Reporter:
             with self._lock:
                 self._sending = False
                 self._wake.notify_all()
-                self._wake.wait_for(lambda: self._hurry, self._interval_s)
+                self._wake.wait_for(lambda: self._hurry and self._failing_since_s is None, self._interval_s)
 
     def _tell(self, group: str, positions: Mapping[Place, int]) -> None:
         try:
@@ -83,6 +88,22 @@ class Reporter:
         except TritonMQError as error:
             log.debug("progress of group %s was not reported: %s", group, error)
             with self._lock:
-                for place, offset in positions.items():
-                    if self._told[group].get(place) == offset:
-                        del self._told[group][place]
+                self._failed(group, positions, again=error.retriable)
+        else:
+            self._failing_since_s = None
+
+    def _failed(self, group: str, positions: Mapping[Place, int], *, again: bool) -> None:
+        """Have the positions wait again, those that no newer report has replaced; or forget them, so that they may come again."""
+        now_s = time.monotonic()
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
+        again = again and now_s - self._failing_since_s < TRIED_SECONDS
+        told = self._told[group]
+        for place, offset in positions.items():
+            if told.get(place) == offset:
+                if again:
+                    self._waiting.setdefault(group, {})[place] = offset
+                else:
+                    del told[place]
+        if not again:
+            self._failing_since_s = None

@@ -6,7 +6,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
-from mq_protocol.errors import Unreachable
+import pytest
+
+from mq_protocol.errors import TritonMQError, UnknownTopic, Unreachable
+from mq_spark.datasource import progress
 from mq_spark.datasource.progress import Place, Reporter
 
 
@@ -59,17 +62,58 @@ def assert_set(event: threading.Event) -> None:
     assert event.wait(5)
 
 
-def test_a_report_that_failed_is_sent_again_with_the_next_and_raises_nowhere() -> None:
+def test_a_report_that_failed_is_sent_again_by_itself_and_raises_nowhere() -> None:
+    sent: list[dict[Place, int]] = []
+
+    def send(_group: str, positions: Mapping[Place, int]) -> None:
+        sent.append(dict(positions))
+        if len(sent) <= 3:
+            raise Unreachable("nobody is there")
+
+    reporter = Reporter(send, interval_s=0.0)
+    reporter.report("g", [("t", 0, 1)])
+    wait_until(lambda: len(sent) == 4)
+    assert sent == [{("t", 0): 1}] * 4
+    reporter.report("g", [("t", 0, 1)])
+    reporter.flush(5)
+    assert len(sent) == 4, "what has arrived is not sent again"
+
+
+def test_a_newer_report_takes_the_place_of_one_that_failed() -> None:
+    sent: list[dict[Place, int]] = []
+    failing, go_on = threading.Event(), threading.Event()
+
+    def send(_group: str, positions: Mapping[Place, int]) -> None:
+        sent.append(dict(positions))
+        if len(sent) == 1:
+            failing.set()
+            assert go_on.wait(5)
+            raise Unreachable("nobody is there")
+
+    reporter = Reporter(send, interval_s=0.0)
+    reporter.report("g", [("t", 0, 1), ("t", 1, 1)])
+    assert failing.wait(5)
+    reporter.report("g", [("t", 0, 2)])
+    go_on.set()
+    wait_until(lambda: len(sent) == 2)
+    assert sent[1] == {("t", 0): 2, ("t", 1): 1}
+
+
+@pytest.mark.parametrize(("error", "tried_s"), [(UnknownTopic("gone"), 60.0), (Unreachable("nobody is there"), 0.0)])
+def test_what_asking_again_cannot_mend_or_has_not_for_long_is_dropped(
+    error: TritonMQError, tried_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "TRIED_SECONDS", tried_s)
     sent: list[dict[Place, int]] = []
 
     def send(_group: str, positions: Mapping[Place, int]) -> None:
         sent.append(dict(positions))
         if len(sent) == 1:
-            raise Unreachable("nobody is there")
+            raise error
 
     reporter = Reporter(send, interval_s=0.0)
     reporter.report("g", [("t", 0, 1)])
     wait_until(lambda: len(sent) == 1 and reporter._told == {"g": {}})
+    assert not reporter._waiting
     reporter.report("g", [("t", 0, 1)])
     wait_until(lambda: len(sent) == 2)
-    assert sent == [{("t", 0): 1}] * 2
