@@ -5,15 +5,16 @@ Each answer stands at a partition's place, with an error where that broker could
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
-from mq_client.connection import Connection
+from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Backoff, Deadline
 from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError, UnknownPartition
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import from_wire
 
 _ATTEMPT_MS = 5_000.0
+_ADDED_WITHIN_MS = 1_000.0
 
 Ask = Callable[[str, list[int], Deadline], Iterable[pb.PartitionOffsets]]
 """Asks the broker at an address about partitions of one topic: their answers, each with its partition's number."""
@@ -24,7 +25,7 @@ def ask_offsets(
     topic: str,
     deadline: Deadline,
     *,
-    partitions: Iterable[int] | None = None,
+    partitions: Collection[int] | None = None,
     timestamp_us: int | None = None,
 ) -> dict[int, pb.PartitionOffsets]:
     """Where the partitions' logs begin and end now; with `timestamp_us` also the first offset at or after that time."""
@@ -84,19 +85,16 @@ def move_cursors(
 
 
 def ask_leaders(
-    connection: Connection, topic: str, partitions: Iterable[int] | None, ask: Ask, deadline: Deadline
+    connection: Connection, topic: str, partitions: Collection[int] | None, ask: Ask, deadline: Deadline
 ) -> dict[int, pb.PartitionOffsets]:
     """Every partition's answer from its leader. Raises what could not be mended by asking until the deadline."""
-    view = connection.topic(topic, deadline)
+    view = topic_with(connection, topic, partitions or (), deadline)
     missing = list(range(view.partitions)) if partitions is None else list(partitions)
     answers: dict[int, pb.PartitionOffsets] = {}
     backoff = Backoff()
     while True:
-        wrong = [number for number in missing if not 0 <= number < view.partitions]
-        if wrong:
-            raise UnknownPartition(f"topic {topic!r} has no partition {wrong[0]}: it has 0 to {view.partitions - 1}")
         by_address: dict[str, list[int]] = {}
-        for number in missing:
+        for number in _checked(view, missing):
             address = connection.leader_address(view, number)
             if address is not None:
                 by_address.setdefault(address, []).append(number)
@@ -128,3 +126,24 @@ def ask_leaders(
             ) from last
         backoff.sleep(deadline)
         view = connection.refresh(topic, deadline)
+
+
+def topic_with(connection: Connection, topic: str, partitions: Collection[int], deadline: Deadline) -> TopicView:
+    """The topic, as somebody describes it who knows these partitions: they may have just been added, and brokers learn of that at
+    their own pace. Raises `UnknownPartition`.
+    """
+    view = connection.topic(topic, deadline)
+    limit, backoff = deadline.at_most(_ADDED_WITHIN_MS), Backoff()
+    while any(number >= view.partitions for number in partitions) and not limit.expired:
+        view = connection.refresh(topic, deadline)
+        if any(number >= view.partitions for number in partitions):
+            backoff.sleep(limit)
+    _checked(view, partitions)
+    return view
+
+
+def _checked(view: TopicView, partitions: Collection[int]) -> Collection[int]:
+    for number in partitions:
+        if not 0 <= number < view.partitions:
+            raise UnknownPartition(f"topic {view.name!r} has no partition {number}: it has 0 to {view.partitions - 1}")
+    return partitions

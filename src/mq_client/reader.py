@@ -21,9 +21,8 @@ from mq_client.errors import (
     OutcomeUnknown,
     SchemaMismatch,
     TritonMQError,
-    UnknownPartition,
 )
-from mq_client.leaders import ask_offsets
+from mq_client.leaders import ask_offsets, topic_with
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch
@@ -102,9 +101,7 @@ class Reader:
         chunk_bytes_max: int = limits.FETCH_CHUNK_BYTES,
     ) -> Iterator[StoredSlice]:
         """As `read`, with each batch's offsets and time; also those of which a filter has kept no row."""
-        view = self._connection.topic(topic, Deadline(self._timeout_ms))
-        if not 0 <= partition < view.partitions:
-            raise UnknownPartition(f"topic {topic!r} has no partition {partition}: it has 0 to {view.partitions - 1}")
+        view = topic_with(self._connection, topic, [partition], Deadline(self._timeout_ms))
         for name in columns or ():
             if name not in view.schema.names:
                 raise SchemaMismatch(f"topic {topic!r} has no column {name!r}{did_you_mean(name, view.schema.names)}")

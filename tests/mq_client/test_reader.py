@@ -160,3 +160,13 @@ def test_a_broker_that_dies_under_a_reader_is_waited_for_and_read_on_from_there(
                 cluster.restart(1, wait=False)
             found += batch.column("n").to_pylist()
         assert found == list(range(500_000))
+
+
+def test_a_partition_that_has_been_added_is_read_by_who_knew_the_topic_before(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    with Reader(bootstrap) as reader:
+        assert reader.offsets(topic) == {0: (0, 0)}
+        admin.alter_topic(topic, partitions=2)
+        with Producer(bootstrap) as producer:
+            producer.publish(topic, b"x", partition=1).result(10)
+        assert [batch.column("value").to_pylist() for batch in reader.read(topic, 1)] == [[b"x"]]

@@ -137,6 +137,25 @@ def test_a_topic_of_a_pattern_that_is_deleted_is_a_loss_and_may_be_passed_over(t
     assert run_stream(topics.stream(failOnDataLoss="false", **options)).values() == ["next"]
 
 
+def test_rows_that_retention_has_removed_are_a_loss_and_may_be_passed_over(topics: Topics, run_stream: Run) -> None:
+    topic = topics.create("t")
+    topics.publish(topic, "0")
+    options = {"subscribe": topic, "startingOffsets": "earliest"}
+    assert run_stream(topics.stream(**options)).values() == ["0"]
+    for number in range(1, 6):
+        topics.publish(topic, str(number))
+    topics.admin.alter_topic(topic, retention_bytes=1)
+    wait_until(lambda: topics.admin.offsets(topic)[0][0] > 1, "retention")
+    start, end = topics.admin.offsets(topic)[0]
+    with pytest.raises(StreamingQueryException, match=f"offset 1 of topic .* only {start} to 6 is kept: retention has removed"):
+        run_stream(topics.stream(**options))
+    assert run_stream(topics.stream(failOnDataLoss="false", **options)).values() == [str(n) for n in range(start, end)]
+    zero = json.dumps({topic: {"0": 0}})
+    with pytest.raises(PySparkException, match=f"startingOffsets has offset 0 for topic .*, which keeps {start} to 6"):
+        topics.values(subscribe=topic, startingOffsets=zero)
+    assert len(topics.values(subscribe=topic, startingOffsets=zero, failOnDataLoss="false")) == end - start
+
+
 def test_a_stream_may_wait_for_its_first_topic_if_its_columns_are_given(
     topics: Topics, running: Callable[[DataFrame], Collected]
 ) -> None:

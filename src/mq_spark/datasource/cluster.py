@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from mq_client.connection import Connection, TopicView
@@ -69,9 +69,15 @@ class Cluster:
         found = self._connection.metadata(self._deadline(), all_topics=True).topics
         return sorted(topic.name for topic in found if not topic.name.startswith(INTERNAL_PREFIX))
 
-    def bounds(self, topics: Iterable[str], partitions: Mapping[str, Iterable[int]] | None = None) -> AllBounds:
-        """What the topics keep (of one in `partitions`: those only), asked of every partition's leader now."""
-        return {topic: _bounds_of(self._connection, topic, (partitions or {}).get(topic), self._deadline()) for topic in topics}
+    def bounds(self, topics: Iterable[str], partitions: Mapping[str, Collection[int]] | None = None) -> AllBounds:
+        """What the topics keep (of one in `partitions`: those only), asked of every partition's leader now, those that have just
+        been added included.
+        """
+        found: dict[str, dict[int, Bounds]] = {}
+        for topic in topics:
+            self._connection.refresh(topic, self._deadline())
+            found[topic] = _bounds_of(self._connection, topic, (partitions or {}).get(topic), self._deadline())
+        return found
 
     def watch(self, topics: Iterable[str], partitions: Mapping[str, Iterable[int]] | None = None) -> Watch:
         """What the topics keep, as the brokers push it from now on."""
@@ -174,6 +180,6 @@ def _topic(view: TopicView) -> Topic:
     return Topic(view.name, view.topic_id, view.schema, view.typed, view.partitions)
 
 
-def _bounds_of(connection: Connection, topic: str, partitions: Iterable[int] | None, deadline: Deadline) -> dict[int, Bounds]:
+def _bounds_of(connection: Connection, topic: str, partitions: Collection[int] | None, deadline: Deadline) -> dict[int, Bounds]:
     found = ask_offsets(connection, topic, deadline, partitions=partitions)
     return {partition: Bounds(found[partition].log_start_offset, found[partition].log_end_offset) for partition in sorted(found)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import Final
 
 from pyspark.sql.types import StructType
@@ -24,6 +25,11 @@ log = logging.getLogger(__name__)
 
 SEARCH_SECONDS: Final = 2.0
 """How often topics are looked for under a pattern: one question that any broker answers from memory."""
+
+_GONE_WITHIN_SECONDS: Final = 10.0
+"""Brokers learn of a topic's end at their own pace: for so long one may still list what another no longer knows."""
+
+_LOOKED_AGAIN_SECONDS: Final = 0.2
 
 
 def topics_meant(cluster: Cluster, options: SourceOptions, *, or_none: bool = False) -> list[Topic]:
@@ -92,13 +98,15 @@ class Subscribed:
         """
         if self._error is not None:
             raise self._error
-        try:
-            return self._watch.bounds()
-        except UnknownTopic:
-            if self._options.subscription.pattern is None:
-                raise
-        self.search()  # a topic has gone: under a pattern that is no error yet, but a loss if its rows are still wanted
-        return self._watch.bounds()
+        deadline = time.monotonic() + min(self._options.timeout_ms / 1000, _GONE_WITHIN_SECONDS)
+        while True:
+            try:
+                return self._watch.bounds()
+            except UnknownTopic:
+                if self._options.subscription.pattern is None or time.monotonic() > deadline:
+                    raise
+            self.search(again=True)  # a topic has gone: no error under a pattern, but a loss if its rows are still wanted
+            time.sleep(_LOOKED_AGAIN_SECONDS)
 
     def asked(self) -> AllBounds:
         """Asked now: which topics there are, and where the leaders have their ends."""
@@ -106,20 +114,27 @@ class Subscribed:
             self.search()
         return self._cluster.bounds(self._names, self._options.subscription.assigned)
 
-    def search(self) -> None:
-        """Look for topics that the pattern matches, and read those that there are. Raises `SchemaMismatch`, `Unreachable`, …"""
+    def search(self, *, again: bool = False) -> None:
+        """Look for topics that the pattern matches, and read those that there are. `again`: begin to watch them anew. Raises
+        `SchemaMismatch`, `Unreachable`, …
+        """
         with self._lock:  # the thread that looks, or who has missed a topic
             names = self._options.subscription.matching(self._cluster.topic_names())
-            if names == self._names:
+            if names == self._names and not again:
                 return
-            for name in names:
-                if name not in self.topic_ids:
-                    topic = self._cluster.topic(name)
-                    check_topic(topic, self._options, self._wanted)
-                    log.info("subscribePattern: topic %s is read from now on", name)
-                    self.topic_ids[name] = topic.topic_id
-            self._names = names
-            self._watch.topics(names)
+            self._names = tuple(name for name in names if name in self.topic_ids or self._found(name))
+            self._watch.topics(self._names)
+
+    def _found(self, name: str) -> bool:
+        """Whether the topic is still there, and then fits."""
+        try:
+            topic = self._cluster.topic(name)
+        except UnknownTopic:
+            return False
+        check_topic(topic, self._options, self._wanted)
+        log.info("subscribePattern: topic %s is read from now on", name)
+        self.topic_ids[name] = topic.topic_id
+        return True
 
     def close(self) -> None:
         self._stopping.set()
@@ -129,8 +144,6 @@ class Subscribed:
         while not self._stopping.wait(SEARCH_SECONDS):
             try:
                 self.search()
-            except UnknownTopic:
-                continue  # deleted as soon as it was seen
             except TritonMQError as error:
                 if not error.retriable:
                     self._error = error  # told by the next question that Spark asks
