@@ -241,6 +241,7 @@ class Admin:
         given = {setting: "" if value is None else str(value) for setting, value in settings.items()}
         request = pb.AlterTopicRequest(name=name, partitions=partitions or 0, replicas=replicas or 0, settings=given)
         deadline = Deadline(self._timeout_ms)
+        self._connection.refresh(name, deadline)
         answer = self._connection.ask_any("AlterTopic", request, pb.AlterTopicResponse, deadline, [])
         self._connection.forget(name)
         return _describe(answer.topic)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from mq_broker.coordination.embedded import free_port
+from mq_cli.local_cluster import HOST, BrokerProcess
+from mq_client.channels import call_unary
+from mq_protocol import mq_pb2 as pb
 from tests.cluster.harness import Cluster, wait_until
 from tests.cluster.test_faults import TOPIC, Load, expect_exactly_what_was_acknowledged
+from tests.mq_cli.processes import tritonmq
 
 pytestmark = pytest.mark.cluster
 
@@ -16,29 +24,179 @@ SHORT_SESSIONS = ("--session-timeout-ms", "2000")
 StartCluster = Callable[..., Cluster]
 
 
+class GentleLoad(Load):
+    """A thousand records a second at most: what is tested here needs the processors too."""
+
+    def _windows(self) -> Iterator[range]:
+        for window in super()._windows():
+            yield window
+            self._end.wait(0.02)
+
+
+def command(cluster: Cluster, *words: str) -> str:
+    """What it says. It must succeed."""
+    result = tritonmq(*words, "--bootstrap", cluster.bootstrap)
+    assert result.returncode == 0, result.stderr.decode()
+    return result.stdout.decode() + result.stderr.decode()
+
+
 def replicas(cluster: Cluster, topic: str = TOPIC) -> dict[int, tuple[int, ...]]:
     return {partition.partition: partition.replicas for partition in cluster.admin.describe_topic(topic).partitions}
+
+
+def holds(cluster: Cluster, *topics: str) -> Counter[int]:
+    return Counter(broker for topic in topics for members in replicas(cluster, topic).values() for broker in members)
 
 
 def wait_until_moved(cluster: Cluster) -> None:
     wait_until(lambda: not cluster.admin.moves(), "every move is over")
 
 
-def test_a_partition_moves_to_other_brokers_while_it_is_written(start_cluster: StartCluster) -> None:
+def journals(cluster: Cluster, broker: int, topic: str = TOPIC) -> list[Any]:
+    topic_id = cluster.admin.describe_topic(topic).topic_id
+    return [path for path in cluster.brokers[broker].data_dir.rglob("log.json") if topic_id in path.read_text()]
+
+
+def add_broker(cluster: Cluster, number: int) -> None:
+    """Start one with a new id: that is all there is to adding it."""
+    options = ["--zookeeper", cluster.hosts, *SHORT_SESSIONS]
+    cluster.brokers[number] = BrokerProcess(number, free_port(HOST), cluster.directory, options)
+    cluster.brokers[number].start()
+    cluster.wait_until_serving([number])
+
+
+def start_move(cluster: Cluster, through: int, to: tuple[int, ...]) -> None:
+    """Asked of that broker: one that is paused would not answer before it is taken for dead."""
+    request = pb.StartMovesRequest(moves=[pb.PartitionMove(topic=TOPIC, partition=0, target=to)])
+    call_unary(cluster.brokers[through].address, "StartMoves", request, pb.StartMovesResponse, 10)
+
+
+def stop_cleanly(cluster: Cluster, broker: int) -> None:
+    cluster.brokers[broker].terminate()
+    assert cluster.brokers[broker].wait(30), f"broker {broker} does not stop"
+
+
+def test_a_partition_moves_while_it_is_written_and_whoever_drives_the_move_dies(start_cluster: StartCluster) -> None:
     cluster = start_cluster(4, arguments=SHORT_SESSIONS)
-    cluster.admin.create_topic(TOPIC, partitions=1, replicas=2)
+    cluster.admin.create_topic(TOPIC, partitions=1, replicas=2, min_insync_replicas=1)
     before = replicas(cluster)[0]
     target = tuple(sorted({1, 2, 3, 4} - set(before)))
-    with Load(cluster.bootstrap) as load:
+    with GentleLoad(cluster.bootstrap) as load:
         load.more(200)
-        cluster.admin.move_partition(TOPIC, 0, target)
-        load.more(200)
-        wait_until_moved(cluster)
-        load.more(200)
+        command(cluster, "partition", "move", TOPIC, "0", "--to", ",".join(map(str, target)))
         assert replicas(cluster)[0] == target
         assert cluster.leader(TOPIC) == target[0]
         for broker in before:
             wait_until(lambda broker=broker: cluster.admin.needed_by(broker) == 0, f"broker {broker} is needed no more")
-            data = cluster.brokers[broker].data_dir
-            wait_until(lambda data=data: not list(data.rglob("*.journal")), "its replica is deleted")
+            wait_until(lambda broker=broker: not journals(cluster, broker), "its replica is deleted")
+
+        cluster.pause(before[0])  # so that the move cannot end before its driver dies
+        start_move(cluster, target[0], (before[0], target[1]))
+        load.more(50)
+        cluster.kill(target[0])
+        cluster.resume(before[0])
+        load.more(200)
+        wait_until_moved(cluster)
+        assert replicas(cluster)[0] == (before[0], target[1])
+        assert cluster.leader(TOPIC) == before[0]
+        cluster.restart(target[0])
+
+        cluster.pause(before[1])
+        start_move(cluster, before[0], (before[1], target[0]))
+        assert "back where it came from" in command(cluster, "partition", "move", TOPIC, "0", "--cancel")
+        assert replicas(cluster)[0] == (before[0], target[1])
+        cluster.resume(before[1])
+        load.more(100)
+    expect_exactly_what_was_acknowledged(cluster, load)
+
+
+def test_a_broker_is_added_and_another_drained_and_stopped(start_cluster: StartCluster) -> None:
+    cluster = start_cluster(3, arguments=SHORT_SESSIONS)
+    cluster.admin.create_topic(TOPIC, partitions=1, replicas=3)
+    cluster.admin.create_topic("wide", partitions=5, replicas=3, durability="os")
+    refused = tritonmq("cluster", "drain", "2", "--bootstrap", cluster.bootstrap)
+    assert refused.returncode == 1
+    assert b"without broker 2 only 2 brokers are live (1, 3): start another one" in refused.stderr
+    with GentleLoad(cluster.bootstrap) as load:
+        load.more(100)
+        add_broker(cluster, 4)
+        planned = json.loads(command(cluster, "cluster", "balance", "--plan", "--json"))
+        assert any(4 in move["to"] for move in planned)
+        assert holds(cluster, "wide", TOPIC)[4] == 0, "a plan changes nothing"
+        command(cluster, "cluster", "balance")
+        counts = holds(cluster, "wide", TOPIC)
+        assert max(counts.values()) - min(counts[broker] for broker in (1, 2, 3, 4)) <= 1
+        assert cluster.admin.plan_balance() == []
+        load.more(100)
+        drained = command(cluster, "cluster", "drain", "2")
+        assert "broker 2 holds nothing any more" in drained
+        assert set(holds(cluster, "wide", TOPIC)) == {1, 3, 4}
+        stop_cleanly(cluster, 2)
+        load.more(100)
+        wait_until(lambda: {b.id for b in cluster.admin.describe_cluster().brokers} == {1, 3, 4}, "the broker is gone")
+        described = cluster.admin.describe_topic("wide")
+        assert all(set(p.isr) == set(p.replicas) == {1, 3, 4} for p in described.partitions)
+    expect_exactly_what_was_acknowledged(cluster, load)
+
+
+def test_leaders_change_and_all_brokers_restart_in_turn_and_no_request_fails(start_cluster: StartCluster) -> None:
+    cluster = start_cluster(3, arguments=SHORT_SESSIONS)
+    cluster.admin.create_topic(TOPIC, partitions=1, replicas=3)
+    with GentleLoad(cluster.bootstrap) as load:
+        load.more(100)
+        command(cluster, "partition", "lead", TOPIC, "0", str(cluster.leader(TOPIC) % 3 + 1))
+        for to in (1, 2, 3, 1):
+            cluster.admin.transfer_leadership(TOPIC, 0, to)
+            assert cluster.leader(TOPIC) == to
+            load.more(50)
+        refused = tritonmq("partition", "lead", TOPIC, "0", "9", "--bootstrap", cluster.bootstrap)
+        assert (refused.returncode, b"broker 9 holds no replica" in refused.stderr) == (1, True)
+        for broker in (1, 2, 3):
+            stop_cleanly(cluster, broker)
+            load.more(50)
+            cluster.restart(broker)
+            cluster.wait_for_isr(TOPIC, 3)
+            load.more(50)
+    expect_exactly_what_was_acknowledged(cluster, load)
+
+
+def test_a_partition_whose_log_was_lost_goes_on_when_an_operator_says_so(start_cluster: StartCluster) -> None:
+    cluster = start_cluster(1, zookeeper=False)
+    cluster.admin.create_topic(TOPIC, partitions=1, replicas=1, durability="os")
+    with GentleLoad(cluster.bootstrap) as load:
+        load.more(100)
+    refused = tritonmq("partition", "recover", TOPIC, "0", "--bootstrap", cluster.bootstrap)
+    assert (refused.returncode, b"there is nothing to recover" in refused.stderr) == (1, True)
+    cluster.kill(1)
+    pretend_a_reboot(cluster, 1)
+    cluster.restart(1)
+    wait_until(lambda: cluster.leaders(TOPIC)[0] == 0, "nobody leads: the log may lack what it acknowledged")
+    said = command(cluster, "partition", "recover", TOPIC, "0")
+    assert f"goes on from the log of broker 1, which has the offsets below {len(load.acknowledged)}" in said
+    assert "lost" not in said
+    assert "broker 1 leads" in said
+    expect_exactly_what_was_acknowledged(cluster, load)
+
+
+def pretend_a_reboot(cluster: Cluster, broker: int) -> None:
+    """What `os` topics of that broker hold was last written under another boot of the kernel."""
+    for path in cluster.brokers[broker].data_dir.rglob("log.json"):
+        document = json.loads(path.read_text())
+        path.write_text(json.dumps({**document, "boot_id": "another", "clean": False}))
+
+
+def test_a_memory_topic_goes_on_after_all_brokers_restarted(start_cluster: StartCluster) -> None:
+    cluster = start_cluster(3, arguments=SHORT_SESSIONS)
+    cluster.admin.create_topic(TOPIC, partitions=1, replicas=3, durability="memory")
+    cluster.admin.create_topic("stops", partitions=1, replicas=3, durability="memory", on_total_loss="stop")
+    with GentleLoad(cluster.bootstrap) as load:
+        load.more(100)
+    cluster.kill_all()
+    cluster.restart_all()
+    cluster.wait_for_leaders(TOPIC)
+    cluster.wait_for_isr(TOPIC, 3)
+    assert cluster.leaders("stops") == {0: 0}
+    assert "broker" in command(cluster, "partition", "recover", "stops", "0")
+    with GentleLoad(cluster.bootstrap) as load:
+        load.more(100)
     expect_exactly_what_was_acknowledged(cluster, load)

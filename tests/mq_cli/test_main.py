@@ -25,12 +25,30 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
     )
     *text, last = result.stdout.splitlines()
     assert json.loads(last) == [0, []]
-    for command in ("dev", "broker", "topic", "produce", "consume", "cluster", "group"):
+    for command in ("dev", "broker", "topic", "partition", "produce", "consume", "cluster", "group"):
         assert any(line.strip().startswith(command) for line in text)
 
 
 @pytest.mark.parametrize(
-    "command", ["dev", "broker", "topic", "topic create", "produce", "consume", "cluster status", "group list"]
+    "command",
+    [
+        "dev",
+        "broker",
+        "topic",
+        "topic create",
+        "topic alter",
+        "partition describe",
+        "partition move",
+        "partition lead",
+        "partition recover",
+        "produce",
+        "consume",
+        "cluster status",
+        "cluster balance",
+        "cluster drain",
+        "cluster moves",
+        "group list",
+    ],
 )
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command.split(), "--help"]) == 0
@@ -43,6 +61,14 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         ("prodcue t", "produce"),
         ("topic crate t", "create"),
         ("cluster stauts", "status"),
+        ("cluster dran 2", "drain"),
+        ("partition mvoe t 0 --to 1", "move"),
+        ("partition move t 0", "--to"),
+        ("partition move t 0 --to one", "1,2,4"),
+        ("partition move t 0 --to 1 --cancel", "--cancel"),
+        ("partition lead t 0", "BROKER"),
+        ("topic alter t", "--partitions"),
+        ("topic alter t --set durability", "NAME=VALUE"),
         ("topic create t --partitons 3", "--partitions"),
         ("topic create t --set durabilty=os", "durability"),
         ("topic create t --set durability=fsnc", "fsync"),

@@ -9,6 +9,7 @@ import pytest
 
 from mq_client import (
     Admin,
+    BatchTooLarge,
     Consumer,
     InvalidRequest,
     InvalidSetting,
@@ -34,6 +35,46 @@ def test_a_topic_is_what_it_was_made_to_be(admin: Admin, topic: str) -> None:
     assert admin.offsets(topic) == {0: (0, 0), 1: (0, 0), 2: (0, 0)}
     admin.delete_topic(topic)
     assert topic not in admin.list_topics()
+
+
+def test_a_topic_is_altered_while_it_is_in_use(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=2, batch_bytes_max="1MiB")
+    with Producer(bootstrap) as producer:
+        producer.publish(topic, b"before", partition=1).result(10)
+        altered = admin.alter_topic(topic, partitions=4, batch_bytes_max="64KiB", record_bytes_max=100)
+        assert altered.settings == {"batch_bytes_max": "64KiB", "record_bytes_max": "100"}
+        assert [(p.partition, p.leader, p.replicas) for p in altered.partitions] == [(n, 1, (1,)) for n in range(4)]
+    with Producer(bootstrap) as producer:
+        producer.publish(topic, b"after", partition=3).result(10)
+        with pytest.raises(BatchTooLarge):
+            producer.publish(topic, b"x" * 200, partition=0).result(10)
+    assert admin.offsets(topic) == {0: (0, 0), 1: (0, 1), 2: (0, 0), 3: (0, 1)}
+    assert admin.alter_topic(topic, record_bytes_max=None).settings == {"batch_bytes_max": "64KiB"}
+    with pytest.raises(InvalidRequest, match="has 4 partitions and cannot have fewer"):
+        admin.alter_topic(topic, partitions=3)
+    with pytest.raises(InvalidSetting, match="durability cannot be changed"):
+        admin.alter_topic(topic, durability="memory")
+    with pytest.raises(NotEnoughBrokers, match="need 2 brokers and 1 are live"):
+        admin.alter_topic(topic, replicas=2)
+    with pytest.raises(UnknownTopic, match=f"did you mean '{topic}'"):
+        admin.alter_topic(topic[:-1], partitions=5)
+
+
+def test_a_cluster_of_one_has_nowhere_to_move_anything(admin: Admin, topic: str) -> None:
+    admin.create_topic(topic)
+    assert admin.plan_balance() == []
+    assert admin.moves() == []
+    assert admin.needed_by(1) >= 1
+    with pytest.raises(NotEnoughBrokers, match="without broker 1 only 0 brokers are live"):
+        admin.plan_drain(1)
+    with pytest.raises(InvalidRequest, match="broker 2, which is not live"):
+        admin.move_partition(topic, 0, [2])
+    with pytest.raises(InvalidRequest, match="holds no replica"):
+        admin.transfer_leadership(topic, 0, 2)
+    with pytest.raises(InvalidRequest, match="there is nothing to recover"):
+        admin.recover_partition(topic, 0)
+    admin.transfer_leadership(topic, 0, 1)
+    admin.cancel_move(topic, 0)
 
 
 def test_without_a_schema_it_is_a_topic_of_records(admin: Admin, topic: str) -> None:
