@@ -6,6 +6,7 @@ import os
 import random
 import tracemalloc
 from collections.abc import Iterator
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -146,3 +147,168 @@ def test_a_hundred_thousand_batches_cost_their_bytes_and_no_objects() -> None:
     tracemalloc.stop()
     assert size < 2 * 56 * 100_000 + 100_000
     assert index.find(99_999).index == 100_000
+
+
+# ------------------------------------------------------------------ retention, snapshots, losses
+
+
+class Model:
+    """The same as plain lists."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.start = self.end = start
+        self.batches: list[Published] = []
+        self.lost: list[tuple[int, int]] = []
+
+    def live(self) -> list[Published]:
+        return [b for b in self.batches if b.base_offset + b.record_count > self.start]
+
+    def next_kept(self, offset: int) -> int:
+        """-1: it is kept, or beyond the end."""
+        if offset < self.start:
+            return self.start
+        return next((end for first, end in self.lost if first <= offset < end), -1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_random_life_equals_a_list(index: OffsetIndex, seed: int) -> None:
+    rng = random.Random(seed)
+    model = Model()
+    time_us, entry = 1000, 0
+    for _ in range(300):
+        action = rng.random()
+        if action < 0.9:
+            for _ in range(rng.randrange(1, 12)):
+                time_us += rng.choice([0, 3])
+                entry += 1
+                staged = entry - rng.randrange(0, 40) if rng.random() < 0.2 else entry
+                published = Published(model.end, rng.randrange(1, 9), max(1, staged), time_us, rng.randrange(1, 500), 9)
+                index.append(published)
+                model.batches.append(published)
+                model.end += published.record_count
+        elif action < 0.93:
+            lost = rng.randrange(1, 50)
+            index.skip(model.end, model.end + lost)
+            model.lost.append((model.end, model.end + lost))
+            model.end += lost
+        else:
+            start = rng.choice([rng.randrange(model.start, model.end + 1), (model.start + model.end) // 2])
+            index.trim(start)
+            index.trim(start - 3)
+            model.start = max(model.start, start)
+        if rng.random() < 0.1:
+            compare(index, model, rng)
+    compare(index, model, rng)
+    index.trim(model.end)
+    model.start = model.end
+    compare(index, model, rng)
+
+
+def compare(index: OffsetIndex, model: Model, rng: random.Random) -> None:
+    live = model.live()
+    assert (index.log_start_offset, index.log_end_offset, len(index)) == (model.start, model.end, len(live))
+    whole = [b for b in live if b.base_offset >= model.start]
+    assert 0 <= index.bytes_total - sum(b.payload_bytes for b in whole) <= 500
+    if len(whole) == len(live):
+        assert index.bytes_total == sum(b.payload_bytes for b in live)
+    offsets = [rng.randrange(max(0, model.start - 5), model.end + 2) for _ in range(20)]
+    for offset in offsets:
+        holder = next((b for b in live if b.base_offset <= offset < b.base_offset + b.record_count), None)
+        if model.start <= offset < model.end and holder is not None:
+            assert index.find(offset) == holder
+            got = index.range(offset, offset + rng.randrange(1, 200), 1 << 40)
+            at = live.index(holder)
+            assert got == live[at : at + len(got)]
+            assert all(a.base_offset + a.record_count == b.base_offset for a, b in pairwise(got))
+        else:
+            for ask in (index.find, lambda offset: index.range(offset, offset + 1, 9)):
+                with pytest.raises(OffsetOutOfRange) as refused:
+                    ask(offset)
+                assert refused.value.next_offset == model.next_kept(offset)
+        above = [b.index for b in live if b.base_offset + b.record_count > offset]
+        assert index.oldest_index(offset) == min(above, default=None)
+    from_there = list(accumulate(b.payload_bytes for b in reversed(live)))[::-1]
+    for time_us in {0, 1 << 50, *(b.timestamp_us + 1 for b in rng.sample(live, min(3, len(live))))}:
+        by_time = next((max(b.base_offset, model.start) for b in live if b.timestamp_us >= time_us), model.end)
+        assert index.find_time(time_us) == by_time
+        assert index.retention_offset(time_us, -1) == by_time
+        for room in (0, 1, 700, index.bytes_total, 1 << 40):
+            fitting = [max(b.base_offset, model.start) for b, after in zip(live, from_there, strict=True) if after >= room]
+            by_size = max(fitting, default=model.start)
+            assert index.retention_offset(0, room) == max(by_size, index.retention_offset(0, -1))
+            assert index.retention_offset(time_us, room) == max(by_size, by_time)
+
+
+def test_retention_by_size_keeps_what_was_asked_for_and_the_last_batch(index: OffsetIndex) -> None:
+    for n in range(5):
+        index.append(Published(n * 10, 10, n + 1, 100 + n, 1000, 1))
+    assert [index.retention_offset(0, size) for size in (-1, 5001, 5000, 4999, 4000, 3999, 1, 0)] == [0, 0, 0, 0, 10, 10, 40, 40]
+    assert [index.retention_offset(time_us, -1) for time_us in (100, 101, 104, 105)] == [0, 10, 40, 50]
+    index.trim(50)
+    assert (len(index), index.bytes_total, index.retention_offset(1 << 60, 0)) == (0, 0, 50)
+
+
+def test_offsets_that_are_lost_say_where_to_go_on(index: OffsetIndex) -> None:
+    index.append(Published(0, 5, 1, 10, 50, 1))
+    index.skip(5, 100)
+    index.skip(50, 100)  # told again by a replay
+    index.append(Published(100, 2, 2, 20, 20, 1))
+    assert [b.base_offset for b in index.range(0, 102, 1 << 20)] == [0]
+    for offset in (5, 99):
+        with pytest.raises(OffsetOutOfRange, match=r"offsets 5 to 99 were lost .*: go on at 100") as lost:
+            index.find(offset)
+        assert lost.value.next_offset == 100
+    assert index.bytes_between(0, 102) == 70
+    assert index.bytes_between(5, 100) == 0
+    index.trim(60)
+    with pytest.raises(OffsetOutOfRange, match="it starts at 60"):
+        index.find(20)
+    with pytest.raises(OffsetOutOfRange, match="go on at 100"):
+        index.find(60)
+
+
+def test_a_log_may_begin_with_lost_offsets() -> None:
+    index = OffsetIndex()
+    index.skip(0, 1000)
+    assert (index.log_start_offset, index.log_end_offset, index.oldest_index(0)) == (0, 1000, None)
+    with pytest.raises(OffsetOutOfRange, match="go on at 1000"):
+        index.range(0, 1, 1)
+    assert index.retention_offset(5, 5) == 1000
+    index.append(Published(1000, 1, 1, 5, 5, 5))
+    assert index.find(1000).index == 1
+
+
+def test_what_a_replay_after_a_snapshot_publishes_below_the_start_is_passed_over() -> None:
+    index = OffsetIndex(None, log_start_offset=40, next_offset=100)
+    assert (index.log_start_offset, index.log_end_offset) == (100, 100)
+    with pytest.raises(OffsetOutOfRange, match="it starts at 100") as below:
+        index.find(50)
+    assert below.value.next_offset == 100
+    # staged before the journal's beginning, published after it, trimmed after that
+    index.append(Published(100, 10, 3, 1, 70, 7))
+    index.append(Published(110, 10, 900, 2, 30, 3))
+    index.trim(110)
+    assert (len(index), index.bytes_total, index.oldest_index(0)) == (1, 30, 900)
+    later = OffsetIndex(None, log_start_offset=110)
+    later.append(Published(100, 10, 3, 1, 70, 7))
+    later.append(Published(110, 10, 900, 2, 30, 3))
+    assert (later.log_start_offset, later.log_end_offset, len(later), later.bytes_total) == (110, 120, 1, 30)
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_months_of_retention_take_no_more_room_than_what_is_kept(tmp_path: Path, in_file: bool) -> None:
+    index = OffsetIndex(tmp_path / "offsets.index" if in_file else None)
+    largest = 0
+    for n in range(60_000):
+        index.append(Published(n, 1, n + 1, n, 10, 10))
+        if n % 50 == 49:
+            index.trim(max(0, n - 3000))
+            largest = max(largest, len(index._data))
+    assert largest <= 56 * 2 * 2 * 3100
+    assert [b.base_offset for b in index.range(index.log_start_offset, 1 << 40, 1 << 40)] == list(range(56_999, 60_000))
+    index.trim(59_990)
+    assert len(index._data) == 4096
+    if in_file:
+        assert (tmp_path / "offsets.index").stat().st_size <= 56 * 2 * 2 * 3100
+    assert [b.index for b in index.range(59_990, 1 << 40, 1 << 40)] == list(range(59_991, 60_001))
+    index.close()
