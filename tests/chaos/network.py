@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import psutil
+from tests.chaos.sockets import inode_of, owner
 
 HOST: Final = "127.0.0.1"
 CLIENTS: Final = "clients"
@@ -148,7 +148,8 @@ class Network:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: str, port: int, dialler: str | None
     ) -> None:
         if dialler is None:
-            dialler = await asyncio.to_thread(self._who, writer.get_extra_info("peername")[1])
+            inode = inode_of(writer.get_extra_info("peername")[1], writer.get_extra_info("sockname")[1])
+            dialler = owner(inode, self._owners()) or CLIENTS
         there, back = (dialler, to), (to, dialler)
         try:
             if self._rule(there).refused:
@@ -179,12 +180,3 @@ class Network:
         await rule.open.wait()
         with contextlib.suppress(OSError):
             writer.write_eof()
-
-    def _who(self, port: int) -> str:
-        """Which broker has a connection from that port; `CLIENTS` if none has."""
-        for name, pid in self._owners().items():
-            if pid is not None:
-                with contextlib.suppress(psutil.Error):
-                    if any(c.laddr and c.laddr.port == port for c in psutil.Process(pid).net_connections("tcp")):
-                        return name
-        return CLIENTS

@@ -144,7 +144,7 @@ class _Judge:
         self._open: dict[tuple[str, Any], _Write] = {}
         self._transactions: dict[Any, _Write] = {}
         self._positions: dict[tuple[str, str, int], int] = {}
-        self._told: set[tuple[str, int, int, Any]] = set()
+        self._told: set[tuple[Any, ...]] = set()
 
     # ------------------------------------------------------------------ line by line
 
@@ -240,7 +240,7 @@ class _Judge:
         """Somebody says that these are there."""
         log, places = self.logs[topic, partition], self.places[topic]
         for offset, value in zip(offsets, values, strict=True):
-            if log.setdefault(offset, value) != value and self._is_new(topic, partition, offset, value):
+            if log.setdefault(offset, value) != value and self._is_new("inconsistent-offsets", topic, partition, offset, value):
                 self.verdict.add(
                     "inconsistent-offsets",
                     f"{topic}-{partition} has {log[offset]!r} and {value!r} at offset {offset}",
@@ -248,7 +248,7 @@ class _Judge:
                     (topic, partition, offset, value),
                 )
             place = places.setdefault(value, (partition, offset))
-            if place != (partition, offset) and self._is_new(topic, partition, offset, value):
+            if place != (partition, offset) and self._is_new("duplicate", topic, partition, offset, value):
                 self.verdict.add(
                     "duplicate",
                     f"{value!r} is at {topic}-{place[0]} offset {place[1]} and at {topic}-{partition} offset {offset}",
@@ -256,9 +256,8 @@ class _Judge:
                     (topic, partition, offset, value),
                 )
 
-    def _is_new(self, topic: str, partition: int, offset: int, value: Any) -> bool:
+    def _is_new(self, *key: Any) -> bool:
         """Whether this contradiction is told for the first time: each reader sees it again."""
-        key = topic, partition, offset, value
         if key in self._told:
             return False
         self._told.add(key)

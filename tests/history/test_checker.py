@@ -399,6 +399,21 @@ def test_a_contradiction_is_told_once_however_many_readers_see_it() -> None:
     for reader in ("r", "s"):
         h.poll(reader, 0, "a", "a")
     assert h.judged().counts == {"duplicate": 1}
+    h = History()
+    inconsistent_offsets(h)
+    for reader in ("s", "u"):
+        h.poll(reader, 0, "b")
+    assert h.judged().counts == {"inconsistent-offsets": 1}
+
+
+def test_one_record_at_two_places_one_of_them_another_record_s_is_both_anomalies() -> None:
+    h = History()
+    h.ok("p", "a", at=[0])
+    h.begin("p", "b")("unknown")
+    h.poll("r", 1, "b")
+    h.final("b", "b")
+    h.final("a", "b", replica=2)
+    assert h.judged().counts == {"inconsistent-offsets": 1, "duplicate": 1, "lost-write": 1}
 
 
 @pytest.mark.parametrize(
