@@ -113,7 +113,7 @@ class Admin:
                     isr=replica.isr,
                     moving_to=moving_to,
                 )
-        state = await self._state(topic, number)
+        state = await self.state(topic, number)
         if state is None:
             return pb.PartitionInfo(partition=number, replicas=replicas, moving_to=moving_to)
         named = state.leader
@@ -130,7 +130,7 @@ class Admin:
             moving_to=moving_to,
         )
 
-    async def _state(self, topic: Topic, number: int) -> NodeState | None:
+    async def state(self, topic: Topic, number: int) -> NodeState | None:
         """The state node, at most `STATE_CACHE_S` old while the coordination service answers."""
         key = (topic.spec.topic_id, number)
         now = asyncio.get_running_loop().time()

@@ -155,14 +155,14 @@ class Moves:
         response = pb.MovesResponse()
         for topic in self._topics.all():
             for number, move in topic.spec.moving.items():
-                info = await self._admin.partition_info(topic, number)
+                state = await self._admin.state(topic, number)
                 response.moves.add(
                     topic=topic.spec.name,
                     partition=number,
                     origin=move.origin,
                     target=move.target,
-                    isr=info.isr,
-                    leader=info.leader,
+                    isr=[member for member, _ in state.isr] if state is not None else (),
+                    leader=state.leader.broker if state is not None and state.leader is not None else 0,
                 )
         if request.broker:
             response.held = await self._held(request.broker)
@@ -175,8 +175,9 @@ class Moves:
         if assigned:
             return assigned
         places = [(topic, number) for topic in topics for number in range(topic.partitions)]
-        infos = await asyncio.gather(*(self._admin.partition_info(topic, number) for topic, number in places))
-        return sum(broker in info.isr for info in infos)
+        # The nodes themselves: what a follower knows of the in-sync set may be half a minute old.
+        states = await asyncio.gather(*(self._admin.state(topic, number) for topic, number in places))
+        return sum(state is None or any(broker == member for member, _ in state.isr) for state in states)
 
     async def plan_moves(self, request: pb.PlanMovesRequest, deadline: float) -> pb.PlanMovesResponse:
         """What would empty a broker, or spread everything evenly. Changes nothing."""
@@ -215,8 +216,10 @@ class Moves:
                 place = topic.spec.name, number
                 if place in changed or place not in layout:
                     continue
-                info, first = await self._admin.partition_info(topic, number), layout[place][0]
-                if info.leader not in (0, first) and first in info.isr and first in self._cluster.brokers:
+                state, first = await self._admin.state(topic, number), layout[place][0]
+                if state is None or state.leader is None or state.leader.broker == first:
+                    continue
+                if any(first == member for member, _ in state.isr) and first in self._cluster.brokers:
                     found[place] = layout[place]
         return found
 
