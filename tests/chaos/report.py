@@ -30,12 +30,14 @@ def silences(outcome: Outcome) -> dict[tuple[str, str], list[float]]:
             times[topic, line.get("partition", partition)].append(line["at"])
     faults = sorted(outcome.applied, key=lambda fault: fault.began)
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    last = max((acknowledged[-1] for acknowledged in times.values()), default=0)
     for at, fault in enumerate(faults):
         if not fault.alone:
             continue
         until = fault.healed + WINDOW_NS
         if at + 1 < len(faults):
             until = min(until, faults[at + 1].began)
+        until = min(until, last)  # after that nobody sent
         longest = max((_longest(acknowledged, fault.began, until) for acknowledged in times.values()), default=0)
         found[fault.kind, fault.whom].append(longest / 1e6)
     return found
@@ -44,6 +46,7 @@ def silences(outcome: Outcome) -> dict[tuple[str, str], list[float]]:
 def _longest(times: list[int], began: int, until: int) -> int:
     """The longest stretch without any of `times` that begins within `began` .. `until`, counted from `began` on."""
     here = [began, *times[bisect_right(times, began) :]]
+    here.append(max(until, here[-1]))  # it may be silent still
     return max((b - a for a, b in pairwise(here) if a < until), default=0)
 
 

@@ -40,6 +40,11 @@ def test_a_silence_is_the_longest_of_any_partition_that_begins_before_the_next_f
     }
 
 
+def test_a_partition_that_never_answers_again_is_silent_until_the_others_end(tmp_path: Path) -> None:
+    found = report.silences(outcome(tmp_path / "h", {0: [90, 3_000], 1: [95]}, [fault("kill", 100, 200)]))
+    assert found == {("kill", "leader"): [2_900.0]}
+
+
 def test_faults_that_overlapped_are_not_blamed_for_a_silence(tmp_path: Path) -> None:
     together = [fault("kill", 100, 200, alone=False), fault("slow", 100, 200, alone=False)]
     assert report.silences(outcome(tmp_path / "h", {0: [90, 500]}, together)) == {}
