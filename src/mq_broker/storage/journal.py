@@ -311,7 +311,7 @@ class DiskJournal:
         self._begin_after(first - 1, data)
         try:
             await asyncio.to_thread(self._drop_segments, first)
-        except OSError as error:
+        except (OSError, StorageFailed) as error:
             _logger.warning("%s: segments before entry %d are not removed yet (%s)", directory, first, error)
         return first
 

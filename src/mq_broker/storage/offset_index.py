@@ -12,6 +12,7 @@ a recovery (rule 15): such a gap is remembered as two numbers.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -285,7 +286,8 @@ class OffsetIndex:
             mapped = mmap.mmap(fd, size)
             if isinstance(self._data, mmap.mmap):
                 self._data.close()
-                os.ftruncate(fd, size)
+                with contextlib.suppress(OSError):  # the file then stays larger than it need be
+                    os.ftruncate(fd, size)
             else:
                 mapped[:used] = bytes(self._data[:used])
         finally:

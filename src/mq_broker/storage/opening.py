@@ -52,14 +52,15 @@ def open_disk_journal(
     `boot` is this boot of the kernel, asked for if not given. The journal's own threads hold `at_work` while they change files.
     Raises `StorageFailed` if there is no telling what the directory holds, or the disk refuses.
     """
+    boot = boot or boot_id()
     try:
-        found = _open_files(directory, place, durability, writer.files, topic, boot or boot_id())
+        found = _open_files(directory, place, durability, writer.files, topic, boot)
     except OSError as error:
         raise StorageFailed(
             f"{directory} cannot be opened ({error}): check that disk and its rights, then restart this broker"
         ) from error
     identity, recovered = found.identity, found.recovered
-    files = LogFiles(directory, place, identity, boot or boot_id(), recovered.tail, writer.files)
+    files = LogFiles(directory, place, identity, boot, recovered.tail, writer.files)
     journal = DiskJournal(
         files,
         place,

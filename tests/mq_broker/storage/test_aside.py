@@ -249,6 +249,59 @@ def test_a_damaged_snapshot_takes_the_log_with_it(tmp_path: Path) -> None:
     on_a_bed(test, tmp_path, segment_bytes_max=300)
 
 
+@pytest.mark.parametrize(("harmed", "kept"), [("first byte", 0), ("last byte", 2), ("segment gone", 0), ("tail gone", 2)])
+def test_damage_after_a_snapshot_leaves_the_snapshot_and_what_is_good(tmp_path: Path, harmed: str, kept: int) -> None:
+    async def test(bed: Bed) -> None:
+        await nine_entries(bed)
+        journal, _, _ = bed.open()
+        assert await journal.begin_at(4, 20) == 4
+        await journal.close()
+        first = bed.segments[0]
+        data = first.read_bytes()
+        match harmed:
+            case "first byte":
+                first.write_bytes(b"?" + data[1:])
+            case "last byte":
+                first.write_bytes(data[:-1] + b"?")
+            case "segment gone":
+                first.unlink()
+            case "tail gone":
+                first.write_bytes(data[:200])
+        again, heard, opened = bed.open()
+        assert opened.damaged
+        assert again.log_id != journal.log_id
+        assert (again.first_index, again.last_index, opened.recovery) == (4, 3 + kept, 4)
+        assert opened.recovered.snapshot == journal.snapshot is not None
+        again.append(FRAMES[3 + kept :])
+        await heard.until_flushed(9)
+        await bed.crash(again)
+        third, _, opened = bed.open()
+        assert (third.log_id, opened.damaged, opened.recovered.snapshot) == (again.log_id, "", journal.snapshot)
+        assert joined(third.read(4, 9, ALL)) == joined(FRAMES[3:])
+        await third.close()
+
+    on_a_bed(test, tmp_path, segment_bytes_max=300)
+
+
+def test_a_log_that_ends_below_its_mark_after_a_snapshot_is_damaged(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        await nine_entries(bed)
+        journal, _, _ = bed.open()
+        assert await journal.begin_at(9, 20) == 7
+        await journal.close()
+        for path in bed.segments:
+            path.unlink()
+        again, _, opened = bed.open()
+        assert "the log ends at entry 6, but had been flushed up to 9" in opened.damaged
+        assert (again.first_index, again.last_index) == (7, 6)
+        assert list(bed.path.glob("aside-*")) == []
+        await again.close()
+        _, _, opened = bed.open()
+        assert opened.damaged == ""
+
+    on_a_bed(test, tmp_path, segment_bytes_max=300)
+
+
 def test_a_damaged_snapshot_that_is_not_needed_is_passed_over(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         name = await nine_entries(bed)

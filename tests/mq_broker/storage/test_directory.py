@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from mq_broker.core.state import MachineState, Snapshot
 from mq_broker.storage.directory import DataDirectory
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.frame import Place
 from mq_broker.storage.writer import Writer
 from mq_protocol.errors import InvalidSetting, StorageFailed
 
-from .bed import DEADLINE_S, PLACE, Bed, Heard, frame_of, on_a_bed
+from .bed import DEADLINE_S, PLACE, Bed, Heard, frame_of, frames_of, on_a_bed
 
 HOLDER = """
 import sys, time
@@ -119,6 +120,63 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(tmp_path: P
     directory = DataDirectory.open(tmp_path, 1)
     assert list((tmp_path / "partitions").iterdir()) == []
     directory.close()
+
+
+def test_the_lock_is_held_for_as_long_as_a_journal_is_being_shortened(tmp_path: Path) -> None:
+    reached, go_on = threading.Event(), threading.Event()
+
+    class SlowFiles(OsFiles):
+        def replace(self, path: Path, data: bytes) -> None:
+            if path.name == "snapshot":
+                reached.set()
+                assert go_on.wait(DEADLINE_S)
+            super().replace(path, data)
+
+    async def test(bed: Bed) -> None:
+        directory = DataDirectory.open(tmp_path / "data", 1)
+        bed.writer.files = SlowFiles()
+        heard = Heard()
+        journal = directory.open_journal(PLACE, "fsync", 300, heard, bed.writer).journal
+        journal.append(frames_of(1, 9))
+        await heard.until_flushed(9)
+        shortening = asyncio.create_task(journal.begin_at(7, 100))
+        assert await asyncio.to_thread(reached.wait, DEADLINE_S)
+        directory.close()  # the thread that is still at work would put its snapshot over a later one
+        with pytest.raises(InvalidSetting, match="in use by another process"):
+            DataDirectory.open(tmp_path / "data", 1)
+        go_on.set()
+        assert await shortening == 7
+        await journal.close()
+        directory = DataDirectory.open(tmp_path / "data", 1)
+        opened = directory.open_journal(PLACE, "fsync", 300, heard, bed.writer)
+        assert (opened.journal.first_index, opened.journal.last_index, opened.damaged) == (7, 9, "")
+        await opened.journal.close()
+        directory.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_what_is_rewritten_keeps_what_the_log_was_called_and_goes_with_its_topic(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        directory = DataDirectory.open(tmp_path / "data", 1)
+        journal = directory.open_journal(PLACE, "os", 1 << 20, Heard(), bed.writer, topic="flights").journal
+        journal.append(frames_of(1, 3))
+        await journal.close()
+        path = directory.partition_path(PLACE)
+        assert directory.start_over(PLACE, "fsync", "", 5) == path / "aside-1"
+        directory.install(PLACE, "fsync", "", Snapshot(7, 1, 7, MachineState(3, 3)), 6)
+        log = json.loads((path / "log.json").read_text())
+        assert (log["topic"], log["durability"], log["recovery"], log["cut"]) == ("flights", "fsync", 6, None)
+        index = directory.open_index(PLACE, "fsync", 3, 3)
+        assert index.log_end_offset == 3
+        assert directory.partitions() == [PLACE]
+        directory.delete_partition(PLACE)
+        assert not path.exists()
+        directory.close()
+        with pytest.raises(StorageFailed, match="is closed"):
+            directory.install(PLACE, "fsync", "", Snapshot(7, 1, 7, MachineState(3, 3)), 6)
+
+    on_a_bed(test, tmp_path)
 
 
 def test_the_lock_is_held_for_as_long_as_a_journal_is_being_opened(tmp_path: Path) -> None:
