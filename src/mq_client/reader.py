@@ -45,11 +45,12 @@ class StoredSlice(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """What the broker is asked to send of each row. `schema`: of what comes; `columns` None: everything."""
+    """What the broker is asked to send of each row, and what is kept of that: None is everything. `schema`: of what comes."""
 
     columns: tuple[str, ...] | None
     filter: str
     schema: pa.Schema
+    kept: tuple[str, ...] | None
 
 
 class Reader:
@@ -77,11 +78,11 @@ class Reader:
     ) -> Iterator[pa.RecordBatch]:
         """The records `start .. end - 1` as they are stored, cut to exactly these offsets.
 
-        `start` None: from the first that is kept; `end` None: to the end as it is now. `columns`: only these, `filter`: only rows
-        for which it holds (mq_protocol/row_filter.py has its grammar); the rest never leaves the broker. Raises `OffsetOutOfRange`
-        for what is no longer kept, `UnknownTopic`, `UnknownPartition`, `SchemaMismatch` for a column that the topic lacks,
-        `InvalidSetting` for a filter that is not understood, `OutcomeUnknown` or `Unreachable` when nothing has come for
-        `timeout_ms`.
+        `start` None: from the first that is kept; `end` None: to the end as it is now. `columns`: only these, in this order;
+        `filter`: only rows for which it holds (mq_protocol/row_filter.py has its grammar); the rest never leaves the broker, unless
+        leaving it out is not worth the work. Raises `OffsetOutOfRange` for what is no longer kept, `UnknownTopic`,
+        `UnknownPartition`, `SchemaMismatch` for a column that the topic lacks, `InvalidSetting` for a filter that is not
+        understood, `OutcomeUnknown` or `Unreachable` when nothing has come for `timeout_ms`.
         """
         for piece in self.read_stored(
             topic, partition, start, end, columns=columns, filter=filter, chunk_bytes_max=chunk_bytes_max
@@ -111,12 +112,9 @@ class Reader:
             end = asked.log_end_offset if end is None else end
         if not 0 <= start <= end:
             raise InvalidRequest(f"cannot read offsets {start} to {end} of {topic!r}: give 0 <= start <= end")
-        schema = view.schema if columns is None else pa.schema([view.schema.field(name) for name in columns])
         if filter:
             parse_filter(filter, view.schema)
-        everything = columns is None or list(columns) == view.schema.names
-        wanted = _Wanted(None if everything else tuple(columns or ()), filter, schema)
-        return self._follow(view, partition, start, end, wanted, chunk_bytes_max)
+        return self._follow(view, partition, start, end, _wanted(view, columns, filter), chunk_bytes_max)
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """`{partition: (log_start_offset, log_end_offset)}`, asked now."""
@@ -192,7 +190,7 @@ class Reader:
                 self.payload_bytes += len(message.payload)
                 payloads = split(message.payload, (stored.payload_bytes for stored in header.batches))
                 for stored, payload in zip(header.batches, payloads, strict=True):
-                    piece = _slice(stored, payload, position, request.end_offset, wanted.schema)
+                    piece = _slice(stored, payload, position, request.end_offset, wanted)
                     if piece is None:
                         raise CorruptBatch(
                             f"topic {view.name!r} partition {request.partition}: the batch at offset {stored.base_offset} is not "
@@ -216,20 +214,35 @@ class Reader:
         self.close()
 
 
-def _slice(stored: pb.StoredBatch, payload: memoryview, position: int, end: int, schema: pa.Schema) -> StoredSlice | None:
+def _wanted(view: TopicView, columns: Sequence[str] | None, filter_text: str) -> _Wanted:
+    """A projection costs the broker a copy of what it sends: it is asked for one only if that leaves out something worth it, which
+    a record's empty headers beside its value are not.
+    """
+    if columns is None:
+        return _Wanted(None, filter_text, view.schema, None)
+    missing = [name for name in view.schema.names if name not in columns]
+    if not missing or (not view.typed and "value" in columns):
+        return _Wanted(None, filter_text, view.schema, tuple(columns))
+    return _Wanted(tuple(columns), filter_text, pa.schema([view.schema.field(name) for name in columns]), None)
+
+
+def _slice(stored: pb.StoredBatch, payload: memoryview, position: int, end: int, wanted: _Wanted) -> StoredSlice | None:
     """The part of a stored batch within `position .. end - 1`; None if it is not what its description says."""
     base, upto = stored.base_offset, min(stored.base_offset + stored.record_count, end)
     skip, take = position - base, upto - position
     if skip < 0:
         return None
     if not stored.HasField("kept"):
-        batch = decode_batch(payload, schema)
+        batch = decode_batch(payload, wanted.schema, wanted.kept)
         if batch.num_rows != stored.record_count:
             return None
         return StoredSlice(position, upto, stored.timestamp_us, batch.slice(skip, max(0, take)) if take < batch.num_rows else batch)
     kept = np.unpackbits(np.frombuffer(stored.kept, dtype=np.uint8), bitorder="little")
     offsets = base + np.flatnonzero(kept).astype(np.int64)
-    batch = decode_batch(payload, schema) if len(offsets) else pa.RecordBatch.from_pylist([], schema=schema)
+    if len(offsets):
+        batch = decode_batch(payload, wanted.schema, wanted.kept)
+    else:
+        batch = pa.RecordBatch.from_pylist([], schema=wanted.schema).select(wanted.kept or wanted.schema.names)
     if batch.num_rows != len(offsets) or (len(offsets) and not position <= offsets[0] <= offsets[-1] < upto):
         return None
     return StoredSlice(position, upto, stored.timestamp_us, batch, offsets)

@@ -90,6 +90,21 @@ def test_columns_that_are_not_asked_for_never_leave_the_broker(admin: Admin, boo
     assert cost["[]"] < cost["['n']"] < cost["['s', 'n']"] < cost["None"] / 4
 
 
+def test_a_projection_that_leaves_out_next_to_nothing_costs_the_broker_nothing(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    with Producer(bootstrap) as producer:
+        for number in range(100):
+            producer.publish(topic, b"v" * 100, key=str(number), partition=0)
+        producer.flush()
+    with Reader(bootstrap) as whole, Reader(bootstrap) as most, Reader(bootstrap) as keys:
+        assert sum(batch.num_rows for batch in whole.read(topic, 0)) == 100
+        (batch,) = most.read(topic, 0, columns=["timestamp", "value"])
+        assert batch.schema.names == ["timestamp", "value"]
+        assert most.payload_bytes == whole.payload_bytes
+        assert [key for batch in keys.read(topic, 0, columns=["key"]) for key in batch.column("key").to_pylist()][7] == b"7"
+        assert keys.payload_bytes < whole.payload_bytes / 5
+
+
 def test_rows_that_a_filter_does_not_keep_never_leave_the_broker(filled: str, bootstrap: str) -> None:
     with Reader(bootstrap) as everything, Reader(bootstrap) as reader:
         assert len(numbers(everything.read(filled, 0))) == 1_000
