@@ -167,7 +167,7 @@ class Sender:
             if not lane.batches:
                 continue
             address = self._leader_of(lane, now, answers)
-            if address is not None:
+            if address is not None and lane.next(now) is not None:  # one that waits opens no stream: its failing would wake us
                 stream = self._stream(address)
                 while stream.bytes < limits.PRODUCE_IN_FLIGHT_BYTES_MAX and (taken := accumulator.take(lane, now)):
                     batch, correlation, after = taken
