@@ -25,6 +25,9 @@ floors: $(VENV)/.ready
 bench: $(VENV)/.ready         ## measured figures beside their ceilings
 	$(BIN)/python -m benchmarks.bench
 
+bench-kafka: $(VENV)/.ready   ## the same beside Apache Kafka, which is fetched by Maven and pip into build/kafka
+	$(BIN)/python -m benchmarks.kafka
+
 SEEDS ?= 1000
 simulate: $(VENV)/.ready      ## whole clusters in virtual time: make simulate SEEDS=n
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS)

@@ -102,7 +102,7 @@ def _publish(bench: Workbench, label: str, durability: str) -> Readings:
     different: list[bytes] = binary_values(size, 1_000).to_pylist()
     topic = bench.new_topic(durability)
     with Producer(bench.cluster.bootstrap) as producer:
-        _connect(producer, topic, different[0])
+        connect(producer, topic, different[0])
         with Stopwatch() as watch:
             for at in range(count):
                 producer.publish(topic, different[at % 1_000])
@@ -115,7 +115,7 @@ def _publish_batch(bench: Workbench, size: int, durability: str) -> Readings:
     count, different = bench.scale.of(TABLES), tables(size)
     topic = bench.new_topic(durability)
     with Producer(bench.cluster.bootstrap) as producer:
-        _connect(producer, topic, b"")
+        connect(producer, topic, b"")
         with Stopwatch() as watch:
             for at in range(count):
                 producer.publish_batch(topic, different[at % len(different)])
@@ -124,7 +124,7 @@ def _publish_batch(bench: Workbench, size: int, durability: str) -> Readings:
     return _readings(count * rows_per_table(size), size, watch.seconds)
 
 
-def _connect(producer: Producer, topic: str, value: bytes) -> None:
+def connect(producer: Producer, topic: str, value: bytes) -> None:
     """A first record to each partition, so that streams to all leaders are open."""
     for partition in range(PARTITIONS):
         producer.publish(topic, value, partition=partition)

@@ -9,7 +9,7 @@ import itertools
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -51,8 +51,15 @@ QUICK: Final = Scale(warm_ups=0, rounds=2, work=0.3, seconds=1.0)
 class Workbench:
     """Owns all that was started for the run, and the directory's content. `watch` is told what is going on."""
 
-    def __init__(self, directory: Path, scale: Scale, watch: Callable[[str], None] = lambda _what: None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        scale: Scale,
+        watch: Callable[[str], None] = lambda _what: None,
+        spark_settings: Mapping[str, str] | None = None,
+    ) -> None:
         self.directory = directory
+        self._spark_settings = spark_settings or {}
         self.scale = scale
         self.watch = watch
         self.readings: dict[str, list[Readings]] = {}
@@ -99,6 +106,8 @@ class Workbench:
             .config("spark.sql.warehouse.dir", str(self.directory / "warehouse"))
             .config("spark.local.dir", str(self.directory / "spark"))
         )
+        for name, value in self._spark_settings.items():
+            builder = builder.config(name, value)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")  # of a pandas that is not used
             session = configure(builder).getOrCreate()

@@ -1,0 +1,100 @@
+"""How late 1, 12 and 100 consumers of one topic have its records, each all of them: 200 records/s of 100 B, 3 replicas.
+
+All consumers of a side are threads of one process, outside of any group. The percentiles are over all of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Final
+
+from benchmarks.bench.ceilings import STAMP_BYTES
+from benchmarks.bench.latency import RECORD_BYTES
+from benchmarks.bench.measure import Contestant, Readings
+from benchmarks.bench.processes import Helper
+from benchmarks.bench.workbench import PARTITIONS
+from benchmarks.kafka.arena import Arena
+from benchmarks.kafka.compare import Compared, Comparison
+from benchmarks.kafka.latency import WARMING, percentiles, send_ours
+from mq_client import Consumer
+
+RATE: Final = 200
+CONSUMERS: Final = (1, 12, 100)
+_HEAR_S: Final = 180.0
+_TAKE_S: Final = 60.0
+_OURS: Final = "Consumer"
+_THEIRS: Final = "confluent-kafka"
+
+
+def measure(arena: Arena) -> list[Compared]:
+    arena.start_both()
+    compared: list[Compared] = []
+    for consumers in CONSUMERS:
+        group = f"fan-out, {consumers} consumer{'s' if consumers > 1 else ''}, {RATE} records/s, os / Kafka as it ships"
+        contestants = [Contestant(_OURS, partial(_ours, arena, consumers)), Contestant(_THEIRS, partial(_theirs, arena, consumers))]
+        asked = [Comparison(group, _OURS, _THEIRS, metric, "ms", "lower") for metric in ("p50", "p99")]
+        compared += arena.compare(contestants, asked)
+    return compared
+
+
+def _ours(arena: Arena, consumers: int) -> Readings:
+    topic = arena.our_topic("os")
+    count = round(RATE * arena.scale.seconds)
+    with Helper(consume_many, arena.cluster.bootstrap, topic, consumers, WARMING, count) as helper:
+        helper.hear(_HEAR_S)
+        send_ours(arena, topic, RATE, count, None, helper)
+        latencies: list[float] = helper.hear(_HEAR_S)
+    arena.admin.delete_topic(topic)
+    return percentiles(latencies)
+
+
+def consume_many(pipe: Connection, bootstrap: str, topic: str, consumers: int, warming: int, expected: int) -> None:
+    """In a child: as many consumers, a thread each. Says "there", "warm", and each record's lateness, in ms."""
+    found: list[list[float]] = [[] for _ in range(consumers)]
+    there, warm = threading.Barrier(consumers + 1), threading.Barrier(consumers + 1)
+
+    def run(number: int) -> None:
+        with Consumer(bootstrap, start="earliest") as consumer:
+            consumer.subscribe(topic)
+            consumer.start()
+            there.wait(_TAKE_S)
+            arrivals = iter(consumer)
+            for _ in range(warming):
+                next(arrivals)
+            warm.wait(_TAKE_S)
+            for _ in range(expected):
+                value = next(arrivals).value
+                found[number].append((time.time_ns() - int.from_bytes(value[:STAMP_BYTES], "little")) / 1e6)
+
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(consumers)]
+    for thread in threads:
+        thread.start()
+    there.wait(_TAKE_S)
+    pipe.send("there")
+    warm.wait(_TAKE_S)
+    pipe.send("warm")
+    for thread in threads:
+        thread.join(_TAKE_S)
+    pipe.send([latency for each in found for latency in each])
+
+
+def _theirs(arena: Arena, consumers: int) -> Readings:
+    topic = arena.their_topic("os")
+    count = round(RATE * arena.scale.seconds)
+    bootstrap = arena.kafka.bootstrap
+    with ExitStack() as opened:
+        taking = opened.enter_context(arena.another_client())
+        given = {"topic": topic, "partitions": PARTITIONS, "consumers": consumers, "warming": WARMING, "expected": count}
+        taking.ask("fan_out", bootstrap=bootstrap, **given, settings={})
+        giving = {"topic": topic, "per_second": RATE, "count": count, "size": RECORD_BYTES, "warming": WARMING}
+        arena.client.ask("push", bootstrap=bootstrap, **giving, partitions=PARTITIONS, settings={})
+        taking.hear()
+        arena.client.say("go")
+        arena.client.hear()
+        latencies: list[float] = taking.hear()
+    arena.drop_theirs(topic)
+    return percentiles(latencies)
