@@ -278,9 +278,7 @@ def test_a_micro_batch_waits_for_enough_rows(topics: Topics, running: Callable[[
 
 
 FILTERS = (
-    "delay > 150",
     "not (delay <= 150) and carrier in ('UA', 'O''H')",
-    "carrier not in ('UA') or delay is null",
     "id >= 190 or carrier is null and delay != 5",
 )
 
@@ -340,20 +338,14 @@ def test_what_the_broker_leaves_out_is_not_sent(topics: Topics, monkeypatch: pyt
     [
         ({"subscribePattern": "("}, "subscribePattern='(' is no regular expression"),
         ({"assign": '{"t":["0"]}'}, "assign has ['0'] for topic 't': list its partitions"),
-        ({"subscribe": "t", "assign": '{"t":[0]}'}, "subscribe and assign are given together"),
-        ({"subscribe": "t", "startingTimestamp": "now"}, "startingTimestamp='now' is not a time: write milliseconds since 1970"),
-        ({"subscribe": "t", "startingOffsetsByTimestamp": "{"}, "startingOffsetsByTimestamp is not understood"),
-        ({"subscribe": "t", "startingOffsetsByTimestampStrategy": "x"}, "startingOffsetsByTimestampStrategy='x' is not known"),
         ({"subscribe": "t", "maxBytesPerTrigger": "much"}, "maxBytesPerTrigger='much' is not a number of bytes"),
-        ({"subscribe": "t", "filter": ""}, "filter is empty"),
-        ({"subscribe": "t", "minOffsetsPerTrigger": "0"}, "minOffsetsPerTrigger=0 is out of range: give 1 or more"),
-        ({"subscribe": "t", "maxTriggerDelay": "soon"}, "maxTriggerDelay='soon' is not a time"),
-        ({"subscribe": "t", "maxRecordsPerPartition": "0"}, "maxRecordsPerPartition=0 is out of range"),
+        ({"subscribe": "t", "startingTimestamp": "now"}, "startingTimestamp='now' is not a time: write milliseconds since 1970"),
     ],
 )
 def test_a_bad_value_is_refused_by_name_before_anything_is_opened(
     spark: SparkSession, options: dict[str, str], first_words: str
 ) -> None:
+    """As Spark's user sees it; tests/mq_spark/test_options.py has the others."""
     with pytest.raises(PySparkException) as caught:
         spark.readStream.format("tritonmq").option("bootstrap.servers", "127.0.0.1:1").options(**options).load()
     assert first_words in str(caught.value)
@@ -364,12 +356,11 @@ def test_what_only_the_brokers_can_know_is_said_too(topics: Topics, run_stream: 
     cases: list[tuple[dict[str, str], str]] = [
         ({"assign": json.dumps({records: [2]})}, f"assign names partition 2 of topic {records}, which has 0 to 1"),
         ({"subscribe": records, "filter": "key is null"}, f"filter needs a topic with columns of its own, and {records} holds"),
-        ({"subscribe": flights, "filter": "dealy > 5"}, "filter names column 'dealy', which the topic does not have: did you mean"),
         ({"subscribe": f"{records},{flights}"}, "have different schemas: read each by a stream of its own"),
     ]
     for options, words in cases:
         with pytest.raises(PySparkException) as caught:
-            topics.read(**options).collect()
-        assert words in str(caught.value), str(caught.value)[-2000:]
+            topics.read(**options)
+        assert words in str(caught.value)
     with pytest.raises(StreamingQueryException, match="filter names column 'dealy'"):
         run_stream(topics.stream("id long", subscribe=flights, filter="dealy > 5"))

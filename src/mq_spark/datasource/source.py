@@ -33,12 +33,14 @@ class TritonMQSource(DataSource):
     def schema(self) -> StructType:
         """The columns of the topics that are subscribed to. Raises `TritonMQError` within the option requestTimeoutMs."""
         from mq_spark.datasource.cluster import connect
-        from mq_spark.datasource.subscribed import topics_meant
+        from mq_spark.datasource.subscribed import check_filter, topics_meant
         from mq_spark.options import parse_source
         from mq_spark.schemas import stream_schema
 
         options = parse_source(self.options, streaming=None)
         topics = topics_meant(connect(options.bootstrap, options.timeout_ms), options)
+        for topic in topics:
+            check_filter(topic, options)
         return stream_schema(topics, include_headers=options.include_headers, include_metadata=options.include_metadata)
 
     def reader(self, schema: StructType) -> BatchReader:

@@ -55,6 +55,11 @@ def topics_meant(cluster: Cluster, options: SourceOptions, *, or_none: bool = Fa
 def check_topic(topic: Topic, options: SourceOptions, wanted: StructType) -> None:
     """What does not fit is an error on the driver, not in a task. Raises `SchemaMismatch`, `InvalidSetting`."""
     Projection(topic, wanted)
+    check_filter(topic, options)
+
+
+def check_filter(topic: Topic, options: SourceOptions) -> None:
+    """Raises `InvalidSetting` if the option filter cannot be carried out on the topic."""
     if options.filter and not topic.typed:
         raise InvalidSetting(
             f"filter needs a topic with columns of its own, and {topic.name} holds records: leave it out, and use .filter(...) on "
