@@ -213,9 +213,11 @@ class Subscriptions:
             place = self.places.get((told.topic, told.partition))
             if place is None or not self._is_current(session, place):
                 return
-            if told.HasField("error"):
+            if told.HasField("error") and not told.active:
                 self._refused(place, from_wire(told.error))
             elif told.active:
+                if told.HasField("error"):
+                    log.warning("%s-%d: %s", place.topic, place.partition, told.error.message)
                 place.answered = True
                 self._activate(place, told.offset)
             else:

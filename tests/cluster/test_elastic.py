@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from mq_broker.coordination.embedded import free_port
 from mq_cli.local_cluster import HOST, BrokerProcess
+from mq_client import Consumer, OffsetOutOfRange, Producer, Reader
 from mq_client.channels import call_unary
 from mq_protocol import mq_pb2 as pb
 from tests.cluster.harness import Cluster, wait_until
@@ -183,6 +185,56 @@ def pretend_a_reboot(cluster: Cluster, broker: int) -> None:
     for path in cluster.brokers[broker].data_dir.rglob("log.json"):
         document = json.loads(path.read_text())
         path.write_text(json.dumps({**document, "boot_id": "another", "clean": False}))
+
+
+def test_readers_are_told_once_what_was_lost_and_go_on_behind_it(
+    start_cluster: StartCluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = start_cluster(2, arguments=SHORT_SESSIONS)
+    cluster.admin.create_topic(TOPIC, partitions=1, replicas=2, durability="os", min_insync_replicas=1)
+    publish(cluster, range(100))
+    stays, goes = cluster.leader(TOPIC), 3 - cluster.leader(TOPIC)
+    cluster.wait_for_isr(TOPIC, 2)
+    cluster.kill(goes)
+    cluster.wait_for_isr(TOPIC, 1)
+    publish(cluster, range(100, 150))
+    cluster.kill(stays)
+    pretend_a_reboot(cluster, stays)
+    cluster.restart(goes, wait=False)
+    cluster.restart(stays, wait=False)
+    cluster.wait_until_serving()
+    assert cluster.leaders(TOPIC) == {0: 0}, "the log in sync is another now, and the other one lacks what was acknowledged"
+    said = command(cluster, "partition", "recover", TOPIC, "0", "--from", str(goes))
+    assert "lost: offsets 100 to 149 (50 records)" in said
+    assert f"given up: the log of broker {stays}" in said
+    publish(cluster, range(150, 200))
+    cluster.wait_for_isr(TOPIC, 2)
+    assert cluster.admin.offsets(TOPIC) == {0: (0, 200)}, "no offset is given twice"
+
+    with Reader(cluster.bootstrap) as reader:
+        with pytest.raises(OffsetOutOfRange, match="offsets 100 to 149 were lost") as told:
+            list(reader.read(TOPIC, 0, 0, 200))
+        found = [v for at in (0, told.value.next_offset) for v in values(reader.read(TOPIC, 0, at, 100 if at == 0 else 200))]
+    assert found == [*range(100), *range(150, 200)]
+    for options in ({"start": "earliest"}, {"start": "earliest", "group": "g"}):
+        caplog.clear()
+        with Consumer(cluster.bootstrap, **options) as consumer:  # type: ignore[arg-type]
+            consumer.subscribe(TOPIC)
+            records = [consumer.take(20_000) for _ in range(150)]
+        assert [int(record.value) for record in records if record is not None] == found
+        assert [r.getMessage() for r in caplog.records if "were lost" in r.getMessage()] == [
+            f"{TOPIC}-0: offsets 100 to 149 were lost when the partition was recovered: go on at 150"
+        ]
+
+
+def publish(cluster: Cluster, numbers: range) -> None:
+    with Producer(cluster.bootstrap) as producer:
+        for future in [producer.publish(TOPIC, str(number), partition=0) for number in numbers]:
+            future.result(30)
+
+
+def values(batches: Iterator[pa.RecordBatch]) -> list[int]:
+    return [int(value) for batch in batches for value in batch.column("value").to_pylist()]
 
 
 def test_a_memory_topic_goes_on_after_all_brokers_restarted(start_cluster: StartCluster) -> None:

@@ -124,6 +124,19 @@ class _Subscription:
         self._session.tell(self._opened(active=True))
         self._session.mark(self)
 
+    def skip_to(self, offset: int, error: TritonMQError) -> None:
+        """The records before are lost (rule 15): the client is told so, once, and that it goes on there."""
+        self.position = self.settled = offset
+        opened = self._opened(active=True)
+        opened.error.CopyFrom(to_wire(error))
+        self._session.tell(opened)
+        # Not at once: what is pushed must come behind the word that it does not begin where the last batch ended.
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self.pushing:
+            self._session.mark(self)
+
     def pause(self) -> None:
         self.pushing = False
 
@@ -264,9 +277,14 @@ class _Session:
         partition = subscription.partition
         try:
             batches = partition.read(subscription.position, partition.next_offset, bytes_max)
+        except OffsetOutOfRange as error:
+            if error.next_offset > subscription.position:
+                subscription.skip_to(error.next_offset, error)
+            else:
+                self.end(subscription, error)
+            return 0
         except TritonMQError as error:
-            if not isinstance(error, OffsetOutOfRange):
-                log.warning("%s: cannot be read at offset %d: %s", partition.name, subscription.position, error)
+            log.warning("%s: cannot be read at offset %d: %s", partition.name, subscription.position, error)
             self.end(subscription, error)
             return 0
         taken = 0
