@@ -13,7 +13,7 @@ from mq_client import subscription
 from mq_client.batches import records_to_batch
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Deadline
-from mq_client.errors import NotLeader, UnknownTopic
+from mq_client.errors import NotLeader, OffsetOutOfRange, UnknownTopic
 from mq_client.record_queue import ConsumerRecord
 from mq_client.subscription import Subscriptions
 from mq_protocol import mq_pb2 as pb
@@ -51,7 +51,9 @@ class Stream:
             pass
         return list(request.open.partitions)
 
-    def opened(self, offset: int = 0, *, active: bool = True, error: pb.Error | None = None) -> None:
+    def opened(self, offset: int = 0, *, active: bool | None = None, error: pb.Error | None = None) -> None:
+        """An error without being active refuses it; with it, something was lost on the way to `offset`."""
+        active = error is None if active is None else active
         told = pb.PartitionOpened(topic="t", partition=0, offset=offset, active=active, error=error)
         self._answers.put(Envelope(pb.BatchesHeader(opened=[told])))
 
@@ -252,6 +254,17 @@ def test_an_error_that_asking_again_cannot_mend_ends_the_topic(client: Client) -
     assert client.offsets(1) == [0]
     with pytest.raises(UnknownTopic):
         client.queue.get(timeout=WAIT_S)
+
+
+def test_records_that_are_lost_are_told_and_the_topic_goes_on_behind_them(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    stream = client.stream()
+    stream.hear_open()
+    stream.opened(0)
+    stream.push(0)
+    stream.opened(5, active=True, error=to_wire(OffsetOutOfRange("offsets 1 to 4 were lost: go on at 5", 5)))
+    stream.push(5)
+    assert client.offsets(2) == [0, 5]
+    assert "offsets 1 to 4 were lost" in caplog.text
 
 
 def test_unsubscribing_closes_the_partition_at_its_broker(client: Client) -> None:
