@@ -10,12 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
+from tests.chaos.nemesis import Applied
 from tests.chaos.run import Outcome
 from tests.history.recording import read
 
 RESULTS: Final = Path(__file__).with_name("RESULTS.md")
 WINDOW_NS: Final = 10_000_000_000
-"""A fault's effect is looked for until the next one strikes, and so long after it healed at most."""
+"""A silence that begins so long after a fault has healed is not its doing, and none is counted beyond the next one's strike."""
 
 
 def silences(outcome: Outcome) -> dict[tuple[str, str], list[float]]:
@@ -34,20 +35,16 @@ def silences(outcome: Outcome) -> dict[tuple[str, str], list[float]]:
     for at, fault in enumerate(faults):
         if not fault.alone:
             continue
-        until = fault.healed + WINDOW_NS
-        if at + 1 < len(faults):
-            until = min(until, faults[at + 1].began)
-        until = min(until, last)  # after that nobody sent
-        longest = max((_longest(acknowledged, fault.began, until) for acknowledged in times.values()), default=0)
+        until = min(faults[at + 1].began, last) if at + 1 < len(faults) else last
+        longest = max((_longest(acknowledged, fault, until) for acknowledged in times.values()), default=0)
         found[fault.kind, fault.whom].append(longest / 1e6)
     return found
 
 
-def _longest(times: list[int], began: int, until: int) -> int:
-    """The longest stretch without any of `times` that begins within `began` .. `until`, counted from `began` on."""
-    here = [began, *times[bisect_right(times, began) :]]
-    here.append(max(until, here[-1]))  # it may be silent still
-    return max((b - a for a, b in pairwise(here) if a < until), default=0)
+def _longest(times: list[int], fault: Applied, until: int) -> int:
+    """The longest stretch without any of `times` that begins while the fault holds or soon after, up to `until` at most."""
+    here = [fault.began, *times[bisect_right(times, fault.began) : bisect_right(times, until)], until]
+    return max((b - a for a, b in pairwise(here) if a < fault.healed + WINDOW_NS), default=0)
 
 
 def story(outcome: Outcome) -> str:
