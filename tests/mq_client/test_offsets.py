@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mq_cli.local_cluster import LocalCluster
-from mq_client import Admin, InvalidRequest, Producer, UnknownTopic, Unreachable
+from mq_client import Admin, InvalidRequest, Producer, UnknownTopic, Unreachable, offsets
 from mq_client.connection import Connection
 from mq_client.deadline import Deadline
 from mq_client.leaders import ask_offsets, measure_spans
@@ -41,6 +41,41 @@ def test_topics_can_be_watched_later_and_no_longer(admin: Admin, bootstrap: str,
         watch.wait_first(Deadline(10_000))
         watch.watch([topic + "2"])
         assert watch.wait_first(Deadline(10_000)) == {topic + "2": {0: (0, 0)}}
+
+
+def test_of_a_topic_only_some_partitions_may_be_watched(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=3)
+    with OffsetWatch(bootstrap, [topic], {topic: [2, 0]}) as watch, Producer(bootstrap) as producer:
+        assert watch.wait_first(Deadline(10_000)) == watch.ask(Deadline(10_000)) == {topic: {0: (0, 0), 2: (0, 0)}}
+        producer.publish(topic, b"x", partition=1).result(10)
+        producer.publish(topic, b"x", partition=2).result(10)
+        eventually(lambda: watch.latest()[topic][2] == (0, 1))
+        assert 1 not in watch.latest()[topic]
+
+
+def test_partitions_that_are_added_are_watched_without_being_waited_for(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offsets, "_REFRESH_S", 0.1)
+    admin.create_topic(topic)
+    with OffsetWatch(bootstrap, [topic]) as watch:
+        watch.wait_first(Deadline(10_000))
+        admin.alter_topic(topic, partitions=3)
+        eventually(lambda: sorted(watch.latest()[topic]) == [0, 1, 2])
+
+
+def test_a_topic_that_is_deleted_is_told_whoever_reads_on(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offsets, "_REFRESH_S", 0.1)
+    admin.create_topic(topic)
+    with OffsetWatch(bootstrap, [topic]) as watch:
+        watch.wait_first(Deadline(10_000))
+        admin.delete_topic(topic)
+        with pytest.raises(UnknownTopic):
+            eventually(lambda: not watch.latest())
+        watch.watch([])
+        assert watch.latest() == {}
 
 
 def test_asking_gives_the_same_as_being_told(admin: Admin, bootstrap: str, topic: str) -> None:
