@@ -72,14 +72,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="tritonmq-crashes-") as made, _ground(arguments, Path(made)) as ground:
         for cases in _chosen(arguments):
             results += ground.run(cases, arguments.seed, _tell)
-    seconds = time.monotonic() - began
+            if arguments.table is not None:  # after each query: a run may be ended early
+                seconds = time.monotonic() - began
+                arguments.table.write_text(table(results, seconds, ground.lives, arguments.seed, os.cpu_count() or 1))
     crashes, duplicates, losses, others = totals(results)
     print(
-        f"{crashes} crashes in {len(results)} cases, {ground.lives} lives of drivers, {seconds:.0f} s: "
+        f"{crashes} crashes in {len(results)} cases, {ground.lives} lives of drivers, {time.monotonic() - began:.0f} s: "
         f"{duplicates} duplicates, {losses} losses, {others} other failures"
     )
-    if arguments.table is not None:
-        arguments.table.write_text(table(results, seconds, ground.lives, arguments.seed, os.cpu_count() or 1))
     return 0 if results and all(result.exact for result in results) else 1
 
 

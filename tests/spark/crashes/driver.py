@@ -18,7 +18,7 @@ from pyspark.sql import functions as f
 from mq_spark.session import configure
 
 FAILURES_MAX = 100
-_QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """The JVM compiles little: it ends before that would pay."""
 
 
@@ -33,6 +33,7 @@ class Specification:
     outputs: list[str]
     checkpoint: str
     settings: dict[str, str] = field(default_factory=dict)
+    jvm_options: str = QUICK_JVM
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -43,9 +44,10 @@ class Specification:
 
 
 def session(specification: Specification) -> SparkSession:
-    builder = SparkSession.builder.master(specification.master).config("spark.driver.extraJavaOptions", _QUICK_JVM)
-    builder = builder.config("spark.executor.extraJavaOptions", _QUICK_JVM).config("spark.ui.enabled", "false")
+    builder = SparkSession.builder.master(specification.master).config("spark.ui.enabled", "false")
     builder = builder.config("spark.ui.showConsoleProgress", "false").config("spark.log.level", "ERROR")
+    for process in ("driver", "executor"):
+        builder = builder.config(f"spark.{process}.extraJavaOptions", specification.jvm_options)
     for name, value in specification.settings.items():
         builder = builder.config(name, value)
     return configure(builder).getOrCreate()

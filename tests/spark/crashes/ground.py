@@ -15,22 +15,25 @@ from mq_protocol.errors import TritonMQError
 from mq_spark.datasource.failpoints import VARIABLE
 from tests.spark.crashes.brokers import FailingBrokers
 from tests.spark.crashes.cases import Case
+from tests.spark.crashes.driver import QUICK_JVM
 from tests.spark.crashes.injecting import Injection
-from tests.spark.crashes.job import Job, Points
+from tests.spark.crashes.job import Job, Points, SparkPlace
 from tests.spark.crashes.judging import Verdict
-from tests.spark.crashes.spark_processes import StandaloneSpark
+from tests.spark.crashes.spark_processes import StandaloneSpark, archive_classes
 
+_ATTEMPTS = 8
 _COMMON = {"spark.sql.shuffle.partitions": "2"}
+_EXECUTORS = {"spark.executor.memory": "1g", "spark.task.maxFailures": str(_ATTEMPTS)}
 _SPECULATION = {
     "spark.speculation": "true",
     "spark.speculation.interval": "100ms",
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.quantile": "0.3",
     "spark.speculation.minTaskRuntime": "500ms",
+    "spark.speculation.task.duration.threshold": "2s",  # also where a stage has one task only
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
 }
-_ATTEMPTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +53,22 @@ class Result:
 class Ground:
     """Owns the brokers, the standalone Spark if it is wanted, and the directory of the failpoints; a job while it lasts."""
 
-    def __init__(self, scratch: Path, brokers: int = 3, *, forgetful: bool = False) -> None:
+    def __init__(self, scratch: Path, brokers: int = 3, *, many: bool = True, forgetful: bool = False) -> None:
+        """`many`: so many drivers will be started that an archive of their classes pays. `forgetful`: see `Job`."""
         self.points = Points(scratch / "points")
         self.brokers = FailingBrokers(scratch / "brokers", brokers)
         self.lives = 0
         self._scratch = scratch
+        self._many = many
         self._forgetful = forgetful
+        self._jvm = QUICK_JVM
         self._standalone: StandaloneSpark | None = None
         self._jobs = 0
 
     def __enter__(self) -> Ground:
         os.environ[VARIABLE] = str(self.points.directory)  # for brokers and drivers to inherit
+        if self._many:
+            self._jvm = archive_classes(self._scratch)
         self.brokers.start()
         return self
 
@@ -74,19 +82,18 @@ class Ground:
     def job(self, mode: str, kind: str) -> Job:
         """A new query of that kind, not begun."""
         self._jobs += 1
-        master, settings = self._place(mode)
         scratch = self._scratch / f"{mode}.{kind}.{self._jobs}"
-        return Job(self.brokers, kind, scratch, master, _COMMON | settings, forgetful=self._forgetful)
+        return Job(self.brokers, kind, scratch, self._place(mode), forgetful=self._forgetful)
 
-    def _place(self, mode: str) -> tuple[str, dict[str, str]]:
+    def _place(self, mode: str) -> SparkPlace:
         if mode == "local":
-            return f"local[2,{_ATTEMPTS}]", {}
+            return SparkPlace(f"local[2,{_ATTEMPTS}]", _COMMON, self._jvm)
         if mode == "local-cluster":
-            return "local-cluster[2,1,1024]", {"spark.executor.memory": "1g", "spark.task.maxFailures": str(_ATTEMPTS)}
+            return SparkPlace("local-cluster[2,1,1024]", _COMMON | _EXECUTORS, self._jvm)
         if self._standalone is None:
             self._standalone = StandaloneSpark(self._scratch / "spark")
             self._standalone.start()
-        return self._standalone.master, {"spark.executor.memory": "1g", "spark.task.maxFailures": str(_ATTEMPTS), **_SPECULATION}
+        return SparkPlace(self._standalone.master, _COMMON | _EXECUTORS | _SPECULATION, self._jvm)
 
     @property
     def _workers(self) -> list[int]:

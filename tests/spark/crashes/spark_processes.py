@@ -14,10 +14,11 @@ import pyspark
 
 from mq_broker.coordination.embedded import free_port
 from tests.cluster.harness import wait_until
-from tests.spark.crashes.driver import Specification
+from tests.spark.crashes.driver import QUICK_JVM, Specification
 
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 _END_S = 30.0
+_WARM_S = 600.0
 _HERE = "127.0.0.1"
 _WORKER_HOSTS = (_HERE, "127.0.0.2")
 """Two, because Spark runs a speculative copy only on another host."""
@@ -25,6 +26,19 @@ _WORKER_HOSTS = (_HERE, "127.0.0.2")
 
 def environment() -> dict[str, str]:
     return {**os.environ, "SPARK_LOCAL_IP": _HERE, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
+
+
+def archive_classes(scratch: Path) -> str:
+    """Options of a JVM that make Spark's start cost half of the CPU: its classes come parsed and verified out of an archive, made
+    here. A JVM that cannot use it (another class path) starts as ever.
+    """
+    archive, home = scratch / "classes.jsa", Path(pyspark.__file__).parent
+    options = f"{QUICK_JVM} -Xlog:disable -XX:ArchiveClassesAtExit={archive}"
+    script = [str(Path(__file__).with_name("warming.py")), str(scratch / "warming")]
+    command = [str(home / "bin" / "spark-submit"), "--master", "local[2]", "--driver-java-options", options, *script]
+    with (scratch / "warming.log").open("wb") as log:
+        subprocess.run(command, env={**environment(), "SPARK_HOME": str(home)}, stdout=log, stderr=log, check=True, timeout=_WARM_S)
+    return f"{QUICK_JVM} -Xlog:disable -Xshare:auto -XX:SharedArchiveFile={archive}"
 
 
 def kill_family(pid: int) -> None:
@@ -125,9 +139,7 @@ class StandaloneSpark:
             work = ["--work-dir", str(self._scratch / host), "--webui-port", "0", "--cores", "1", "--memory", "1g"]
             self._run(f"worker-{host}", "org.apache.spark.deploy.worker.Worker", "--host", host, *work, self.master)
         for host in _WORKER_HOSTS:
-            wait_until(
-                lambda host=host: self._said("master", f"Registering worker {host}"), f"the worker on {host} is registered", 60
-            )
+            wait_until(partial(self._said, "master", f"Registering worker {host}"), f"the worker on {host} is registered", 60)
 
     def stop(self) -> None:
         for process in self._processes:
