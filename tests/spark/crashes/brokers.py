@@ -10,6 +10,7 @@ from mq_protocol.names import TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
 from tests.cluster.harness import Cluster, wait_until
 
+PUBLISHED_S = 180.0
 QUICK = ("--session-timeout-ms", "2000")
 
 
@@ -40,7 +41,7 @@ class FailingBrokers(Cluster):
                 return None
             return status.batch_id, status.row_count
 
-        found: tuple[int, int] = wait_until(published, f"a micro-batch after {more_than} is published", 60)
+        found: tuple[int, int] = wait_until(published, f"a micro-batch after {more_than} is published", PUBLISHED_S)
         return found
 
     def until_whole(self, topics: list[str]) -> None:
