@@ -185,7 +185,7 @@ def recover(topic: str, number: int, source: int | None, force: bool, as_json: b
         if lost:
             say(f"lost: offsets {done.next_offset} to {done.offset_floor - 1} ({counted(lost, 'record')}); new ones begin after")
         for broker in done.given_up:
-            say(f"given up: the log of broker {broker} that was in sync; it begins anew and keeps the old one aside")
+            say(f"given up: the log of broker {broker}, which was in sync; where it is still there it is put aside, for people")
         say(f"broker {leader} leads" if leader else "nobody leads yet: see `tritonmq partition describe`")
     return 0 if leader else 1
 

@@ -889,7 +889,7 @@ class RecoverResponse(_message.Message):
     def kept(self) -> Global___ReplicaStatusResponse: ...
     @_builtins.property
     def given_up(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """brokers whose logs were named and are not any more"""
+        """brokers that were in sync and are not any more"""
 
     def __init__(
         self,
