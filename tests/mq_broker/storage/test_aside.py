@@ -124,6 +124,13 @@ def test_an_installed_journal_goes_on_after_its_snapshot(tmp_path: Path, durabil
         assert joined(again.read(41, 50, ALL)) == joined(frames_of(41, 44, epoch=4))
         assert heard.calls == []
         await again.close()
+        directory = data_directory(bed)
+        directory.install(PLACE, durability, "flights", SNAPSHOT, 6)
+        directory.close()
+        third, _, _ = bed.open()
+        with pytest.raises(AssertionError, match="epoch 2 after 3"):
+            third.append(frames_of(41, 41, epoch=2))
+        await third.close()
 
     on_a_bed(test, tmp_path, durability, segment_bytes_max=300)
 

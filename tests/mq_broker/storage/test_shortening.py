@@ -182,6 +182,9 @@ def test_close_waits_for_a_shortening_and_ends_it_early(tmp_path: Path, durabili
         waiting = asyncio.create_task(journal.begin_at(18, DEDUP))
         assert await asyncio.to_thread(at_it.wait, DEADLINE_S)
         closing = asyncio.create_task(journal.close())
+        await asyncio.sleep(0)
+        if durability != "memory":
+            await eventually(lambda: journal._closed.done())  # type: ignore[attr-defined]
         for _ in range(20):
             await asyncio.sleep(0)
         assert not closing.done()
