@@ -71,7 +71,7 @@ def main(quick: bool, only: tuple[str, ...], save: bool, data: Path | None) -> N
 
 def _save(measured: Mapping[str, Part], facts: Mapping[str, str]) -> None:
     kept = {**read(KEPT), **measured}
-    parts = {name: kept[name] for name in MODULES if name in kept}
+    parts: dict[str, Part] = {name: kept[name] for name in MODULES if name in kept}
     write(KEPT, parts)
     RESULTS.write_text(markdown(list(parts.values()), facts))
 

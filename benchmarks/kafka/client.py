@@ -22,7 +22,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[import-n
 
 from benchmarks.bench.measure import Schedule, Stopwatch, paced
 
-ASK_TIMEOUT_S: Final = 60.0
+ASK_TIMEOUT_S: Final = 150.0
 STAMP_BYTES: Final = 8
 LEAD_S: Final = 0.05
 DIFFERENT: Final = 1_000

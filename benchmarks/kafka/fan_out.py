@@ -25,7 +25,7 @@ from mq_client import Consumer
 RATE: Final = 200
 CONSUMERS: Final = (1, 12, 100)
 _HEAR_S: Final = 180.0
-_TAKE_S: Final = 60.0
+_TAKE_S: Final = 150.0
 _OURS: Final = "Consumer"
 _THEIRS: Final = "confluent-kafka"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -21,6 +21,9 @@ from mq_client.lanes import Lane, OutgoingBatch
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
+
+_HELD_S: Final = 0.05
+"""How long another batch's answer is waited for. Long beside a round trip; short beside what a slow broker may make others wait."""
 
 
 class AccumulatorSettings(NamedTuple):
@@ -183,14 +186,23 @@ class Accumulator:
     # ------------------------------------------------------------------ batches out
 
     def close_ready(self, now: float) -> float | None:
-        """Close what has lingered long enough, where its lane could send it (else it goes on filling). When to look again."""
+        """Close what has lingered long enough, where its lane could send it (else it goes on filling). When to look again.
+
+        A batch that is not full also waits, up to `_HELD_S`, while another is unanswered: what comes during one round trip then
+        goes out together, instead of in as many batches as there were records, which the brokers would be busy with for longer.
+        """
         linger = self.settings.linger_s
+        unanswered = bool(self.in_flight)
+        look_again: float | None = None
         for (target, partition), batch in list(self._open.items()):
             if batch.opened_at + linger > now:
-                return batch.opened_at + linger
-            if self._lane(target.view.name, partition, False).has_room or now - batch.opened_at > self.settings.delivery_s / 2:
+                return batch.opened_at + linger if look_again is None else min(look_again, batch.opened_at + linger)
+            if unanswered and batch.opened_at + _HELD_S > now:
+                if look_again is None:  # the oldest; an answer wakes the sender anyway
+                    look_again = batch.opened_at + _HELD_S
+            elif self._lane(target.view.name, partition, False).has_room or now - batch.opened_at > self.settings.delivery_s / 2:
                 self._close(target, partition, now)
-        return None
+        return look_again
 
     def close_all(self, now: float) -> None:
         """Close every open batch: a flush."""

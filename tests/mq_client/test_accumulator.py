@@ -104,6 +104,42 @@ def test_a_lingering_batch_goes_on_filling_while_its_lane_is_full() -> None:
     assert values(batch) == [b"b", b"c"]
 
 
+def test_a_batch_that_is_not_full_waits_while_another_is_unanswered() -> None:
+    made = accumulator(linger_s=0.0)
+    target = made.add_target(view())
+    add(made, target, b"a", now=1.0, partition=0)
+    made.close_ready(1.0)
+    [(_, correlation, _)] = take_all(made, 1.0)
+    for value, partition in ((b"b", 1), (b"c", 1), (b"d", 2)):
+        add(made, target, value, now=1.001, partition=partition)
+    assert made.close_ready(1.002) == pytest.approx(1.051), "when it is not waited for any longer"
+    assert take_all(made, 1.002) == []
+    made.answer(correlation, BatchPlace(0, 0, 1, 0, False))
+    made.close_ready(1.003)
+    assert sorted(values(batch) for batch, _, _ in take_all(made, 1.003)) == [[b"b", b"c"], [b"d"]], "all that waited go together"
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for_long() -> None:
+    made = accumulator(linger_s=0.0)
+    target = made.add_target(view())
+    add(made, target, b"a", now=1.0, partition=0)
+    made.close_ready(1.0)
+    take_all(made, 1.0)
+    add(made, target, b"b", now=1.0, partition=1)
+    made.close_ready(1.0505)
+    assert [values(batch) for batch, _, _ in take_all(made, 1.0505)] == [[b"b"]]
+
+
+def test_a_full_batch_waits_for_no_answer() -> None:
+    made = accumulator(linger_s=0.0, batch_bytes_max=100)
+    target = made.add_target(view())
+    add(made, target, b"a", now=1.0, partition=0)
+    made.close_ready(1.0)
+    take_all(made, 1.0)
+    add(made, target, b"b" * 100, now=1.001, partition=0)
+    assert [values(batch)[0][:1] for batch, _, _ in take_all(made, 1.001)] == [b"b"]
+
+
 def test_the_sender_is_told_only_when_there_is_something_new() -> None:
     made = accumulator(batch_bytes_max=100)
     target = made.add_target(view())
