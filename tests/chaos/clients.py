@@ -75,9 +75,9 @@ class ClientProcess:
         return True
 
 
-def finish_all(clients: list[ClientProcess]) -> list[str]:
+def finish_all(clients: list[ClientProcess], seconds: float = FINISH_S) -> list[str]:
     """Tell all at once, wait for each; what was wrong."""
     for client in clients:
         client.finish()
-    deadline = time.monotonic() + FINISH_S
+    deadline = time.monotonic() + seconds
     return [wrong for client in clients if (wrong := client.join(deadline))]

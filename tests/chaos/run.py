@@ -33,6 +33,9 @@ Piece: TypeAlias = tuple[int, pa.RecordBatch]
 WHOLE_S: Final = 120.0
 """Until everything is led and in sync after faults have ended. Seconds on a machine that has nothing else to do."""
 
+SPARK_FINISH_S: Final = 300.0
+"""A driver that was just started again needs half a minute before it does anything, and the last copying two at most."""
+
 LISTEN_AGAIN_MS: Final = 2_000
 REPLICAS: Final = 3
 TRANSACTIONS: Final = "tx"
@@ -203,7 +206,7 @@ class Run:
             return
         problems = self.outcome.problems
         problems += finish_all(self._of("producer", "transactor"))
-        problems += finish_all(self._of("spark"))
+        problems += finish_all(self._of("spark"), SPARK_FINISH_S)
         problems += finish_all(self._of("reader"))
         try:
             wait_until(lambda: _caught_up(cluster, self.topics), f"the group {GROUP} is at the end of everything", WHOLE_S)
