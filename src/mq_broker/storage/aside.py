@@ -54,10 +54,12 @@ def install_snapshot(directory: Path, place: Place, identity: LogIdentity, snaps
 def start_over(directory: Path, place: Place, identity: LogIdentity, reason: str, files: Files) -> Path | None:
     """Put everything aside and begin an empty log named `identity`. Returns where it was put, None if there was nothing.
 
-    Raises `OSError`.
+    What an earlier call began to put aside goes to the same directory. Raises `OSError`.
     """
+    former = load_identity(directory, place)
+    begun = former.cut.aside if former is not None and former.cut is not None and former.cut.segment == 0 else ""
     anything = bool(segment_firsts(directory)) or (directory / snapshots.FILE_NAME).exists()
-    aside = next_aside(directory) if anything else ""
+    aside = begun or (next_aside(directory) if anything else "")
     finish_cut(directory, place, begin_cut(directory, identity, Cut(0, 0, 0, aside, reason), files), files)
     return directory / aside if aside else None
 

@@ -86,7 +86,8 @@ class Journal(Protocol):
         """
 
     async def adopt(self, recovery: int) -> None:
-        """Remember with the log that it goes on under this recovery number. Raises `StorageFailed` if the disk does not take it."""
+        """Remember with the log, durably, that it goes on under this recovery number. A disk that does not take it is only logged,
+        and a journal that is closed passes it over: what is lost then costs a copy of the log, never safety."""
 
     def read(self, first_index: int, last_index: int, bytes_max: int) -> list[Frame]:
         """Whole frames from `first_index` on: at least one, then as many as fit. Entries not yet written are found too. Empty only

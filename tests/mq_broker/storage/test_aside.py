@@ -180,6 +180,32 @@ def test_a_log_that_starts_over_is_kept_aside_whole_whenever_it_is_killed(tmp_pa
     on_a_bed(test, tmp_path, segment_bytes_max=300)
 
 
+def test_starting_over_that_fails_can_be_repeated_and_fills_one_directory(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        await nine_entries(bed)
+        directory = data_directory(bed)
+        real, moved = bed.files.move, []
+
+        def fail(source: Path, target: Path) -> None:
+            if len(moved) == 2:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            moved.append(source)
+            real(source, target)
+
+        bed.files.move = fail  # type: ignore[method-assign]
+        with pytest.raises(StorageFailed, match="cannot be put aside"):
+            directory.start_over(PLACE, "fsync", "flights", 6)
+        bed.files.move = real  # type: ignore[method-assign]
+        assert directory.start_over(PLACE, "fsync", "flights", 6) == bed.path / "aside-1"
+        directory.close()
+        assert b"".join(path.read_bytes() for path in sorted((bed.path / "aside-1").glob("*.log"))) == joined(FRAMES)
+        journal, _, opened = bed.open()
+        assert (journal.last_index, opened.recovery, opened.damaged) == (0, 6, "")
+        await journal.close()
+
+    on_a_bed(test, tmp_path, segment_bytes_max=300)
+
+
 def test_an_empty_log_starts_over_and_puts_nothing_aside(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         journal, _, _ = bed.open()

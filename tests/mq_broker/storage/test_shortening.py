@@ -463,7 +463,7 @@ def test_a_snapshot_is_made_of_the_one_before_and_what_follows_it(tmp_path: Path
 
 
 @pytest.mark.parametrize("durability", ON_DISK)
-def test_a_recovery_is_remembered_with_the_log(tmp_path: Path, durability: str) -> None:
+def test_a_recovery_is_remembered_with_the_log(tmp_path: Path, durability: str, caplog: pytest.LogCaptureFixture) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, opened = bed.open()
         assert opened.recovery == 0
@@ -474,8 +474,8 @@ def test_a_recovery_is_remembered_with_the_log(tmp_path: Path, durability: str) 
         again, heard, opened = bed.open()
         assert (again.log_id, opened.recovery) == (journal.log_id, 3)
         bed.files.failing_replaces = 1
-        with pytest.raises(StorageFailed, match="did not take recovery 4"):
-            await again.adopt(4)
+        await again.adopt(4)
+        assert "did not take recovery 4" in caplog.text
         again.append(frames_of(3, 3))
         await heard.until_flushed(3)
         await again.close()
@@ -493,7 +493,7 @@ def test_a_recovery_that_crosses_a_close_is_not_waited_for(tmp_path: Path) -> No
         adopting = asyncio.create_task(journal.adopt(5))
         await asyncio.sleep(0)
         results = await asyncio.gather(closing, adopting, return_exceptions=True)
-        assert results[0] is None
-        assert isinstance(results[1], StorageFailed | AssertionError)
+        assert results == [None, None]
+        await journal.adopt(6)
 
     on_a_bed(test, tmp_path)
