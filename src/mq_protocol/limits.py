@@ -54,6 +54,10 @@ DEDUP_UUIDS_CEILING: Final = 10_000_000
 RETENTION_MS_FLOOR: Final = 1_000
 """Below this a batch could be dropped before a reader that is on time has seen it."""
 
+OFFSETS_OF_A_LIFE: Final = 1 << 40
+"""How far a partition's offsets move on when a log is gone without a trace, and nobody can say how far it went: more than any has
+given, and few enough for eight million such losses."""
+
 # -- wire
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_CEILING + (1 << 20)
 """gRPC's bound on a message: the largest batch and its header."""

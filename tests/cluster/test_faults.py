@@ -63,8 +63,9 @@ class Load:
 
 
 def stored(cluster: Cluster) -> list[int]:
+    start, _ = cluster.admin.offsets(TOPIC)[0]
     with Reader(cluster.bootstrap) as reader:
-        return [int(value) for batch in reader.read(TOPIC, 0, 0) for value in batch.column("value").to_pylist()]
+        return [int(value) for batch in reader.read(TOPIC, 0, start) for value in batch.column("value").to_pylist()]
 
 
 def expect_exactly_what_was_acknowledged(cluster: Cluster, load: Load) -> None:

@@ -94,7 +94,7 @@ class Partition:
         self.name = f"{topic.spec.name}-{number}"
         self.observers: set[Callable[[], None]] = set()
         self.closed = False
-        self.shorten_due = True
+        self.shorten_due = False
         self._shell = shell
         self._place = Place(topic.spec.topic_id, number)
         self._waiting: dict[RequestId, _Waiting] = {}
@@ -146,9 +146,8 @@ class Partition:
         batches = self.index.range(start, end, bytes_max)
         gone = [batch for batch in batches if batch.index < self.journal.first_index]
         if gone:  # after a restart, until the entry that says so is committed anew
-            raise OffsetOutOfRange(
-                f"offset {start} of {self.name} was dropped by retention: read on at {gone[-1].base_offset + gone[-1].record_count}"
-            )
+            next_offset = gone[-1].base_offset + gone[-1].record_count
+            raise OffsetOutOfRange(f"offset {start} of {self.name} was dropped by retention: read on at {next_offset}", next_offset)
         return [(batch, self.journal.payload(batch.index)) for batch in batches]
 
     def lag(self, offset: int) -> tuple[int, int]:

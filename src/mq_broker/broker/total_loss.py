@@ -25,6 +25,7 @@ from mq_broker.core.messages import CasOutcome, NodeState
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown, TritonMQError, UnknownPartition
+from mq_protocol.limits import OFFSETS_OF_A_LIFE
 from mq_protocol.names import OnTotalLoss
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ Statuses = Mapping[int, pb.ReplicaStatusResponse]
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a recovery would do. `given_up`: brokers whose logs the in-sync set names and will not name any more."""
+    """What a recovery would do. `given_up`: brokers that were in sync and are not any more."""
 
     state: NodeState
     kept: pb.ReplicaStatusResponse
@@ -79,8 +80,10 @@ def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_
     best = max(sorted(candidates), key=lambda b: (candidates[b].recovery, candidates[b].last_epoch, candidates[b].last_index))
     kept = candidates[from_broker or best]
     floor = max(state.offset_floor, *(status.next_offset for status in candidates.values()))
+    if any(broker not in candidates or not candidates[broker].last_index for broker, _ in state.isr):
+        floor += OFFSETS_OF_A_LIFE  # how far a log went that is gone without a trace, nobody knows
     after = NodeState(None, state.leader_epoch + 1, ((kept.broker, kept.log_id),), state.recovery + 1, token, floor)
-    given_up = tuple(broker for broker, log_id in state.isr if (broker, log_id) != (kept.broker, kept.log_id))
+    given_up = tuple(broker for broker, _ in state.isr if broker != kept.broker)
     return Choice(after, kept, given_up)
 
 
@@ -178,16 +181,23 @@ class TotalLoss:
         while True:
             await asyncio.sleep(LOOK_S)
             seen: dict[tuple[str, int], float] = {}
-            for partition in self._shell.partitions():
-                topic, number = partition.topic, partition.number
-                if topic.settings.on_total_loss is not OnTotalLoss.RECOVER or partition.replica.leader or partition.closed:
-                    continue
+            for topic, number in self._may_recover():
                 key = topic.spec.topic_id, number
                 since = seen[key] = self._leaderless.get(key, loop.time())
                 if loop.time() - since >= LEADERLESS_S and self._is_mine(topic, number):
                     seen[key] = loop.time()
                     await self._recover_unasked(topic, number)
             self._leaderless = seen
+
+    def _may_recover(self) -> list[tuple[Topic, int]]:
+        """The partitions here that have no leader and may go on by themselves."""
+        return [
+            (topic, number)
+            for topic in self._topics.all()
+            if topic.settings.on_total_loss is OnTotalLoss.RECOVER
+            for number in range(topic.partitions)
+            if (partition := self._shell.hosted(topic, number)) is not None and not partition.replica.leader
+        ]
 
     def _is_mine(self, topic: Topic, number: int) -> bool:
         """All its brokers live, and this one is the first of them: one is enough to do it."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from mq_broker.core.messages import CasAnswer, CasOutcome, NodeState
 from mq_broker.core.shared import Node, Shared, with_member, without
+from mq_protocol.limits import OFFSETS_OF_A_LIFE
 
 
 class Election:
@@ -33,7 +34,7 @@ class Election:
         """The node after my claim; None if this replica may not lead."""
         shared = self._shared
         me, settings = shared.me, shared.settings
-        recovery = state.recovery
+        recovery, floor = state.recovery, state.offset_floor
         if shared.my_member in state.isr:
             isr = state.isr
         elif (me.broker, "") in state.isr:
@@ -41,7 +42,7 @@ class Election:
             isr = with_member(state.isr, me.broker, me.log_id)
         elif settings.volatile and settings.replicas == (me.broker,):
             isr = (shared.my_member,)  # memory, one replica: a restart empties it, as the documentation says
-            recovery += 1
+            recovery, floor = recovery + 1, floor + OFFSETS_OF_A_LIFE
         else:
             return None
         former = state.leader
@@ -49,7 +50,7 @@ class Election:
             smaller = without(isr, former.broker)
             if len(smaller) >= settings.min_insync_replicas:
                 isr = smaller
-        return NodeState(shared.my_name, state.leader_epoch + 1, isr, recovery, shared.next_token(), state.offset_floor)
+        return NodeState(shared.my_name, state.leader_epoch + 1, isr, recovery, shared.next_token(), floor)
 
     def _rank(self, state: NodeState) -> int:
         """How many registered members of the ISR come before this replica: each waits for those before it. One that is named and no

@@ -98,12 +98,15 @@ class PartitionMachine:
                     return [Trimmed(start)]
         return []
 
-    def _skip_to(self, floor: int) -> list[OffsetsSkipped]:
+    def _skip_to(self, floor: int) -> list[Change]:
         """After a recovery: offsets that the lost records may have had are not given to others (rule 15)."""
         if floor <= self.next_offset:
             return []
         first, self.next_offset = self.next_offset, floor
-        return [OffsetsSkipped(first, floor)]
+        if self.log_start_offset < first:
+            return [OffsetsSkipped(first, floor)]
+        self.log_start_offset = floor  # nothing is left before it: the log starts where it goes on
+        return [OffsetsSkipped(first, floor), Trimmed(floor)]
 
     def _give_offsets(self, index: int, record_count: int, timestamp_us: int, sized: Entry | StagedBatch) -> Published:
         published = Published(self.next_offset, record_count, index, timestamp_us, sized.payload_bytes, sized.decoded_bytes)

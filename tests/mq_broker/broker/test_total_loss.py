@@ -8,6 +8,7 @@ from mq_broker.broker.total_loss import Choice, choose
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
+from mq_protocol.limits import OFFSETS_OF_A_LIFE
 
 LOST = NodeState(LeaderName(1, 7), 5, ((1, "one"), (2, "two")), 2, "w", offset_floor=40)
 
@@ -36,6 +37,13 @@ def test_new_offsets_begin_above_all_that_anybody_has_seen() -> None:
     assert chosen(status(1, "new1", end=7), status(2, "new2", end=0)).state.offset_floor == 40
 
 
+def test_offsets_go_far_beyond_what_is_known_when_a_log_is_gone_without_a_trace() -> None:
+    emptied = status(1, "new1", epoch=0, index=0, end=0)
+    assert chosen(emptied, status(2, "new2", end=70)).state.offset_floor == 70 + OFFSETS_OF_A_LIFE
+    assert chosen(status(2, "new2", end=70), force=True).state.offset_floor == 70 + OFFSETS_OF_A_LIFE
+    assert chosen(emptied, status(2, "new2", epoch=0, index=0, end=0)).state.offset_floor == 40 + OFFSETS_OF_A_LIFE
+
+
 def test_a_log_of_an_earlier_recovery_is_not_kept_before_one_of_a_later() -> None:
     choice = chosen(status(1, "new1", epoch=9, recovery=1), status(2, "new2", epoch=5))
     assert choice.kept.broker == 2
@@ -53,7 +61,7 @@ def test_it_is_refused_while_a_named_log_may_exist() -> None:
     with pytest.raises(InvalidRequest, match="broker 2 was in sync and does not answer"):
         chosen(status(1, "new1"), pb.ReplicaStatusResponse(broker=2))
     choice = chosen(status(1, "new1"), force=True)
-    assert (choice.kept.broker, choice.given_up) == (1, (1, 2))
+    assert (choice.kept.broker, choice.given_up) == (1, (2,))
 
 
 def test_it_is_refused_while_somebody_leads_even_by_force() -> None:
