@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ Piece: TypeAlias = tuple[int, pa.RecordBatch]
 
 WHOLE_S: Final = 120.0
 """Until everything is led and in sync after faults have ended. Seconds on a machine that has nothing else to do."""
+
+NO_ZOOKEEPER: Final = re.compile("no answer from ZooKeeper|no ZooKeeper answers")
 
 SPARK_FINISH_S: Final = 300.0
 """A driver that was just started again needs half a minute before it does anything, and the last copying two at most."""
@@ -195,7 +198,7 @@ class Run:
     def _hear(self, said: list[str]) -> None:
         """A broker may end by itself if ZooKeeper does not answer while it starts: it says so, and is started again."""
         self.outcome.ended += len(said)
-        self.outcome.problems += [words for words in said if "no answer from ZooKeeper" not in words]
+        self.outcome.problems += [words for words in said if not NO_ZOOKEEPER.search(words)]
 
     # ------------------------------------------------------------------ peace
 
@@ -216,14 +219,14 @@ class Run:
             problems.append(str(error))
         problems += finish_all(self._of("member"))
         with Recorder(self._parts / "final.jsonl", "final") as final:
-            for topic in self.all_topics:
+            last: list[Callable[[], None]] = [partial(self._read_all, cluster, topic, final) for topic in self.all_topics]
+            last += [partial(self._tell_what_spark_wrote, cluster, final)] if self.settings.spark else []
+            last += [partial(self._listen_again, cluster, final)]
+            for reading in last:
                 try:
-                    self._read_all(cluster, topic, final)
+                    reading()
                 except (TritonMQError, AssertionError) as error:
-                    problems.append(f"the last reading of {topic}: {error}")
-            if self.settings.spark:
-                self._tell_what_spark_wrote(cluster, final)
-            self._listen_again(cluster, final)
+                    problems.append(f"the last reading: {error}")
 
     def _read_all(self, cluster: FireCluster, topic: str, final: Recorder) -> None:
         reader = Reader(cluster.bootstrap)
