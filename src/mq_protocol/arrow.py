@@ -10,6 +10,7 @@ import hashlib
 import io
 import struct
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,6 +34,7 @@ RECORD_SCHEMA: pa.Schema = pa.schema(
 
 _PREFIX_BYTES = 8  # continuation marker and length before a message's metadata
 _METADATA_LENGTH = struct.Struct("<i")
+_DEMANDS_MAX = 1024
 
 
 def schema_to_bytes(schema: pa.Schema) -> bytes:
@@ -119,7 +121,8 @@ def check_untrusted(
         raise CorruptBatch("corrupt batch: it has no records; leave it out")
     if record_count > limits.BATCH_RECORDS_MAX:
         raise BatchTooLarge(f"batch of {record_count} records is above {limits.BATCH_RECORDS_MAX}: send smaller batches")
-    _check_layout(message, schema)
+    demands = _demands_of(schema)
+    _check_layout(message, demands)
     decoded_bytes = message.decoded_bytes()
     if decoded_bytes > decoded_bytes_max:
         raise BatchTooLarge(f"batch decompresses to {decoded_bytes} bytes, above {decoded_bytes_max}: send smaller batches")
@@ -128,8 +131,8 @@ def check_untrusted(
         batch.validate(full=True)
     except (pa.ArrowException, OSError, MemoryError) as error:
         raise CorruptBatch(f"corrupt batch: {error}") from error
-    for field, column in zip(schema, batch.columns, strict=True):
-        _check_nulls(field, column, field.name)
+    for at, field in demands.required:
+        _check_nulls(field, batch.column(at), field.name)
     return decoded_bytes
 
 
@@ -206,12 +209,38 @@ def _layout(kind: pa.DataType) -> Iterator[int]:
         yield 2
 
 
-def _check_layout(message: RecordBatchMessage, schema: pa.Schema) -> None:
-    layout = [buffers for field in schema for buffers in _layout(field.type)]
-    if len(message.nodes) != len(layout) or len(message.buffers) != sum(layout):
+class _Demands(NamedTuple):
+    """What a schema asks of each of its batches: worked out once, since a batch of one record is checked as any other.
+
+    `required`: the columns, by place, in which some null is not allowed.
+    """
+
+    schema: pa.Schema  # kept, so that its id stays its own
+    nodes: int
+    buffers: int
+    required: tuple[tuple[int, pa.Field], ...]
+
+
+_demands: dict[int, _Demands] = {}  # by the schema's id: hashing one costs more than all that is kept here
+
+
+def _demands_of(schema: pa.Schema) -> _Demands:
+    found = _demands.get(id(schema))
+    if found is None:
+        layout = [buffers for field in schema for buffers in _layout(field.type)]
+        required = tuple((at, field) for at, field in enumerate(schema) if not field.nullable or _has_required(field.type))
+        found = _Demands(schema, len(layout), sum(layout), required)
+        if len(_demands) >= _DEMANDS_MAX:
+            _demands.clear()
+        _demands[id(schema)] = found
+    return found
+
+
+def _check_layout(message: RecordBatchMessage, demands: _Demands) -> None:
+    if len(message.nodes) != demands.nodes or len(message.buffers) != demands.buffers:
         raise SchemaMismatch(
             f"the batch has {len(message.nodes)} columns (nested ones counted) and {len(message.buffers)} buffers, "
-            f"the topic's schema {len(layout)} and {sum(layout)}: encode it with the topic's schema"
+            f"the topic's schema {demands.nodes} and {demands.buffers}: encode it with the topic's schema"
         )
 
 

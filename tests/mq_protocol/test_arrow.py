@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mq_protocol import limits
+from mq_protocol import arrow, limits
 from mq_protocol.arrow import (
     RECORD_SCHEMA,
     check_untrusted,
@@ -206,6 +206,24 @@ def test_a_batch_of_another_schema_is_refused() -> None:
         check(bytes(encode_batch(BATCH.select(["a", "b"]))))
     with pytest.raises((SchemaMismatch, CorruptBatch)):
         check(bytes(encode_batch(BATCH)), parse_schema("a string, b long, c array<long>"))
+
+
+def test_schemas_that_are_checked_in_turn_are_not_taken_for_each_other() -> None:
+    strict = parse_schema("a long NOT NULL")
+    nulls = encode_batch(pa.record_batch({"a": pa.array([None], pa.int64())})).to_pybytes()
+    for _ in range(3):
+        check(nulls, parse_schema("a long"), count=1)
+        with pytest.raises(SchemaMismatch, match="NOT NULL"):
+            check(nulls, strict, count=1)
+        check(encode_batch(BATCH).to_pybytes())
+
+
+def test_what_is_kept_of_schemas_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arrow, "_DEMANDS_MAX", 3)
+    payload = encode_batch(BATCH).to_pybytes()
+    for _ in range(10):
+        check(payload, parse_schema("a long, b string, c array<long>"))
+        assert len(arrow._demands) <= 3
 
 
 def test_forged_offsets_are_found_before_a_value_is_touched() -> None:
