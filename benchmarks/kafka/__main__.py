@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -36,16 +37,20 @@ QUICK: Final = Scale(warm_ups=0, rounds=1, work=0.2, seconds=2.0)
 @click.command()
 @click.option("--quick", is_flag=True, help="One cold round and less of everything: to see that it works, not to quote.")
 @click.option("--only", multiple=True, type=click.Choice(MODULES), help="Only these rows; may be given more than once.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Rounds that count; by default 3, or 1 with --quick.")
+@click.option("--work", type=click.FloatRange(0.01, 10), help="How much of the records and bytes of a full run; 0.2 with --quick.")
 @click.option("--save", is_flag=True, help=f"Put these rows into {RESULTS.parent.name}/{RESULTS.name}; others there stay.")
 @click.option(
     "--data", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Where brokers keep their data during the run."
 )
-def main(quick: bool, only: tuple[str, ...], save: bool, data: Path | None) -> None:
+def main(quick: bool, only: tuple[str, ...], rounds: int | None, work: float | None, save: bool, data: Path | None) -> None:
     """Measure TritonMQ beside Apache Kafka, three brokers each, on this machine."""
     remarks = Console(stderr=True)
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     started = time.monotonic()
-    run = f"{'Quick' if quick else 'Full'} run of {datetime.now(UTC):%Y-%m-%d}"
+    scale = QUICK if quick else FULL
+    scale = replace(scale, rounds=rounds or scale.rounds, work=work or scale.work)
+    run = f"{'Quick' if quick else 'Full'} run of {datetime.now(UTC):%Y-%m-%d}, {scale.work:.0%} of the work"
 
     def watch(what: str) -> None:
         remarks.print(f"{time.monotonic() - started:6.1f} s  {what}", highlight=False)
@@ -56,7 +61,7 @@ def main(quick: bool, only: tuple[str, ...], save: bool, data: Path | None) -> N
     with tempfile.TemporaryDirectory(prefix="tritonmq-kafka-", dir=data, ignore_cleanup_errors=True) as scratch:
         directory = Path(scratch)
         facts = machine(directory) | fetched.versions()
-        with Arena(directory, QUICK if quick else FULL, fetched, watch) as arena:
+        with Arena(directory, scale, fetched, watch) as arena:
             if set(wanted) & set(_NEED_SPARK):
                 assert arena.spark  # before anything speaks gRPC: see Workbench.spark
             for name in wanted:
