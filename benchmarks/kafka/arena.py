@@ -139,8 +139,8 @@ class Arena(Workbench):
         config = {"min.insync.replicas": str(min(MIN_INSYNC, replicas)), "file.delete.delay.ms": "1000"}
         if durability == "fsync":
             config["flush.messages"] = "1"
-        given = {"name": name, "partitions": partitions, "replicas": replicas, "config": config}
-        self.client.ask("create_topic", bootstrap=self.kafka.bootstrap, **given)
+        given = {"names": [name], "partitions": partitions, "replicas": replicas, "config": config}
+        self.client.ask("create_topics", bootstrap=self.kafka.bootstrap, **given)
         return name
 
     def drop_theirs(self, name: str) -> None:

@@ -33,14 +33,26 @@ _MS: Final = 1e6
 # ---------------------------------------------------------------- topics
 
 
-def create_topic(bootstrap: str, name: str, partitions: int, replicas: int, config: dict[str, str]) -> Iterator[None]:
-    """Returns once every broker names a leader for each partition."""
+def create_topics(bootstrap: str, names: list[str], partitions: int, replicas: int, config: dict[str, str]) -> Iterator[None]:
+    """Answers once every broker names a leader for each partition."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    made = admin.create_topics([NewTopic(name, partitions, replicas, config=config)])
-    made[name].result(ASK_TIMEOUT_S)
-    addresses = bootstrap.split(",")
-    _wait(lambda: all(len(_leaders(address, name)) == partitions for address in addresses), f"leaders of {name}")
+    for name, made in admin.create_topics([NewTopic(name, partitions, replicas, config=config) for name in names]).items():
+        made.result(ASK_TIMEOUT_S)
+        assert name in names
+    yield from wait_led(bootstrap, names, partitions)
+
+
+def wait_led(bootstrap: str, names: list[str], partitions: int) -> Iterator[None]:
+    for address in bootstrap.split(","):
+        admin = AdminClient({"bootstrap.servers": address})
+        _wait(lambda admin=admin: _led(admin, names) == partitions * len(names), f"leaders of {names[0]}")  # type: ignore[misc]
     yield None
+
+
+def _led(admin: Any, names: list[str]) -> int:
+    topics = admin.list_topics(timeout=ASK_TIMEOUT_S).topics
+    found = [topics[name] for name in names if name in topics]
+    return sum(partition.leader > 0 for topic in found for partition in topic.partitions.values())
 
 
 def delete_topic(bootstrap: str, name: str) -> Iterator[None]:
@@ -250,12 +262,9 @@ def outage(bootstrap: str, topic: str, per_second: float, count: int) -> Iterato
 
 def main() -> None:
     """Until standard input ends."""
-    known: dict[str, Callable[..., Iterator[Any]]] = {
-        function.__name__: function
-        for function in (
-            create_topic, delete_topic, leader, wait_in_sync, produce, produce_kafka_python, fill, push, consume, fan_out, outage
-        )
-    }  # fmt: skip
+    topics = (create_topics, wait_led, delete_topic, leader, wait_in_sync)
+    records = (produce, produce_kafka_python, fill, push, consume, fan_out, outage)
+    known: dict[str, Callable[..., Iterator[Any]]] = {function.__name__: function for function in (*topics, *records)}
     while line := sys.stdin.readline():
         asked = json.loads(line)
         answers = known[asked.pop("do")](**asked)

@@ -1,47 +1,83 @@
-"""What partitions cost: memory of the three brokers, and the time to start all of them again, with 10 and with 1,000 partitions.
+"""What partitions, topics and backlogs cost: memory of the brokers, and the time until all is led again after all were killed.
 
-Clusters of their own, new for each reading. Memory is what is resident and not shared, summed over the brokers, some seconds after
-the topic was made; the start is from the first process to the last broker that serves.
+Clusters of their own, new for each reading. Memory is what is resident and anonymous (the page cache is not counted), summed over
+the brokers, some seconds after the last was made. The time is from the first process to when every partition has a leader.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from benchmarks.bench.measure import Contestant, Readings, Stopwatch
+from benchmarks.bench.rows import batch_of
 from benchmarks.bench.workbench import REPLICAS
 from benchmarks.kafka.arena import MIN_INSYNC, Arena
 from benchmarks.kafka.cluster import KafkaCluster
 from benchmarks.kafka.compare import Compared, Comparison
 from mq_cli.local_cluster import LocalCluster
-from mq_client import Admin
+from mq_client import Admin, Producer
 
 GROUP: Final = "growth: three brokers, 3 replicas, os / Kafka as it ships"
-PARTITIONS: Final = (10, 1_000)
 _SETTLE_S: Final = 5.0
-_MADE_TIMEOUT_MS: Final = 120_000
-_ROUNDS: Final = 2
-_METRICS: Final = {"memory": "MB", "start again": "s"}
+_TIMEOUT_MS: Final = 300_000
+_LED_TIMEOUT_S: Final = 300.0
+_POLL_S: Final = 0.1
+_METRICS: Final = {"memory": "MB", "all led again": "s"}
+_TABLE_ROWS: Final = 8_000
+_VALUE_BYTES: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a cluster is given: topics of so many partitions each, and records of 100 B in all."""
+
+    label: str
+    topics: int
+    partitions: int
+    records: int = 0
+
+    def names(self) -> list[str]:
+        return [f"grown-{number}" for number in range(self.topics)]
+
+
+def loads(arena: Arena) -> list[Load]:
+    """By the scale, but for partitions, which are what they are called."""
+    topics, records = arena.scale.of(1_000), arena.scale.of(10_000_000) // _TABLE_ROWS * _TABLE_ROWS
+    return [
+        Load("10 partitions", 1, 10),
+        Load("1,000 partitions", 1, 1_000),
+        Load(f"{topics:,} idle topics", topics, 1),
+        Load(f"backlog of {records:,} records", 1, 10, records),
+    ]
 
 
 def measure(arena: Arena) -> list[Compared]:
-    compared: list[Compared] = []
-    for partitions in PARTITIONS:
-        ours, theirs = f"{partitions:,} partitions", f"Kafka, {partitions:,} partitions"
-        contestants = [Contestant(ours, partial(_ours, arena, partitions)), Contestant(theirs, partial(_theirs, arena, partitions))]
-        asked = [Comparison(GROUP, ours, theirs, metric, unit, "lower") for metric, unit in _METRICS.items()]
-        compared += arena.compare(contestants, asked, rounds=min(_ROUNDS, arena.scale.rounds), warm_ups=0)
-    return compared
+    contestants: list[Contestant] = []
+    asked: list[Comparison] = []
+    few, many, *_rest = found = loads(arena)
+    for load in found:
+        theirs = f"Kafka, {load.label}"
+        contestants.append(Contestant(load.label, partial(_ours, arena, load)))
+        contestants.append(Contestant(theirs, partial(_theirs, arena, load)))
+        asked += [Comparison(GROUP, load.label, theirs, metric, unit, "lower") for metric, unit in _METRICS.items()]
+    # Half as good is twice the memory.
+    asked.append(Comparison(GROUP, many.label, few.label, "memory", "MB", "lower", 0.5))
+    return arena.compare(contestants, asked, warm_ups=0)
 
 
-def _ours(arena: Arena, partitions: int) -> Readings:
-    with LocalCluster(arena.scratch(), REPLICAS) as cluster:
-        with Admin(cluster.bootstrap, timeout_ms=_MADE_TIMEOUT_MS) as admin:
-            settings = {"durability": "os", "min_insync_replicas": MIN_INSYNC}
-            admin.create_topic("many", partitions=partitions, replicas=REPLICAS, **settings)
+def _ours(arena: Arena, load: Load) -> Readings:
+    with LocalCluster(arena.scratch(), REPLICAS) as cluster, Admin(cluster.bootstrap, timeout_ms=_TIMEOUT_MS) as admin:
+        settings = {"durability": "os", "min_insync_replicas": MIN_INSYNC}
+        for name in load.names():
+            admin.create_topic(name, partitions=load.partitions, replicas=REPLICAS, **settings)
+        if load.records:
+            with Producer(cluster.bootstrap) as producer:
+                for at in range(load.records // _TABLE_ROWS):
+                    producer.publish_batch(load.names()[0], batch_of("value", _TABLE_ROWS), partition=at % load.partitions)
         time.sleep(_SETTLE_S)
         memory = sum(_private_bytes(broker.pid) for broker in cluster.brokers.values())
         for broker in cluster.brokers.values():
@@ -50,14 +86,23 @@ def _ours(arena: Arena, partitions: int) -> Readings:
             for broker in cluster.brokers.values():
                 broker.start()
             cluster.wait_until_serving()
-    return {"memory": memory / 1e6, "start again": watch.seconds}
+            deadline = time.monotonic() + _LED_TIMEOUT_S
+            for name in load.names():
+                while not all(partition.leader for partition in admin.describe_topic(name).partitions):
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"not every partition of {name} has a leader {_LED_TIMEOUT_S:g} s after the start")
+                    time.sleep(_POLL_S)
+    return {"memory": memory / 1e6, "all led again": watch.seconds}
 
 
-def _theirs(arena: Arena, partitions: int) -> Readings:
+def _theirs(arena: Arena, load: Load) -> Readings:
     with KafkaCluster(arena.scratch(), arena.fetched.classpath) as cluster:
         config = {"min.insync.replicas": str(MIN_INSYNC)}
-        given = {"name": "many", "partitions": partitions, "replicas": REPLICAS, "config": config}
-        arena.client.ask("create_topic", bootstrap=cluster.bootstrap, **given)
+        given = {"names": load.names(), "partitions": load.partitions, "replicas": REPLICAS, "config": config}
+        arena.client.ask("create_topics", bootstrap=cluster.bootstrap, **given)
+        if load.records:
+            filling = {"topic": load.names()[0], "partitions": load.partitions, "rows": load.records, "values": _VALUE_BYTES}
+            arena.client.ask("fill", bootstrap=cluster.bootstrap, **filling)
         time.sleep(_SETTLE_S)
         memory = sum(_private_bytes(broker.pid) for broker in cluster.brokers.values())
         for broker in cluster.brokers.values():
@@ -66,7 +111,8 @@ def _theirs(arena: Arena, partitions: int) -> Readings:
             for broker in cluster.brokers.values():
                 broker.start()
             cluster.wait_until_serving()
-    return {"memory": memory / 1e6, "start again": watch.seconds}
+            arena.client.ask("wait_led", bootstrap=cluster.bootstrap, names=load.names(), partitions=load.partitions)
+    return {"memory": memory / 1e6, "all led again": watch.seconds}
 
 
 def _private_bytes(pid: int | None) -> int:

@@ -22,8 +22,7 @@ from benchmarks.kafka.arena import DURABILITIES, Arena
 from benchmarks.kafka.compare import Compared, Comparison
 from mq_client import Producer
 
-RATES: Final = (1_000, 10_000)
-LINGERS: Final = {"": None, ", linger 0": 0}
+LINGERS: Final[dict[int, dict[str, int | None]]] = {1_000: {"": None, ", linger 0": 0}, 10_000: {"": None}}
 PERCENTS: Final = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9}
 AIMED: Final = {(1_000, "p50"): 1.0, (1_000, "p99"): 1.0}
 WARMING: Final = 600
@@ -33,10 +32,10 @@ _HEAR_S: Final = 120.0
 def measure(arena: Arena) -> list[Compared]:
     arena.start_both()
     compared: list[Compared] = []
-    for rate, durability in itertools.product(RATES, DURABILITIES):
+    for rate, durability in itertools.product(LINGERS, DURABILITIES):
         contestants: list[Contestant] = []
         asked: list[Comparison] = []
-        for label, linger in LINGERS.items():
+        for label, linger in LINGERS[rate].items():
             ours, theirs = (f"{who}{label}" for who in ("Consumer", "confluent-kafka"))
             contestants.append(Contestant(ours, partial(_ours, arena, durability, rate, linger)))
             contestants.append(Contestant(theirs, partial(_theirs, arena, durability, rate, linger)))

@@ -21,7 +21,7 @@ from mq_client import Producer
 BYTES: Final = {"100 B": 60_000_000, "1 KB": 200_000_000}
 """How much each contestant sends, in values; a slow one less, see `_SLOW`."""
 
-_SLOW: Final = {"kafka-python": 0.1}
+_SLOW: Final = {("kafka-python", "os"): 0.1, ("kafka-python", "fsync"): 0.03, ("Java perf", "fsync"): 0.03}
 _PERF_TIMEOUT_S: Final = 180.0
 _JAVA: Final[dict[str, dict[str, str]]] = {
     "Java perf": {},
@@ -47,8 +47,8 @@ def measure(arena: Arena) -> list[Compared]:
                 Contestant(_TABLES, partial(_publish_batch, arena, label, size, durability)),
             ]
             asked: list[Comparison] = []
-            for name, settings in _JAVA.items():
-                contestants.append(Contestant(name, partial(_perf, arena, label, size, durability, settings)))
+            for name in _JAVA:
+                contestants.append(Contestant(name, partial(_perf, arena, label, size, durability, name)))
                 asked.append(Comparison(group, _TABLES, name, "MB/s", "MB/s", "higher", 1.0))
             for name in (*_JAVA, *_PYTHON):
                 if name in _PYTHON:
@@ -91,17 +91,21 @@ def _publish_batch(arena: Arena, label: str, size: int, durability: str) -> Read
     return _readings(count * rows, size, watch.seconds)
 
 
-def _perf(arena: Arena, label: str, size: int, durability: str, settings: dict[str, str]) -> Readings:
+def _count(arena: Arena, label: str, size: int, name: str, durability: str) -> int:
+    return max(1, round(arena.scale.of(BYTES[label] // size) * _SLOW.get((name, durability), 1.0)))
+
+
+def _perf(arena: Arena, label: str, size: int, durability: str, name: str) -> Readings:
     """Its own figure for what came after as many records again, with which the JVM has warmed up."""
-    count = arena.scale.of(BYTES[label] // size)
+    count = _count(arena, label, size, name, durability)
     topic = arena.their_topic(durability)
-    properties = {"acks": "all", **settings}
+    properties = {"acks": "all", **_JAVA[name]}
     done = subprocess.run(
         [
             *("java", "-Xmx512M", "-cp", arena.fetched.classpath, "org.apache.kafka.tools.ProducerPerformance"),
             *("--bootstrap-server", arena.kafka.bootstrap, "--topic", topic, "--record-size", str(size), "--throughput", "-1"),
             *("--num-records", str(2 * count), "--warmup-records", str(count)),
-            *("--command-property", *(f"{name}={value}" for name, value in properties.items())),
+            *("--command-property", *(f"{key}={value}" for key, value in properties.items())),
         ],
         capture_output=True,
         text=True,
@@ -116,7 +120,7 @@ def _perf(arena: Arena, label: str, size: int, durability: str, settings: dict[s
 
 
 def _python(arena: Arena, label: str, size: int, durability: str, name: str) -> Readings:
-    count = max(1, round(arena.scale.of(BYTES[label] // size) * _SLOW.get(name, 1.0)))
+    count = _count(arena, label, size, name, durability)
     topic = arena.their_topic(durability)
     function, settings = _PYTHON[name]
     given = {"topic": topic, "size": size, "count": count, "warming": 1_000, "settings": settings}
