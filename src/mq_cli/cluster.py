@@ -30,6 +30,7 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
     holds = Counter(broker for partition in partitions for broker in partition.replicas)
     in_sync = Counter(broker for partition in partitions for broker in partition.isr)
     leaderless = leads[0]
+    moving = sum(bool(partition.moving_to) for partition in partitions)
     behind = sum(len(partition.isr) < len(partition.replicas) for partition in partitions)
     absent = sorted(holds.keys() - {broker.id for broker in described.brokers})
     if as_json:
@@ -53,6 +54,7 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
                 "partitions": len(partitions),
                 "partitions_without_leader": leaderless,
                 "partitions_not_fully_in_sync": behind,
+                "partitions_moving": moving,
             }
         )
         return
@@ -66,7 +68,10 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
     )
     click.echo()
     click.echo(f"coordination: {described.coordination}")
-    click.echo(f"{len(topics)} topics, {len(partitions)} partitions, {leaderless} without a leader, {behind} not fully in sync")
+    click.echo(
+        f"{len(topics)} topics, {len(partitions)} partitions, {leaderless} without a leader, {behind} not fully in sync"
+        + (f", {moving} moving" if moving else "")
+    )
 
 
 @cluster.command()
