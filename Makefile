@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo test style types floors proto lock bench simulate chaos clean
+.PHONY: demo test style types floors proto lock bench simulate chaos crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -35,6 +35,11 @@ simulate: $(VENV)/.ready      ## whole clusters in virtual time: make simulate S
 MINUTES ?= 5
 chaos: $(VENV)/.ready         ## real processes under fire, judged: make chaos MINUTES=n
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES)
+
+CRASHES ?= 200
+SEED ?= 1
+crashes: $(VENV)/.ready       ## exactly once, under so many crashes: make crashes CRASHES=n SEED=m
+	$(BIN)/python -m tests.spark.crashes --crashes $(CRASHES) --seed $(SEED) --table tests/spark/CRASHES.md
 
 proto: $(VENV)/.ready         ## generate the protobuf code anew (tests check that it is current)
 	cd src && PATH="$(CURDIR)/$(BIN):$$PATH" ../$(BIN)/python -m grpc_tools.protoc -I. --python_out=. --mypy_out=. mq_protocol/mq.proto

@@ -21,13 +21,13 @@ _WORDS = {
 }
 
 
-def table(results: Sequence[Result], seconds: float, lives: int, seed: int, cores: int) -> str:
+def table(results: Sequence[Result], seconds: float, lives: int, command: str, cores: int) -> str:
     crashes, duplicates, losses, others = totals(results)
     others_word = "no other failure" if not others else f"**{others} other failures**"
     hangs = sum(not result.case.is_crash for result in results)
     return f"""# Exactly once, under crashes
 
-    make crashes CRASHES={crashes} SEED={seed}
+    {command}
 
 {crashes} injected crashes, {duplicates} duplicates, {losses} losses, {others_word}.
 {seconds / 60:.0f} minutes on {cores} cores, {lives} lives of drivers, {hangs} hanging tasks beside the crashes.
