@@ -191,18 +191,13 @@ class Accumulator:
         A batch that is not full also waits, up to `_HELD_S`, while another is unanswered: what comes during one round trip then
         goes out together, instead of in as many batches as there were records, which the brokers would be busy with for longer.
         """
-        linger = self.settings.linger_s
-        unanswered = bool(self.in_flight)
-        look_again: float | None = None
+        waits = max(self.settings.linger_s, _HELD_S) if self.in_flight else self.settings.linger_s  # an answer wakes the sender
         for (target, partition), batch in list(self._open.items()):
-            if batch.opened_at + linger > now:
-                return batch.opened_at + linger if look_again is None else min(look_again, batch.opened_at + linger)
-            if unanswered and batch.opened_at + _HELD_S > now:
-                if look_again is None:  # the oldest; an answer wakes the sender anyway
-                    look_again = batch.opened_at + _HELD_S
-            elif self._lane(target.view.name, partition, False).has_room or now - batch.opened_at > self.settings.delivery_s / 2:
+            if batch.opened_at + waits > now:
+                return batch.opened_at + waits
+            if self._lane(target.view.name, partition, False).has_room or now - batch.opened_at > self.settings.delivery_s / 2:
                 self._close(target, partition, now)
-        return look_again
+        return None
 
     def close_all(self, now: float) -> None:
         """Close every open batch: a flush."""
