@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "kafka-options.md").read_text()
 FILES = {
     "unit": sorted((ROOT / "tests" / "mq_spark").glob("test_*.py")),
+    "readers": [ROOT / "tests/mq_spark/datasource/test_readers.py"],
     "source": [ROOT / "tests/spark/test_source.py"],
     "options": [ROOT / "tests/spark/test_source_options.py"],
     "sink": [ROOT / "tests/spark/test_sink.py"],

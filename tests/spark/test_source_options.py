@@ -1,4 +1,7 @@
-"""Every option by which Kafka's connector is told what to read, and the two beyond it, on a real broker."""
+"""The options by which a source is told what to read, in Spark on a real broker.
+
+Here is what Spark's side of the calls could get wrong; tests/mq_spark/datasource/test_readers.py has the rest, without Spark.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,12 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
 
 from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
 from mq_client.connection import Connection
 from mq_client.deadline import Deadline
 from mq_client.leaders import ask_offsets
-from mq_spark.datasource import cluster as processes
-from mq_spark.datasource.reading import Ranges, read_ranges
-from mq_spark.offsets import OffsetRange
-from mq_spark.options import parse_source
 from tests.cluster.harness import wait_until
 from tests.spark.harness import Collected
 
@@ -125,18 +123,6 @@ def test_a_pattern_finds_topics_while_the_query_runs_and_between_its_runs(
     assert run_stream(frame).values() == []
 
 
-def test_a_topic_of_a_pattern_that_is_deleted_is_a_loss_and_may_be_passed_over(topics: Topics, run_stream: Run) -> None:
-    for suffix in ("p-1", "p-2"):
-        topics.publish(topics.create(suffix), suffix)
-    options = {"subscribePattern": topics.name("p-.*"), "startingOffsets": "earliest", "requestTimeoutMs": "1000"}
-    assert run_stream(topics.stream(**options)).values() == ["p-1", "p-2"]
-    topics.admin.delete_topic(topics.name("p-2"))
-    topics.publish(topics.name("p-1"), "next")
-    with pytest.raises(StreamingQueryException, match=r"data was lost: offset 1 of topic .*p-2 .* that partition is gone"):
-        run_stream(topics.stream(**options))
-    assert run_stream(topics.stream(failOnDataLoss="false", **options)).values() == ["next"]
-
-
 def test_rows_that_retention_has_removed_are_a_loss_and_may_be_passed_over(topics: Topics, run_stream: Run) -> None:
     topic = topics.create("t")
     topics.publish(topic, "0")
@@ -154,18 +140,6 @@ def test_rows_that_retention_has_removed_are_a_loss_and_may_be_passed_over(topic
     with pytest.raises(PySparkException, match=f"startingOffsets has offset 0 for topic .*, which keeps {start} to 6"):
         topics.values(subscribe=topic, startingOffsets=zero)
     assert len(topics.values(subscribe=topic, startingOffsets=zero, failOnDataLoss="false")) == end - start
-
-
-def test_a_stream_may_wait_for_its_first_topic_if_its_columns_are_given(
-    topics: Topics, running: Callable[[DataFrame], Collected]
-) -> None:
-    pattern = topics.name("late") + ".*"
-    with pytest.raises(PySparkException, match=r"subscribePattern=.* matches no topic, .* create a topic first, or give .schema"):
-        topics.stream(subscribePattern=pattern)
-    on = running(topics.stream("value binary", subscribePattern=pattern))
-    wait_until(lambda: 0 in on.batches, "the first micro-batch, of nothing")
-    topics.publish(topics.create("late-1"), "there")
-    wait_until(lambda: on.values() == ["there"], "the topic that came")
 
 
 def test_partitions_that_are_added_are_read_while_the_query_runs_and_between_its_runs(
@@ -224,22 +198,6 @@ def test_a_batch_read_lies_between_two_times(topics: Topics) -> None:
     assert topics.values(subscribe=topic, endingOffsetsByTimestamp=each) == ["new 0", "old"]
 
 
-def test_a_stream_begins_at_a_time_and_says_if_nothing_follows_it(topics: Topics, run_stream: Run) -> None:
-    topic = topics.create("t", partitions=2)
-    topics.publish(topic, "old", partition=0)
-    topics.publish(topic, "old 1", partition=1)
-    now = moment(topics, topic)
-    topics.publish(topic, "new", partition=0)
-    with pytest.raises(
-        StreamingQueryException, match=r"startingTimestamp finds nothing in topic .* partition 1, .*ByTimestampStrategy=latest"
-    ):
-        run_stream(topics.stream(subscribe=topic, startingTimestamp=now))
-    frame = topics.stream(subscribe=topic, startingTimestamp=now, startingOffsetsByTimestampStrategy="latest")
-    assert run_stream(frame).values() == ["new"]
-    topics.publish(topic, "newer", partition=1)
-    assert run_stream(frame).values() == ["newer"], "a restart goes on from its checkpoint, whatever the time says"
-
-
 # ------------------------------------------------------------------ how much
 
 
@@ -293,43 +251,6 @@ def test_a_filter_keeps_what_sparks_own_would_keep(topics: Topics, text: str) ->
     assert [row["_offset"] for row in found] == expected
 
 
-def test_a_stream_is_filtered_and_counts_its_limits_before_that(topics: Topics, run_stream: Run) -> None:
-    topic = topics.flights()
-    options = {"subscribe": topic, "startingOffsets": json.dumps({topic: {"0": 0}}), "maxOffsetsPerTrigger": 50}
-    found = run_stream(topics.stream(filter="id in (3, 60, 199)", includeMetadata="true", **options))
-    assert [(row["id"], row["_offset"]) for row in found.rows] == [(3, 3), (60, 60), (199, 199)]
-    assert found.sizes() == [1, 1, 1]
-    assert max(found.batches) == 3
-
-
-def test_what_the_broker_leaves_out_is_not_sent(topics: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code that a task runs, in this process, where the bytes can be counted."""
-    topic = topics.flights()
-    monkeypatch.setattr(processes, "_clusters", {})
-    topic_ids = {topic: topics.admin.describe_topic(topic).topic_id}
-
-    def cost(schema: StructType, **options: str) -> tuple[int, int]:
-        given = parse_source({"bootstrap.servers": topics.bootstrap, "subscribe": topic, **options}, streaming=False)
-        processes._clusters.clear()
-        rows = sum(batch.num_rows for batch in read_ranges(given, schema, Ranges((OffsetRange(topic, 0, 0, 200),), (), topic_ids)))
-        return rows, processes.connect(given.bootstrap, given.timeout_ms)._reader.payload_bytes
-
-    everything = topics.read(subscribe=topic).schema
-    narrow = StructType([field for field in everything if field.name == "id"])
-    all_rows, whole = cost(everything)
-    assert all_rows == 200
-    assert whole > 200_000
-    rows, pruned = cost(narrow)
-    assert rows == 200
-    assert pruned < whole / 50
-    rows, filtered = cost(everything, filter="id >= 190")
-    assert rows == 10
-    assert filtered < whole / 15
-    rows, both = cost(narrow, filter="id >= 190")
-    assert rows == 10
-    assert both < pruned / 2
-
-
 # ------------------------------------------------------------------ what is wrong is said in first words
 
 
@@ -337,8 +258,6 @@ def test_what_the_broker_leaves_out_is_not_sent(topics: Topics, monkeypatch: pyt
     ("options", "first_words"),
     [
         ({"subscribePattern": "("}, "subscribePattern='(' is no regular expression"),
-        ({"assign": '{"t":["0"]}'}, "assign has ['0'] for topic 't': list its partitions"),
-        ({"subscribe": "t", "maxBytesPerTrigger": "much"}, "maxBytesPerTrigger='much' is not a number of bytes"),
         ({"subscribe": "t", "startingTimestamp": "now"}, "startingTimestamp='now' is not a time: write milliseconds since 1970"),
     ],
 )

@@ -1,0 +1,257 @@
+"""The readers as Spark calls them, on a real broker and without Spark: what a stream's micro-batches come to, call by call."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
+
+from mq_cli.local_cluster import LocalCluster
+from mq_client import Admin, Producer
+from mq_protocol.errors import DataLoss, InvalidSetting, SchemaMismatch
+from mq_spark.datasource import cluster, subscribed
+from mq_spark.datasource.batch_reader import BatchReader
+from mq_spark.datasource.stream_reader import StreamReader
+from mq_spark.options import parse_source
+
+VALUE = StructType().add("value", BinaryType())
+NUMBERS = StructType().add("n", LongType()).add("_offset", LongType())
+
+
+@pytest.fixture(scope="module")
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with LocalCluster(tmp_path_factory.mktemp("readers")) as running:
+        yield running.bootstrap
+
+
+@pytest.fixture(scope="module")
+def admin(bootstrap: str) -> Iterator[Admin]:
+    with Admin(bootstrap) as opened:
+        yield opened
+
+
+@pytest.fixture
+def name() -> str:
+    return f"t-{uuid.uuid4().hex[:12]}"
+
+
+class Stream:
+    """One run of a query: owns its reader, and the offsets that Spark would have written down."""
+
+    def __init__(self, bootstrap: str, wanted: StructType, committed: dict[str, Any] | None = None, **options: Any) -> None:
+        given = {"bootstrap.servers": bootstrap, **{name: str(value) for name, value in options.items()}}
+        self.reader = StreamReader(parse_source(given, streaming=True), wanted)
+        self.at = self.reader.initialOffset() if committed is None else committed
+
+    def next(self) -> list[dict[str, Any]]:
+        """The rows of the next micro-batch."""
+        end = self.reader.latestOffset(self.at, self.reader.getDefaultReadLimit())
+        parts = self.reader.partitions(self.at, end)
+        self.at = json.loads(json.dumps(end))
+        return [row for part in parts for batch in self.reader.read(part) for row in batch.to_pylist()]
+
+    def available_now(self) -> list[list[dict[str, Any]]]:
+        """The micro-batches until there is nothing more."""
+        self.reader.prepareForTriggerAvailableNow()
+        batches = []
+        while True:
+            before = self.at
+            batches.append(self.next())
+            if self.at == before and len(batches) > 1:
+                self.reader.stop()
+                return [rows for rows in batches if rows]
+
+
+def publish(bootstrap: str, topic: str, *values: str, partition: int = 0) -> None:
+    with Producer(bootstrap) as producer:
+        for value in values:
+            producer.publish(topic, value.encode(), partition=partition).result(20)
+
+
+def numbers(bootstrap: str, topic: str, rows: int, batches: int = 1) -> None:
+    with Producer(bootstrap) as producer:
+        for batch in range(batches):
+            table = pa.table({"n": range(batch * rows, (batch + 1) * rows), "text": ["x" * 100] * rows})
+            producer.publish_batch(topic, table, partition=0).result(20)
+
+
+def values(batches: list[list[dict[str, Any]]]) -> list[str]:
+    return sorted(row["value"].decode() for rows in batches for row in rows)
+
+
+def read(bootstrap: str, wanted: StructType, **options: Any) -> list[dict[str, Any]]:
+    given = {"bootstrap.servers": bootstrap, **{name: str(value) for name, value in options.items()}}
+    reader = BatchReader(parse_source(given, streaming=False), wanted)
+    return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+def test_a_filter_and_a_projection_leave_the_offsets_that_rows_have(bootstrap: str, admin: Admin, name: str) -> None:
+    admin.create_topic(name, schema="text string, n long")
+    numbers(bootstrap, name, 10, batches=5)
+    kept = [3, 17, 18, 49]
+    found = read(bootstrap, NUMBERS, subscribe=name, filter="N in (3, 17, 18) or n > 48")
+    assert found == [{"n": n, "_offset": n} for n in kept]
+    everything = StructType().add("text", StringType()).add("n", LongType()).add("_offset", LongType())
+    assert [row["_offset"] for row in read(bootstrap, everything, subscribe=name, filter="n in (3, 17, 18, 49)")] == kept
+    stream = Stream(bootstrap, NUMBERS, subscribe=name, filter="n >= 20", startingOffsets="earliest", maxOffsetsPerTrigger=12)
+    assert [[row["n"] for row in rows] for rows in stream.available_now()] == [
+        [20, 21, 22, 23],
+        [*range(24, 36)],
+        [*range(36, 48)],
+        [48, 49],
+    ]
+
+
+def test_what_the_broker_leaves_out_is_not_sent(bootstrap: str, admin: Admin, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    admin.create_topic(name, schema="n long, text string")
+    numbers(bootstrap, name, 1_000, batches=2)
+    monkeypatch.setattr(cluster, "_clusters", {})
+    everything = StructType().add("n", LongType()).add("text", StringType())
+    narrow = StructType().add("n", LongType())
+
+    def cost(wanted: StructType, **options: str) -> tuple[int, int]:
+        """Rows, and the bytes of payload that came for them."""
+        cluster._clusters.clear()
+        rows = len(read(bootstrap, wanted, subscribe=name, **options))
+        (only,) = cluster._clusters.values()
+        return rows, only._reader.payload_bytes
+
+    all_rows, whole = cost(everything)
+    assert all_rows == 2_000
+    assert whole > 200_000
+    rows, pruned = cost(narrow)
+    assert rows == 2_000
+    assert pruned < whole / 10
+    rows, filtered = cost(everything, filter="n >= 1990")
+    assert rows == 10
+    assert filtered < whole / 100
+    rows, both = cost(narrow, filter="n >= 1990")
+    assert rows == 10
+    assert both < filtered
+
+
+def test_limits_of_rows_and_bytes_hold_together_and_neither_holds_for_all_that_is_available(
+    bootstrap: str, admin: Admin, name: str
+) -> None:
+    admin.create_topic(name, schema="n long, text string")
+    numbers(bootstrap, name, 100)
+    start = {"subscribe": name, "startingOffsets": json.dumps({name: {"0": 0}})}
+    rows_only = Stream(bootstrap, NUMBERS, maxOffsetsPerTrigger=40, maxBytesPerTrigger="1g", **start)
+    assert rows_only.reader.getDefaultReadLimit() == ReadMaxRows(40)
+    assert [len(rows) for rows in rows_only.available_now()] == [40, 40, 20]
+    by_bytes = Stream(bootstrap, NUMBERS, maxBytesPerTrigger="4k", **start)
+    assert by_bytes.reader.getDefaultReadLimit() == ReadMaxBytes(4096)
+    sizes = [len(rows) for rows in by_bytes.available_now()]
+    assert sum(sizes) == 100
+    assert 20 < sizes[0] < 40
+    assert [len(rows) for rows in Stream(bootstrap, NUMBERS, maxBytesPerTrigger=1, **start).available_now()] == [1] * 100
+    both = Stream(bootstrap, NUMBERS, maxOffsetsPerTrigger=5, maxBytesPerTrigger="4k", **start)
+    assert [len(rows) for rows in both.available_now()] == [5] * 20
+    end = both.reader.latestOffset({name: {"0": 0}}, ReadAllAvailable())
+    assert end == {name: {"0": 100}}
+    both.reader.stop()
+
+
+def test_a_stream_begins_at_a_time_or_says_that_nothing_follows_it(bootstrap: str, admin: Admin, name: str) -> None:
+    admin.create_topic(name, partitions=2)
+    publish(bootstrap, name, "old 0")
+    publish(bootstrap, name, "old 1", partition=1)
+    times = StructType().add("timestamp", TimestampType())
+    appended = max(row["timestamp"] for row in read(bootstrap, times, subscribe=name))
+    while (now_ms := time.time_ns() // 1_000_000) <= appended.timestamp() * 1000 + 2:
+        time.sleep(0.001)
+    publish(bootstrap, name, "new 0")
+    with pytest.raises(InvalidSetting, match=r"startingTimestamp finds nothing in topic .* partition 1"):
+        Stream(bootstrap, VALUE, subscribe=name, startingTimestamp=now_ms)
+    latest = {"startingTimestamp": now_ms, "startingOffsetsByTimestampStrategy": "latest"}
+    stream = Stream(bootstrap, VALUE, subscribe=name, **latest)
+    publish(bootstrap, name, "new 1", partition=1)
+    assert values(stream.available_now()) == ["new 0", "new 1"]
+    each = json.dumps({name: {"0": now_ms, "1": 0}})
+    assert values([read(bootstrap, VALUE, subscribe=name, startingOffsetsByTimestamp=each)]) == ["new 0", "new 1", "old 1"]
+    assert values([read(bootstrap, VALUE, subscribe=name, endingTimestamp=now_ms)]) == ["old 0", "old 1"]
+
+
+def test_a_pattern_is_looked_for_between_runs_and_while_one_goes_on(
+    bootstrap: str, admin: Admin, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribed, "SEARCH_SECONDS", 0.1)
+    options = {"subscribePattern": f"{name}-.", "startingOffsets": "earliest"}
+    stream = Stream(bootstrap, VALUE, **options)
+    assert stream.at == {}
+    assert stream.next() == []
+    admin.create_topic(f"{name}-a")
+    publish(bootstrap, f"{name}-a", "a")
+    found: list[dict[str, Any]] = []
+    deadline = time.monotonic() + 20
+    while not found:
+        assert time.monotonic() < deadline, "the topic is not found"
+        found = stream.next()
+    assert values([found]) == ["a"]
+    stream.reader.stop()
+    for suffix in ("b", "c", "xx"):
+        admin.create_topic(f"{name}-{suffix}", partitions=2)
+        publish(bootstrap, f"{name}-{suffix}", suffix, partition=1)
+    again = Stream(bootstrap, VALUE, stream.at, **options)
+    assert values(again.available_now()) == ["b", "c"]
+    admin.delete_topic(f"{name}-b")
+    options["requestTimeoutMs"] = "1000"  # so long a broker that has not heard of it is given
+    gone = Stream(bootstrap, VALUE, again.at, **options)
+    with pytest.raises(DataLoss, match=r"offset 0 of topic .*-b partition 0 is wanted and that partition is gone"):
+        gone.next()
+    gone.reader.stop()
+    allowed = Stream(bootstrap, VALUE, again.at, failOnDataLoss="false", **options)
+    assert allowed.available_now() == []
+    assert sorted(allowed.at) == [f"{name}-a", f"{name}-c"]
+
+
+def test_a_topic_that_a_pattern_finds_and_that_does_not_fit_ends_the_query(
+    bootstrap: str, admin: Admin, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscribed, "SEARCH_SECONDS", 0.1)
+    admin.create_topic(f"{name}-a")
+    stream = Stream(bootstrap, VALUE, subscribePattern=f"{name}-.")
+    stream.next()
+    admin.create_topic(f"{name}-b", schema="n long")
+    with pytest.raises(SchemaMismatch, match=f"topic {name}-b has no column 'value'"):
+        go_on(stream)
+    stream.reader.stop()
+
+
+def go_on(stream: Stream, deadline_s: float = 20) -> None:
+    deadline = time.monotonic() + deadline_s
+    while time.monotonic() < deadline:
+        stream.next()
+
+
+def test_partitions_that_are_added_and_those_that_are_assigned(bootstrap: str, admin: Admin, name: str) -> None:
+    admin.create_topic(name)
+    publish(bootstrap, name, "a")
+    stream = Stream(bootstrap, VALUE, subscribe=name, startingOffsets="earliest")
+    assert values(stream.available_now()) == ["a"]
+    admin.alter_topic(name, partitions=3)
+    publish(bootstrap, name, "b", partition=1)
+    publish(bootstrap, name, "c", partition=2)
+    again = Stream(bootstrap, VALUE, stream.at, subscribe=name)
+    assert values(again.available_now()) == ["b", "c"]
+    assigned = Stream(bootstrap, VALUE, assign=json.dumps({name: [2, 0]}), startingOffsets="earliest")
+    assert values(assigned.available_now()) == ["a", "c"]
+    assert assigned.at == {name: {"0": 1, "2": 1}}
+    with pytest.raises(InvalidSetting, match=f"assign names partition 3 of topic {name}, which has 0 to 2"):
+        read(bootstrap, VALUE, assign=json.dumps({name: [3]}))
+
+
+def test_a_filter_that_the_topic_cannot_have_is_refused_where_spark_plans(bootstrap: str, admin: Admin, name: str) -> None:
+    admin.create_topic(name)
+    admin.create_topic(f"{name}-n", schema="n long")
+    with pytest.raises(InvalidSetting, match=f"filter needs a topic with columns of its own, and {name} holds records"):
+        Stream(bootstrap, VALUE, subscribe=name, filter="key is null")
+    with pytest.raises(InvalidSetting, match="filter compares column 'n', which is int64, with 'x'"):
+        read(bootstrap, NUMBERS, subscribe=f"{name}-n", filter="n = 'x'")
