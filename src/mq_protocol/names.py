@@ -135,6 +135,7 @@ SETTINGS: Mapping[str, Setting] = {
             "a majority of the replicas",
             "1 to the number of replicas",
             "how many in-sync brokers must hold a batch before it is acknowledged; 1 survives the loss of all but one",
+            live=True,
         ),
         Setting(
             "batch_bytes_max",

@@ -261,7 +261,7 @@ class Admin:
         check_partitions(topic.spec, partitions)
         existing = [members for known in self._topics.all() for members in known.spec.assignment]
         start = int(topic.spec.topic_id[:8], 16) + topic.partitions
-        added = place(partitions - topic.partitions, topic.spec.replicas, self._cluster.racks, existing, start=start)
+        added = place(partitions - topic.partitions, min(map(len, topic.spec.target)), self._cluster.racks, existing, start=start)
 
         def widened(spec: TopicSpec, count: int) -> TopicSpec:
             more = added[len(spec.assignment) - topic.partitions : count - topic.partitions]
@@ -276,11 +276,7 @@ class Admin:
     async def _change_replicas(self, topic: Topic, replicas: int) -> Topic:
         if not 1 <= replicas <= REPLICAS_MAX:
             raise InvalidSetting(f"replicas={replicas} is out of range: give 1 to {REPLICAS_MAX}")
-        layout = {
-            (known.spec.name, number): known.spec.moving[number].target if number in known.spec.moving else members
-            for known in self._topics.all()
-            for number, members in enumerate(known.spec.assignment)
-        }
+        layout = {(known.spec.name, n): members for known in self._topics.all() for n, members in enumerate(known.spec.target)}
         changed = resized(replicas, self._cluster.racks, layout, topic.spec.name)
         wanted = {number: members for (_, number), members in changed.items()}
         log.info("topic %s: %d replicas of each partition from now on", topic.spec.name, replicas)

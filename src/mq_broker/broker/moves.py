@@ -182,11 +182,7 @@ class Moves:
     async def plan_moves(self, request: pb.PlanMovesRequest, deadline: float) -> pb.PlanMovesResponse:
         """What would empty a broker, or spread everything evenly. Changes nothing."""
         await self._topics.refresh()
-        layout = {
-            (topic.spec.name, n): topic.spec.moving[n].target if n in topic.spec.moving else members
-            for topic in self._topics.all()
-            for n, members in enumerate(topic.spec.assignment)
-        }
+        layout = {(topic.spec.name, n): members for topic in self._topics.all() for n, members in enumerate(topic.spec.target)}
         racks = self._cluster.racks
         if request.drain:
             changed = await asyncio.to_thread(drained, request.drain, racks, layout)
@@ -204,7 +200,7 @@ class Moves:
         """The coordinators' topic was made with as many replicas as there were brokers: when there are more, it is to have more."""
         topic = self._topics.find(TRANSACTIONS_TOPIC)
         replicas = min(TRANSACTIONS_REPLICAS, len(self._cluster.racks))
-        if topic is None or topic.spec.replicas >= replicas:
+        if topic is None or min(map(len, topic.spec.target)) >= replicas:
             return {}
         return resized(replicas, self._cluster.racks, layout, TRANSACTIONS_TOPIC)
 

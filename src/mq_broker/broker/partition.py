@@ -398,10 +398,10 @@ class Partition:
 
     def topic_changed(self, topic: Topic) -> None:
         """The topic's settings, or the brokers that this partition is assigned to, are others now."""
-        before, self.topic = self.topic.spec.assignment[self.number], topic
-        replicas = topic.spec.assignment[self.number]
-        if replicas != before:
-            self.feed(ReplicasChanged(replicas))
+        before, self.topic = self.topic, topic
+        now = ReplicasChanged(topic.spec.assignment[self.number], topic.settings.min_insync_replicas)
+        if now != ReplicasChanged(before.spec.assignment[self.number], before.settings.min_insync_replicas):
+            self.feed(now)
 
     def transfer(self, to: int, deadline_ms: int) -> None:
         """Let broker `to` lead as soon as it has everything; this one leads on if that cannot be by the deadline (monotonic)."""

@@ -31,18 +31,15 @@ def begun(spec: TopicSpec, wanted: Mapping[int, Members], live: Collection[int])
         assignment[number] = (*members, *(broker for broker in target if broker not in members))
         moving[number] = Move(target, present.origin if present is not None else members)
     after = replace(spec, assignment=tuple(assignment), moving=moving)
-    if after.replicas != spec.replicas or _most_replicas(after) != _most_replicas(spec):
-        if _most_replicas(after) != after.replicas:
+    copies = {len(members) for members in after.target}
+    if copies != {len(members) for members in spec.target}:
+        if len(copies) > 1:
             raise InvalidRequest(
                 f"every partition of topic {spec.name} has {spec.replicas} replicas: name as many brokers; "
                 f"`tritonmq topic alter {spec.name} --replicas N` changes how many"
             )
-        parse_settings(spec.settings, after.replicas)
+        parse_settings(spec.settings, max(copies))
     return after
-
-
-def _most_replicas(spec: TopicSpec) -> int:
-    return max(len(spec.moving[n].target if n in spec.moving else members) for n, members in enumerate(spec.assignment))
 
 
 def _check_target(name: str, target: Members, members: Members, live: Collection[int]) -> None:
@@ -94,6 +91,7 @@ def with_settings(spec: TopicSpec, given: Mapping[str, str]) -> TopicSpec:
     out of range, or cannot be changed while the topic is in use."""
     settings = {name: value for name, value in {**spec.settings, **given}.items() if value}
     before, after = parse_settings(spec.settings, spec.replicas), parse_settings(settings, spec.replicas)
+    parse_settings(settings, min(map(len, spec.target)))
     for name in given:
         if name not in SETTINGS:
             parse_settings({name: "-"}, spec.replicas)  # says which was meant

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import Protocol
 
 from mq_broker.core.messages import CasOutcome, NodeState
+from mq_protocol.limits import REPLICAS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +49,15 @@ class TopicSpec:
 
     @property
     def replicas(self) -> int:
-        """How many copies each partition is to have; the fewest where they differ. Those on their way count as arrived."""
-        return min(
-            len(self.moving[number].target if number in self.moving else members) for number, members in enumerate(self.assignment)
-        )
+        """How many copies of each partition there can be counted on; the fewest where they differ. While a partition gets more they
+        are as many as before, while it gets fewer as many as it will have."""
+        moves = (min(len(move.target), len(move.origin)) for move in self.moving.values())
+        return min(*moves, *(len(members) for n, members in enumerate(self.assignment) if n not in self.moving), REPLICAS_MAX)
+
+    @property
+    def target(self) -> tuple[tuple[int, ...], ...]:
+        """Who is to hold each partition once nothing moves any more."""
+        return tuple(self.moving[n].target if n in self.moving else members for n, members in enumerate(self.assignment))
 
 
 class CoordinationEvent(Enum):

@@ -259,9 +259,11 @@ class JournalBegins:
 
 @dataclass(frozen=True, slots=True)
 class ReplicasChanged:
-    """The partition is assigned to these brokers now, in order of rank (a move, a new broker). This one may not be among them."""
+    """The partition is assigned to these brokers now, in order of rank (a move, a new broker). This one may not be among them.
+    `min_insync_replicas` 0: as before."""
 
     replicas: tuple[int, ...]
+    min_insync_replicas: int = 0
 
 
 @dataclass(frozen=True, slots=True)

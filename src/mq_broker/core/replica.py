@@ -229,8 +229,8 @@ class Replica:
                 self._install(event)
             case JournalBegins(first_index):
                 shared.log.begin_after(first_index - 1)
-            case ReplicasChanged(replicas):
-                self._replicas_changed(replicas)
+            case ReplicasChanged():
+                self._replicas_changed(event)
             case _:
                 assert_never(event)
 
@@ -326,10 +326,13 @@ class Replica:
         if message.leader_epoch == shared.epoch and isinstance(self._role, Follower):
             self._closed = self._role.install(message)
 
-    def _replicas_changed(self, replicas: tuple[int, ...]) -> None:
+    def _replicas_changed(self, event: ReplicasChanged) -> None:
         shared = self._shared
-        shared.audit(f"assigned to brokers {list(replicas)}, before to {list(shared.settings.replicas)}")
-        shared.settings = dataclasses.replace(shared.settings, replicas=replicas)
+        floor = event.min_insync_replicas or shared.settings.min_insync_replicas
+        shared.audit(
+            f"assigned to brokers {list(event.replicas)}, before to {list(shared.settings.replicas)}; at least {floor} in sync"
+        )
+        shared.settings = dataclasses.replace(shared.settings, replicas=event.replicas, min_insync_replicas=floor)
         self._election.reconsider()
         if isinstance(self._role, Leader):
             self._role.replicas_changed()

@@ -14,7 +14,7 @@ from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, NotLeader, OutcomeUnknown, UnknownTopic
+from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, NotLeader, OutcomeUnknown, UnknownTopic
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.broker.test_three_brokers import Three, three
@@ -107,6 +107,33 @@ def test_a_move_changes_how_many_need_a_broker_and_leadership_goes_where_it_is_s
             assert await replicas(cluster[third], "t") == [[third, follower]], "what has arrived stays"
 
     asyncio.run(main())
+
+
+def test_a_topic_gets_fewer_copies_and_more_again_and_takes_its_floor_along(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            await cluster[1].create_topic("t", 1, 3)
+            [[first, *others]] = await replicas(cluster[1], "t")
+            await cluster[1].ask("AlterTopic", pb.AlterTopicRequest(name="t", replicas=1))
+            await until(lambda: over(cluster[1]))
+            for broker in others:
+                await until(partial(free, cluster[1], broker))
+            assert (await cluster[first].produce("t", 1)).base_offset == 0, "one is enough now"
+            await cluster[1].ask("AlterTopic", pb.AlterTopicRequest(name="t", replicas=3))
+            assert (await cluster[first].produce("t", 2)).base_offset == 1, "and is until the others are here"
+            await until(lambda: over(cluster[1]))
+            await until(partial(whole, cluster[first], "t"))
+            for broker in others:
+                await cluster[broker].abandon()
+            await until(partial(refuses_to_be_alone, cluster[first]))
+
+    asyncio.run(main())
+
+
+async def refuses_to_be_alone(leader: Broker) -> bool:
+    with pytest.raises((NotEnoughReplicas, OutcomeUnknown)) as told:
+        await leader.produce("t", 3, timeout_ms=200)
+    return bool(told.value)
 
 
 async def free(broker: Broker, which: int) -> bool:

@@ -30,9 +30,12 @@ def test_fields_of_a_newer_broker_are_ignored() -> None:
     assert documents.load(documents.dump(document), documents.state_from_json, "x") == state_of()
 
 
-def test_a_topic_has_as_many_copies_as_its_partitions_are_to_have_after_their_moves() -> None:
-    assert TopicSpec("t", "id", ((1, 2), (2, 1, 3)), moving={1: Move((2, 3), (2, 1))}).replicas == 2
-    assert TopicSpec("t", "id", ((1,), (2, 1, 3)), moving={1: Move((1, 2, 3), (2,))}).replicas == 1
+def test_a_topic_counts_on_the_copies_that_it_has_at_both_ends_of_its_moves() -> None:
+    moving = TopicSpec("t", "id", ((1, 2), (2, 1, 3)), moving={1: Move((2, 3), (2, 1))})
+    assert (moving.replicas, moving.target) == (2, ((1, 2), (2, 3)))
+    assert TopicSpec("t", "id", ((1, 2, 3),), moving={0: Move((1, 2, 3), (2,))}).replicas == 1, "until those that come are here"
+    assert TopicSpec("t", "id", ((1, 2, 3),), moving={0: Move((2,), (1, 2, 3))}).replicas == 1, "else it could not let them go"
+    assert TopicSpec("t", "id", ((1, 2, 3),)).replicas == 3
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"5", b"[]", b"{}", b'{"leader": [1]}', b"\xff\xfe", b'{"leader": {}}'])
