@@ -120,8 +120,11 @@ class Connection:
         with self._lock:
             self._topics.pop(name, None)
 
-    def refresh(self, name: str, deadline: Deadline) -> TopicView:
-        """The topic, asked for anew. A topic that one broker does not know is asked of the others too: it may be a moment old."""
+    def refresh(self, name: str, deadline: Deadline, doubted: Collection[str] = ()) -> TopicView:
+        """The topic, asked for anew. A topic that one broker does not know is asked of the others too: it may be a moment old.
+
+        `doubted`: addresses to ask last. A leader that does not get on may be cut off, and be the last to hear of its successor.
+        """
         check_topic_name(name, internal=True)
         asked_at = time.monotonic()
         if not self._refreshing.acquire(timeout=deadline.remaining_s):
@@ -130,15 +133,15 @@ class Connection:
             found = self._topics.get(name)
             if found and found[0] > asked_at - _REFRESH_MS_MIN / 1000:
                 return found[1]
-            return self._refresh(name, deadline)
+            return self._refresh(name, deadline, doubted)
         finally:
             self._refreshing.release()
 
-    def _refresh(self, name: str, deadline: Deadline) -> TopicView:
+    def _refresh(self, name: str, deadline: Deadline, doubted: Collection[str]) -> TopicView:
         backoff = Backoff()
         asked: set[str] = set()
         while True:
-            address, response = self._ask_any(pb.MetadataRequest(topics=[name]), deadline, asked)
+            address, response = self._ask_any(pb.MetadataRequest(topics=[name]), deadline, asked.union(doubted))
             self._learn(response)
             found = self._topics.get(name)
             if name not in response.unknown_topics and found:
@@ -243,7 +246,7 @@ class Connection:
                 raise _late(f"{method} of {name!r} partition {partition}", deadline, last)
             backoff.sleep(deadline)
             try:
-                self.refresh(name, deadline)
+                self.refresh(name, deadline, () if address is None else (address,))
             except TritonMQError as error:
                 if not error.retriable:
                     raise

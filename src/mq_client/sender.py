@@ -196,7 +196,7 @@ class Sender:
             moved = OutcomeUnknown(f"the leader moved from {lane.address} to {address} before it answered")
             answers += self.accumulator.recall(lane, moved, now)
         elif lane.in_flight and min(batch.sent_at for batch in lane.batches if batch.correlation is not None) + _STALL_S < now:
-            self._refresher.ask(lane.topic)
+            self._refresher.ask(lane.topic, address)
         if lane.address != address:
             lane.address = address
             lane.not_before = 0.0  # somebody else leads: what the former one refused is no reason to wait
@@ -269,7 +269,7 @@ class Sender:
         if isinstance(error, NotLeader) and error.leader:
             self._connection.note_leader(lane.topic, lane.partition, error)
         if error.retriable and not isinstance(error, _SAME_LEADER):
-            self._refresher.ask(lane.topic)
+            self._refresher.ask(lane.topic, lane.address)
 
     def _on_broken(self, stream: ProduceStream, error: TritonMQError, reached: bool) -> None:
         answers: list[Answer | None] = []
@@ -293,17 +293,19 @@ class Refresher:
         self._connection = connection
         self._on_answer = on_answer
         self._changed = threading.Condition()
-        self._asked: dict[str, None] = {}
+        self._asked: dict[str, set[str]] = {}
         self._refused: dict[str, RefusedError] = {}
         self._stopping = False
         self._thread: threading.Thread | None = None
 
-    def ask(self, topic: str) -> None:
-        """Refresh that topic soon. Asking again before that changes nothing."""
+    def ask(self, topic: str, doubted: str = "") -> None:
+        """Refresh that topic soon, of others than the broker at `doubted` if they answer. Asking again before that changes nothing
+        else."""
         with self._changed:
             if topic in self._asked or self._stopping:
+                self._asked.get(topic, set()).add(doubted)
                 return
-            self._asked[topic] = None
+            self._asked[topic] = {doubted}
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tritonmq-metadata", daemon=True)
                 self._thread.start()
@@ -326,11 +328,11 @@ class Refresher:
                     self._changed.wait(_IDLE_S)
                 if self._stopping:
                     return
-                topic = next(iter(self._asked))
+                topic, doubted = next((topic, frozenset(doubted)) for topic, doubted in self._asked.items())
             refused: RefusedError | None = None
             with contextlib.suppress(TritonMQError):
                 try:
-                    self._connection.refresh(topic, Deadline(_REFRESH_MS))
+                    self._connection.refresh(topic, Deadline(_REFRESH_MS), doubted)
                 except RefusedError as error:
                     refused = error
             with self._changed:

@@ -16,9 +16,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 AFTER_ELECTION_S = 15.0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a stalled producer asks who leads of the broker that answered last: of the isolated one itself"
-)
 def test_a_producer_leaves_a_leader_that_was_cut_off_from_all_but_clients(tmp_path: Path) -> None:
     cluster = FireCluster(tmp_path / "cluster", session_ms=2_000)
     try:

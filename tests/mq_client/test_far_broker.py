@@ -31,9 +31,6 @@ def far_away() -> Iterator[str]:
     server.stop(None).wait(5)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="min_reconnect_backoff_ms is also gRPC's time for a connection attempt: half a second at most"
-)
 def test_a_broker_that_takes_more_than_half_a_second_to_greet_is_reached(far_away: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     last: TritonMQError | None = None
