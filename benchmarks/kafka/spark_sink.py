@@ -34,7 +34,7 @@ def measure(arena: Arena) -> list[Compared]:
                 Contestant(ours, partial(_ours, arena, kind, durability, rows)),
                 Contestant(theirs, partial(_theirs, arena, kind, durability, rows)),
             ]
-            compared += arena.compare(contestants, [Comparison(group, ours, theirs, "rows/s", "rows/s", "higher", 3.0)])
+            compared += arena.compare(contestants, [Comparison(group, ours, theirs, "rows/s", "rows/s", "higher", 3.0)], warm_ups=1)
     return sorted(compared, key=lambda row: list(DURABILITIES.values()).index(row.asked.group.removeprefix("Spark sink, ")))
 
 
