@@ -11,15 +11,30 @@ from typing import TYPE_CHECKING, Any
 from mq_spark.session import configure
 
 if TYPE_CHECKING:
+    from mq_spark.decoding import dead_letters, or_dead_letter, try_decode, try_from_json
     from mq_spark.lag import LAG_SCHEMA, LagListener, QueryLag, TopicLag
 
-__all__ = ["configure", "LagListener", "QueryLag", "TopicLag", "LAG_SCHEMA"]
+__all__ = [
+    "configure",
+    "LagListener",
+    "QueryLag",
+    "TopicLag",
+    "LAG_SCHEMA",
+    "try_from_json",
+    "try_decode",
+    "or_dead_letter",
+    "dead_letters",
+]
 
-_HOMES = {"LagListener": "lag", "QueryLag": "lag", "TopicLag": "lag", "LAG_SCHEMA": "lag"}
+_HOMES = {
+    "lag": ("LagListener", "QueryLag", "TopicLag", "LAG_SCHEMA"),
+    "decoding": ("try_from_json", "try_decode", "or_dead_letter", "dead_letters"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
+    home = _HOME_OF.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{home}"), name)

@@ -34,15 +34,18 @@ SPREAD: Final = -1
 class Fit:
     """How rows with `columns` go into a topic: owns the plan, made once.
 
-    `routed`: the rows name their topics in a column `topic`, which is then no column of a typed topic. `key_column`: the column of
-    a typed topic by whose value rows find their partition. Raises `SchemaMismatch` whose first words name the column at fault:
+    `routed`: the rows name their topics in a column `topic`, which is then no column of a typed topic; a column that only others of
+    those topics have must be null in this one's rows. `key_column`: the column of a typed topic by whose value rows find their
+    partition. Raises `SchemaMismatch` whose first words name the column at fault:
     unknown (with the nearest right one), of another type, or missing.
     """
 
     def __init__(self, topic: Topic, columns: spark.StructType, *, routed: bool, key_column: str | None = None) -> None:
         self._topic = topic
         self._given = {field.name.lower(): field for field in columns}
-        _check_names(topic, columns, ("topic",) if routed else ())
+        self._unknown = _unknown_columns(topic, columns, ("topic",) if routed else ())
+        if self._unknown and not routed:
+            raise SchemaMismatch(next(iter(self._unknown.values())))
         self._at = {field.name.lower(): place for place, field in enumerate(columns)}
         if not topic.typed and "value" not in self._at:
             raise SchemaMismatch(
@@ -59,8 +62,11 @@ class Fit:
     def convert(self, rows: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
         """The rows in the topic's stored schema; records get the time `now_us` (microseconds since 1970), as producers give them.
 
-        Raises `SchemaMismatch` for a null where the topic has NOT NULL.
+        Raises `SchemaMismatch` for a null where the topic has NOT NULL, and for a value in a column that it does not have.
         """
+        for name, text in self._unknown.items():
+            if rows.column(self._at[name.lower()]).null_count < rows.num_rows:
+                raise SchemaMismatch(f"{text}, or make it null in the rows of this topic")
         arrays = [self._column(rows, stored, now_us) for stored in self._topic.schema]
         for stored, array in zip(self._topic.schema, arrays, strict=True):
             if not stored.nullable and array.null_count:
@@ -154,17 +160,18 @@ def _has(topic: Topic, column: str) -> bool:
     return any(name.lower() == column.lower() for name in topic.schema.names)
 
 
-def _check_names(topic: Topic, columns: spark.StructType, beside: tuple[str, ...]) -> None:
+def _unknown_columns(topic: Topic, columns: spark.StructType, beside: tuple[str, ...]) -> dict[str, str]:
+    """The columns that the topic does not have, each with what to say about it."""
     allowed = [*topic.schema.names, *beside] if topic.typed else [*_STORED_OF_RECORDS, "topic"]
     if not _has(topic, "partition"):
         allowed.append("partition")
     lowered = {name.lower() for name in allowed}
-    for field in columns:
-        if field.name.lower() not in lowered:
-            raise SchemaMismatch(
-                f"unknown column {field.name!r}{did_you_mean(field.name, allowed)} "
-                f"(topic {topic.name} takes {', '.join(allowed)}): select the columns to write"
-            )
+    return {
+        field.name: f"unknown column {field.name!r}{did_you_mean(field.name, allowed)} "
+        f"(topic {topic.name} takes {', '.join(allowed)}): select the columns to write"
+        for field in columns
+        if field.name.lower() not in lowered
+    }
 
 
 def _fits(given: spark.DataType, wanted: spark.DataType) -> bool:

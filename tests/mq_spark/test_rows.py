@@ -167,6 +167,16 @@ def test_the_topic_column_of_routed_rows_is_not_a_column_of_a_typed_topic() -> N
     assert refused(FLIGHTS, columns(topic="string", id="long")).startswith("unknown column 'topic'")
 
 
+def test_a_column_that_only_another_topic_of_routed_rows_has_must_be_null_here() -> None:
+    given = columns(topic="string", id="long", value="binary")
+    rows = batch(topic=["flights", "flights"], id=[1, 2], value=pa.nulls(2, pa.binary()))
+    assert Fit(FLIGHTS, given, routed=True).convert(rows, NOW_US).column("id").to_pylist() == [1, 2]
+    strays = batch(topic=["orders"], id=[1], value=[b"x"])
+    with pytest.raises(SchemaMismatch, match=r"unknown column 'id'.*or make it null in the rows of this topic"):
+        Fit(RECORDS, given, routed=True).convert(strays, NOW_US)
+    assert refused(FLIGHTS, columns(id="long", value="binary")).startswith("unknown column 'value'")
+
+
 def test_typed_rows_go_where_the_key_column_says_as_the_producers_do() -> None:
     rows = batch(id=pa.array([1, 2, 3], pa.int32()), carrier=["UA", None, "AA"])
     given = columns(id="integer", carrier="string")
