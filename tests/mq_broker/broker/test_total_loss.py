@@ -44,9 +44,9 @@ def test_offsets_go_far_beyond_what_is_known_when_a_log_is_gone_without_a_trace(
     assert chosen(emptied, status(2, "new2", epoch=0, index=0, end=0)).state.offset_floor == 40 + OFFSETS_OF_A_LIFE
 
 
-def test_a_log_of_an_earlier_recovery_is_not_kept_before_one_of_a_later() -> None:
-    choice = chosen(status(1, "new1", epoch=9, recovery=1), status(2, "new2", epoch=5))
-    assert choice.kept.broker == 2
+def test_a_log_begun_for_the_last_recovery_is_not_kept_before_one_that_has_more() -> None:
+    choice = chosen(status(1, "new1", epoch=5, recovery=1), status(2, "new2", epoch=0, index=0, recovery=2))
+    assert choice.kept.broker == 1
 
 
 def test_it_is_refused_while_a_named_log_exists() -> None:
