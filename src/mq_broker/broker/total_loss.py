@@ -77,7 +77,7 @@ def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_
         raise InvalidRequest(f"{name}: broker {from_broker} has no open replica; those that have: {sorted(candidates) or 'none'}")
     if not candidates:
         raise InvalidRequest(f"{name}: no replica of it is open on any broker: start one that had it")
-    best = max(sorted(candidates), key=lambda b: (candidates[b].recovery, candidates[b].last_epoch, candidates[b].last_index))
+    best = max(sorted(candidates), key=lambda b: (candidates[b].last_epoch, candidates[b].last_index))
     kept = candidates[from_broker or best]
     floor = max(state.offset_floor, *(status.next_offset for status in candidates.values()))
     if any(broker not in candidates or not candidates[broker].last_index for broker, _ in state.isr):
