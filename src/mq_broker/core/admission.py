@@ -103,13 +103,13 @@ def _refuse(error: TritonMQError, *, of_absence: bool = False) -> Answer:
     return Answer(Refused(error), of_absence)
 
 
-def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay) -> Verdict:
-    """The verdict on one request. Pure: changes nothing."""
+def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_index: int) -> Verdict:
+    """The verdict on one request. Pure: changes nothing. `first_index`: where the journal begins."""
     match propose.operation:
         case Append() | Stage():
             return _judge_batch(propose, machine, overlay)
         case Publish() as publish:
-            return _judge_publish(publish, machine, overlay)
+            return _judge_publish(publish, machine, overlay, first_index)
         case Discard() as discard:
             return _judge_discard(discard, machine, overlay)
         case MoveCursor() as move:
@@ -153,7 +153,7 @@ def _judge_batch(propose: Propose, machine: PartitionMachine, overlay: Overlay) 
     return Admit(propose.operation)
 
 
-def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay, first_index: int) -> Verdict:
     if publish.batch_id <= machine.published.get(publish.key, -1):
         return Answer(Done(0, machine.next_offset, duplicate=True))
     pending = overlay.key_index(publish.key)
@@ -161,8 +161,10 @@ def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay
         return WaitFor(pending)
     wait = 0
     for uuid in publish.uuids:
-        if uuid in machine.staged:
+        batch = machine.staged.get(uuid)
+        if batch is not None and batch.index >= first_index:
             continue
+        # Staged, and its payload gone: it was published and trimmed by entries that a recovery lost (rule 15, trap 32).
         index = overlay.uuid_index(uuid)
         if index is None:
             return _refuse(

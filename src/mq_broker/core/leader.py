@@ -90,7 +90,7 @@ class Leader:
         if not self.ready and request.uuid == NO_UUID:
             self._defer(self.epoch_start, request)  # judged by what is committed, once that is known
             return
-        verdict = judge(request, shared.machine, self._overlay)
+        verdict = judge(request, shared.machine, self._overlay, shared.log.base_index + 1)
         match verdict:
             case Answer(of_absence=True) if not confirmed:
                 self._doubt(request)

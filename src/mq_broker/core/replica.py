@@ -123,7 +123,8 @@ class Replica:
 
     @property
     def identity(self) -> Identity:
-        return self._shared.me
+        """`recovery` is the one that the log goes on under now, whatever it was opened under."""
+        return dataclasses.replace(self._shared.me, recovery=self._shared.recovery)
 
     @property
     def isr(self) -> tuple[int, ...]:
