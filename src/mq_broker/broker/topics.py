@@ -137,6 +137,8 @@ class Topics:
                 by_id[spec.topic_id] = Topic.of(spec)
             except TritonMQError:
                 log.exception("topic %s cannot be read by this version: it is left alone", spec.name)
+                if known is not None:  # it is there: to leave it out would be to say that it was deleted (trap 18)
+                    by_id[spec.topic_id] = known
         self._by_id = by_id
         self._by_name = {topic.spec.name: topic for topic in by_id.values()}
         self._refreshed_at = asyncio.get_running_loop().time()

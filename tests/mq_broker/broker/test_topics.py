@@ -79,3 +79,18 @@ def test_a_topic_of_a_newer_version_is_left_alone(tmp_path: Path, caplog: pytest
             assert "newer cannot be read" in caplog.text
 
     asyncio.run(scenario())
+
+
+def test_a_topic_that_a_newer_version_has_altered_is_not_taken_for_deleted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with topics(tmp_path) as (copy, coordination, seen):
+            await coordination.create_topic(spec("t"), (STATE,))
+            await copy.refresh()
+            found = await coordination.read_topic("t")
+            assert found is not None
+            await coordination.update_topic(found[0], spec("t", settings={"unheard_of": "1"}))
+            await copy.refresh()
+            assert list(seen[-1]) == ["id-of-t"], "whoever is told that it is gone deletes its data (trap 18)"
+            assert (await copy.get("t")).spec.settings == {}
+
+    asyncio.run(scenario())
