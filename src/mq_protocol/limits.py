@@ -106,6 +106,9 @@ SEGMENT_BYTES_CEILING: Final = 4 << 30
 JOURNAL_CACHE_BYTES_MAX: Final = 8 << 20
 """Recent frames kept in memory for followers and subscribers that keep up, a partition."""
 
+JOURNAL_CACHES_BYTES_MAX: Final = 256 << 20
+"""The same, of all partitions of a broker together: ten thousand of them must not take ten thousand times as much."""
+
 WRITER_PENDING_BYTES_MAX: Final = 256 << 20
 """What may wait for a broker's one writer thread: about a second of a fast disk. Past it appends are refused, not queued."""
 

@@ -121,7 +121,7 @@ class DiskJournal:
         if not frames:
             return
         run: list[Frame] = []
-        run_start = self._ends[-1]
+        run_start = before = self._ends[-1]
         for frame in frames:
             entry = frame.entry
             end = self._ends[-1]
@@ -134,8 +134,8 @@ class DiskJournal:
             self._ends.append(end + frame.size)
             frame = unpinned(frame)
             self._recent[entry.index] = frame
-            self._recent_bytes += frame.size + _FRAME_OVERHEAD_BYTES
             run.append(frame)
+        self._cached(self._ends[-1] - before + len(frames) * _FRAME_OVERHEAD_BYTES)
         self._submit_append(run, self._ends[-1] - run_start)
 
     def truncate(self, last_index: int) -> None:
@@ -220,7 +220,8 @@ class DiskJournal:
         limit = min([last for generation, last in self._cuts if generation > outcome.generation], default=self.last_index)
         self._cuts = [cut for cut in self._cuts if cut[0] > outcome.generation]
         self._written = min(outcome.written, limit)
-        self._evict()
+        self._evict(self._cache_bytes_max)
+        self._writer.caches.keep_within()
         flushed = min(outcome.flushed, limit)
         if flushed > self._reported:
             self._reported = flushed
@@ -237,6 +238,7 @@ class DiskJournal:
                     adopted.set_result(failure if asked <= recovery else "the journal is closed")
             self._adopting = [adopting for adopting in self._adopting if not adopting[1].done()]
         if outcome.closed and self._closed is not None and not self._closed.done():
+            self._writer.caches.forget(self)
             self._closed.set_result(None)
 
     # -------------------------------------------------------------- the end of the log
@@ -276,7 +278,7 @@ class DiskJournal:
         while self._epochs and self._epochs[-1][0] > last_index:
             self._epochs.pop()
         for index in [index for index in self._recent if index > last_index]:
-            self._recent_bytes -= self._recent.pop(index).size + _FRAME_OVERHEAD_BYTES
+            self._cached(-self._recent.pop(index).size - _FRAME_OVERHEAD_BYTES)
         self._recent_first = min(self._recent_first, last_index + 1)
         self._written = min(self._written, last_index)
         self._reported = min(self._reported, last_index)
@@ -339,7 +341,7 @@ class DiskJournal:
         del self._segments[: bisect_right(self._segments, base, key=lambda segment: segment[0])]
         del self._epochs[: bisect_right(self._epochs, base, key=lambda run: run[0]) - 1]
         for index in range(self._recent_first, min(base, self.last_index) + 1):
-            self._recent_bytes -= self._recent.pop(index).size + _FRAME_OVERHEAD_BYTES
+            self._cached(-self._recent.pop(index).size - _FRAME_OVERHEAD_BYTES)
         self._recent_first = max(self._recent_first, base + 1)
         if self._reader is not None and self._reader[0] <= base:
             self._close_reader()
@@ -405,8 +407,16 @@ class DiskJournal:
             self._writer.submit(self._files, self, Renew(self._generation, message))
         return StorageFailed(f"{message}. Read from another replica; check this broker's disk")
 
-    def _evict(self) -> None:
-        """Drop the oldest frames over the cache's bound, but none that is not in the files yet."""
-        while self._recent_bytes > self._cache_bytes_max and self._recent_first <= self._written:
-            self._recent_bytes -= self._recent.pop(self._recent_first).size + _FRAME_OVERHEAD_BYTES
+    def shed(self, bytes_wanted: int) -> None:
+        """The broker's caches are too large together: see `FrameCache`."""
+        self._evict(max(0, self._recent_bytes - bytes_wanted))
+
+    def _evict(self, bytes_max: int) -> None:
+        """Drop the oldest frames until the rest fits, but none that is not in the files yet."""
+        while self._recent_bytes > bytes_max and self._recent_first <= self._written:
+            self._cached(-self._recent.pop(self._recent_first).size - _FRAME_OVERHEAD_BYTES)
             self._recent_first += 1
+
+    def _cached(self, delta: int) -> None:
+        self._recent_bytes += delta
+        self._writer.caches.changed(self, delta)

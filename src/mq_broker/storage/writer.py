@@ -20,8 +20,9 @@ from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
 from mq_broker.storage.files import Files, OsFiles
+from mq_broker.storage.frame_caches import FrameCaches
 from mq_broker.storage.segments import LogFiles, Order, Outcome
-from mq_protocol.limits import WRITER_PENDING_BYTES_MAX, WRITER_PENDING_ORDERS_MAX
+from mq_protocol.limits import JOURNAL_CACHES_BYTES_MAX, WRITER_PENDING_BYTES_MAX, WRITER_PENDING_ORDERS_MAX
 
 ROUND_BYTES_MAX: Final = 32 << 20
 """What one round writes at most, so that the first of a long queue need not wait for the sync of the last."""
@@ -54,6 +55,7 @@ class Writer:
 
     def __init__(self, files: Files | None = None, *, sync_interval_s: float = 1.0) -> None:
         self.files: Files = files or OsFiles()
+        self.caches = FrameCaches(JOURNAL_CACHES_BYTES_MAX)
         self.pending_bytes = 0
         self.pending_orders = 0
         self._sync_interval_s = sync_interval_s
