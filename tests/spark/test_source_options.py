@@ -202,22 +202,16 @@ def test_a_batch_read_lies_between_two_times(topics: Topics) -> None:
 
 
 def test_a_micro_batch_has_no_more_bytes_and_no_more_rows_than_it_may(topics: Topics, run_stream: Run) -> None:
-    topic = topics.create("t", partitions=2, schema="n long, text string")
-    for partition, rows in ((0, 60), (1, 20)):
-        table = pa.table({"n": range(rows), "text": ["x" * 1_000] * rows})
-        topics.producer.publish_batch(topic, table, partition=partition).result(30)
-    stored = ask_offsets(Connection(topics.bootstrap), topic, Deadline(10_000))
-    row_bytes = sum(each.bytes for each in stored.values()) // 80
-    bytes_max = 20 * row_bytes + row_bytes // 2
-    by_bytes = run_stream(
-        topics.stream(subscribe=topic, startingOffsets=json.dumps({topic: {"0": 0, "1": 0}}), maxBytesPerTrigger=bytes_max)
-    )
-    assert len(by_bytes.rows) == 80
-    assert 4 <= len(by_bytes.sizes()) <= 6
-    assert max(by_bytes.sizes()) <= 20
-    topics.producer.publish_batch(topic, table, partition=1).result(30)
-    both = topics.stream(subscribe=topic, maxBytesPerTrigger=f"{bytes_max}b", maxOffsetsPerTrigger=7, minOffsetsPerTrigger=7)
-    assert run_stream(both).sizes() == [7, 7, 6]
+    topic = topics.create("t", schema="n long, text string")
+    table = pa.table({"n": range(20), "text": ["x" * 1_000] * 20})
+    topics.producer.publish_batch(topic, table).result(30)
+    row_bytes = ask_offsets(Connection(topics.bootstrap), topic, Deadline(10_000))[0].bytes // 20
+    start = {"subscribe": topic, "startingOffsets": json.dumps({topic: {"0": 0}})}
+    by_bytes = topics.stream(**start, maxBytesPerTrigger=f"{8 * row_bytes + row_bytes // 2}b", maxOffsetsPerTrigger=100)
+    assert run_stream(by_bytes).sizes() == [8, 8, 4]
+    topics.producer.publish_batch(topic, table).result(30)
+    by_rows = topics.stream(subscribe=topic, maxBytesPerTrigger="1g", maxOffsetsPerTrigger=12, minOffsetsPerTrigger=12)
+    assert run_stream(by_rows).sizes() == [12, 8]
 
 
 def test_a_micro_batch_waits_for_enough_rows(topics: Topics, running: Callable[[DataFrame], Collected]) -> None:
