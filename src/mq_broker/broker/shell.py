@@ -228,8 +228,9 @@ class Shell:
     async def _settle_one(self, key: tuple[str, int]) -> None:
         """Open or close one partition until it is as wanted: one task a partition, so that the two never meet."""
         topic_id, number = key
+        me = asyncio.current_task()
         try:
-            while not self._stopping:
+            while not self._stopping and self._settling.get(key) is me:  # else its log is begun anew, and that task goes on
                 topic = self._wanted.get(topic_id)
                 wanted = topic is not None and self.broker in topic.spec.assignment[number]
                 present = self._partitions.get(key)
@@ -245,6 +246,8 @@ class Shell:
                     if topic is not None and not await self._released(present):
                         await asyncio.sleep(RELEASE_POLL_S)
                         continue
+                    if self._wanted.get(topic_id) is not topic or self._partitions.get(key) is not present:
+                        continue  # while the node was read: it may be wanted here again
                     del self._partitions[key]
                     gone = "was deleted" if topic is None else f"has partition {number} on other brokers now"
                     await present.close(UnknownTopic(f"topic {present.topic.spec.name!r} {gone}"))
@@ -252,7 +255,8 @@ class Shell:
                 else:
                     return
         finally:
-            del self._settling[key]
+            if self._settling.get(key) is me:
+                del self._settling[key]
 
     async def _released(self, partition: Partition) -> bool:
         """Whether a replica that was moved away is needed no more: the node neither names its log nor this broker as leader."""

@@ -1,0 +1,103 @@
+"""Which replicas a broker has open, and that nothing that happens to one meanwhile ends the broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from mq_broker.broker import shell as shells
+from mq_broker.broker.shell import Shell
+from mq_broker.broker.topics import Topic
+from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.interface import TopicSpec
+from mq_broker.core.messages import NodeState
+from mq_broker.rpc.links import Links
+from mq_broker.storage.directory import DataDirectory
+from mq_broker.storage.writer import Writer
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import OutcomeUnknown
+from tests.mq_broker.broker import cluster
+from tests.mq_broker.broker.cluster import DEADLINE_S
+
+HERE = Topic.of(TopicSpec("t", "id", ((1,),)))
+AWAY = Topic.of(TopicSpec("t", "id", ((2,),)))
+
+
+@asynccontextmanager
+async def shell(data: Path, isr: tuple[tuple[int, str], ...]) -> AsyncIterator[Shell]:
+    """Broker 1, alone with a topic of one partition whose node names these logs."""
+    coordination = FileCoordination(data / "coordination")
+    await coordination.start(lambda _event: None)
+    await coordination.create_topic(HERE.spec, (NodeState(None, 0, isr, 0, ""),))
+    directory = DataDirectory.open(data / "data", 1)
+    directory.join_cluster(await coordination.cluster_id())
+    writer = Writer()
+    writer.start()
+    async with asyncio.TaskGroup() as tasks:
+        broker = Shell(1, 1, coordination, directory, writer, tasks)
+        broker.links = Links(pb.LinkHello(broker=1), broker, broker.spawn)
+        try:
+            yield broker
+        finally:
+            await broker.close(OutcomeUnknown("over"))
+    await writer.stop()
+    directory.close()
+    await coordination.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await cluster.until(holds)
+
+
+def test_a_replica_that_was_moved_away_may_begin_anew_while_it_is_still_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shells, "RELEASE_POLL_S", 0.01)
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, "named"),)) as broker:
+            broker.follow_topics({"id": HERE})
+            await until(lambda: broker.hosted(HERE, 0) is not None)
+            partition = broker.hosted(HERE, 0)
+            assert partition is not None
+            broker.follow_topics({"id": AWAY})
+            await asyncio.sleep(0)  # it looks now whether it is needed still
+            broker.reopen(partition, "its disk failed")
+            await until(lambda: not broker._settling)
+            assert not broker.failure.done(), "the broker goes on"
+            broker.follow_topics({"id": HERE})
+            await until(lambda: broker.hosted(HERE, 0) is not None)
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_is_wanted_again_while_the_node_is_read_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((2, "other"),)) as broker:
+            broker.follow_topics({"id": HERE})
+            await until(lambda: broker.hosted(HERE, 0) is not None)
+            partition = broker.hosted(HERE, 0)
+            read, reading, answered = broker.coordination.read_state, asyncio.Event(), asyncio.Event()
+
+            async def slowly(topic_id: str, number: int) -> tuple[int, NodeState] | None:
+                reading.set()
+                await answered.wait()
+                return await read(topic_id, number)
+
+            monkeypatch.setattr(broker.coordination, "read_state", slowly)
+            broker.follow_topics({"id": AWAY})
+            async with asyncio.timeout(DEADLINE_S):
+                await reading.wait()
+            broker.follow_topics({"id": HERE})
+            answered.set()
+            await until(lambda: not broker._settling)
+            assert broker.hosted(HERE, 0) is partition, "its log may have been named meanwhile"
+
+    asyncio.run(main())
