@@ -8,11 +8,10 @@ arrives.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from mq_broker.core.entries import Decide, Entry
-from mq_broker.core.machine import PartitionMachine
+from mq_broker.core.entries import Decide
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
@@ -24,14 +23,11 @@ from mq_broker.core.messages import (
     DiskRefused,
     Effect,
     Event,
-    Flushed,
     HandedOver,
     HandOver,
     Identity,
     Install,
     InstallSnapshot,
-    JournalBegins,
-    LogReplaced,
     NodeRead,
     NodeState,
     OffsetsSkipped,
@@ -44,7 +40,6 @@ from mq_broker.core.messages import (
     Reopen,
     ReplicasChanged,
     Reply,
-    Result,
     RoleChanged,
     Send,
     SessionLost,
@@ -57,105 +52,14 @@ from mq_broker.core.messages import (
     WriteNode,
 )
 from mq_broker.core.replica import Replica
-from mq_broker.core.state import MachineState, Snapshot
+from mq_broker.core.state import Snapshot
 from mq_protocol.errors import NotLeader
 from tests.simulation.coordination import Session
+from tests.simulation.host import Host, OnReply
 from tests.simulation.journal import DiskCondition, Journal
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
-
-OnReply: TypeAlias = Callable[[Result], None]
-
-
-@dataclass(eq=False)
-class Host:
-    """One replica in one life: its core, what it has made readable, and who waits for its answers. Its journal's listener."""
-
-    broker: Broker
-    partition: int
-    replica: Replica
-    journal: Journal
-    life: int
-    waiting: dict[int, tuple[Propose, OnReply]] = field(default_factory=dict)
-    readable: list[tuple[int, int, int]] = field(default_factory=list)
-    """(base offset, record count, index of the entry that holds the payload), in order of offsets, and nothing that is trimmed."""
-    first_readable: int = 0
-    """Records below it are not here: retention took them, whether or not the entry that says so is applied yet."""
-    skipped: list[OffsetsSkipped] = field(default_factory=list)
-    reading_node: bool = False
-    touched: bool = False
-    closed: bool = False
-    handed_over: bool = False
-    # what the oracle has seen of it
-    epoch: int = 0
-    high_watermark: int = 0
-    next_offset: int = 0
-    acknowledged_epoch: int = 0
-    led_epoch: int = -1
-    was_leading: bool = False
-    heard: dict[int, int] = field(default_factory=dict)
-    refused_entries: tuple[Entry, ...] = ()
-
-    def post(self, call: Callable[..., object], *args: Any) -> None:
-        if self.life == self.broker.life:
-            self.broker.arrive("disk", call, *args)
-
-    def begins(self, first_index: int) -> None:
-        self.broker.feed(self, JournalBegins(first_index))
-
-    def flushed(self, index: int, leader_epoch: int) -> None:
-        self.broker.feed(self, Flushed(index, leader_epoch))
-
-    def refused(self, first_index: int, reason: str, entries: tuple[Entry, ...]) -> None:
-        self.refused_entries = entries
-        self.broker.feed(self, DiskRefused(first_index, reason))
-
-    def replaced(self, log_id: str, reason: str) -> None:
-        self.broker.feed(self, LogReplaced(log_id, reason))
-
-    # -- what readers see
-
-    def published(self, batch: Published) -> None:
-        if batch.index > self.journal.base:
-            self.readable.append((batch.base_offset, batch.record_count, batch.index))
-        else:  # its payload is gone already, and so is the record, by an entry that follows
-            self.trimmed(batch.base_offset + batch.record_count)
-
-    def trimmed(self, log_start_offset: int) -> None:
-        self.first_readable = max(self.first_readable, log_start_offset)
-        while self.readable and self.readable[0][0] + self.readable[0][1] <= self.first_readable:
-            del self.readable[0]
-
-    # -- where the journal may begin
-
-    def first_needed(self) -> int:
-        """The first entry whose payload may yet be read, or given offsets; the first not yet applied if there is none (rule 13)."""
-        replica = self.replica
-        staged = replica.machine.oldest_staged_index()
-        needed = [index for base, count, index in self.readable if base + count > replica.machine.log_start_offset]
-        return min([replica.applied_index + 1, *needed, *([] if staged is None else [staged])])
-
-    def shorten(self, *, wholly: bool) -> None:
-        """Let the journal begin as late as it may, or somewhere before that (files go as a whole)."""
-        last = self.first_needed() - 1
-        if not wholly and last > self.journal.base:
-            last = self.broker.loop.random.randint(self.journal.base + 1, last)
-        if last > self.journal.base:
-            snapshot = self.snapshot_at(last)
-            self.broker.cluster.oracle.check_snapshot(self, snapshot)
-            self.journal.shorten(snapshot)
-
-    def snapshot_at(self, last_index: int) -> Snapshot:
-        """What the entries up to there come to, from the snapshot before them on."""
-        journal = self.journal
-        before = journal.snapshot or Snapshot(0, 0, 0, MachineState())
-        machine = PartitionMachine(self.broker.cluster.plan.settings.dedup_uuids_max, before.state)
-        entries = journal.span(journal.base + 1, last_index)
-        for entry in entries:
-            machine.apply(entry)
-        latest = max(before.timestamp_us, *(entry.timestamp_us for entry in entries))
-        return Snapshot(last_index, entries[-1].leader_epoch, latest, machine.state())
 
 
 class Broker:

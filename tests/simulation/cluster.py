@@ -12,6 +12,7 @@ from tests.simulation.coordination import SLOWEST_HINT_MS, Coordination
 from tests.simulation.loop import Loop
 from tests.simulation.nemesis import FAULTS, Nemesis
 from tests.simulation.network import Network
+from tests.simulation.operator import Operator
 from tests.simulation.oracle import Oracle, Violation
 from tests.simulation.workload import Workload
 
@@ -47,6 +48,8 @@ class Plan:
     """How often retention drops records, in the mean; 0: never."""
     moves_ms: float = 0.0
     """How long a partition stays where it is, in the mean; 0: for ever, and on all brokers."""
+    total_losses: int = 0
+    """How often every log that is named is lost, and an operator has the partition go on from another (rule 15)."""
     shortens: float = 0.0
     """Chance a tick that a replica lets its journal begin later if it may; it does so some time after each drop of records too."""
 
@@ -71,6 +74,7 @@ class Plan:
             "coordination_loses_answers": self.answers_lost,
             "retention": self.retains_ms,
             "moves": self.moves_ms,
+            "total_losses": self.total_losses,
         }
         return {*self.faults, *(kind for kind, chance in lasting.items() if chance)}
 
@@ -110,6 +114,7 @@ class Plan:
             answers_lost=chance.choice((0.0, 0.0, 0.0, 0.05, 0.3)),
             retains_ms=chance.choice((0.0, 300.0, 2_000.0, 8_000.0)),
             shortens=chance.choice((0.0, 0.001, 0.02)),
+            total_losses=chance.choice((0, 0, 0, 0, 0, 0, 1, 2)) if brokers > 1 else 0,
             moves_ms=chance.choice((0.0, 0.0, 1_000.0, 6_000.0)) if brokers > 1 else 0.0,
         )
 
@@ -144,6 +149,7 @@ class Cluster:
         self.oracle = Oracle(self)
         self.brokers.update({number: Broker(self, number) for number in plan.settings.replicas})
         self.network.brokers = self.brokers
+        self.operator = Operator(self)
         self.workload = Workload(self)
         self.nemesis = Nemesis(self)
 
@@ -152,6 +158,7 @@ class Cluster:
         for broker in self.brokers.values():
             self.loop.after(self.loop.often_short(0, 3_000), broker.start)
         self.workload.start()
+        self.operator.start()
         self.nemesis.start()
 
     def run(self) -> None:

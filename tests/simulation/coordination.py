@@ -200,6 +200,12 @@ class Coordination:
 
         self._loop.after(self._delay(), serve)
 
+    def recover(self, partition: int, expected_version: int, state: NodeState) -> bool:
+        """An operator's compare-and-set. Whether it was done."""
+        node = self.nodes[partition]
+        node.pending.append(state)
+        return self._apply(node, partition, expected_version, state) >= 0
+
     def _answer_write(self, broker: int, answer: OnWritten, outcome: CasOutcome, version: int) -> None:
         if self.reaches(broker):
             answer(outcome, version)

@@ -61,6 +61,8 @@ class Nemesis:
         self.cluster.coordination.lose_answers = self.cluster.plan.answers_lost
         if self.cluster.plan.faults:
             self.loop.spawn(self._go_on())
+        if self.cluster.plan.total_losses:
+            self.loop.spawn(self._lose_all_named())
 
     def _go_on(self) -> Process:
         plan, random = self.cluster.plan, self.loop.random
@@ -230,6 +232,47 @@ class Nemesis:
                 to = self.loop.random.choice(host.replica.replicas)
                 self.note("transfer_leadership", f"of partition {host.partition} from {broker.number} to {to}")
                 broker.feed(host, TransferLeadership(to, self.loop.now_ms + int(self.loop.between(100, 5_000))))
+
+    # ------------------------------------------------------------------ beyond the budget
+
+    def _lose_all_named(self) -> Process:
+        """Rule 15. One broker falls behind, cut off; once no ISR names it, all others lose their logs, or the ends of them."""
+        cluster, plan = self.cluster, self.cluster.plan
+        for _ in range(plan.total_losses):
+            yield self.loop.between(0, plan.trouble_ms / plan.total_losses)
+            behind = self.loop.random.choice(list(cluster.brokers.values()))
+            if self.healing or not behind.up:
+                continue
+            others = [broker for broker in cluster.brokers.values() if broker is not behind]
+            self.note("total_loss", f"broker {behind.number} is cut off until it is named nowhere")
+            cluster.coordination.set_reach(behind.number, False)
+            for other in others:
+                cluster.network.cut(behind.number, other.number)
+                cluster.network.cut(other.number, behind.number)
+            for _ in range(60):
+                if any(behind.number in dict(node.state.isr) for node in cluster.coordination.nodes):
+                    yield 300
+            if self.healing:
+                return
+            for broker in others:
+                self._lose_log(broker)
+            cluster.coordination.set_reach(behind.number, True)
+            for other in others:
+                cluster.network.mend(behind.number, other.number)
+                cluster.network.mend(other.number, behind.number)
+
+    def _lose_log(self, broker: Broker) -> None:
+        emptied = self.cluster.plan.durability == "memory" or self.loop.chance(0.5)
+        self.note("total_loss", f"broker {broker.number} loses {'its logs' if emptied else 'the ends of its logs'}")
+        if not emptied:
+            for journal in broker.journals:
+                journal.damage()
+        if broker.up and (emptied or self.loop.chance(0.5)):
+            broker.crash(power=True, emptied=emptied)
+            self._start_again(broker, 50, 6_000)
+        elif emptied and not broker.stopping:
+            for journal in broker.journals:
+                journal.delete()
 
     # ------------------------------------------------------------------ links
 

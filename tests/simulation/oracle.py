@@ -34,14 +34,17 @@ from tests.simulation.story import Line, Story
 from tests.simulation.truth import Life, PartitionTruth
 
 if TYPE_CHECKING:
-    from tests.simulation.broker import Host, OnReply
     from tests.simulation.cluster import Cluster
+    from tests.simulation.host import Host, OnReply
 
 STATES_COMPARED_EVERY = 16
 """Entries. At these the state machines of all who stop there are compared."""
 
 HARMLESS_ALARMS = ("the disk refused entries", "the log has a new id", "nothing was committed for")
 """Alarms that faults of the world cause. Any other says that a rule was broken."""
+
+BESIDE_A_RECOVERY = ("was recovered from another log", "would cut committed entry", "lacks what is committed here")
+"""Alarms of a replica that goes on as if the partition had not been recovered (rule 15)."""
 
 
 class Violation(AssertionError):
@@ -66,6 +69,11 @@ class Oracle:
     def life(self, partition: int) -> Life:
         """What is true of the partition now."""
         return self.truths[partition].present
+
+    def life_of(self, host: Host) -> Life:
+        """What is true as far as this replica can know: in the epoch that it is in, or that its log was begun for."""
+        truth = self.truths[host.partition]
+        return truth.lives[max(truth.life_in(host.replica.leader_epoch).recovery, host.journal.recovery)]
 
     def violation(self, partition: int, what: str, *, changes_only: bool = False) -> Violation:
         return Violation(partition, what, self.story.tell(partition, self.views(partition), changes_only=changes_only))
@@ -108,14 +116,20 @@ class Oracle:
 
     def check_snapshot(self, host: Host, snapshot: Snapshot) -> None:
         """It is of what is committed, the same whoever made it, and no payload that is still needed is before its end."""
-        life, last = self.life(host.partition), snapshot.last_index
-        who = f"broker {host.broker.number} has a snapshot up to entry {last}"
+        lives = (self.life_of(host), self.life(host.partition))  # it may be sent one before it knows of a recovery
+        wrong = [self._wrong(life, snapshot) for life in lives]
+        if all(wrong):
+            raise self.violation(
+                host.partition, f"broker {host.broker.number} has a snapshot up to entry {snapshot.last_index}: {wrong[0]}"
+            )
+
+    def _wrong(self, life: Life, snapshot: Snapshot) -> str:
+        last = snapshot.last_index
         if last > life.end or life.committed[last - 1].leader_epoch != snapshot.last_epoch:
-            raise self.violation(host.partition, f"{who} of epoch {snapshot.last_epoch}, which is not committed")
+            return f"of epoch {snapshot.last_epoch}, which is not committed"
         if life.snapshots.setdefault(last, snapshot) != snapshot:
-            raise self.violation(host.partition, f"{who} that differs from another: {snapshot}, {life.snapshots[last]}")
-        if life.first_kept() <= last:
-            raise self.violation(host.partition, f"{who}, and the payload of entry {life.first_kept()} is still needed")
+            return f"it differs from another: {snapshot}, {life.snapshots[last]}"
+        return f"the payload of entry {life.first_kept()} is still needed" if life.first_kept() <= last else ""
 
     def saw(self, host: Host, event: Event, effects: list[Effect]) -> None:
         replica = host.replica
@@ -174,7 +188,10 @@ class Oracle:
             raise self.violation(
                 host.partition, f"high watermark of broker {host.broker.number} fell from {host.high_watermark} to {high_watermark}"
             )
-        life = self.life(host.partition)
+        life = self.life_of(host)
+        for index in range(life.end + 1, host.high_watermark + 1):  # of a former life, and here only since that was over
+            life.commit(journal.entry(index))
+            self.truths[host.partition].lost.discard(journal.entry(index).uuid)
         for index in range(host.high_watermark + 1, high_watermark + 1):
             entry = journal.entry(index)
             if index > life.end:
@@ -211,16 +228,18 @@ class Oracle:
                 )
             if entry.uuid in self.truths[host.partition].never:
                 raise self.violation(host.partition, f"batch {entry.uuid!r} was refused for good, and is at entry {entry.index}")
+        if isinstance(entry.operation, Publish) and entry.leader_epoch >= life.first_epoch and life.names_missing(entry.operation):
+            raise self.violation(host.partition, f"{self.story.entry(entry)} is published, and its payload is nowhere")
         life.commit(entry)
         if isinstance(entry.operation, Publish):
             self._check_publish(host.partition, entry.operation)
 
     def _check_publish(self, partition: int, publish: Publish) -> None:
-        decide = self.life(len(self.truths) - 1).decided.get((publish.key, publish.batch_id))
-        if decide is None:
-            raise self.violation(partition, f"{publish} was never decided")
-        if all(publish.uuids != line.uuids or line.partition != partition for line in decide.manifest):
-            raise self.violation(partition, f"{publish} is not what was decided: {decide}")
+        place = (publish.key, publish.batch_id)
+        decided = [life.decided[place] for life in self.truths[-1].lives if place in life.decided]
+        lines = [line for decide in decided for line in decide.manifest if line.partition == partition]
+        if all(publish.uuids != line.uuids for line in lines):
+            raise self.violation(partition, f"{publish} is not what was decided: {decided}")
 
     def check_named(self, partition: int) -> None:
         """Every log that the node names, and that exists, surely keeps everything committed."""
@@ -270,7 +289,7 @@ class Oracle:
             raise self.violation(host.partition, f"broker {host.broker.number} cuts to {last_index}, below its high watermark")
         if by_disk and host.replica.leading:
             self._withdrawn(host, last_index)
-        committed = self.life(host.partition).committed
+        committed = self.life_of(host).committed
         both = min(len(committed), host.journal.last_index)
         if last_index < both and not by_disk and host.journal.entry(last_index + 1) == committed[last_index]:
             what = self.story.entry(committed[last_index])
@@ -326,7 +345,7 @@ class Oracle:
         return waiting
 
     def _check_promise(self, host: Host, propose: Propose, result: Done | Decided) -> None:
-        life = self.life(host.partition)
+        life = self.life_of(host)
         match propose.operation, result:
             case ((Append() | Stage()), Done(index, base_offset)):
                 at = life.uuid_at.get(propose.uuid)
@@ -355,23 +374,23 @@ class Oracle:
 
     def published(self, host: Host, batch: Published) -> None:
         """Offsets are dense, what is at one never changes, whoever is asked, and what may be read is here (trap 32)."""
-        life, who = self.life(host.partition), f"broker {host.broker.number}"
+        life, who = self.life_of(host), f"broker {host.broker.number}"
         if batch.base_offset != host.next_offset:
             raise self.violation(host.partition, f"{who} gives offset {batch.base_offset}, next was {host.next_offset}")
         end = host.next_offset = host.next_offset + batch.record_count
         there = life.readable.get(batch.base_offset)
         if there != (batch.index, batch.record_count):
             raise self.violation(host.partition, f"offset {batch.base_offset} is {there}; at {who} it is entry {batch.index}")
-        if batch.index <= host.journal.base and end > life.log_start_offset:
+        if batch.index <= host.journal.base and end > life.log_start_offset and not life.missing(batch.index):
             raise self.violation(host.partition, f"{who} makes {batch.base_offset} readable, and entry {batch.index} is not here")
 
     def skipped(self, host: Host, gap: OffsetsSkipped) -> None:
         host.next_offset = gap.next_offset
-        if self.life(host.partition).skipped.get(gap.first) != gap.next_offset:
+        if self.life_of(host).skipped.get(gap.first) != gap.next_offset:
             raise self.violation(host.partition, f"broker {host.broker.number} skips offsets that nobody lost: {gap}")
 
     def trimmed(self, host: Host, log_start_offset: int) -> None:
-        if log_start_offset > self.life(host.partition).log_start_offset:
+        if log_start_offset > self.life_of(host).log_start_offset:
             raise self.violation(
                 host.partition, f"broker {host.broker.number} drops records that were not to go: {log_start_offset}"
             )
@@ -390,7 +409,7 @@ class Oracle:
         host.heard.clear()
         state = self.cluster.coordination.nodes[host.partition].state
         newest = state.leader_epoch == role.leader_epoch
-        journal, committed = host.journal, self.life(host.partition).committed
+        journal, committed = host.journal, self.life_of(host).committed
         end = len(committed)
         if newest and end > journal.base and (journal.last_index < end or journal.entry(end) != committed[-1]):
             raise self.violation(
@@ -401,7 +420,8 @@ class Oracle:
     def audited(self, host: Host, text: str, *, alarm: bool) -> None:
         if "standing back" in text:
             self.stood_back_ms = self.cluster.loop.now_ms
-        if alarm and not any(harmless in text for harmless in HARMLESS_ALARMS):
+        stale = self.life_of(host) is not self.life(host.partition) or host.journal.recovery < self.life(host.partition).recovery
+        if alarm and not any(harmless in text for harmless in HARMLESS_ALARMS + (BESIDE_A_RECOVERY if stale else ())):
             raise self.violation(host.partition, f"broker {host.broker.number} raises the alarm: {text}")
 
     # ------------------------------------------------------------------ the state node
@@ -416,7 +436,11 @@ class Oracle:
     def node_written(self, partition: int) -> None:
         node = self.cluster.coordination.nodes[partition]
         self.story.add(partition, Line(self.cluster.loop.now_us, 0, f"node version {node.version}: {self.story.state(node.state)}"))
-        if len({broker for broker, _ in node.state.isr}) < self.cluster.plan.settings.min_insync_replicas:
+        size, before = len({broker for broker, _ in node.state.isr}), self.truths[partition].isr_size
+        self.truths[partition].isr_size = size
+        if node.state.recovery > self.life(partition).recovery:
+            self._recovered(partition, node.state)
+        elif size < min(before, self.cluster.plan.settings.min_insync_replicas) or not size:
             raise self.violation(partition, f"the node names fewer than min_insync_replicas: {node.state}")
         for broker, log_id in node.state.isr:
             number = Journal.life_of(log_id)
@@ -426,3 +450,28 @@ class Oracle:
                 )
             self.truths[partition].newest_named[broker] = number
         self.check_named(partition)
+
+    def _recovered(self, partition: int, state: NodeState) -> None:
+        """Rule 15: what the chosen log has stays as it is; what is lost is known to be."""
+        truth = self.truths[partition]
+        [(chosen, log_id)] = state.isr
+        journal = self.cluster.brokers[chosen].journals[partition]
+        there = journal.log_id == log_id
+        life = truth.recover(
+            state.recovery, state.leader_epoch, journal.durable_base if there else 0, journal.durable if there else ()
+        )
+        self.cluster.workload.done["records lost in recoveries"] += sum(
+            count for index, count in truth.lives[-2].readable.values() if index > life.end
+        )
+        if state.offset_floor < life.next_offset:
+            raise self.violation(
+                partition, f"offsets up to {life.next_offset} are known, and new ones begin at {state.offset_floor}"
+            )
+        reach = truth.known(journal.base, journal.entries)[1] if there else 0
+        for number in self.cluster.operator.asked[partition]:
+            other = self.cluster.brokers[number].journals[partition]
+            former, end = truth.known(other.durable_base, other.durable)
+            if there and former is truth.lives[-2] and end > max(life.end, reach):
+                raise self.violation(
+                    partition, f"the partition goes on from {log_id}, up to entry {life.end}; broker {number} had up to {end}"
+                )

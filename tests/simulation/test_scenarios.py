@@ -7,9 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from mq_broker.core.messages import ReplicaSettings
-from tests.simulation.broker import Host
 from tests.simulation.cluster import Cluster, Plan
-from tests.simulation.mutations import Mutation, planted
+from tests.simulation.host import Host
+from tests.simulation.mutations import planted
+from tests.simulation.planted import Mutation
 
 SESSION_MS = 4_000
 EXPIRY_MS = SESSION_MS * 4 // 3

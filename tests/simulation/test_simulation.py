@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.cluster import Report, simulate
-from tests.simulation.mutations import MUTATIONS, Mutation, hunt, planted
+from tests.simulation.mutations import MUTATIONS, hunt, planted
+from tests.simulation.planted import Mutation
 
 ROOT = Path(__file__).parents[2]
 

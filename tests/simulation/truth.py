@@ -5,16 +5,22 @@ A second, naive account of what the journal means, beside the state machine of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from mq_broker.core.entries import Append, Decide, Discard, Entry, EpochStart, Publish, Stage, TransactionKey, Trim
 from mq_broker.core.messages import LeaderName
 from mq_broker.core.state import MachineState, Snapshot
 
 
 class Life:
-    """A partition from its making, or from a recovery (rule 15), to the next recovery. Owns what was committed in it."""
+    """A partition from its making, or from a recovery (rule 15), to the next recovery. Owns what was committed in it.
 
-    def __init__(self, recovery: int) -> None:
+    `first_epoch` is the leader epoch that it began with.
+    """
+
+    def __init__(self, recovery: int, first_epoch: int, gone: int = 0) -> None:
         self.recovery = recovery
+        self.first_epoch = first_epoch
         self.committed: list[Entry] = []
         self.uuid_at: dict[bytes, int] = {}
         self.next_offset = 0
@@ -31,6 +37,8 @@ class Life:
         self.snapshots: dict[int, Snapshot] = {}
         self.states: dict[int, MachineState] = {}
         self._staged: dict[bytes, tuple[int, int]] = {}
+        self._gone = gone
+        """Payloads up to this entry went before the partition was recovered, whatever else is lost by that."""
 
     @property
     def end(self) -> int:
@@ -55,16 +63,21 @@ class Life:
                     index, _ = self._staged.pop(uuid, (0, 0))
                     self.kept.pop(index, None)
             case Trim(start):
-                self.log_start_offset = max(self.log_start_offset, start)
-                self.kept = {index: end for index, end in self.kept.items() if end > start}
+                self.trim(start)
             case EpochStart(offset_floor=floor):
                 if floor > self.next_offset:
                     self.skipped[self.next_offset] = floor
+                    if self.log_start_offset == self.next_offset:
+                        self.trim(floor)
                     self.next_offset = floor
             case Decide(key, batch_id) as decide:
                 self.decided.setdefault((key, batch_id), decide)
             case _:
                 pass
+
+    def trim(self, log_start_offset: int) -> None:
+        self.log_start_offset = max(self.log_start_offset, log_start_offset)
+        self.kept = {index: end for index, end in self.kept.items() if end > log_start_offset}
 
     def _give(self, index: int, record_count: int) -> None:
         self.readable[self.next_offset] = (index, record_count)
@@ -72,18 +85,46 @@ class Life:
         self.next_offset += record_count
         self.kept[index] = self.next_offset
 
+    def missing(self, index: int) -> bool:
+        """The payload of that entry is nowhere, and nobody is to blame."""
+        return index <= self._gone
+
+    def names_missing(self, publish: Publish) -> bool:
+        return any(self.missing(self._staged[uuid][0]) for uuid in publish.uuids if uuid in self._staged)
+
+    def has_between(self, first: int, next_offset: int) -> bool:
+        """Is there a record, not trimmed, at any of these offsets?"""
+        low = max(first, self.log_start_offset)
+        return low < next_offset and any(
+            base < next_offset and base + count > low and not self.missing(index) for base, (index, count) in self.readable.items()
+        )
+
+    def agrees_with(self, base: int, entries: Sequence[Entry]) -> int:
+        """Up to which index a log that has these entries after `base` is this life's."""
+        if base > self.end or (base and entries and self.committed[base - 1].leader_epoch > entries[0].leader_epoch):
+            return 0
+        index = base
+        for entry, mine in zip(entries, self.committed[base:], strict=False):
+            if entry is not mine and entry != mine:
+                break
+            index = entry.index
+        return index
+
     def first_kept(self) -> int:
         """The first entry whose payload is needed: no journal may begin after it (rule 13)."""
-        return min(self.kept, default=self.end + 1)
+        return min((index for index in self.kept if not self.missing(index)), default=self.end + 1)
 
 
 class PartitionTruth:
     """What is true of one partition. `present` is its present life."""
 
     def __init__(self) -> None:
-        self.lives = [Life(0)]
+        self.lives = [Life(0, 0)]
+        self.lost: set[bytes] = set()
+        """Batches that were committed, and only in logs that were lost."""
         self.positions: dict[tuple[int, int], tuple[Entry, int]] = {}
         self.withdrawn: dict[tuple[int, int], Entry] = {}
+        self.isr_size = 0
         self.leaders: dict[int, tuple[LeaderName, int]] = {}
         self.newest_named: dict[int, int] = {}
         self.never: set[bytes] = set()
@@ -91,3 +132,25 @@ class PartitionTruth:
     @property
     def present(self) -> Life:
         return self.lives[-1]
+
+    def life_in(self, leader_epoch: int) -> Life:
+        """The one that whoever is in that epoch knows of."""
+        return next(life for life in reversed(self.lives) if life.first_epoch <= leader_epoch)
+
+    def known(self, base: int, entries: Sequence[Entry]) -> tuple[Life, int]:
+        """Up to which index a log has what was committed in some life, and in which."""
+        return max(
+            ((life, life.agrees_with(base, entries)) for life in self.lives), key=lambda found: (found[1], found[0].recovery)
+        )
+
+    def recover(self, recovery: int, first_epoch: int, base: int, entries: Sequence[Entry]) -> Life:
+        """The partition goes on from the log that has these entries after `base`."""
+        former, end = self.known(base, entries)
+        life = Life(recovery, first_epoch, base)  # what let the journal begin there may be lost
+        for entry in former.committed[:end]:
+            life.commit(entry)
+        life.snapshots.update((index, snapshot) for index, snapshot in former.snapshots.items() if index <= end)
+        life.states.update((index, state) for index, state in former.states.items() if index <= end)
+        self.lost |= self.present.uuid_at.keys() - life.uuid_at.keys()
+        self.lives.append(life)
+        return life

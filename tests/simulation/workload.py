@@ -20,15 +20,15 @@ from mq_broker.core.entries import (
     Stage,
     StagedBatches,
     TransactionKey,
-    Trim,
 )
-from mq_broker.core.messages import Decided, Done, Refused, Result, TransferLeadership, Wait
+from mq_broker.core.messages import Decided, Done, Refused, Result, Wait
 from mq_protocol.errors import FencedRun, NotLeader, RefusedError, ReplayMismatch, StagedBatchMissing, TritonMQError
 from tests.simulation.loop import Process, Promise
 
 if TYPE_CHECKING:
-    from tests.simulation.broker import Broker, Host
+    from tests.simulation.broker import Broker
     from tests.simulation.cluster import Cluster
+    from tests.simulation.host import Host
 
 REQUEST_TIMEOUT_MS = (800, 3_000)
 OPERATIONS_MAX = 1_500
@@ -46,12 +46,12 @@ class Workload:
         self.cluster = cluster
         self.loop = cluster.loop
         self.done: Counter[str] = Counter()
-        self._stopped = False
+        self.stopped = False
         self._running: Counter[str] = Counter()
         self._chains: dict[str, tuple[int, list[bytes]]] = {}
         self._acked: list[tuple[int, bytes]] = []
         self._believed: dict[tuple[str, int], int] = {}
-        self._seen_at: dict[tuple[int, int], int] = {}
+        self._seen_at: dict[tuple[int, int, int], int] = {}
         self._appends = 0
 
     @property
@@ -63,17 +63,13 @@ class Workload:
         plan = self.cluster.plan
         for partition in range(plan.partitions):
             for number in range(plan.producers):
-                self._spawn("producer", self._produce(partition, f"p{number}.{partition}"))
-            self._spawn("reader", self._read(partition, f"r{partition}"))
-            self._spawn("group", self._move_cursor(partition, f"g{partition}"))
-            if plan.retains_ms:
-                self._spawn("retention", self._retain(partition))
-            if plan.moves_ms:
-                self._spawn("move", self._move(partition))
-            self._spawn("forgetful producer", self._ask_long_after(partition))
-        self._spawn("query", self._query("q"))
+                self.spawn("producer", self._produce(partition, f"p{number}.{partition}"))
+            self.spawn("reader", self._read(partition, f"r{partition}"))
+            self.spawn("group", self._move_cursor(partition, f"g{partition}"))
+            self.spawn("forgetful producer", self._ask_long_after(partition))
+        self.spawn("query", self._query("q"))
 
-    def _spawn(self, kind: str, process: Process) -> None:
+    def spawn(self, kind: str, process: Process) -> None:
         def run() -> Process:
             self._running[kind] += 1
             yield from process
@@ -83,7 +79,7 @@ class Workload:
 
     def wind_up(self) -> None:
         """Begin nothing new; finish what was begun."""
-        self._stopped = True
+        self.stopped = True
 
     def unanswered(self) -> list[tuple[int, str]]:
         return [
@@ -141,6 +137,8 @@ class Workload:
                     if isinstance(error, RefusedError):
                         return result
                     believed[place] = error.leader if isinstance(error, NotLeader) else 0
+                    if propose.get("after") in self.lost(partition):
+                        propose["after"] = b""  # the application begins its chain anew
                     known = known and error.definite
                 case _:
                     known = False
@@ -150,6 +148,13 @@ class Workload:
             tries -= 1
             yield loop.often_short(5, 600)
         return None
+
+    def lost(self, partition: int) -> set[bytes]:
+        """Batches that went with the logs that had them (rule 15)."""
+        return self.cluster.oracle.truths[partition].lost
+
+    def _recoveries(self, partition: int) -> int:
+        return self.cluster.oracle.life(partition).recovery
 
     def _leads(self, host: Host) -> bool:
         return not host.closed and host.life == host.broker.life and host.replica.leading
@@ -194,13 +199,13 @@ class Workload:
             else:
                 self.done["batches unknown"] += 1
 
-        while not self._stopped and self._appends < OPERATIONS_MAX:
+        while not self.stopped and self._appends < OPERATIONS_MAX:
             yield loop.between(0, 2 * self.cluster.plan.pace_ms)
             if in_flight >= window:
                 continue
             self._appends += 1
             uuid = uuid_of(f"{name}-{len(sent)}")
-            self._spawn("batch", one(uuid, sent[-1] if chained and sent else b""))
+            self.spawn("batch", one(uuid, sent[-1] if chained and sent else b""))
             sent.append(uuid)
 
     def _never(self, partition: int, uuid: bytes) -> None:
@@ -215,45 +220,32 @@ class Workload:
 
     def _move_cursor(self, partition: int, group: str) -> Process:
         loop = self.loop
-        while not self._stopped:
+        while not self.stopped:
             yield loop.between(200, 2_000)
-            end = max(self.cluster.oracle.life(partition).readable, default=0)
+            end, recoveries = max(self.cluster.oracle.life(partition).readable, default=0), self._recoveries(partition)
             result = yield from self.ask(group, partition, MoveCursor(group, loop.random.randint(0, end), "consumer"), tries=4)
             if isinstance(result, Done):
                 self.done["cursors moved"] += 1
-            elif isinstance(result, Refused) and not result.error.retriable:
+            elif isinstance(result, Refused) and not result.error.retriable and recoveries == self._recoveries(partition):
                 raise self.cluster.oracle.violation(partition, f"offset {end} is readable, and a cursor is refused: {result.error}")
-
-    def _retain(self, partition: int) -> Process:
-        """Drop the oldest records, now and then all of them (trap 23)."""
-        loop, oracle = self.loop, self.cluster.oracle
-        while not self._stopped:
-            yield min(loop.random.expovariate(1 / self.cluster.plan.retains_ms), 5_000)
-            end = oracle.life(partition).next_offset
-            start = max(0, end - loop.random.choice((0, 10, 100, 500)))
-            result = yield from self.ask("retention", partition, Trim(start), tries=6)
-            if isinstance(result, Done):
-                self.done["trims"] += not result.duplicate
-            elif isinstance(result, Refused) and not result.error.retriable:
-                raise oracle.violation(partition, f"records below {start} are committed, and are not dropped: {result.error}")
 
     def _ask_long_after(self, partition: int) -> Process:
         """Send a batch again that was acknowledged long ago: the answer is the first one, wherever the journal begins (trap 13)."""
         loop = self.loop
-        while not self._stopped:
+        while not self.stopped:
             yield loop.between(500, 5_000)
-            mine = [uuid for number, uuid in self._acked if number == partition]
+            mine = [uuid for number, uuid in self._acked if number == partition and uuid not in self.lost(partition)]
             if mine:
                 uuid = loop.random.choice(mine)
                 result = yield from self.ask("forgetful", partition, Append(), uuid=uuid, record_count=1, tries=3)
-                if isinstance(result, Done) and not result.duplicate:
+                if isinstance(result, Done) and not result.duplicate and uuid not in self.lost(partition):
                     raise self.cluster.oracle.violation(partition, f"batch {uuid!r} was acknowledged, and is taken for a new one")
 
     def _read(self, partition: int, name: str) -> Process:
         """Read on from a position at any broker, and remember what was where. Never something else than before."""
         loop = self.loop
-        position, epoch = 0, 0
-        while not self._stopped:
+        position, epoch, life = 0, 0, self.cluster.oracle.life(partition)
+        while not self.stopped:
             yield loop.between(20, 600)
             if loop.chance(0.05):
                 position = 0
@@ -261,16 +253,21 @@ class Workload:
             found = yield self._fetch(broker, partition, position)
             if found is None or found[0] < epoch:
                 continue
-            epoch, start, batches = found
+            epoch, start, batches, gaps = found
+            if self.cluster.oracle.truths[partition].life_in(epoch) is not life:
+                life = self.cluster.oracle.truths[partition].life_in(epoch)
+                position = 0  # it is told that records were lost
+                continue
             if start > position:
-                if start > self.cluster.oracle.life(partition).log_start_offset:
+                if life.has_between(position, start):
                     raise self.cluster.oracle.violation(
                         partition, f"reader {name} at {position} is told that the log begins at {start}"
                     )
                 position = start
                 self.done["readers overtaken by retention"] += 1
             for base_offset, record_count, index in batches:
-                if self._seen_at.setdefault((partition, base_offset), index) != index or not (
+                position = next((gap.next_offset for gap in gaps if gap.first <= position < gap.next_offset), position)
+                if self._seen_at.setdefault((partition, life.recovery, base_offset), index) != index or not (
                     base_offset <= position < base_offset + record_count
                 ):
                     raise self.cluster.oracle.violation(
@@ -280,7 +277,8 @@ class Workload:
                 self.done["records read"] += record_count
 
     def _fetch(self, broker: Broker, partition: int, position: int) -> Promise:
-        """Kept with the broker's epoch, the first offset that it still has, and its batches from the position on."""
+        """Kept with the broker's epoch, the first offset that it still has, its batches from the position on, the offsets that it
+        skips."""
         promise = Promise()
         self.loop.after(1_500, promise.keep, None)
 
@@ -289,50 +287,11 @@ class Workload:
             if host is not None and not host.closed:
                 first = max(position, host.first_readable)
                 batches = [batch for batch in host.readable if batch[0] + batch[1] > first]
-                found = (host.replica.leader_epoch, host.first_readable, batches)
+                found = (host.replica.leader_epoch, host.first_readable, batches, list(host.skipped))
                 self.loop.after(self.loop.often_short(0.2, 12.0), promise.keep, found)
 
         self.loop.after(self.loop.often_short(0.2, 12.0), broker.arrive, "clients", take)
         return promise
-
-    # ------------------------------------------------------------------ moves
-
-    def _move(self, partition: int) -> Process:
-        """Assign the partition to other brokers while it is written to: to both sets first, to the new one once that is in sync and
-        leads."""
-        loop, coordination = self.loop, self.cluster.coordination
-        while not self._stopped:
-            yield min(loop.random.expovariate(1 / self.cluster.plan.moves_ms), 5_000)
-            _, present = coordination.assigned[partition]
-            count = loop.random.randint(self.cluster.plan.fewest_replicas, self.cluster.plan.brokers)
-            targets = tuple(loop.random.sample(self.cluster.plan.settings.replicas, count))
-            self._assign(partition, present + tuple(broker for broker in targets if broker not in present))
-            patience = loop.random.randint(5, 60)
-            while not (yield from self._arrived(partition, targets)):
-                patience -= 1
-                if not patience and not self._stopped:
-                    targets = present  # it takes too long: everything back, which is a move too
-            self._assign(partition, targets)
-            self.done["moves"] += 1
-
-    def _assign(self, partition: int, replicas: tuple[int, ...]) -> None:
-        self.cluster.oracle.story.note(self.loop.now_us, f"partition {partition} is assigned to {list(replicas)}")
-        self.cluster.coordination.assign(partition, replicas)
-
-    def _arrived(self, partition: int, targets: tuple[int, ...]) -> Process:
-        """Whether all of them are in sync and one leads, as just read; what can be done for that is done."""
-        yield self.loop.between(100, 1_000)
-        state = self.cluster.coordination.nodes[partition].state
-        if not self.cluster.coordination.up or not set(targets) <= {broker for broker, log_id in state.isr if log_id}:
-            return False
-        if state.leader is None or state.leader.broker in targets:
-            return state.leader is not None
-        broker = self.cluster.brokers[state.leader.broker]
-        host = broker.hosts.get(partition)
-        if host is not None:
-            transfer = TransferLeadership(self.loop.random.choice(targets), self.loop.now_ms + 2_000)
-            self.loop.after(self.loop.often_short(0.2, 12.0), broker.arrive, "clients", broker.feed, host, transfer)
-        return False
 
     # ------------------------------------------------------------------ micro-batches
 
@@ -341,7 +300,7 @@ class Workload:
         loop, random = self.loop, self.loop.random
         key = TransactionKey(query, "t")
         batch_id, run, attempt, rows = 0, 1, 0, 0
-        while not self._stopped:
+        while not self.stopped:
             yield loop.between(0, 800)
             attempt += 1
             rows = rows if attempt > 1 and not loop.chance(0.3) else random.randint(1, 50)
@@ -354,7 +313,7 @@ class Workload:
                 run += 1
                 rows = rows if loop.chance(0.5) else random.randint(1, 50)
                 others = yield from self._stage(key, batch_id, f"run{run}", f"{query}{batch_id}.{attempt}z", rows)
-                self._spawn("driver", self._decide(decide, again=True))
+                self.spawn("driver", self._decide(decide, again=True))
                 if others is None:
                     continue
                 decide = Decide(key, batch_id, f"run{run}", rows, others)
@@ -366,17 +325,19 @@ class Workload:
                 run += 1  # the one thought to be dead was heard of later than this one: this one fails, loudly, and begins again
                 continue
             if isinstance(result, Refused) and not isinstance(result.error, ReplayMismatch):
-                if not result.error.retriable:
+                if not result.error.retriable and not self._recoveries(self.coordinator):
                     raise self.cluster.oracle.violation(self.coordinator, f"micro-batch {batch_id} is refused: {result.error}")
                 continue
             if isinstance(result, Decided):
                 self.done["micro-batches decided"] += 1
                 batch_id, attempt = batch_id + 1, 0
             else:
-                rows = self._decided_rows(key, batch_id)
+                rows = self._decided_rows(key, batch_id, rows)
 
-    def _decided_rows(self, key: TransactionKey, batch_id: int) -> int:
+    def _decided_rows(self, key: TransactionKey, batch_id: int, rows: int) -> int:
         decide = self.cluster.oracle.life(self.coordinator).decided.get((key, batch_id))
+        if decide is None and self._recoveries(self.coordinator):
+            return rows
         if decide is None:
             raise self.cluster.oracle.violation(self.coordinator, f"micro-batch {batch_id} is said to be decided, and is not")
         return decide.row_count
@@ -395,7 +356,7 @@ class Workload:
                     own = uuid if not again else uuid_of(uuid.rstrip(b"\0").decode() + "x")
                     promise = Promise()
                     promises.append((promise, again))
-                    self._spawn("stage", self._stage_one(partition, Stage(key, batch_id, run), own, rows, promise))
+                    self.spawn("stage", self._stage_one(partition, Stage(key, batch_id, run), own, rows, promise))
         for promise, again in promises:
             result = yield promise
             if not again and not isinstance(result, Done):
@@ -417,13 +378,13 @@ class Workload:
                 return result
             if again and loop.chance(0.3):
                 return None
-            if self._stopped and loop.chance(0.2):
+            if self.stopped and loop.chance(0.2):
                 return result
             yield loop.between(20, 300)
 
     def decision_committed(self, host: Host, decide: Decide) -> None:
         """The coordinator's leader publishes what is decided, and goes on until all is, or until it leads no longer."""
-        self._spawn("publisher", self._publish(host, decide))
+        self.spawn("publisher", self._publish(host, decide))
 
     def _publish(self, host: Host, decide: Decide) -> Process:
         me = f"broker {host.broker.number}"
@@ -435,18 +396,21 @@ class Workload:
                 if not self._leads(host):
                     return
                 result = yield from self.ask(me, line.partition, operation, tries=3)
-                if isinstance(result, Done):
+                if isinstance(result, Done) or not self._must_retry(line.partition, operation, result):
                     break
-                self._must_retry(line.partition, operation, result)
         result = yield from self.ask(me, self.coordinator, Finish(decide.key, decide.batch_id), only=host)
         if isinstance(result, Done):
             self.done["micro-batches published"] += 1
             yield from self._discard_losers(host, decide)
 
-    def _must_retry(self, partition: int, operation: Operation, result: Refused | None) -> None:
+    def _must_retry(self, partition: int, operation: Publish, result: Refused | None) -> bool:
+        """False if there is nothing left to publish: its batches went with the logs that had them."""
         error: TritonMQError | None = result.error if result is not None else None
         if isinstance(error, StagedBatchMissing):
+            if self._recoveries(partition):
+                return False
             raise self.cluster.oracle.violation(partition, f"{operation} was decided, and its batches are gone: {error}")
+        return True
 
     def _discard_losers(self, host: Host, decide: Decide) -> Process:
         """What was staged under a finished micro-batch and is in no manifest is forgotten."""
@@ -466,14 +430,18 @@ class Workload:
         """What was promised to clients, once everything is quiet."""
         oracle = self.cluster.oracle
         for partition, uuid in self._acked:
-            if uuid not in oracle.life(partition).uuid_at:
+            if uuid not in oracle.life(partition).uuid_at and uuid not in self.lost(partition):
                 raise oracle.violation(partition, f"batch {uuid!r} was acknowledged, and is nowhere")
         for name, (partition, sent) in self._chains.items():
+            if not self.lost(partition).isdisjoint(sent):
+                continue
             places = [oracle.life(partition).uuid_at.get(uuid) for uuid in sent]
             if None in places or places != sorted(places, key=lambda place: place or 0):
                 raise oracle.violation(partition, f"the chain of {name} is not in its order: {places}")
         for (key, batch_id), decide in oracle.life(self.coordinator).decided.items():
             for line in decide.manifest:
+                if self._recoveries(line.partition) or self._recoveries(self.coordinator):
+                    continue
                 truth = oracle.life(line.partition)
                 places = [truth.placed.get(truth.uuid_at.get(uuid, 0)) for uuid in line.uuids]
                 if None in places:
