@@ -111,7 +111,7 @@ class Partition:
         """Take up what storage found. Called once, before any event."""
         settings = self.topic.settings
         self.journal: Journal = opened.journal
-        self.peers = PeerMessages(self._place, self._shell.links, opened.journal, self.feed)
+        self.peers = PeerMessages(self._place, self._shell.links, opened.journal, self.feed, self._shell.spawn)
         self.index = index
         self.replica = Replica(
             self.topic.spec.name,

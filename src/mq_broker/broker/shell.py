@@ -291,7 +291,7 @@ class Shell:
         place, durability = Place(topic.spec.topic_id, number), topic.settings.durability.value
         snapshot, recovery = self._begin_with.pop((topic.spec.topic_id, number), (None, 0))
         if topic.volatile:
-            opened = open_memory_journal(partition, place, snapshot=snapshot, recovery=recovery)
+            opened = await asyncio.to_thread(open_memory_journal, partition, place, snapshot=snapshot, recovery=recovery)
         else:
             opened = await asyncio.to_thread(
                 self._directory.open_journal,

@@ -22,7 +22,7 @@ from mq_broker.rpc.status import from_call
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope, decode, encode, split
 from mq_protocol.errors import InvalidRequest, TritonMQError, Unreachable
-from mq_protocol.limits import CONNECT_TIMEOUT_MS, LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES
+from mq_protocol.limits import CONNECT_TIMEOUT_MS, LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES, SNAPSHOT_PART_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,28 @@ class PeerAddress(NamedTuple):
 class _Outgoing(NamedTuple):
     append: pb.AppendEntries | None
     ack: pb.AppendAck | None
-    snapshot: pb.SnapshotPart | None
     parts: Sequence[Buffer]
     size: int
+
+
+class _Snapshot:
+    """A snapshot on its way. `head` is what its parts have in common; `sent` how many of them have gone."""
+
+    def __init__(self, head: pb.SnapshotPart, data: bytes) -> None:
+        self.head = head
+        self.sent = 0
+        self._data = data
+
+    @property
+    def parts(self) -> int:
+        return -(-len(self._data) // SNAPSHOT_PART_BYTES)
+
+    def next_part(self) -> pb.SnapshotPart:
+        part = pb.SnapshotPart(part=self.sent, parts=self.parts)
+        part.MergeFrom(self.head)
+        part.data = self._data[self.sent * SNAPSHOT_PART_BYTES : (self.sent + 1) * SNAPSHOT_PART_BYTES]
+        self.sent += 1
+        return part
 
 
 class _Peer:
@@ -71,6 +90,8 @@ class _Peer:
         self.waiting: deque[_Outgoing] = deque()
         self.waiting_bytes = 0
         self.dropped = 0
+        self.snapshots: dict[tuple[str, int], _Snapshot] = {}
+        self._part_is_next = True
         self.something = asyncio.Event()
         self.written = asyncio.Event()
         self.written.set()
@@ -91,12 +112,28 @@ class _Peer:
         self.something.set()
         self.written.clear()
 
+    def put_snapshot(self, head: pb.SnapshotPart, data: bytes) -> None:
+        """One a partition: what has begun to go is not begun again, however long it takes. It is cut into parts as they go, so it
+        takes no room in the buffer, may be larger than that, and keeps no entries and acknowledgements out of it."""
+        place = head.topic_id, head.partition
+        present = self.snapshots.get(place)
+        if self.ended is None or not data:
+            return
+        if present is not None and present.sent and present.head.leader_epoch == head.leader_epoch:
+            return
+        self.snapshots[place] = _Snapshot(head, data)
+        self.something.set()
+
     def take(self) -> Envelope[pb.LinkHeader]:
         """The next message: all that waits, up to a bound. What is larger goes alone: with company it might be more than gRPC
-        takes, and end the link."""
+        takes, and end the link. Of snapshots every other message has a part."""
         header = pb.LinkHeader()
         parts: list[Buffer] = []
-        size = 0
+        taken = 0
+        if self.snapshots and (self._part_is_next or not self.waiting):
+            taken = self._take_part(header)
+        self._part_is_next = not taken
+        size = taken
         while self.waiting and (not size or size + self.waiting[0].size <= LINK_MESSAGE_BYTES):
             outgoing = self.waiting.popleft()
             size += outgoing.size
@@ -105,16 +142,24 @@ class _Peer:
                 parts.extend(outgoing.parts)
             if outgoing.ack is not None:
                 header.ack.append(outgoing.ack)
-            if outgoing.snapshot is not None:
-                header.snapshot.append(outgoing.snapshot)
-        self.waiting_bytes -= size
+        self.waiting_bytes -= size - taken
         if not self.waiting:
-            self.something.clear()
             self.dropped = 0
+            if not self.snapshots:
+                self.something.clear()
         return Envelope(header, tuple(parts))
+
+    def _take_part(self, header: pb.LinkHeader) -> int:
+        place, snapshot = next(iter(self.snapshots.items()))
+        part = snapshot.next_part()
+        header.snapshot.append(part)
+        if snapshot.sent == snapshot.parts:
+            del self.snapshots[place]
+        return _FIXED_BYTES + len(part.data)
 
     def forget(self) -> None:
         self.waiting.clear()
+        self.snapshots.clear()
         self.waiting_bytes = self.dropped = 0
         self.something.clear()
         self.written.set()
@@ -149,15 +194,15 @@ class Links:
     def send_entries(self, to: int, message: pb.AppendEntries, parts: Sequence[Buffer]) -> None:
         """Dropped when there is no link or its buffer is full."""
         size = _FIXED_BYTES + sum(message.frame_bytes)
-        self._peer(to).put(_Outgoing(message, None, None, parts, size))
+        self._peer(to).put(_Outgoing(message, None, parts, size))
 
     def send_ack(self, to: int, message: pb.AppendAck) -> None:
         """As `send_entries`."""
-        self._peer(to).put(_Outgoing(None, message, None, (), _FIXED_BYTES))
+        self._peer(to).put(_Outgoing(None, message, (), _FIXED_BYTES))
 
-    def send_snapshot(self, to: int, part: pb.SnapshotPart) -> None:
-        """As `send_entries`."""
-        self._peer(to).put(_Outgoing(None, None, part, (), _FIXED_BYTES + len(part.data)))
+    def send_snapshot(self, to: int, head: pb.SnapshotPart, data: bytes) -> None:
+        """In parts that are like `head`. Dropped when there is no link, or while an earlier one of that partition is on its way."""
+        self._peer(to).put_snapshot(head, data)
 
     def connected(self) -> list[int]:
         return sorted(broker for broker, peer in self._peers.items() if peer.ended is not None)

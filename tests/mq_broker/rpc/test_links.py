@@ -10,14 +10,20 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from mq_broker.rpc.links import LINK, Links, PeerAddress, _Outgoing
+from mq_broker.rpc.links import LINK, Links, PeerAddress, _Outgoing, _Peer
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.status import from_call
 from mq_broker.storage.frame import HEADER_BYTES
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, encode
 from mq_protocol.errors import InvalidRequest
-from mq_protocol.limits import BATCH_BYTES_CEILING, LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES, MESSAGE_BYTES_MAX
+from mq_protocol.limits import (
+    BATCH_BYTES_CEILING,
+    LINK_BUFFER_BYTES_MAX,
+    LINK_MESSAGE_BYTES,
+    MESSAGE_BYTES_MAX,
+    SNAPSHOT_PART_BYTES,
+)
 
 DEADLINE_S = 10.0
 
@@ -155,7 +161,7 @@ def test_the_largest_batch_goes_whatever_comes_before_it() -> None:
             peer = one.links._peer(2)
             for sequence, frame in ((4, before), (5, largest)):
                 peer.waiting.append(
-                    _Outgoing(pb.AppendEntries(sequence=sequence, frame_bytes=[len(frame)]), None, None, [frame], len(frame))
+                    _Outgoing(pb.AppendEntries(sequence=sequence, frame_bytes=[len(frame)]), None, [frame], len(frame))
                 )
             assert [append.sequence for append in peer.take().header.append] == [4]
             assert len(encode(peer.take())) <= MESSAGE_BYTES_MAX
@@ -298,15 +304,44 @@ def test_a_former_life_is_refused() -> None:
     asyncio.run(scenario())
 
 
-def test_the_parts_of_a_snapshot_come_in_order() -> None:
+def head(sequence: int, partition: int = 0, leader_epoch: int = 1) -> pb.SnapshotPart:
+    return pb.SnapshotPart(topic_id="t", partition=partition, leader_epoch=leader_epoch, sequence=sequence)
+
+
+def snapshots(events: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [event for event in events if event[0] == "snapshot"]
+
+
+def test_a_snapshot_larger_than_the_buffer_arrives_whole_and_keeps_nothing_else_out() -> None:
+    parts = LINK_BUFFER_BYTES_MAX // SNAPSHOT_PART_BYTES + 3
+
     async def scenario() -> None:
         one, two = Node(1), Node(2)
         async with nodes(one, two):
             one.knows(two)
             await one.heard.until(lambda events: events == [("up", 2)])
-            for part in range(5):
-                one.links.send_snapshot(2, pb.SnapshotPart(sequence=7, part=part, parts=5, data=bytes(LINK_MESSAGE_BYTES // 2)))
-            await two.heard.until(lambda events: len(events) == 6)
-            assert two.heard.events[1:] == [("snapshot", 7, part) for part in range(5)]
+            one.links.send_snapshot(2, head(7), bytes(parts * SNAPSHOT_PART_BYTES - 1))
+            assert one.links.waiting_bytes(2) == 0
+            one.links.send_ack(2, pb.AppendAck(sequence=1))
+            await two.heard.until(lambda events: len(events) == parts + 2)
+            assert snapshots(two.heard.events) == [("snapshot", 7, part) for part in range(parts)]
+            assert ("ack", 1) in two.heard.events[:4], "it did not wait for the snapshot"
 
     asyncio.run(scenario())
+
+
+def test_a_snapshot_that_is_on_its_way_is_not_begun_again() -> None:
+    peer = _Peer(2)
+    peer.ended = asyncio.Event()
+    peer.put_snapshot(head(1), bytes(2 * SNAPSHOT_PART_BYTES))
+    peer.put_snapshot(head(2), bytes(2 * SNAPSHOT_PART_BYTES))
+    peer.put_snapshot(head(3, partition=1), bytes(1))
+    first = peer.take().header.snapshot[0]
+    peer.put_snapshot(head(4), bytes(2 * SNAPSHOT_PART_BYTES))
+    second, third = (peer.take().header.snapshot[0] for _ in range(2))
+    assert [(part.sequence, part.part, part.parts) for part in (first, second, third)] == [(2, 0, 2), (2, 1, 2), (3, 0, 1)]
+    assert not peer.something.is_set()
+    peer.put_snapshot(head(5), bytes(2 * SNAPSHOT_PART_BYTES))
+    peer.take()
+    peer.put_snapshot(head(6, leader_epoch=2), bytes(1))
+    assert [part.sequence for part in peer.take().header.snapshot] == [6], "what a leader of old began is of no use"
