@@ -80,8 +80,8 @@ def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_
     best = max(sorted(candidates), key=lambda b: (candidates[b].last_epoch, candidates[b].last_index))
     kept = candidates[from_broker or best]
     floor = max(state.offset_floor, *(status.next_offset for status in candidates.values()))
-    if any(broker not in candidates or not candidates[broker].last_index for broker, _ in state.isr):
-        floor += OFFSETS_OF_A_LIFE  # how far a log went that is gone without a trace, nobody knows
+    if not whole:
+        floor += OFFSETS_OF_A_LIFE  # what is here may be shorter than what was there: how far that went, nobody knows
     after = NodeState(None, state.leader_epoch + 1, ((kept.broker, kept.log_id),), state.recovery + 1, token, floor)
     given_up = tuple(broker for broker, _ in state.isr if broker != kept.broker)
     return Choice(after, kept, given_up)
