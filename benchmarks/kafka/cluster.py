@@ -22,7 +22,7 @@ BROKERS: Final = 3
 _CONTROLLER: Final = 100
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 30.0
-_FORMAT_TIMEOUT_S: Final = 60.0
+_FORMAT_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.1
 _HEAP: Final = "1g"
 _JVM: Final = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
@@ -65,11 +65,10 @@ class KafkaProcess:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
-    def format(self, cluster: str) -> None:
+    def format(self, cluster: str) -> subprocess.Popen[bytes]:
+        """Begin to lay out the data directory: `KafkaCluster` waits for all at once."""
         arguments = ["java", "-cp", self._classpath, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self.settings)]
-        done = subprocess.run(arguments, capture_output=True, text=True, timeout=_FORMAT_TIMEOUT_S)
-        if done.returncode:
-            raise KafkaFailed(f"Kafka's storage could not be formatted: {done.stderr[-2_000:]}")
+        return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     def start(self) -> None:
         with self.log.open("ab") as log:
@@ -124,8 +123,10 @@ class KafkaCluster:
         }
         self.bootstrap = ",".join(f"{HOST}:{port}" for port in self._ports)
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        for process in self._all():
-            process.format(cluster)
+        for formatting in [process.format(cluster) for process in self._all()]:
+            _, said = formatting.communicate(timeout=_FORMAT_TIMEOUT_S)
+            if formatting.returncode:
+                raise KafkaFailed(f"Kafka's storage could not be formatted: {said.decode(errors='replace')[-2_000:]}")
 
     def _all(self) -> list[KafkaProcess]:
         return [self._controller, *self.brokers.values()]
@@ -137,7 +138,7 @@ class KafkaCluster:
         self.wait_until_serving()
 
     def wait_until_serving(self) -> None:
-        """Until every broker has said that it has started, as often as it was started."""
+        """Until every broker listens. Raises `KafkaFailed`."""
         deadline = time.monotonic() + START_TIMEOUT_S
         for process, port in zip(self.brokers.values(), self._ports, strict=True):
             while not _listens(port):
@@ -146,9 +147,12 @@ class KafkaCluster:
                 time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        for process in (*self.brokers.values(), self._controller):
+        for process in self.brokers.values():
             process.terminate()
+        for process in self.brokers.values():
             process.wait()
+        self._controller.terminate()
+        self._controller.wait()
 
     def __enter__(self) -> KafkaCluster:
         try:
