@@ -22,7 +22,9 @@ from mq_broker.core.entries import (
     Stage,
     StagedBatches,
     TransactionKey,
+    Trim,
 )
+from mq_broker.core.machine import PartitionMachine
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
@@ -40,6 +42,9 @@ from mq_broker.core.messages import (
     HandedOver,
     HandOver,
     Identity,
+    Install,
+    InstallSnapshot,
+    JournalBegins,
     LeaderName,
     LogReplaced,
     NodeRead,
@@ -52,6 +57,7 @@ from mq_broker.core.messages import (
     RecoveredLog,
     Refused,
     Reopen,
+    ReplicasChanged,
     ReplicaSettings,
     Reply,
     Result,
@@ -59,6 +65,8 @@ from mq_broker.core.messages import (
     Send,
     SessionLost,
     Tick,
+    TransferLeadership,
+    Trimmed,
     Truncate,
     TurnEnded,
     Wait,
@@ -66,13 +74,14 @@ from mq_broker.core.messages import (
     WriteNode,
 )
 from mq_broker.core.replica import Replica
+from mq_broker.core.state import MachineState, Snapshot
 
 KEY = TransactionKey("query", "out")
 
 
 @dataclass
 class Host:
-    """One broker: its replica, its disk (entries, and how many of them are synced), its incarnation and log id."""
+    """One broker: its replica, its disk (the snapshot it begins with, entries, how many are synced), incarnation, log id."""
 
     broker: int
     replica: Replica
@@ -84,6 +93,11 @@ class Host:
     reading: bool = False
     deaf: bool = False
     up: bool = True
+    snapshot: Snapshot | None = None
+
+    @property
+    def base(self) -> int:
+        return self.snapshot.last_index if self.snapshot is not None else 0
 
 
 def uuid(name: str) -> bytes:
@@ -104,7 +118,7 @@ class World:
         self.settings = ReplicaSettings(everyone, minimum, **settings)  # type: ignore[arg-type]
         self.node = NodeState(None, 0, tuple((b, "") for b in everyone), 0, "created")
         self.before = (self.version, self.node)
-        self.links: dict[tuple[int, int], list[AppendEntries | AppendAck]] = {
+        self.links: dict[tuple[int, int], list[AppendEntries | AppendAck | InstallSnapshot]] = {
             (a, b): [] for a, b in itertools.permutations(everyone, 2)
         }
         self.requests = itertools.count(1)
@@ -112,10 +126,10 @@ class World:
         self.live: dict[int, int] = {}
         self.hosts = {b: self._host(b, 1, f"log{b}", []) for b in everyone}
 
-    def _host(self, broker: int, incarnation: int, log_id: str, disk: list[Entry]) -> Host:
+    def _host(self, broker: int, incarnation: int, log_id: str, disk: list[Entry], snapshot: Snapshot | None = None) -> Host:
         identity = Identity(broker, incarnation, log_id)
-        replica = Replica("t", 0, identity, self.settings, RecoveredLog(tuple(disk)), self.now_ms)
-        return Host(broker, replica, incarnation, log_id, list(disk), len(disk))
+        replica = Replica("t", 0, identity, self.settings, RecoveredLog(tuple(disk), snapshot), self.now_ms)
+        return Host(broker, replica, incarnation, log_id, list(disk), len(disk), snapshot=snapshot)
 
     # -- stepping
 
@@ -124,19 +138,21 @@ class World:
         for effect in host.replica.step(event):
             self._carry_out(host, effect)
 
-    def _carry_out(self, host: Host, effect: Effect) -> None:
+    def _carry_out(self, host: Host, effect: Effect) -> None:  # noqa: C901 - one line an effect: a table
         match effect:
             case WriteEntries(entries):
                 host.disk += entries
                 self.say(host, "write " + " ".join(self.entry(e) for e in entries))
             case Truncate(last_index):
-                del host.disk[last_index:]
-                host.synced = min(host.synced, last_index)
+                del host.disk[last_index - host.base :]
+                host.synced = min(host.synced, len(host.disk))
                 self.say(host, f"truncate to {last_index}")
             case Send(to, message):
                 if isinstance(message, AppendEntries):
                     first, last = message.prev_index, message.last_index
-                    message = replace(message, entries=tuple(host.disk[first:last]))
+                    message = replace(message, entries=tuple(host.disk[first - host.base : last - host.base]))
+                elif isinstance(message, InstallSnapshot):
+                    message = replace(message, snapshot=host.snapshot)
                 self.links[host.broker, to].append(message)
                 self.say(host, f"send to {to}: {self.message(message)}")
             case Reply(request, result):
@@ -149,6 +165,12 @@ class World:
                 self.say(host, f"write node if version {version}: {self.state(state)}")
             case Published(base, count, index):
                 self.say(host, f"readable: offsets {base}..{base + count - 1} from entry {index}")
+            case Trimmed(start):
+                self.say(host, f"records below {start} are dropped")
+            case Install(snapshot):
+                self.say(host, f"begin anew with the snapshot up to entry {snapshot.last_index}")
+                self.hosts[host.broker] = self._host(host.broker, host.incarnation, host.log_id + "'", [], snapshot)
+                self.step(host.broker, BrokersSeen(tuple(LeaderName(b, i) for b, i in self.live.items())))
             case DecisionCommitted(decision):
                 assert isinstance(decision, Decide)
                 self.say(host, f"decision committed: micro-batch {decision.batch_id}")
@@ -179,11 +201,16 @@ class World:
                 what = f"{type(entry.operation).__name__.lower()}({','.join(name_of(u) for u in uuids)})"
             case MoveCursor(group, offset):
                 what = f"cursor({group}={offset})"
+            case Trim(start):
+                what = f"trim({start})"
             case Decide(batch_id=batch_id) | Finish(batch_id=batch_id):
                 what = f"{type(entry.operation).__name__.lower()}({batch_id})"
         return f"{entry.index}/{entry.leader_epoch}:{what}"
 
-    def message(self, message: AppendEntries | AppendAck) -> str:
+    def message(self, message: AppendEntries | AppendAck | InstallSnapshot) -> str:
+        if isinstance(message, InstallSnapshot):
+            assert message.snapshot is not None
+            return f"epoch {message.leader_epoch} snapshot up to entry {message.snapshot.last_index}"
         if isinstance(message, AppendEntries):
             entries = " ".join(self.entry(e) for e in message.entries) or "nothing"
             after = f"after {message.prev_index}/{message.prev_epoch}"
@@ -332,7 +359,8 @@ class World:
     def do_restart(self, broker: str, log: str = "") -> None:
         """A new life on the same disk; with log=NAME on an emptied one of that log id."""
         old = self.hosts[int(broker)]
-        self.hosts[old.broker] = self._host(old.broker, old.incarnation + 1, log or old.log_id, [] if log else old.disk)
+        disk, snapshot = ([], None) if log else (old.disk, old.snapshot)
+        self.hosts[old.broker] = self._host(old.broker, old.incarnation + 1, log or old.log_id, disk, snapshot)
         for other in self.hosts.values():
             if other.up and other.broker != old.broker:
                 self.step(other.broker, PeerConnected(old.broker))
@@ -358,6 +386,30 @@ class World:
 
     def do_hand_over(self, broker: str, within: str = "1000") -> None:
         self.step(int(broker), HandOver(self.now_ms + int(within)))
+
+    def do_transfer(self, broker: str, to: str, within: str = "1000") -> None:
+        self.step(int(broker), TransferLeadership(int(to), self.now_ms + int(within)))
+
+    def do_assigned(self, broker: str, *replicas: str) -> None:
+        """`assigned 1 2 3`: broker 1 learns that the partition is on brokers 2 and 3 now."""
+        self.step(int(broker), ReplicasChanged(tuple(map(int, replicas))))
+
+    def do_begin(self, broker: str, first: str) -> None:
+        """Its journal begins with that entry from now on; a snapshot stands for those before."""
+        host, last = self.hosts[int(broker)], int(first) - 1
+        gone = host.disk[: last - host.base]
+        machine = PartitionMachine(
+            self.settings.dedup_uuids_max, host.snapshot.state if host.snapshot is not None else MachineState()
+        )
+        for entry in gone:
+            machine.apply(entry)
+        del host.disk[: len(gone)]
+        host.synced -= len(gone)
+        host.snapshot = Snapshot(last, gone[-1].leader_epoch, gone[-1].timestamp_us, machine.state())
+        self.step(host.broker, JournalBegins(int(first)))
+
+    def do_trim(self, broker: str, start: str) -> None:
+        self._propose(broker, Trim(int(start)))
 
     def _propose(self, broker: str, operation: Operation, **fields: object) -> None:
         request = next(self.requests)
@@ -392,8 +444,8 @@ class World:
             host = self.hosts[int(broker)]
             replica = host.replica
             role = "leader" if replica.leading else "follower"
-            log = " ".join(self.entry(e) for e in host.disk) or "empty"
-            offsets = f"offsets 0..{replica.machine.next_offset}"
+            log = (f"snapshot({host.base}) " if host.base else "") + (" ".join(self.entry(e) for e in host.disk) or "empty")
+            offsets = f"offsets {replica.machine.log_start_offset}..{replica.machine.next_offset}"
             self.say(host, f"{role} epoch {replica.leader_epoch} hw {replica.high_watermark} {offsets} log {log}")
         self.out.append(f"node version {self.version}: {self.state(self.node)}")
 

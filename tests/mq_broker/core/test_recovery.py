@@ -1,0 +1,105 @@
+"""Rule 15 in the core: what becomes of logs when a partition goes on from one of them, or must begin without any."""
+
+from __future__ import annotations
+
+from mq_broker.core.entries import Append, Entry, EpochStart, Operation
+from mq_broker.core.messages import (
+    AppendEntries,
+    BrokersSeen,
+    Effect,
+    Flushed,
+    Identity,
+    Install,
+    InstallSnapshot,
+    LeaderName,
+    NodeRead,
+    NodeState,
+    ReadNode,
+    RecoveredLog,
+    RecoveryAdopted,
+    ReplicaSettings,
+    StartOver,
+    Tick,
+    Truncate,
+    TurnEnded,
+    WriteEntries,
+    WriteNode,
+)
+from mq_broker.core.replica import Replica
+from mq_broker.core.state import MachineState, Snapshot
+
+OTHER = LeaderName(2, 1)
+RECOVERED = NodeState(OTHER, 6, ((2, "two"),), 1, "w")
+
+
+def entry(index: int, epoch: int, operation: Operation | None = None) -> Entry:
+    return Entry(index, epoch, index, operation or Append(), bytes([index]) * 16, 1, 10, 10)
+
+
+def replica(*entries: Entry, replicas: tuple[int, ...] = (1, 2), volatile: bool = False) -> Replica:
+    """Broker 1's, just opened with these entries."""
+    settings = ReplicaSettings(replicas, 1, volatile=volatile)
+    return Replica("t", 0, Identity(1, 1, "one"), settings, RecoveredLog(entries), 0)
+
+
+def appended(previous: int, epoch: int, *entries: Entry) -> AppendEntries:
+    """From the leader of epoch 6."""
+    return AppendEntries(2, 1, 6, previous, epoch, previous + len(entries), 0, 1, entries)
+
+
+def of(effects: list[Effect], *kinds: type) -> list[Effect]:
+    return [effect for effect in effects if isinstance(effect, kinds)]
+
+
+def test_a_log_that_comes_back_after_a_recovery_loses_nothing_before_it_is_put_aside() -> None:
+    former = replica(entry(1, 5), entry(2, 5))
+    conflict = appended(1, 5, entry(2, 6, EpochStart(2)))
+    effects = former.step(conflict)
+    assert not of(effects, Truncate)
+    assert of(effects, ReadNode)
+    assert of(former.step(NodeRead(9, RECOVERED)), StartOver)
+
+    same_recovery = replica(entry(1, 5), entry(2, 5))
+    same_recovery.step(NodeRead(9, NodeState(OTHER, 6, ((2, "two"),), 0, "w")))
+    assert of(same_recovery.step(conflict), Truncate) == [Truncate(1)]
+
+
+def test_a_replica_that_has_only_what_the_recovered_leader_sent_does_not_begin_anew() -> None:
+    fresh = replica()
+    assert of(fresh.step(appended(0, 0, entry(1, 5), entry(2, 6, EpochStart(2)))), WriteEntries)
+    fresh.step(Flushed(2, 6))
+    effects = fresh.step(NodeRead(9, RECOVERED))
+    assert not of(effects, StartOver), "what it acknowledged may be counted, and its log be named in a moment"
+    assert of(effects, RecoveryAdopted) == [RecoveryAdopted(1)]
+
+    longer = replica(entry(1, 5), entry(2, 5))
+    longer.step(appended(1, 5))
+    assert of(longer.step(NodeRead(9, RECOVERED)), StartOver), "nothing shows that the leader has entry 2"
+
+
+def test_a_snapshot_is_installed_only_once_the_node_was_read() -> None:
+    snapshot = InstallSnapshot(2, 1, 6, 1, Snapshot(20, 6, 20, MachineState(next_offset=3)))
+    fresh = replica(entry(1, 5))
+    effects = fresh.step(snapshot)
+    assert not of(effects, Install)
+    assert of(effects, ReadNode)
+    fresh.step(NodeRead(9, NodeState(OTHER, 6, ((2, "two"),), 0, "w")))
+    assert of(fresh.step(snapshot), Install)
+
+
+def claims(state: NodeState) -> list[Effect]:
+    """What a broker does that alone is to have a partition in memory, and was restarted."""
+    alone = replica(replicas=(1,), volatile=True)
+    alone.step(BrokersSeen((LeaderName(1, 1), OTHER)))
+    alone.step(NodeRead(9, state))
+    alone.step(Tick(1_000))
+    return of(alone.step(TurnEnded(1_000)), WriteNode)
+
+
+def test_a_restart_empties_a_partition_in_memory_only_if_no_other_broker_is_named() -> None:
+    [claim] = claims(NodeState(LeaderName(1, 0), 5, ((1, "before"),), 0, "w"))
+    assert isinstance(claim, WriteNode)
+    assert claim.state.isr == ((1, "one"),)
+    assert not claims(NodeState(LeaderName(1, 0), 5, ((1, "before"), (2, "two")), 0, "w")), (
+        "broker 2, moved away, has all of it"
+    )
