@@ -43,16 +43,16 @@ def measure(arena: Arena) -> list[Compared]:
         for label, size in reversed(SIZES.items()):
             group = f"produce, {label}, {together}"
             contestants = [
-                Contestant(_ONE, partial(_publish, arena, label, size, durability)),
-                Contestant(_TABLES, partial(_publish_batch, arena, label, size, durability)),
+                Contestant(_ONE, partial(publish, arena, label, size, durability)),
+                Contestant(_TABLES, partial(publish_batch, arena, label, size, durability)),
             ]
             asked: list[Comparison] = []
             for name in _JAVA:
-                contestants.append(Contestant(name, partial(_perf, arena, label, size, durability, name)))
+                contestants.append(Contestant(name, partial(run_perf, arena, label, size, durability, name)))
                 asked.append(Comparison(group, _TABLES, name, "MB/s", "MB/s", "higher", 1.0))
             for name in (*_JAVA, *_PYTHON):
                 if name in _PYTHON:
-                    contestants.append(Contestant(name, partial(_python, arena, label, size, durability, name)))
+                    contestants.append(Contestant(name, partial(run_python, arena, label, size, durability, name)))
                 aim = 1.0 if name in _PYTHON else None
                 asked.append(Comparison(group, _ONE, name, "records/s", "records/s", "higher", aim))
             compared += arena.compare(contestants, asked)
@@ -63,7 +63,7 @@ def _readings(records: int, size: int, seconds: float) -> Readings:
     return {"records/s": records / seconds, "MB/s": records * size / seconds / 1e6}
 
 
-def _publish(arena: Arena, label: str, size: int, durability: str) -> Readings:
+def publish(arena: Arena, label: str, size: int, durability: str) -> Readings:
     count = arena.scale.of(BYTES[label] // size)
     different: list[bytes] = binary_values(size, 1_000).to_pylist()
     topic = arena.our_topic(durability)
@@ -77,7 +77,7 @@ def _publish(arena: Arena, label: str, size: int, durability: str) -> Readings:
     return _readings(count, size, watch.seconds)
 
 
-def _publish_batch(arena: Arena, label: str, size: int, durability: str) -> Readings:
+def publish_batch(arena: Arena, label: str, size: int, durability: str) -> Readings:
     rows = rows_per_table(size)
     count, different = max(1, arena.scale.of(BYTES[label] // size) // rows), tables(size)
     topic = arena.our_topic(durability)
@@ -95,7 +95,7 @@ def _count(arena: Arena, label: str, size: int, name: str, durability: str) -> i
     return max(1, round(arena.scale.of(BYTES[label] // size) * _SLOW.get((name, durability), 1.0)))
 
 
-def _perf(arena: Arena, label: str, size: int, durability: str, name: str) -> Readings:
+def run_perf(arena: Arena, label: str, size: int, durability: str, name: str) -> Readings:
     """Its own figure for what came after as many records again, with which the JVM has warmed up."""
     count = _count(arena, label, size, name, durability)
     topic = arena.their_topic(durability)
@@ -119,7 +119,7 @@ def _perf(arena: Arena, label: str, size: int, durability: str, name: str) -> Re
     return {"records/s": per_second, "MB/s": per_second * size / 1e6}
 
 
-def _python(arena: Arena, label: str, size: int, durability: str, name: str) -> Readings:
+def run_python(arena: Arena, label: str, size: int, durability: str, name: str) -> Readings:
     count = _count(arena, label, size, name, durability)
     topic = arena.their_topic(durability)
     function, settings = _PYTHON[name]

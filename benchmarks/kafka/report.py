@@ -19,7 +19,9 @@ COLUMNS: Final = ("TritonMQ", "unit", "median (min to max)", "beside", "its medi
 NOTES: Final = (
     "Contestants ran in turn, round after round, on one machine; “times as fast” is the median of the rounds' own ratios (their "
     "range in brackets): above 1 TritonMQ is faster, for rates and for times alike.",
-    "The machine was shared with other work during the run, so the ratios say more than the figures.",
+    "The machine was shared with other work, so the ratios say more than the figures. Where its load before was above its number "
+    "of cores, everything waits for its turn, and whoever needs more round trips or wake-ups for the same work is punished most: "
+    "such rows say what a crowded machine does, and are to be measured again on an idle one before a figure is quoted.",
     "Both: three brokers with one coordinator process beside them (ZooKeeper, KRaft controller), 3 replicas, acks=all, at least 2 "
     "in sync, 6 partitions, records of random bytes. `os` is put beside Kafka as it ships (neither waits for the disk), `fsync` "
     "beside Kafka with flush.messages=1 (both do, on every replica).",
