@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 import time
 from itertools import groupby
 from pathlib import Path
+from types import FrameType
 
 from tests.spark.crashes.cases import Case, case_named, every_case, plan
 from tests.spark.crashes.ground import Ground, Result, totals
@@ -62,7 +64,12 @@ def _tell(result: Result) -> None:
     print(f"{time.strftime('%H:%M:%S')} {result.seconds:6.1f} s  {result.case!s:<60} {said}", flush=True)
 
 
+def _ended(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(1)  # what has been started is ended on the way out
+
+
 def main() -> int:
+    signal.signal(signal.SIGTERM, _ended)
     arguments = _arguments()
     if arguments.list:
         print("\n".join(map(str, every_case())))

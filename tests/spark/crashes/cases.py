@@ -89,7 +89,7 @@ def _makes_sense(mode: str, job: str, point: str, victim: str) -> bool:
 
 
 def plan(crashes: int, seed: int) -> list[list[Case]]:
-    """Cases with at least that many crashes, each list for one query and its checkpoint, a mode's after one another.
+    """Cases with at least that many crashes, each list for one query and its checkpoint, modes by turns.
 
     Each point with each victim in each mode comes once, in kinds of query that take turns. What is wanted beyond that leaves out
     the drivers of clusters: they cost most.
@@ -99,7 +99,7 @@ def plan(crashes: int, seed: int) -> list[list[Case]]:
     while sum(case.is_crash for case in chosen) < crashes:
         chosen += _one_round(chance, crashes - sum(case.is_crash for case in chosen), chosen)
     queries = []
-    for mode, job in itertools.product(MODES, JOBS):
+    for job, mode in itertools.product(JOBS, MODES):
         mine = [case for case in chosen if (case.mode, case.job) == (mode, job)]
         chance.shuffle(mine)
         if mine:

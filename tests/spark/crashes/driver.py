@@ -6,7 +6,9 @@ python -m tests.spark.crashes.driver SPECIFICATION.json
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -91,5 +93,12 @@ def _say(words: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {words}", flush=True)
 
 
+def _end_with_owner() -> None:
+    """Our standard input is a pipe that the owner holds: when it ends, however that happened, so do we, and the JVM with us."""
+    sys.stdin.read()
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_owner, daemon=True).start()
     run(Specification.load(Path(sys.argv[1])))

@@ -19,7 +19,7 @@ from tests.spark.crashes.driver import QUICK_JVM
 from tests.spark.crashes.injecting import Injection
 from tests.spark.crashes.job import Job, Points, SparkPlace
 from tests.spark.crashes.judging import Verdict
-from tests.spark.crashes.spark_processes import StandaloneSpark, archive_classes
+from tests.spark.crashes.spark_processes import StandaloneSpark, archive_classes, spark_home
 
 _ATTEMPTS = 8
 _COMMON = {"spark.sql.shuffle.partitions": "2"}
@@ -61,14 +61,16 @@ class Ground:
         self._scratch = scratch
         self._many = many
         self._forgetful = forgetful
+        self._home = scratch / "spark-home"
         self._jvm = QUICK_JVM
         self._standalone: StandaloneSpark | None = None
         self._jobs = 0
 
     def __enter__(self) -> Ground:
+        spark_home(self._home)
         os.environ[VARIABLE] = str(self.points.directory)  # for brokers and drivers to inherit
         if self._many:
-            self._jvm = archive_classes(self._scratch)
+            self._jvm = archive_classes(self._scratch, self._home)
         self.brokers.start()
         return self
 
@@ -87,13 +89,13 @@ class Ground:
 
     def _place(self, mode: str) -> SparkPlace:
         if mode == "local":
-            return SparkPlace(f"local[2,{_ATTEMPTS}]", _COMMON, self._jvm)
+            return SparkPlace(f"local[2,{_ATTEMPTS}]", _COMMON, self._home, self._jvm)
         if mode == "local-cluster":
-            return SparkPlace("local-cluster[2,1,1024]", _COMMON | _EXECUTORS, self._jvm)
+            return SparkPlace("local-cluster[2,1,1024]", _COMMON | _EXECUTORS, self._home, self._jvm)
         if self._standalone is None:
-            self._standalone = StandaloneSpark(self._scratch / "spark")
+            self._standalone = StandaloneSpark(self._scratch / "spark", self._home)
             self._standalone.start()
-        return SparkPlace(self._standalone.master, _COMMON | _EXECUTORS | _SPECULATION, self._jvm)
+        return SparkPlace(self._standalone.master, _COMMON | _EXECUTORS | _SPECULATION, self._home, self._jvm)
 
     @property
     def _workers(self) -> list[int]:

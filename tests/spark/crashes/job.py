@@ -34,10 +34,11 @@ class Doubled(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class SparkPlace:
-    """Where a query runs: Spark's master, settings, and the JVMs' options."""
+    """Where a query runs: Spark's master, settings, home, and the JVMs' options."""
 
     master: str
     settings: dict[str, str]
+    home: Path
     jvm: str
 
 
@@ -102,7 +103,7 @@ class Job:
             spark.settings,
             spark.jvm,
         )
-        self.driver = Driver(specification, scratch)
+        self.driver = Driver(specification, scratch, spark.home)
         self._producer = Producer(brokers.bootstrap, timeout_ms=60_000)
 
     # ------------------------------------------------------------------ its life

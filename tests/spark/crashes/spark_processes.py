@@ -24,20 +24,33 @@ _WORKER_HOSTS = (_HERE, "127.0.0.2")
 """Two, because Spark runs a speculative copy only on another host."""
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "SPARK_LOCAL_IP": _HERE, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
+def environment(home: Path) -> dict[str, str]:
+    own = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": _HERE, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **own}
 
 
-def archive_classes(scratch: Path) -> str:
+def spark_home(path: Path) -> Path:
+    """A home of Spark's, made of links, without pyspark.zip: Python processes then import the installed package, which is compiled
+    already, and start with a quarter of the CPU. A query's start needs about ten of them.
+    """
+    installed = Path(pyspark.__file__).parent
+    path.mkdir(parents=True)
+    for name in ("bin", "conf", "jars", "sbin"):
+        if (installed / name).exists():
+            (path / name).symlink_to(installed / name)
+    return path
+
+
+def archive_classes(scratch: Path, home: Path) -> str:
     """Options of a JVM that make Spark's start cost half of the CPU: its classes come parsed and verified out of an archive, made
     here. A JVM that cannot use it (another class path) starts as ever.
     """
-    archive, home = scratch / "classes.jsa", Path(pyspark.__file__).parent
+    archive = scratch / "classes.jsa"
     options = f"{QUICK_JVM} -Xlog:disable -XX:ArchiveClassesAtExit={archive}"
     script = [str(Path(__file__).with_name("warming.py")), str(scratch / "warming")]
     command = [str(home / "bin" / "spark-submit"), "--master", "local[2]", "--driver-java-options", options, *script]
     with (scratch / "warming.log").open("wb") as log:
-        subprocess.run(command, env={**environment(), "SPARK_HOME": str(home)}, stdout=log, stderr=log, check=True, timeout=_WARM_S)
+        subprocess.run(command, env=environment(home), stdout=log, stderr=log, check=True, timeout=_WARM_S)
     return f"{QUICK_JVM} -Xlog:disable -Xshare:auto -XX:SharedArchiveFile={archive}"
 
 
@@ -83,10 +96,11 @@ def _is_executor(process: psutil.Process) -> bool:
 class Driver:
     """Owns a driver's process and, through it, whatever that has started."""
 
-    def __init__(self, specification: Specification, scratch: Path) -> None:
+    def __init__(self, specification: Specification, scratch: Path, home: Path) -> None:
         self._path = scratch / "specification.json"
         specification.save(self._path)
         self.log = scratch / "driver.log"
+        self._home = home
         self._process: subprocess.Popen[bytes] | None = None
         self.lives = 0
 
@@ -102,7 +116,9 @@ class Driver:
     def start(self) -> None:
         with self.log.open("ab") as log:
             command = [sys.executable, "-m", "tests.spark.crashes.driver", str(self._path)]
-            self._process = subprocess.Popen(command, env=environment(), stdout=log, stderr=log, start_new_session=True)
+            self._process = subprocess.Popen(
+                command, env=environment(self._home), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            )
         self.lives += 1
 
     def kill(self) -> None:
@@ -110,14 +126,17 @@ class Driver:
         if self._process is not None:
             kill_family(self._process.pid)
             self._process.wait(_END_S)
+            assert self._process.stdin is not None
+            self._process.stdin.close()
             self._process = None
 
 
 class StandaloneSpark:
     """Owns a master and two workers of one core each, on two loopback addresses. They outlive drivers."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, home: Path) -> None:
         self._scratch = scratch
+        self._home = home
         self._port = free_port(_HERE)
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -148,12 +167,11 @@ class StandaloneSpark:
         self._processes = []
 
     def _run(self, name: str, *arguments: str) -> None:
-        home = Path(pyspark.__file__).parent
         with (self._scratch / f"{name}.log").open("ab") as log:
             self._processes.append(
                 subprocess.Popen(
-                    [str(home / "bin" / "spark-class"), *arguments],
-                    env={**environment(), "SPARK_HOME": str(home), "SPARK_LOCAL_IP": ""},
+                    [str(self._home / "bin" / "spark-class"), *arguments],
+                    env={**environment(self._home), "SPARK_LOCAL_IP": ""},
                     stdout=log,
                     stderr=log,
                     start_new_session=True,
