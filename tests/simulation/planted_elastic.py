@@ -76,7 +76,7 @@ ELASTIC = (
         "follower:Follower.install",
         "log.epoch_at(snapshot.last_index) == snapshot.last_epoch",
         "log.last_index >= snapshot.last_index",
-        ("retention",),
+        ("retention", "isolate_from_all"),
     ),
     Mutation(
         "a snapshot is taken as matching, and not installed",
@@ -84,14 +84,6 @@ ELASTIC = (
         "follower:Follower.install",
         "if log.epoch_at(snapshot.last_index) == snapshot.last_epoch",
         "if True",
-        ("retention",),
-    ),
-    Mutation(
-        "a log begun anew with a snapshot keeps its id",
-        "rule 13, trap 3 (in the simulated shell)",
-        "simulation.broker:Broker._begin_anew",
-        "journal.empty()",
-        "journal._forget(); journal.entries = []; journal.snapshot = None",
         ("retention",),
     ),
     # ------------------------------------------------------------------ rule 15: recovery
@@ -115,7 +107,7 @@ ELASTIC = (
         "a log that the partition was not recovered from goes on",
         "rule 15",
         "replica:Replica._recovered_elsewhere",
-        "if shared.my_member in state.isr or shared.log.last_index == 0:",
+        "if shared.my_member in state.isr or shared.log.last_index == 0 or proved:",
         "if True:",
         ("total_losses",),
     ),

@@ -51,6 +51,9 @@ class Follower:
                     )
                     shared.read_node()  # unless the partition was recovered from another log: the node says so (rule 15)
                     return
+                if shared.node is None:  # it may say that the partition was recovered elsewhere: what is here is kept aside then
+                    shared.read_node()
+                    return
                 shared.audit(f"cut {log.last_index - entry.index + 1} entries above {entry.index - 1} on a conflict")
                 log.truncate(entry.index - 1)
                 shared.emit(Truncate(entry.index - 1))
@@ -117,7 +120,10 @@ class Follower:
             self.matched = max(self.matched, snapshot.last_index)
             self._ack_due = True
             return False
-        if shared.node is not None and shared.my_member in shared.node.state.isr:
+        if shared.node is None:  # nor before it is known what is named, and which recovery the new log belongs to
+            shared.read_node()
+            return False
+        if shared.my_member in shared.node.state.isr:
             shared.audit(f"a snapshot up to {snapshot.last_index} was sent to a log that is named in sync, as last read: refused")
             shared.read_node()  # the leader may have dropped it since
             return False

@@ -406,7 +406,10 @@ class Replica:
         shared = self._shared
         if state.recovery <= shared.recovery:
             return False
-        if shared.my_member in state.isr or shared.log.last_index == 0:
+        role = self._role
+        # What a message of this epoch proved to be the leader's too is of the recovered log, or of what came after it.
+        proved = isinstance(role, Follower) and state.leader_epoch == shared.epoch and role.matched == shared.log.last_index
+        if shared.my_member in state.isr or shared.log.last_index == 0 or proved:
             shared.recovery = state.recovery
             shared.emit(RecoveryAdopted(state.recovery))
             return False
