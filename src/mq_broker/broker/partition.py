@@ -64,7 +64,7 @@ from mq_broker.storage.interface import Journal, OpenJournal
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
-from mq_protocol.errors import CoordinationUnavailable, NotLeader, OffsetOutOfRange, OutcomeUnknown, TritonMQError
+from mq_protocol.errors import CoordinationUnavailable, NotLeader, OffsetOutOfRange, OutcomeUnknown, StorageFailed, TritonMQError
 
 if TYPE_CHECKING:
     from mq_broker.broker.shell import Shell
@@ -72,6 +72,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 OnReply: TypeAlias = Callable[[Result], None]
+SHORTEN_AGAIN_S: Final = 30.0
+"""After the disk refused: each attempt reads everything that is to go."""
+
 _SWEEP_MS: Final = 500
 _request_ids = itertools.count(1)
 
@@ -154,7 +157,7 @@ class Partition:
         """How far a reader at `offset` is behind: stored bytes, and microseconds since the oldest record that it has not read."""
         if offset >= self.next_offset:
             return 0, 0
-        start = max(offset, self.index.log_start_offset)
+        start = self.index.kept_from(offset)
         if start >= self.next_offset:
             return 0, 0
         behind_us = time.time_ns() // 1000 - self.index.find(start).timestamp_us
@@ -418,10 +421,17 @@ class Partition:
         self.shorten_due = first_index == staged  # more may go once that batch is decided
         if first_index <= self.journal.first_index:
             return
-        begins = await self.journal.begin_at(first_index, self.topic.settings.dedup_uuids_max)
+        try:
+            begins = await self.journal.begin_at(first_index, self.topic.settings.dedup_uuids_max)
+        except StorageFailed:  # on a full disk this is what makes room: there may be some for it later
+            asyncio.get_running_loop().call_later(SHORTEN_AGAIN_S, self._shorten_again)
+            raise
         if not self.closed and begins > self.replica.first_index:
             log.info("%s: the journal begins at entry %d now", self.name, begins)
             self.feed(JournalBegins(begins))
+
+    def _shorten_again(self) -> None:
+        self.shorten_due = True
 
     # ------------------------------------------------------------------ the end
 

@@ -126,6 +126,14 @@ class OffsetIndex:
         log_end_offset - 1` and for offsets that are lost."""
         return self._record(self._position_of(offset))
 
+    def kept_from(self, offset: int) -> int:
+        """The first offset at or above `offset` that is neither dropped nor lost; the log's end, or beyond, if there is none."""
+        offset = max(offset, self.log_start_offset)
+        for first, next_offset in self._gaps:
+            if first <= offset < next_offset:
+                offset = next_offset
+        return offset
+
     def range(self, start_offset: int, end_offset: int, bytes_max: int) -> list[Published]:
         """The batches that hold `start_offset .. end_offset - 1`, whole: the first one, then as many as fit `bytes_max` of payload.
 

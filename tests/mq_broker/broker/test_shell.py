@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from mq_broker.broker import partition as partitions
 from mq_broker.broker import shell as shells
+from mq_broker.broker.partition import Partition
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.topics import Topic
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import TopicSpec
-from mq_broker.core.messages import NodeState
+from mq_broker.core.messages import LeaderName, NodeState, Published
 from mq_broker.rpc.links import Links
 from mq_broker.storage.directory import DataDirectory
 from mq_broker.storage.writer import Writer
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import OutcomeUnknown
+from mq_protocol.errors import OutcomeUnknown, StorageFailed
 from tests.mq_broker.broker import cluster
 from tests.mq_broker.broker.cluster import DEADLINE_S
 
@@ -99,5 +101,49 @@ def test_a_replica_that_is_wanted_again_while_the_node_is_read_is_kept(tmp_path:
             answered.set()
             await until(lambda: not broker._settling)
             assert broker.hosted(HERE, 0) is partition, "its log may have been named meanwhile"
+
+    asyncio.run(main())
+
+
+async def leading(broker: Shell) -> Partition:
+    """The partition, once broker 1 leads it."""
+    broker.spawn(broker.tick(), "ticks")
+    broker.follow_topics({"id": HERE})
+    broker.brokers_seen((LeaderName(1, 1),))
+    await until(lambda: (found := broker.hosted(HERE, 0)) is not None and found.serving)
+    return broker.leader(HERE, 0)
+
+
+def test_a_group_that_stands_at_lost_offsets_is_behind_by_what_comes_after_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            partition = await leading(broker)
+            partition.index.append(Published(0, 10, 1, 5, 100, 100))
+            partition.index.skip(10, 30)
+            partition.replica.machine.next_offset = 30
+            assert partition.lag(10) == (0, 0), "there is nothing for it to read"
+            partition.index.append(Published(30, 10, 2, 6, 70, 70))
+            partition.replica.machine.next_offset = 40
+            assert [partition.lag(offset)[0] for offset in (0, 10, 29, 30, 40)] == [170, 70, 70, 70, 0]
+
+    asyncio.run(main())
+
+
+def test_a_journal_that_the_disk_did_not_let_be_shortened_is_shortened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "SHORTEN_AGAIN_S", 0.01)
+
+    async def refused(*_: object) -> int:
+        raise StorageFailed("no room")
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            partition = await leading(broker)
+            partition.shorten_due = True
+            monkeypatch.setattr(partition.journal, "begin_at", refused)
+            with pytest.raises(StorageFailed):
+                await partition.shorten()
+            await until(lambda: partition.shorten_due)
 
     asyncio.run(main())
