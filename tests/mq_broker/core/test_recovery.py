@@ -100,6 +100,4 @@ def test_a_restart_empties_a_partition_in_memory_only_if_no_other_broker_is_name
     [claim] = claims(NodeState(LeaderName(1, 0), 5, ((1, "before"),), 0, "w"))
     assert isinstance(claim, WriteNode)
     assert claim.state.isr == ((1, "one"),)
-    assert not claims(NodeState(LeaderName(1, 0), 5, ((1, "before"), (2, "two")), 0, "w")), (
-        "broker 2, moved away, has all of it"
-    )
+    assert not claims(NodeState(LeaderName(1, 0), 5, ((1, "before"), (2, "two")), 0, "w")), "broker 2, moved away, has all of it"
