@@ -1,6 +1,6 @@
 """Plant faults in the core, one at a time (planted.py, planted_elastic.py), and see that the simulator finds each.
 
-A mutation that survives is a hole in the simulator. README.md has the table.
+A mutation that survives is a hole in the simulator. README.md says which fault is for which rule.
 
 `python -m tests.simulation.mutations [--seeds N] [NAME ...]` prints in how many seeds each is found, and by which invariant first.
 """

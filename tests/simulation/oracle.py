@@ -231,6 +231,10 @@ class Oracle:
         if isinstance(entry.operation, Publish) and entry.leader_epoch >= life.first_epoch and life.names_missing(entry.operation):
             raise self.violation(host.partition, f"{self.story.entry(entry)} is published, and its payload is nowhere")
         life.commit(entry)
+        if entry.leader_epoch >= life.first_epoch and life.next_offset < life.offset_floor:
+            raise self.violation(
+                host.partition, f"epoch {entry.leader_epoch} begins with offset {life.next_offset}, below {life.offset_floor}"
+            )
         if isinstance(entry.operation, Publish):
             self._check_publish(host.partition, entry.operation)
 
@@ -327,9 +331,12 @@ class Oracle:
             other = broker.hosts.get(host.partition)
             if other is None or not other.replica.leading or other.replica.leader_epoch != ack.leader_epoch:
                 continue
-            if ack.acknowledged_index <= max(journal.base, other.journal.base):
+            index = ack.acknowledged_index
+            if index <= journal.base:
                 continue  # a snapshot stands for it: it is committed
-            mine, its = journal.entry(ack.acknowledged_index), other.journal.span(ack.acknowledged_index, ack.acknowledged_index)
+            mine, its = journal.entry(index), other.journal.span(index, index)
+            if index <= other.journal.base:
+                its = tuple(self.life_of(other).committed[index - 1 : index])
             if not its or (its[0] is not mine and its[0] != mine):
                 raise self.violation(
                     host.partition, f"broker {host.broker.number} acknowledges {self.story.entry(mine)}, which its leader has not"
@@ -463,6 +470,7 @@ class Oracle:
         self.cluster.workload.done["records lost in recoveries"] += sum(
             count for index, count in truth.lives[-2].readable.values() if index > life.end
         )
+        life.offset_floor = state.offset_floor
         if state.offset_floor < life.next_offset:
             raise self.violation(
                 partition, f"offsets up to {life.next_offset} are known, and new ones begin at {state.offset_floor}"

@@ -107,8 +107,8 @@ ELASTIC = (
         "a log that the partition was not recovered from goes on",
         "rule 15",
         "replica:Replica._recovered_elsewhere",
-        "if shared.my_member in state.isr or shared.log.last_index == 0 or proved:",
-        "if True:",
+        "if shared.my_member in state.isr or shared.log.last_index == 0",
+        "if True or shared.my_member in state.isr",
         ("total_losses",),
     ),
     Mutation(

@@ -21,6 +21,8 @@ class Life:
     def __init__(self, recovery: int, first_epoch: int, gone: int = 0) -> None:
         self.recovery = recovery
         self.first_epoch = first_epoch
+        self.offset_floor = 0
+        """New records get no offset below it."""
         self.committed: list[Entry] = []
         self.uuid_at: dict[bytes, int] = {}
         self.next_offset = 0
