@@ -18,9 +18,9 @@ from typing import Final
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from mq_broker.core.entries import StagedBatches, TransactionKey
+from mq_broker.core.entries import TransactionKey
 from mq_broker.core.state import Cursor, MachineState, Placed, Snapshot, StagedBatch, TransactionState
-from mq_broker.storage.frame import Place
+from mq_broker.storage.frame import Place, line_from_wire, line_to_wire
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CorruptBatch, StorageFailed
@@ -125,10 +125,7 @@ def _transaction_to_wire(key: TransactionKey, transaction: TransactionState) -> 
         batch_id=transaction.batch_id,
         run_id=transaction.run_id,
         row_count=transaction.row_count,
-        manifest=[
-            pb.StagedBatches(topic=line.topic, partition=line.partition, uuids=line.uuids, row_count=line.row_count)
-            for line in transaction.manifest
-        ],
+        manifest=[line_to_wire(line) for line in transaction.manifest],
         finished=transaction.finished,
         superseded=transaction.superseded,
     )
@@ -184,7 +181,7 @@ def _transaction_from_wire(line: pb.TransactionStateMeta) -> TransactionState:
         line.batch_id,
         line.run_id,
         line.row_count,
-        tuple(StagedBatches(m.topic, m.partition, tuple(m.uuids), m.row_count) for m in line.manifest),
+        tuple(line_from_wire(staged) for staged in line.manifest),
         line.finished,
         tuple(line.superseded),
     )

@@ -33,7 +33,7 @@ FULL = Snapshot(
             (
                 KEY,
                 TransactionState(
-                    12, "run-2", 500, (StagedBatches("t", 2, (uuid_of(4), uuid_of(5)), 500),), False, ("run-1", "run-0")
+                    12, "run-2", 500, (StagedBatches("t", 2, (uuid_of(4), uuid_of(5)), 500, "t-id"),), False, ("run-1", "run-0")
                 ),
             ),
             (TransactionKey("q", "s"), TransactionState(3, "r", 0, (), True, ())),
