@@ -96,6 +96,7 @@ class Plan:
             leader_stuck_ms=chance.choice((3_000, 10_000, 60_000)),
             resend_ms=chance.choice((300, 1_000)),
             volatile=durability == "memory",
+            begins_empty=durability == "memory",
         )
         kinds = [kind for kind in FAULTS if chance.random() < 0.45]
         return Plan(

@@ -65,6 +65,7 @@ from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, OffsetOutOfRange, OutcomeUnknown, StorageFailed, TritonMQError
+from mq_protocol.names import OnTotalLoss
 
 if TYPE_CHECKING:
     from mq_broker.broker.shell import Shell
@@ -125,6 +126,7 @@ class Partition:
                 min_insync_replicas=settings.min_insync_replicas,
                 dedup_uuids_max=settings.dedup_uuids_max,
                 volatile=self.topic.volatile,
+                begins_empty=settings.on_total_loss is OnTotalLoss.RECOVER,
             ),
             opened.recovered,
             self._shell.now_ms(),

@@ -40,7 +40,7 @@ class Election:
         elif (me.broker, "") in state.isr:
             # Named since the topic was made and never by a log id: no log can stand for that name, so nothing was ever committed.
             isr = with_member(state.isr, me.broker, me.log_id)
-        elif settings.volatile and settings.replicas == (me.broker,) and all(broker == me.broker for broker, _ in state.isr):
+        elif settings.begins_empty and settings.replicas == (me.broker,) and all(broker == me.broker for broker, _ in state.isr):
             isr = (shared.my_member,)  # memory, one replica: a restart empties it, as the documentation says
             recovery, floor = recovery + 1, floor + OFFSETS_OF_A_LIFE
         else:

@@ -60,7 +60,8 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """`replicas` in order of rank: the first is preferred as leader. Times in milliseconds. `volatile`: durability=memory.
+    """`replicas` in order of rank: the first is preferred as leader. Times in milliseconds. `volatile`: durability=memory;
+    `begins_empty`: if that has one replica, a restart empties it without an operator's word (rule 15).
 
     `silence_ms`: how long a follower waits for a word of its leader before it reads the node; `read_node_ms`: how often it reads
     it anyway; `resend_ms`: how long a leader waits for an answer before it sends again.
@@ -82,6 +83,7 @@ class ReplicaSettings:
     read_node_ms: int = 30_000
     silence_ms: int = 2_000
     volatile: bool = False
+    begins_empty: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,9 +36,9 @@ def entry(index: int, epoch: int, operation: Operation | None = None) -> Entry:
     return Entry(index, epoch, index, operation or Append(), bytes([index]) * 16, 1, 10, 10)
 
 
-def replica(*entries: Entry, replicas: tuple[int, ...] = (1, 2), volatile: bool = False) -> Replica:
+def replica(*entries: Entry, replicas: tuple[int, ...] = (1, 2), begins_empty: bool = False) -> Replica:
     """Broker 1's, just opened with these entries."""
-    settings = ReplicaSettings(replicas, 1, volatile=volatile)
+    settings = ReplicaSettings(replicas, 1, volatile=begins_empty, begins_empty=begins_empty)
     return Replica("t", 0, Identity(1, 1, "one"), settings, RecoveredLog(entries), 0)
 
 
@@ -87,9 +87,9 @@ def test_a_snapshot_is_installed_only_once_the_node_was_read() -> None:
     assert of(fresh.step(snapshot), Install)
 
 
-def claims(state: NodeState) -> list[Effect]:
+def claims(state: NodeState, *, begins_empty: bool = True) -> list[Effect]:
     """What a broker does that alone is to have a partition in memory, and was restarted."""
-    alone = replica(replicas=(1,), volatile=True)
+    alone = replica(replicas=(1,), begins_empty=begins_empty)
     alone.step(BrokersSeen((LeaderName(1, 1), OTHER)))
     alone.step(NodeRead(9, state))
     alone.step(Tick(1_000))
@@ -100,4 +100,5 @@ def test_a_restart_empties_a_partition_in_memory_only_if_no_other_broker_is_name
     [claim] = claims(NodeState(LeaderName(1, 0), 5, ((1, "before"),), 0, "w"))
     assert isinstance(claim, WriteNode)
     assert claim.state.isr == ((1, "one"),)
+    assert not claims(NodeState(LeaderName(1, 0), 5, ((1, "before"),), 0, "w"), begins_empty=False), "an operator is to say so"
     assert not claims(NodeState(LeaderName(1, 0), 5, ((1, "before"), (2, "two")), 0, "w")), "broker 2, moved away, has all of it"
