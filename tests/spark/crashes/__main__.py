@@ -27,6 +27,9 @@ from tests.spark.crashes.cases import Case, case_named, every_case, plan
 from tests.spark.crashes.ground import Ground, Result, totals
 from tests.spark.crashes.table import table
 
+_FEW_CASES = 10
+"""With no more than these, making an archive of classes costs more than it saves."""
+
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -55,8 +58,8 @@ def _chosen(arguments: argparse.Namespace) -> list[list[Case]]:
     return [cases for cases in queries if not arguments.mode or cases[0].mode in arguments.mode]
 
 
-def _ground(arguments: argparse.Namespace, made: Path) -> Ground:
-    return Ground(arguments.scratch or made, forgetful=arguments.forgetful)
+def _ground(arguments: argparse.Namespace, made: Path, cases: int) -> Ground:
+    return Ground(arguments.scratch or made, many=cases > _FEW_CASES, forgetful=arguments.forgetful)
 
 
 def _tell(result: Result) -> None:
@@ -75,10 +78,14 @@ def main() -> int:
         print("\n".join(map(str, every_case())))
         return 0
     began = time.monotonic()
+    queries = _chosen(arguments)
     command = f"make crashes CRASHES={arguments.crashes} SEED={arguments.seed}"
     results: list[Result] = []
-    with tempfile.TemporaryDirectory(prefix="tritonmq-crashes-") as made, _ground(arguments, Path(made)) as ground:
-        for cases in _chosen(arguments):
+    with (
+        tempfile.TemporaryDirectory(prefix="tritonmq-crashes-") as made,
+        _ground(arguments, Path(made), sum(map(len, queries))) as ground,
+    ):
+        for cases in queries:
             results += ground.run(cases, arguments.seed, _tell)
             if arguments.table is not None:  # after each query: a run may be ended early
                 seconds = time.monotonic() - began
