@@ -79,7 +79,6 @@ def main() -> int:
         return 0
     began = time.monotonic()
     queries = _chosen(arguments)
-    command = f"make crashes CRASHES={arguments.crashes} SEED={arguments.seed}"
     results: list[Result] = []
     with (
         tempfile.TemporaryDirectory(prefix="tritonmq-crashes-") as made,
@@ -89,7 +88,9 @@ def main() -> int:
             results += ground.run(cases, arguments.seed, _tell)
             if arguments.table is not None:  # after each query: a run may be ended early
                 seconds = time.monotonic() - began
-                arguments.table.write_text(table(results, seconds, ground.lives, command, os.cpu_count() or 1))
+                arguments.table.write_text(
+                    table(results, seconds, ground.lives, arguments.crashes, arguments.seed, os.cpu_count() or 1)
+                )
     crashes, duplicates, losses, others = totals(results)
     print(
         f"{crashes} crashes in {len(results)} cases, {ground.lives} lives of drivers, {time.monotonic() - began:.0f} s: "

@@ -21,15 +21,16 @@ _WORDS = {
 }
 
 
-def table(results: Sequence[Result], seconds: float, lives: int, command: str, cores: int) -> str:
+def table(results: Sequence[Result], seconds: float, lives: int, asked: int, seed: int, cores: int) -> str:
     crashes, duplicates, losses, others = totals(results)
     others_word = "no other failure" if not others else f"**{others} other failures**"
+    early = f" of {asked} (the run was ended early)" if crashes < asked else ""
     hangs = sum(not result.case.is_crash for result in results)
     return f"""# Exactly once, under crashes
 
-    {command}
+    make crashes CRASHES={asked} SEED={seed}
 
-{crashes} injected crashes, {duplicates} duplicates, {losses} losses, {others_word}.
+{crashes} injected crashes{early}, {duplicates} duplicates, {losses} losses, {others_word}.
 {seconds / 60:.0f} minutes on {cores} cores, {lives} lives of drivers, {hangs} hanging tasks beside the crashes.
 
 Each crash is a `kill -9` (or an answer dropped) while a process is held at the point. Afterwards the output equals the input as a
