@@ -20,7 +20,7 @@ from mq_cli.output import (
     write_json,
     write_table,
 )
-from mq_protocol.limits import OFFSETS_OF_A_LIFE
+from mq_protocol.limits import next_life
 from mq_protocol.names import check_topic_name
 
 if TYPE_CHECKING:
@@ -183,8 +183,9 @@ def recover(topic: str, number: int, source: int | None, force: bool, as_json: b
         )
     else:
         say(f"{topic}-{number} goes on from the log of broker {done.broker}, which has the offsets below {done.next_offset}")
-        if lost >= OFFSETS_OF_A_LIFE:
-            say(f"lost: all that came after them, nobody knows how much; new offsets begin at {done.offset_floor}, above any of it")
+        if done.offset_floor == next_life(done.next_offset):
+            say("lost: what came after them, if anything did: nobody knows")
+            say(f"new offsets begin at {done.offset_floor}, above any that can have been given")
         elif lost:
             say(f"lost: offsets {done.next_offset} to {done.offset_floor - 1} ({counted(lost, 'record')}); new ones begin after")
         for broker in done.given_up:

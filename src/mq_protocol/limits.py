@@ -55,8 +55,14 @@ RETENTION_MS_FLOOR: Final = 1_000
 """Below this a batch could be dropped before a reader that is on time has seen it."""
 
 OFFSETS_OF_A_LIFE: Final = 1 << 40
-"""How far a partition's offsets move on when a log is gone without a trace, and nobody can say how far it went: more than any has
-given, and few enough for eight million such losses."""
+"""When the logs of a partition are lost and nobody can say how far they went, offsets go on at the next multiple of this: more than
+any log has given, and few enough for eight million such losses. So two offsets tell whether one happened between them."""
+
+
+def next_life(offset: int) -> int:
+    """Where offsets go on after a loss, if `offset` is the highest that is known to have been given, or the one after it."""
+    return (offset // OFFSETS_OF_A_LIFE + 1) * OFFSETS_OF_A_LIFE
+
 
 # -- wire
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_CEILING + (1 << 20)

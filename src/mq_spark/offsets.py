@@ -1,7 +1,8 @@
 """Arithmetic on the offsets of many partitions: limits, sharing, and cutting a micro-batch into tasks.
 
 Pure, and the same answer for the same input in every process: Spark plans a micro-batch again after a crash and rests on getting
-the same rows in the same order. Offsets are exclusive ends and dense, so `end - start` is an exact count of rows.
+the same rows in the same order. Offsets are exclusive ends and dense, so `end - start` is an exact count of rows, unless offsets
+went on elsewhere after a loss: a range never reaches over that (`OffsetRange.is_rest`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from mq_protocol.errors import InvalidRequest
+from mq_protocol.limits import OFFSETS_OF_A_LIFE, next_life
 
 Offsets: TypeAlias = dict[str, dict[int, int]]
 """`{topic: {partition: offset}}`, topics by name and partitions by number: `canonical` makes it so."""
@@ -31,8 +33,19 @@ class OffsetRange:
     start: int
     end: int
 
+    @property
+    def is_rest(self) -> bool:
+        """All that is kept from `start` on, however much that is: the partition's offsets go on at `end` after a loss (see
+        `next_life`), and those between were given to rows that are lost, or to none."""
+        return self.end % OFFSETS_OF_A_LIFE == 0
+
     def __len__(self) -> int:
-        return self.end - self.start
+        return 1 if self.is_rest else self.end - self.start
+
+    def lives(self) -> list[OffsetRange]:
+        """The same, cut where offsets went on after a loss."""
+        cuts = [*range(next_life(self.start), self.end, OFFSETS_OF_A_LIFE), self.end]
+        return [OffsetRange(self.topic, self.partition, start, end) for start, end in zip([self.start, *cuts], cuts, strict=False)]
 
 
 # ------------------------------------------------------------------ form
@@ -93,7 +106,7 @@ def limited(start: Mapping[str, Mapping[int, int]], available: Mapping[str, Mapp
         return end
     shares = _shares([len(each) for each in _in_turn(start, end, waiting)], rows_max)
     for each, share in zip(_in_turn(start, end, waiting), shares, strict=True):
-        end[each.topic][each.partition] = each.start + share
+        end[each.topic][each.partition] = each.end if share == len(each) else each.start + share
     return end
 
 
@@ -205,11 +218,12 @@ def plan(
         start = part.start
         while start < part.end:
             cut = cuts[len(planned)]
-            room, rest = cut - done, part.end - start
+            room, rest = cut - done, 1 if part.is_rest else part.end - start
             take = rest if rest <= room + near else max(room, 0)
+            end = part.end if take == rest else start + take
             if take:
-                task.append(OffsetRange(part.topic, part.partition, start, start + take))
-            start += take
+                task.append(OffsetRange(part.topic, part.partition, start, end))
+            start = end
             done += take
             if done >= cut - near and len(planned) < tasks - 1 and task:
                 planned.append(tuple(task))

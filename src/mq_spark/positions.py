@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mq_protocol.errors import DataLoss, InvalidSetting
+from mq_protocol.limits import next_life
 from mq_spark.offsets import OffsetRange, Offsets, canonical, limited, ranges
 from mq_spark.option_values import EARLIEST, LATEST, AtTime, ByPartition, StartingAt, listed
 from mq_spark.options import SourceOptions
@@ -71,7 +72,7 @@ class Positions:
             end[topic] = {}
             for partition, bound in partitions.items():
                 if partition in begin.get(topic, {}):
-                    end[topic][partition] = self._end(topic, partition, begin[topic][partition], bound.log_end_offset)
+                    end[topic][partition] = self._within_life(topic, partition, begin[topic][partition], bound)
                 else:
                     end[topic][partition] = bound.log_start_offset
         rows = sum(map(len, ranges(begin, end)))
@@ -109,6 +110,15 @@ class Positions:
     def _rows_min(self) -> int:
         """minOffsetsPerTrigger; AvailableNow takes what there is, or it would never end."""
         return self._options.min_offsets_per_trigger or 0 if self._fixed is None else 0
+
+    def _within_life(self, topic: str, partition: int, begin: int, bound: Bounds) -> int:
+        """The end; at most to where offsets went on after a loss, which is told first."""
+        end = self._end(topic, partition, begin, bound.log_end_offset)
+        if end < next_life(begin):
+            return end
+        if self._options.fail_on_data_loss:
+            raise data_loss(topic, partition, begin, bound, self._options.subscription, next_life(begin))
+        return next_life(begin)
 
     def _end(self, topic: str, partition: int, begin: int, log_end_offset: int) -> int:
         """AvailableNow's end, if it is fixed; a partition that has come since then stays where it is."""
@@ -149,8 +159,9 @@ class Positions:
             raise error
 
 
-def data_loss(topic: str, partition: int, wanted: int, bound: Bounds | None, meant: Subscription) -> DataLoss:
-    """The error that names topic, partition, what was wanted, what there is, and what to do."""
+def data_loss(topic: str, partition: int, wanted: int, bound: Bounds | None, meant: Subscription, goes_on: int = -1) -> DataLoss:
+    """The error that names topic, partition, what was wanted, what there is, and what to do. `goes_on`: the first offset that is
+    kept after the one wanted, if a broker said so."""
     first = f"data was lost: offset {wanted} of topic {topic} partition {partition} is wanted"
     subscribed = meant.covers(topic, partition)
     if not subscribed:
@@ -159,6 +170,8 @@ def data_loss(topic: str, partition: int, wanted: int, bound: Bounds | None, mea
         there = "and that partition is gone"
     elif wanted < bound.log_start_offset:
         there = f"and only {bound.log_start_offset} to {bound.log_end_offset} is kept: retention has removed the rest"
+    elif wanted < goes_on <= bound.log_end_offset:
+        there = f"and what came after it, up to offset {goes_on - 1}, was lost in part or whole when that partition was recovered"
     else:
         there = f"and only {bound.log_start_offset} to {bound.log_end_offset} is there (was the topic deleted and made again?)"
     may_come = subscribed and (bound is None or wanted > bound.log_end_offset)

@@ -8,6 +8,7 @@ import random
 import pytest
 
 from mq_protocol.errors import InvalidRequest
+from mq_protocol.limits import OFFSETS_OF_A_LIFE
 from mq_spark.offsets import (
     OffsetRange,
     Offsets,
@@ -166,3 +167,15 @@ def test_a_large_row_does_not_wait_for_ever_behind_small_ones_that_keep_coming()
         end = {"t": {0: at["t"][0] + 100, 1: 1, 2: at["t"][2] + 100}}
         at = cut_by_bytes(at, end, {0: 10, 1: 5_000, 2: 10}, 100)
     assert at["t"][1] == 1
+
+
+def test_a_range_ends_where_offsets_went_on_after_a_loss_and_counts_as_little_whatever_it_spans() -> None:
+    life = OFFSETS_OF_A_LIFE
+    rest, after = OffsetRange("t", 0, 100, life + 7).lives()
+    assert (rest, after) == (OffsetRange("t", 0, 100, life), OffsetRange("t", 0, life, life + 7))
+    assert (rest.is_rest, len(rest), after.is_rest, len(after)) == (True, 1, False, 7)
+    assert [part.end for part in OffsetRange("t", 0, 5, 2 * life).lives()] == [life, 2 * life]
+    planned = plan([rest, OffsetRange("t", 1, 0, 60_000)], cores=4)
+    assert [part for task in planned for part in task if part.partition == 0] == [rest], "nobody knows how to divide it"
+    assert len(planned) == 4
+    assert limited({"t": {0: 100, 1: 0}}, {"t": {0: life, 1: 50}}, 10) == {"t": {0: life, 1: 9}}

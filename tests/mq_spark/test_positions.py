@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq_protocol.errors import DataLoss, InvalidSetting
+from mq_protocol.limits import OFFSETS_OF_A_LIFE
 from mq_spark.offsets import OffsetRange
 from mq_spark.option_values import AtTime
 from mq_spark.options import SourceOptions, parse_source
@@ -223,3 +224,15 @@ def test_given_offsets_must_name_every_partition_and_lie_in_what_is_kept() -> No
     with pytest.raises(InvalidSetting, match="startingOffsets has offset 5 for topic t partition 0, which keeps 6 to 10"):
         resolved("startingOffsets", at, bounds((6, 10), (0, 1)), fail=True)
     assert resolved("startingOffsets", at, bounds((6, 10), (0, 1)), fail=False) == {"t": {0: 6, 1: 0}}
+
+
+def test_a_micro_batch_ends_where_offsets_went_on_after_a_loss_which_is_told_first() -> None:
+    life, start = OFFSETS_OF_A_LIFE, {"t": {0: 5}}
+    for end in (life, life + 9):
+        with pytest.raises(DataLoss, match=f"up to offset {life - 1}, was lost in part or whole"):
+            Positions(options()).latest(start, bounds((0, end)), None)
+    stream = Positions(options(failOnDataLoss="false"))
+    seen = bounds((0, life + 9))
+    assert stream.latest(start, seen, None) == {"t": {0: life}}
+    assert stream.planned(start, {"t": {0: life}}, seen) == [OffsetRange("t", 0, 5, life)]
+    assert stream.latest({"t": {0: life}}, seen, None) == {"t": {0: life + 9}}

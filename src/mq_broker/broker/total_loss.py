@@ -25,7 +25,7 @@ from mq_broker.core.messages import CasOutcome, NodeState
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown, TritonMQError, UnknownPartition
-from mq_protocol.limits import OFFSETS_OF_A_LIFE
+from mq_protocol.limits import next_life
 from mq_protocol.names import OnTotalLoss
 
 log = logging.getLogger(__name__)
@@ -81,7 +81,7 @@ def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_
     kept = candidates[from_broker or best]
     floor = max(state.offset_floor, *(status.next_offset for status in candidates.values()))
     if not whole:
-        floor += OFFSETS_OF_A_LIFE  # what is here may be shorter than what was there: how far that went, nobody knows
+        floor = next_life(floor)  # what is here may be shorter than what was there: how far that went, nobody knows
     after = NodeState(None, state.leader_epoch + 1, ((kept.broker, kept.log_id),), state.recovery + 1, token, floor)
     given_up = tuple(broker for broker, _ in state.isr if broker != kept.broker)
     return Choice(after, kept, given_up)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from mq_broker.core.messages import CasAnswer, CasOutcome, NodeState
 from mq_broker.core.shared import Node, Shared, with_member, without
-from mq_protocol.limits import OFFSETS_OF_A_LIFE
+from mq_protocol.limits import next_life
 
 
 class Election:
@@ -42,7 +42,7 @@ class Election:
             isr = with_member(state.isr, me.broker, me.log_id)
         elif settings.begins_empty and settings.replicas == (me.broker,) and all(broker == me.broker for broker, _ in state.isr):
             isr = (shared.my_member,)  # memory, one replica: a restart empties it, as the documentation says
-            recovery, floor = recovery + 1, floor + OFFSETS_OF_A_LIFE
+            recovery, floor = recovery + 1, next_life(floor)
         else:
             return None
         former = state.leader

@@ -13,6 +13,7 @@ from mq_spark.datasource.reading import Ranges, input_partitions, planned_tasks,
 from mq_spark.datasource.subscribed import check_topic, resolve, topics_meant
 from mq_spark.offsets import ranges
 from mq_spark.options import SourceOptions
+from mq_spark.positions import data_loss
 
 
 class BatchReader(DataSourceReader):
@@ -31,7 +32,12 @@ class BatchReader(DataSourceReader):
         bounds = cluster.bounds((topic.name for topic in topics), self._options.subscription.assigned)
         start = resolve(cluster, "startingOffsets", self._options.starting, bounds, fail=self._options.fail_on_data_loss)
         end = resolve(cluster, "endingOffsets", self._options.ending, bounds, fail=self._options.fail_on_data_loss)
-        tasks = planned_tasks(self._options, ranges(start, end))
+        lives = [part.lives() for part in ranges(start, end)]
+        for first, *more in lives:
+            if (more or first.is_rest) and self._options.fail_on_data_loss:
+                bound = bounds[first.topic][first.partition]
+                raise data_loss(first.topic, first.partition, first.start, bound, self._options.subscription, first.end)
+        tasks = planned_tasks(self._options, [part for parts in lives for part in parts])
         return input_partitions(tasks, {topic.name: topic.topic_id for topic in topics}) or [Ranges()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -96,9 +96,14 @@ def _fetched(cluster: Cluster, options: SourceOptions, each: OffsetRange, column
             return
         except OffsetOutOfRange as error:
             bound = cluster.bounds([each.topic], {each.topic: [each.partition]})[each.topic].get(each.partition)
-            if options.fail_on_data_loss or bound is None or bound.log_start_offset <= at:
-                raise data_loss(each.topic, each.partition, at, bound, options.subscription) from error
-            at = bound.log_start_offset
+            if each.is_rest and error.next_offset >= each.end:
+                return
+            goes_on = max(
+                error.next_offset, bound.log_start_offset if bound is not None else -1
+            )  # after a recovery: within the log
+            if options.fail_on_data_loss or bound is None or goes_on <= at:
+                raise data_loss(each.topic, each.partition, at, bound, options.subscription, goes_on) from error
+            at = goes_on
 
 
 def _merged(projection: Projection, partition: int, stored: Iterable[StoredRows]) -> Iterator[pa.RecordBatch]:

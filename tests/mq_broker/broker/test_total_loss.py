@@ -27,7 +27,7 @@ def chosen(*statuses: pb.ReplicaStatusResponse, state: NodeState = LOST, **optio
 def test_the_log_of_the_highest_epoch_and_then_length_is_kept() -> None:
     choice = chosen(status(1, "new1", epoch=4, index=90), status(2, "new2", epoch=5, index=8), status(3, "three", epoch=5, index=9))
     assert choice.kept.broker == 3
-    assert choice.state == NodeState(None, 6, ((3, "three"),), 3, "mine", 100 + OFFSETS_OF_A_LIFE)
+    assert choice.state == NodeState(None, 6, ((3, "three"),), 3, "mine", OFFSETS_OF_A_LIFE)
     assert choice.given_up == (1, 2)
 
 
@@ -38,13 +38,18 @@ def test_new_offsets_begin_above_all_that_anybody_has_seen() -> None:
     assert chosen(whole, force=True).state.offset_floor == 60, "it has all that was ever readable"
 
 
+def test_offsets_go_on_at_the_next_life_each_time() -> None:
+    later = OFFSETS_OF_A_LIFE + 5
+    assert chosen(status(1, "new1", end=later), status(2, "new2", end=7)).state.offset_floor == 2 * OFFSETS_OF_A_LIFE
+
+
 def test_offsets_go_far_beyond_what_is_known_when_no_log_is_left_that_has_all_of_it() -> None:
     emptied = status(1, "new1", epoch=0, index=0, end=0)
-    assert chosen(emptied, status(2, "new2", end=70)).state.offset_floor == 70 + OFFSETS_OF_A_LIFE
-    assert chosen(status(2, "new2", end=70), force=True).state.offset_floor == 70 + OFFSETS_OF_A_LIFE
-    assert chosen(emptied, status(2, "new2", epoch=0, index=0, end=0)).state.offset_floor == 40 + OFFSETS_OF_A_LIFE
+    assert chosen(emptied, status(2, "new2", end=70)).state.offset_floor == OFFSETS_OF_A_LIFE
+    assert chosen(status(2, "new2", end=70), force=True).state.offset_floor == OFFSETS_OF_A_LIFE
+    assert chosen(emptied, status(2, "new2", epoch=0, index=0, end=0)).state.offset_floor == OFFSETS_OF_A_LIFE
     # Neither is empty, and a power loss may have cost both their ends: somebody may have read further than either goes now.
-    assert chosen(status(1, "new1", end=70), status(2, "new2", end=60)).state.offset_floor == 70 + OFFSETS_OF_A_LIFE
+    assert chosen(status(1, "new1", end=70), status(2, "new2", end=60)).state.offset_floor == OFFSETS_OF_A_LIFE
 
 
 def test_a_log_begun_for_the_last_recovery_is_not_kept_before_one_that_has_more() -> None:
