@@ -251,6 +251,10 @@ class Shell:
                     del self._partitions[key]
                     gone = "was deleted" if topic is None else f"has partition {number} on other brokers now"
                     await present.close(UnknownTopic(f"topic {present.topic.spec.name!r} {gone}"))
+                    # Closed, it joins no set any more: what the node says from here on stays true.
+                    if topic is not None and not await self._released(present):
+                        log.warning("%s: the in-sync set names this replica again, or may: its data is kept", present.name)
+                        continue
                     await self._delete(present)
                 else:
                     return

@@ -21,7 +21,7 @@ from mq_broker.rpc.links import Links
 from mq_broker.storage.directory import DataDirectory
 from mq_broker.storage.writer import Writer
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import OutcomeUnknown, StorageFailed
+from mq_protocol.errors import OutcomeUnknown, StorageFailed, TritonMQError
 from tests.mq_broker.broker import cluster
 from tests.mq_broker.broker.cluster import DEADLINE_S
 
@@ -145,5 +145,34 @@ def test_a_journal_that_the_disk_did_not_let_be_shortened_is_shortened_later(
             with pytest.raises(StorageFailed):
                 await partition.shorten()
             await until(lambda: partition.shorten_due)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("named_again", [True, False])
+def test_a_replica_that_was_moved_away_is_deleted_only_by_what_the_node_says_once_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_again: bool
+) -> None:
+    """A leader that knows an older assignment may put it back in sync after the node was read."""
+    monkeypatch.setattr(shells, "RELEASE_POLL_S", 0.01)
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((2, "other"),)) as broker:
+            broker.follow_topics({"id": HERE})
+            await until(lambda: broker.hosted(HERE, 0) is not None)
+            files = tmp_path / "data" / "partitions" / "id-0"
+            close = Partition.close
+
+            async def put_back_meanwhile(partition: Partition, error: TritonMQError) -> None:
+                if named_again:
+                    found = await broker.coordination.read_state("id", 0)
+                    assert found is not None
+                    await broker.coordination.write_state("id", 0, found[0], NodeState(None, 0, ((1, "mine"), (2, "other")), 0, ""))
+                await close(partition, error)
+
+            monkeypatch.setattr(Partition, "close", put_back_meanwhile)
+            broker.follow_topics({"id": AWAY})
+            await until(lambda: not broker._settling)
+            assert files.exists() is named_again
 
     asyncio.run(main())
