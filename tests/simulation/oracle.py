@@ -52,7 +52,11 @@ class Violation(AssertionError):
 
     def __init__(self, partition: int, what: str, story: str) -> None:
         super().__init__(f"partition {partition}: {what}")
-        self.story = story
+        self.partition, self.what, self.story = partition, what, story
+
+    def __reduce__(self) -> tuple[type[Violation], tuple[int, str, str]]:
+        """Reports come from other processes too."""
+        return Violation, (self.partition, self.what, self.story)
 
 
 class Oracle:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from tests.simulation.cluster import Report, simulate
 from tests.simulation.mutations import MUTATIONS, hunt, planted
+from tests.simulation.oracle import Violation
 from tests.simulation.planted import Mutation
 
 ROOT = Path(__file__).parents[2]
@@ -35,6 +37,11 @@ def test_every_invariant_holds_under_faults_and_all_is_whole_once_they_stop(firs
     for seed in range(first, first + 10):
         report = simulate(seed)
         assert report.violation is None, failure(report)
+
+
+def test_a_violation_that_another_process_found_arrives_whole() -> None:
+    found = pickle.loads(pickle.dumps(Violation(1, "what", "story")))
+    assert (str(found), found.story) == ("partition 1: what", "story")
 
 
 def test_the_same_seed_gives_the_same_trace_however_strings_are_hashed() -> None:
