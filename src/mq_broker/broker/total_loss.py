@@ -72,6 +72,12 @@ def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_
             f"{name}: broker {unknown[0]} was in sync and does not answer for its replica: its log may be whole, so start it and "
             "wait; --force gives up what only it has"
         )
+    opening = sorted(broker for broker, status in statuses.items() if not status.open)
+    if opening and not force:
+        raise InvalidRequest(
+            f"{name}: broker {opening[0]} has not opened its replica yet, which may have more than the others: ask again in a "
+            "moment, or see that broker's log; --force goes on without it"
+        )
     candidates = {broker: status for broker, status in statuses.items() if status.open and status.log_id}
     if from_broker and from_broker not in candidates:
         raise InvalidRequest(f"{name}: broker {from_broker} has no open replica; those that have: {sorted(candidates) or 'none'}")

@@ -72,6 +72,13 @@ def test_it_is_refused_while_a_named_log_may_exist() -> None:
     assert (choice.kept.broker, choice.given_up) == (1, (2,))
 
 
+def test_it_is_refused_while_a_replica_is_being_opened_that_may_have_more() -> None:
+    opening = pb.ReplicaStatusResponse(broker=3)
+    with pytest.raises(InvalidRequest, match=r"broker 3 has not opened its replica yet.*ask again"):
+        chosen(status(1, "new1"), status(2, "new2"), opening)
+    assert chosen(status(1, "new1"), status(2, "new2"), opening, force=True).kept.broker == 1
+
+
 def test_it_is_refused_while_somebody_leads_even_by_force() -> None:
     with pytest.raises(InvalidRequest, match="led by broker 1: there is nothing to recover"):
         chosen(status(1, "one", leading=True), status(2, "new2"), force=True)
