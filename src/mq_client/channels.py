@@ -33,7 +33,7 @@ _OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.http2.max_pings_without_data", 0),
     # Back-off is ours (deadline.py): gRPC's own would make a restarted broker wait minutes to be seen.
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # also how long an attempt may take: a busy broker greets late
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # also how long an attempt may take: a busy broker greets late
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),

@@ -32,7 +32,7 @@ DIAL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # Each dial is a connection of its own: a failed one must not make the next wait out gRPC's shared back-off.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 5_000),  # also how long an attempt may take: a busy broker greets late
+    ("grpc.min_reconnect_backoff_ms", 2_000),  # also how long an attempt may take: a busy broker greets late
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.enable_http_proxy", 0),  # brokers reach each other directly, whatever the environment says
 )
