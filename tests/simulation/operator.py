@@ -97,11 +97,16 @@ class Operator:
             version, state = coordination.nodes[partition].version, coordination.nodes[partition].state
             statuses = self._ask_all(partition, {*coordination.assigned[partition][1], *(broker for broker, _ in state.isr)})
             number += 1
+            left = any(self.cluster.brokers[broker].journals[partition].log_id == log_id for broker, log_id in state.isr)
+            # A broker that is named and no replica any more opens nothing: its disk was looked at by hand.
+            force = (
+                not left and state.leader_epoch > 0 and not set(coordination.assigned[partition][1]) >= {b for b, _ in state.isr}
+            )
             try:
-                choice = choose(f"t-{partition}", state, statuses, f"recover.{partition}.{number}")
+                choice = choose(f"t-{partition}", state, statuses, f"recover.{partition}.{number}", force=force)
             except InvalidRequest:
                 continue
-            if any(self.cluster.brokers[broker].journals[partition].log_id == log_id for broker, log_id in state.isr):
+            if left:
                 raise self.cluster.oracle.violation(partition, f"it would be recovered though a named log is left: {state}")
             yield self.loop.often_short(1, 500)
             if not self.cluster.plan.total_losses:

@@ -18,7 +18,7 @@ class Life:
     `first_epoch` is the leader epoch that it began with.
     """
 
-    def __init__(self, recovery: int, first_epoch: int, gone: int = 0) -> None:
+    def __init__(self, recovery: int, first_epoch: int, gone: int = 0, dropped: int = 0) -> None:
         self.recovery = recovery
         self.first_epoch = first_epoch
         self.offset_floor = 0
@@ -41,6 +41,8 @@ class Life:
         self._staged: dict[bytes, tuple[int, int]] = {}
         self._gone = gone
         """Payloads up to this entry went before the partition was recovered, whatever else is lost by that."""
+        self.dropped = dropped
+        """So did, perhaps, records below this offset: retention had taken them, and that it had may be what was lost."""
 
     @property
     def end(self) -> int:
@@ -89,7 +91,8 @@ class Life:
 
     def missing(self, index: int) -> bool:
         """The payload of that entry is nowhere, and nobody is to blame."""
-        return index <= self._gone
+        base = self.placed.get(index)
+        return index <= self._gone or (base is not None and base + self.readable[base][1] <= self.dropped)
 
     def names_missing(self, publish: Publish) -> bool:
         return any(self.missing(self._staged[uuid][0]) for uuid in publish.uuids if uuid in self._staged)
@@ -148,7 +151,8 @@ class PartitionTruth:
     def recover(self, recovery: int, first_epoch: int, base: int, entries: Sequence[Entry]) -> Life:
         """The partition goes on from the log that has these entries after `base`."""
         former, end = self.known(base, entries)
-        life = Life(recovery, first_epoch, base)  # what let the journal begin there may be lost
+        dropped = max(max(life.dropped, life.log_start_offset) for life in self.lives)
+        life = Life(recovery, first_epoch, base, dropped)  # what let the journal begin there may be lost
         for entry in former.committed[:end]:
             life.commit(entry)
         life.snapshots.update((index, snapshot) for index, snapshot in former.snapshots.items() if index <= end)
