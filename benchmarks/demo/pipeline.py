@@ -53,6 +53,7 @@ def run(bootstrap: str, work: Path) -> None:
         .appName("tritonmq-demo")
         .config("spark.sql.shuffle.partitions", 2)
         .config("spark.ui.enabled", "false")
+        .config("spark.sql.pyspark.jvmStacktrace.enabled", "true")  # a failure in here is Spark's as often as ours: say where
     ).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     names = spark.createDataFrame(airlines().to_dict("records"))

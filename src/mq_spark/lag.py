@@ -288,7 +288,7 @@ class LagListener(StreamingQueryListener):
         if self._on_lag is not None:
             try:
                 self._on_lag(measured)
-            except Exception:
+            except Exception:  # the caller's own code, of which nothing is known: measuring goes on without it
                 log.exception("on_lag failed; it is called again with the next measurement")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mq_broker.broker.total_loss import choose
+from mq_broker.broker.total_loss import choose, describe
 from mq_broker.core.entries import Trim
 from mq_broker.core.messages import Done, Refused, TransferLeadership
 from mq_protocol import mq_pb2 as pb
@@ -125,12 +125,5 @@ class Operator:
                 continue
             status = statuses[number] = pb.ReplicaStatusResponse(broker=number)
             if host is not None and not host.closed:
-                replica = host.replica
-                status.open = True
-                status.log_id = replica.identity.log_id
-                status.recovery = replica.identity.recovery
-                status.last_epoch = replica.last_epoch
-                status.last_index = replica.last_index
-                status.next_offset = replica.next_offset_at_most
-                status.leading = replica.leading
+                describe(host.replica, status)
         return statuses

@@ -22,6 +22,7 @@ from mq_broker.broker.shell import Shell
 from mq_broker.broker.topics import Topic, Topics
 from mq_broker.coordination.interface import CoordinationService
 from mq_broker.core.messages import CasOutcome, NodeState
+from mq_broker.core.replica import Replica
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown, TritonMQError, UnknownPartition
@@ -48,6 +49,17 @@ class Choice:
     state: NodeState
     kept: pb.ReplicaStatusResponse
     given_up: tuple[int, ...]
+
+
+def describe(replica: Replica, status: pb.ReplicaStatusResponse) -> None:
+    """Fill in what a replica that is open says of itself."""
+    status.open = True
+    status.log_id = replica.identity.log_id
+    status.recovery = replica.identity.recovery
+    status.last_epoch = replica.last_epoch
+    status.last_index = replica.last_index
+    status.next_offset = replica.next_offset_at_most
+    status.leading = replica.leading
 
 
 def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_broker: int = 0, force: bool = False) -> Choice:
@@ -112,14 +124,7 @@ class TotalLoss:
         place = request.topic_id, request.partition
         partition = next((p for p in self._shell.partitions() if (p.topic.spec.topic_id, p.number) == place), None)
         if partition is not None:
-            replica = partition.replica
-            status.open = True
-            status.log_id = replica.identity.log_id
-            status.recovery = replica.identity.recovery
-            status.last_epoch = replica.last_epoch
-            status.last_index = replica.last_index
-            status.next_offset = replica.next_offset_at_most
-            status.leading = replica.leading
+            describe(partition.replica, status)
         return status
 
     async def recover(self, request: pb.RecoverRequest, deadline: float) -> pb.RecoverResponse:
