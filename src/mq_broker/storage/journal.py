@@ -205,6 +205,7 @@ class DiskJournal:
         if self._shortening is not None:
             await asyncio.wait({self._shortening}, timeout=CLOSE_DEADLINE_S)
         self._close_reader()
+        self._writer.caches.forget(self)  # last: a shortening gives back what it drops
         if not self._closed.done() or (self._shortening is not None and not self._shortening.done()):
             raise StorageFailed(
                 f"{self._files.directory} did not close: its disk does not answer; the log is recovered at the next start"
@@ -238,7 +239,6 @@ class DiskJournal:
                     adopted.set_result(failure if asked <= recovery else "the journal is closed")
             self._adopting = [adopting for adopting in self._adopting if not adopting[1].done()]
         if outcome.closed and self._closed is not None and not self._closed.done():
-            self._writer.caches.forget(self)
             self._closed.set_result(None)
 
     # -------------------------------------------------------------- the end of the log

@@ -199,6 +199,34 @@ def test_close_waits_for_a_shortening_and_ends_it_early(tmp_path: Path, durabili
     on_a_bed(test, tmp_path, durability, segment_bytes_max=300)
 
 
+def test_a_journal_that_is_closed_while_its_snapshot_is_stored_leaves_nothing_in_the_brokers_caches(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 20))
+        await heard.until_flushed(20)
+        caches = bed.writer.caches
+        assert caches.bytes > 0
+        at_it, go_on, replace = threading.Event(), threading.Event(), bed.files.replace
+
+        def slow(path: Path, data: bytes) -> None:
+            if path.name == "snapshot":
+                at_it.set()
+                assert go_on.wait(DEADLINE_S)
+            replace(path, data)
+
+        bed.files.replace = slow  # type: ignore[method-assign]
+        shortening = asyncio.create_task(journal.begin_at(16, DEDUP))
+        assert await asyncio.to_thread(at_it.wait, DEADLINE_S)
+        closing = asyncio.create_task(journal.close())
+        await eventually(lambda: journal._closed is not None and journal._closed.done())  # type: ignore[attr-defined]
+        go_on.set()
+        await closing
+        assert await shortening == journal.first_index == 16
+        assert (caches.bytes, caches._sizes) == (0, {})
+
+    on_a_bed(test, tmp_path, segment_bytes_max=300)
+
+
 @pytest.mark.parametrize("durability", EVERY)
 def test_a_shortening_goes_on_though_nobody_waits_for_it_any_more(tmp_path: Path, durability: str) -> None:
     async def test(bed: Bed) -> None:
