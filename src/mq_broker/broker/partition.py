@@ -18,6 +18,8 @@ from mq_broker.broker.peer_messages import Bodies, PeerMessages
 from mq_broker.broker.topics import Topic
 from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation
 from mq_broker.core.messages import (
+    AppendAck,
+    AppendEntries,
     Audit,
     CasAnswer,
     Decided,
@@ -76,6 +78,9 @@ OnReply: TypeAlias = Callable[[Result], None]
 SHORTEN_AGAIN_S: Final = 30.0
 """After the disk refused: each attempt reads everything that is to go."""
 
+_ROUTINE: Final = (Tick, AppendEntries, AppendAck, NodeRead)
+"""What idle replicas are fed: alone it wakes none of them. (AppendEntries without entries, that is.)"""
+
 _SWEEP_MS: Final = 500
 _request_ids = itertools.count(1)
 
@@ -89,7 +94,7 @@ class Partition:
     """Owns one replica of one partition and everything of it on this broker. Is its journal's listener.
 
     `observers` are called, at the end of a turn, when something became readable or the role changed. `shorten_due`: the journal may
-    begin later than it does (retention.py).
+    begin later than it does (retention.py). `asleep`, `stirred`, `calm_since_ms` and `heard_ms` are rest.py's.
     """
 
     def __init__(self, shell: Shell, topic: Topic, number: int) -> None:
@@ -99,6 +104,9 @@ class Partition:
         self.observers: set[Callable[[], None]] = set()
         self.closed = False
         self.shorten_due = False
+        self.asleep = False
+        self.stirred = True
+        self.calm_since_ms = self.heard_ms = 0
         self._shell = shell
         self._place = Place(topic.spec.topic_id, number)
         self._waiting: dict[RequestId, _Waiting] = {}
@@ -138,6 +146,15 @@ class Partition:
     def serving(self) -> bool:
         """It leads, and the end of its log is known (rule 3)."""
         return self.replica.leading and self.replica.ready and not self.closed
+
+    @property
+    def leading(self) -> bool:
+        return self.replica.leading
+
+    @property
+    def at_rest(self) -> bool:
+        """Ticks may be few: nobody waits for it, and the core has nothing under way."""
+        return not self._waiting and self.replica.at_rest
 
     @property
     def next_offset(self) -> int:
@@ -258,7 +275,22 @@ class Partition:
         if not self._touched:
             self._touched = True
             self._shell.touch(self)
-        self._step(event, bodies)
+        if isinstance(event, AppendEntries):
+            self.heard_ms = self._shell.now_ms()
+        if not isinstance(event, _ROUTINE) or (isinstance(event, AppendEntries) and (event.entries or event.successor)):
+            self.stirred = True
+            if self.asleep:
+                self._wake()
+        if self.asleep and isinstance(event, AppendEntries):  # time stands still at rest: it comes with the heartbeat
+            self._step(TurnEnded(self.heard_ms), b"")
+            self._step(event, bodies)
+            self._step(Tick(self.heard_ms), b"")
+        else:
+            self._step(event, bodies)
+
+    def _wake(self) -> None:
+        self._shell.ticking.wake(self)
+        self._step(TurnEnded(self._shell.now_ms()), b"")
 
     def end_turn(self, now_ms: int) -> None:
         """Everything that is ready now has been fed: what was gathered goes out."""
@@ -266,6 +298,8 @@ class Partition:
             return
         self._touched = False
         self._step(TurnEnded(now_ms), b"")
+        if self.asleep and not self.at_rest:  # a heartbeat, its answer or the node brought something new
+            self._wake()
         if self._changed:
             self._changed = False
             for observer in list(self.observers):

@@ -168,7 +168,7 @@ class _Broker:
         await self._topics.refresh()
         await self.cluster.join()
         spawn = self._shell.spawn
-        spawn(self._shell.tick(), "ticks")
+        spawn(self._shell.ticking.run(), "ticks")
         spawn(self.cluster.follow(), "follow brokers")
         spawn(self._topics.follow(self.cluster.topics_changed, TOPICS_SWEEP_S), "follow topics")
         spawn(self._transactions.reap_for_ever(), "reap")

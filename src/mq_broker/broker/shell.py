@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
 from mq_broker.broker.partition import Partition
+from mq_broker.broker.rest import Ticking
 from mq_broker.broker.topics import Topic
 from mq_broker.coordination.interface import CoordinationService
 from mq_broker.core.entries import Decide
@@ -30,10 +31,6 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, StorageFailed, TritonMQError, UnknownPartition, UnknownTopic
 
 log = logging.getLogger(__name__)
-
-TICK_S: Final = 0.08
-TICK_SLICES: Final = 4
-"""Replicas are ticked in turns, a quarter of them every 20 ms: a thousand at once would hold up the loop."""
 
 OPENINGS_AT_ONCE: Final = 8
 REOPEN_S: Final = 5.0
@@ -60,6 +57,7 @@ class Shell:
         self.on_role: list[Callable[[Partition], None]] = []
         self.on_decision: list[Callable[[Partition, Decide], None]] = []
         self.links: Links
+        self.ticking = Ticking()
         self._directory = directory
         self._writer = writer
         self._tasks = tasks
@@ -194,17 +192,6 @@ class Shell:
         if partition is not None:
             partition.peers.hear_snapshot(message)
 
-    async def tick(self) -> None:
-        """Time, for every replica. Runs until cancelled."""
-        turn = 0
-        while True:
-            await asyncio.sleep(TICK_S / TICK_SLICES)
-            turn = (turn + 1) % TICK_SLICES
-            now_ms, now = self.now_ms(), self._loop.time()
-            for place, partition in enumerate(list(self._partitions.values())):
-                if place % TICK_SLICES == turn:
-                    partition.tick(now_ms, now)
-
     # ------------------------------------------------------------------ which partitions are here
 
     def follow_topics(self, topics: dict[str, Topic]) -> None:
@@ -312,6 +299,7 @@ class Shell:
         base = opened.recovered.snapshot
         partition.begin(opened, self._directory.open_index(place, durability, base.state.next_offset if base is not None else 0))
         self._partitions[topic.spec.topic_id, number] = partition
+        self.ticking.add(partition)
         partition.feed(BrokersSeen(self._live))
         for broker in self.links.connected():
             partition.feed(PeerConnected(broker))

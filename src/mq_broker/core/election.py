@@ -25,6 +25,14 @@ class Election:
         self.stand_back_until_ms = 0
         self._preferred_until_ms = 0
 
+    @property
+    def at_rest(self) -> bool:
+        """The node was read and gives no reason to claim, and no claim is under way."""
+        node = self._shared.node
+        if node is None or self._in_flight is not None or self._unsettled or self.preferred:
+            return False
+        return node.state.leader_epoch < self._shared.epoch or not self._leaderless(node.state)
+
     # -- may I?
 
     def _leaderless(self, state: NodeState) -> bool:

@@ -28,6 +28,13 @@ class Follower:
         self._below_base = 0
         self._newest_below_base = 0
 
+    @property
+    def at_rest(self) -> bool:
+        """It has, flushed and applied, all that its leader is known to have, and has said so."""
+        shared = self._shared
+        said = self._acknowledged == self.matched and not self._ack_due
+        return said and self.leader in shared.live and self.matched == shared.log.last_index == shared.high_watermark
+
     def append(self, message: AppendEntries) -> None:
         """A message of the current epoch, from its leader."""
         shared, log = self._shared, self._shared.log

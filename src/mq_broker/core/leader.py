@@ -79,6 +79,24 @@ class Leader:
         settings = self._shared.settings
         return settings.silence_ms if self._chosen else settings.leader_stuck_ms
 
+    @property
+    def at_rest(self) -> bool:
+        """Nobody waits for an answer, and every follower has all there is and knows it, or cannot be had."""
+        shared = self._shared
+        busy = self._waiting or self._deferred_count or self._doubtful or self._hand_over_deadline_ms is not None
+        if busy or not self.ready or not self._acknowledging or self._resigning is not None or not shared.assigned:
+            return False
+        settled = self.membership.at_rest and shared.log.last_index == shared.high_watermark
+        return settled and all(map(self._has_all, self.followers.values()))
+
+    def _has_all(self, progress: Progress) -> bool:
+        shared = self._shared
+        complete = progress.acknowledged >= shared.log.last_index
+        named = progress.broker in self.membership.brokers()
+        if not progress.connected or progress.broker not in shared.live:
+            return complete or not named  # who is not reached is news when it is again
+        return complete and named and not progress.probing and progress.sent_high_watermark >= shared.high_watermark
+
     # ------------------------------------------------------------------ requests
 
     def propose(self, request: Propose, *, confirmed: bool = False) -> None:

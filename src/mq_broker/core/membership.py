@@ -35,6 +35,11 @@ class Membership:
     def brokers(self) -> tuple[int, ...]:
         return tuple(broker for broker, _ in self.confirmed)
 
+    @property
+    def at_rest(self) -> bool:
+        """No write of the set is unanswered or unsettled."""
+        return self._in_flight is None and not self._unsettled
+
     # -- proposing
 
     def _shrunk(self, isr: Isr, followers: dict[int, Progress]) -> tuple[Isr, list[str]]:

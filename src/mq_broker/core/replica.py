@@ -135,6 +135,14 @@ class Replica:
         return tuple(broker for broker, _ in node.state.isr) if node is not None else ()
 
     @property
+    def at_rest(self) -> bool:
+        """Until the next event time alone brings nothing about here but heartbeats and the reading of the node: ticks may be few. A
+        follower counts on its leader for that: it must go on hearing of it."""
+        if self._closed or self._stopping:
+            return False
+        return self._role.at_rest and (isinstance(self._role, Leader) or self._election.at_rest)
+
+    @property
     def next_offset_at_most(self) -> int:
         """No record in this log, what is not committed included, has an offset at or above it (rule 15)."""
         machine = self._shared.machine

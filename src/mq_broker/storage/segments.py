@@ -196,6 +196,14 @@ class LogFiles:
             self._write_mark(self._synced)
         return True
 
+    def release(self) -> bool:
+        """Give the descriptors back for as long as nothing is written. False where something is still to be done with them."""
+        if not self.dirty and not self._tail_dirty and not self._dead:
+            self._close_segment()
+            self._close_mark()
+            self._writable = False
+        return self._fd < 0 and self._mark_fd < 0
+
     @property
     def dirty(self) -> bool:
         """Something is to be synced, and there is a point in trying."""
@@ -412,10 +420,13 @@ class LogFiles:
                 identity.store(self.directory, self._files)
                 self.identity = identity
         self._close_segment()
+        self._close_mark()
+        self.closed = True
+
+    def _close_mark(self) -> None:
         if self._mark_fd >= 0:
             self._files.close(self._mark_fd)
             self._mark_fd = -1
-        self.closed = True
 
     def _close_segment(self) -> None:
         if self._fd >= 0:

@@ -27,6 +27,10 @@ from mq_protocol.limits import JOURNAL_CACHES_BYTES_MAX, WRITER_PENDING_BYTES_MA
 ROUND_BYTES_MAX: Final = 32 << 20
 """What one round writes at most, so that the first of a long queue need not wait for the sync of the last."""
 
+OPEN_LOGS_MAX: Final = 256
+"""Journals whose files stay open for the next write, two descriptors each. Ten thousand idle ones would use up what a process may
+have open; of more than these in use, some open theirs anew for a write, which is four system calls."""
+
 STOP_DEADLINE_S: Final = 30.0
 
 _logger = logging.getLogger(__name__)
@@ -47,7 +51,7 @@ class _Job(NamedTuple):
 
 
 class Writer:
-    """Owns the thread, its queue, and the list of journals that wait for their background sync.
+    """Owns the thread, its queue, the list of journals that wait for their background sync, and of those whose files are open.
 
     Made and started on the event loop. `died` is done when the thread has ended: with an exception if it broke, after which nothing
     is flushed any more and the broker must stop.
@@ -64,6 +68,7 @@ class Writer:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._unsynced: dict[LogFiles, OutcomeListener] = {}
+        self._open: dict[LogFiles, None] = {}  # least recently written first
         self._some_done = asyncio.Event()
 
     def start(self) -> None:
@@ -163,12 +168,26 @@ class Writer:
         for log in by_log:
             if log.closed:
                 self._unsynced.pop(log, None)
+                self._open.pop(log, None)
                 continue
             if log.sync_each_round:
                 log.sync()
             if log.dirty:
                 self._unsynced[log] = journals[log]
+            self._open.pop(log, None)
+            self._open[log] = None
+        self._keep_few_open()
         return [(journals[log], log.outcome()) for log in by_log]
+
+    def _keep_few_open(self) -> None:
+        """Close the files of those least recently written. One that has something to sync keeps them until it has, and then those
+        after it have too: so that many of them are not looked at in every round."""
+        while len(self._open) > OPEN_LOGS_MAX:
+            log = next(iter(self._open))
+            del self._open[log]
+            if not log.release():
+                self._open[log] = None
+                return
 
     def _sync_in_background(self) -> list[tuple[OutcomeListener, Outcome]]:
         outcomes = []
@@ -178,6 +197,7 @@ class Writer:
                 outcomes.append((journal, log.outcome()))
             if not log.dirty:
                 del self._unsynced[log]
+        self._keep_few_open()
         return outcomes
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:

@@ -107,7 +107,7 @@ def test_a_replica_that_is_wanted_again_while_the_node_is_read_is_kept(tmp_path:
 
 async def leading(broker: Shell) -> Partition:
     """The partition, once broker 1 leads it."""
-    broker.spawn(broker.tick(), "ticks")
+    broker.spawn(broker.ticking.run(), "ticks")
     broker.follow_topics({"id": HERE})
     broker.brokers_seen((LeaderName(1, 1),))
     await until(lambda: (found := broker.hosted(HERE, 0)) is not None and found.serving)

@@ -555,3 +555,36 @@ def test_the_writer_needs_no_descriptors_for_journals_that_are_closed(tmp_path: 
 def open_files_under(path: Path) -> list[str]:
     names = [os.path.realpath(descriptor) for descriptor in Path("/proc/self/fd").iterdir()]
     return [name for name in names if name.startswith(str(path))]
+
+
+def test_many_idle_journals_hold_few_files_open_and_take_entries_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "OPEN_LOGS_MAX", 4)
+
+    def open_logs() -> int:
+        names = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return len({Path(name).parent for name in names if name.startswith(str(tmp_path)) and name.endswith((".log", "flushed"))})
+
+    async def test(bed: Bed) -> None:
+        places = [bed.path / str(n) for n in range(20)]
+        heards = [Heard() for _ in places]
+        durabilities = ["fsync", "os"] * 10
+        journals = [
+            open_disk_journal(path, PLACE, durability, heard, bed.writer).journal
+            for path, durability, heard in zip(places, durabilities, heards, strict=True)
+        ]
+        for index in (1, 2):
+            for journal, heard in zip(journals, heards, strict=True):
+                journal.append(frames_of(index, index))
+                await heard.until_flushed(index)
+            await eventually(lambda: open_logs() <= 4)
+        for journal in journals:
+            await journal.close()
+        for path, durability in zip(places, durabilities, strict=True):
+            again = open_disk_journal(path, PLACE, durability, Heard(), bed.writer)
+            assert again.journal.last_index == 2
+            assert not again.damaged
+            await again.journal.close()
+
+    on_a_bed(test, tmp_path)
