@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import multiprocessing
 import sys
 import time
@@ -10,6 +11,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tests.simulation.cluster import Report, simulate
+
+
+YOUNG_OBJECTS = 200_000
+"""A simulated cluster is one large graph that lives until its seed ends: to look through it less often saves a quarter of the time."""
+
+PROGRESS_SEEDS = 500
 
 
 def main() -> int:
@@ -22,6 +29,7 @@ def main() -> int:
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many minutes, whatever is left")
     arguments = parser.parse_args()
+    gc.set_threshold(YOUNG_OBJECTS)
     if arguments.seed is not None:
         report = simulate(arguments.seed)
         print(report.plan)
@@ -37,6 +45,8 @@ def main() -> int:
         total.update(seeds=1, events=report.calls, broker_ms=report.simulated_ms * report.plan.brokers, ms=report.simulated_ms)
         faults.update(report.faults)
         done.update(report.done)
+        if total["seeds"] % PROGRESS_SEEDS == 0:
+            print(f"{total['seeds']} seeds, {failed} failed, {time.monotonic() - started:.0f} s", file=sys.stderr)
         if tell(report):
             failed += 1
             if not arguments.keep_going:
@@ -57,7 +67,7 @@ def run(seeds: range, processes: int) -> Iterator[Report]:
     if processes == 1:
         yield from map(simulate, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes, gc.set_threshold, (YOUNG_OBJECTS,)) as pool:
         yield from pool.imap(simulate, seeds, chunksize=4)
 
 
@@ -66,7 +76,7 @@ def tell(report: Report) -> int:
         return 0
     print(f"\nseed {report.seed} FAILED: {report.violation}\n{report.plan}\n")
     print(report.violation.story)
-    print(f"\nreplay it: python -m tests.simulation --seed {report.seed}\n")
+    print(f"\nreplay it: python -m tests.simulation --seed {report.seed}\n", flush=True)
     return 1
 
 
