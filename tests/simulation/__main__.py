@@ -12,9 +12,8 @@ from collections.abc import Iterator
 
 from tests.simulation.cluster import Report, simulate
 
-
 YOUNG_OBJECTS = 200_000
-"""A simulated cluster is one large graph that lives until its seed ends: to look through it less often saves a quarter of the time."""
+"""A simulated cluster is one large graph that lives until its seed ends: looking through it less often saves a quarter of the time."""
 
 PROGRESS_SEEDS = 500
 
