@@ -244,6 +244,7 @@ class Shell:
                         continue
                     await self._delete(present)
                 else:
+                    self._begin_with.pop(key, None)  # not wanted here any more: nothing begins with it
                     return
         finally:
             if self._settling.get(key) is me:
@@ -304,13 +305,21 @@ class Shell:
         for broker in self.links.connected():
             partition.feed(PeerConnected(broker))
 
-    def reopen(self, partition: Partition, reason: str, prepare: Callable[[], None] = lambda: None) -> None:
+    def reopen(
+        self,
+        partition: Partition,
+        reason: str,
+        prepare: Callable[[], object] = lambda: None,
+        begin_with: tuple[Snapshot | None, int] | None = None,
+    ) -> None:
         """The partition's log is another now: read it from disk again and begin a new replica. `prepare` is what is to be done to
-        the closed journal before, in a thread."""
+        the closed journal before, in a thread; `begin_with` what one in memory begins with."""
         key = (partition.topic.spec.topic_id, partition.number)
         if self._partitions.get(key) is not partition or self._stopping:
             return  # it is being closed already
         del self._partitions[key]
+        if begin_with is not None:
+            self._begin_with[key] = begin_with
 
         async def reopen() -> None:
             await partition.close(NotLeader(f"{partition.name}: its log is read again ({reason}); ask again"))
@@ -327,27 +336,35 @@ class Shell:
 
     def install(self, partition: Partition, snapshot: Snapshot, recovery: int) -> None:
         """The journal is to begin anew with that state: what it lacks is no longer to be had as entries (rule 13)."""
-        spec, settings = partition.topic.spec, partition.topic.settings
-        place = Place(spec.topic_id, partition.number)
-        self._begin_with[spec.topic_id, partition.number] = (snapshot, recovery)
-
-        def replace() -> None:
-            if not partition.topic.volatile:
-                self._directory.install(place, settings.durability.value, spec.name, snapshot, recovery)
-
-        self.reopen(partition, "it begins anew from its leader's state", replace)
+        self._begin_anew(
+            partition,
+            "it begins anew from its leader's state",
+            lambda place, durability, name: self._directory.install(place, durability, name, snapshot, recovery),
+            (snapshot, recovery),
+        )
 
     def start_over(self, partition: Partition, recovery: int) -> None:
         """The partition goes on from another log: keep this one aside, and begin an empty one (rule 15)."""
+        self._begin_anew(
+            partition,
+            "the partition was recovered from another log",
+            lambda place, durability, name: self._directory.start_over(place, durability, name, recovery),
+            (None, recovery),
+        )
+
+    def _begin_anew(
+        self,
+        partition: Partition,
+        reason: str,
+        on_disk: Callable[[Place, str, str], object],
+        in_memory: tuple[Snapshot | None, int],
+    ) -> None:
         spec, settings = partition.topic.spec, partition.topic.settings
-        place = Place(spec.topic_id, partition.number)
-        self._begin_with[spec.topic_id, partition.number] = (None, recovery)
-
-        def set_aside() -> None:
-            if not partition.topic.volatile:
-                self._directory.start_over(place, settings.durability.value, spec.name, recovery)
-
-        self.reopen(partition, "the partition was recovered from another log", set_aside)
+        if partition.topic.volatile:
+            self.reopen(partition, reason, begin_with=in_memory)
+        else:
+            place = Place(spec.topic_id, partition.number)
+            self.reopen(partition, reason, lambda: on_disk(place, settings.durability.value, spec.name))
 
     # ------------------------------------------------------------------ the end
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from mq_broker.broker.topics import Topic
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState, Published
+from mq_broker.core.state import MachineState, Snapshot
 from mq_broker.rpc.links import Links
 from mq_broker.storage.directory import DataDirectory
 from mq_broker.storage.writer import Writer
@@ -76,6 +78,29 @@ def test_a_replica_that_was_moved_away_may_begin_anew_while_it_is_still_needed(
             assert not broker.failure.done(), "the broker goes on"
             broker.follow_topics({"id": HERE})
             await until(lambda: broker.hosted(HERE, 0) is not None)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("durability", ["memory", "fsync"])
+def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_not_wanted(tmp_path: Path, durability: str) -> None:
+    snapshot = Snapshot(7, 1, 1_000_000, MachineState(next_offset=5))
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((2, "other"),)) as broker:
+            here = Topic.of(replace(HERE.spec, settings={"durability": durability}))
+            broker.follow_topics({"id": here})
+            await until(lambda: broker.hosted(here, 0) is not None)
+            broker.install(broker.partition(here, 0), snapshot, 3)
+            await until(lambda: broker.hosted(here, 0) is not None)
+            partition = broker.partition(here, 0)
+            assert (partition.journal.first_index, partition.replica.identity.recovery) == (8, 3)
+            assert not broker._begin_with
+            broker.install(partition, snapshot, 4)
+            broker.follow_topics({})  # deleted while it begins anew
+            await until(lambda: not broker._settling)
+            assert broker.hosted(here, 0) is None
+            assert not broker._begin_with
 
     asyncio.run(main())
 
