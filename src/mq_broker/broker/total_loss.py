@@ -50,6 +50,11 @@ class Choice:
     kept: pb.ReplicaStatusResponse
     given_up: tuple[int, ...]
 
+    def made(self, state: NodeState) -> bool:
+        """Whether the node, once it was asked to be that, has become so: perhaps somebody leads by now, who keeps all of it."""
+        after = self.state
+        return (state.recovery, state.offset_floor) == (after.recovery, after.offset_floor) and after.isr[0] in state.isr
+
 
 def describe(replica: Replica, status: pb.ReplicaStatusResponse) -> None:
     """Fill in what a replica that is open says of itself."""
@@ -138,17 +143,19 @@ class TotalLoss:
     async def _recover(self, topic: Topic, number: int, deadline: float, from_broker: int = 0, *, force: bool = False) -> Choice:
         name, topic_id = f"{topic.spec.name}-{number}", topic.spec.topic_id
         token = f"recover.{uuid.uuid4().hex}"
-        choice: Choice | None = None
+        asked: list[Choice] = []  # each may be in the node now: answers are lost
         for _ in range(WRITE_ATTEMPTS_MAX):
             found = await self._coordination.read_state(topic_id, number)
             if found is None:
                 raise UnknownPartition(f"{name} has no state node: was the topic deleted meanwhile?")
             version, state = found
-            if choice is not None and state.token == token:
-                return choice  # it was written, though the answer was lost
+            for choice in asked:
+                if choice.made(state):
+                    return choice
             brokers = {*topic.spec.assignment[number], *(broker for broker, _ in state.isr)}
             statuses = await self._ask_all(topic_id, number, brokers, deadline)
             choice = choose(name, state, statuses, token, from_broker=from_broker, force=force)
+            asked.append(choice)
             outcome, _ = await self._coordination.write_state(topic_id, number, version, choice.state)
             if outcome is CasOutcome.DONE:
                 kept = choice.kept

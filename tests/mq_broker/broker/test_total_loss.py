@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
-from mq_broker.broker.total_loss import Choice, choose
-from mq_broker.core.messages import LeaderName, NodeState
+from mq_broker.broker.cluster import Cluster
+from mq_broker.broker.topics import Topics
+from mq_broker.broker.total_loss import Choice, TotalLoss, choose
+from mq_broker.coordination.interface import BrokerRegistration
+from mq_broker.core.messages import CasOutcome, LeaderName, NodeState
+from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import OFFSETS_OF_A_LIFE
+from tests.mq_broker.broker.test_shell import shell, until
 
 LOST = NodeState(LeaderName(1, 7), 5, ((1, "one"), (2, "two")), 2, "w", offset_floor=40)
 
@@ -100,3 +108,34 @@ def test_the_operator_may_say_whose_log_it_is_to_be() -> None:
 def test_without_any_replica_there_is_nothing_to_go_on_from() -> None:
     with pytest.raises(InvalidRequest, match="no replica of it is open on any broker"):
         chosen(force=True)
+
+
+@pytest.mark.parametrize("led_since", [False, True])
+def test_a_recovery_whose_answer_was_lost_is_told_as_done(tmp_path: Path, led_since: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, "gone"),)) as broker:
+            topics = Topics(broker.coordination, broker.follow_topics)
+            cluster = Cluster(broker.coordination, BrokerRegistration(1, 1, "here"), lambda: None, lambda: None)
+            total_loss = TotalLoss(broker, cluster, topics, broker.coordination, Calls())
+            topic = await topics.get("t")
+            await until(lambda: broker.hosted(topic, 0) is not None)
+            if led_since:
+                broker.spawn(broker.tick(), "ticks")
+                broker.brokers_seen((LeaderName(1, 1),))
+            write = broker.coordination.write_state
+
+            async def lost(topic_id: str, number: int, version: int, state: NodeState) -> tuple[CasOutcome, int]:
+                answer = await write(topic_id, number, version, state)
+                if state.leader is not None or not state.token.startswith("recover."):
+                    return answer
+                if led_since:
+                    await until(lambda: broker.partition(topic, 0).serving)
+                return CasOutcome.UNKNOWN, -1
+
+            monkeypatch.setattr(broker.coordination, "write_state", lost)
+            answer = await total_loss.recover(pb.RecoverRequest(topic="t"), asyncio.get_running_loop().time() + 20)
+            found = await broker.coordination.read_state(topic.spec.topic_id, 0)
+            assert found is not None
+            assert (answer.kept.broker, answer.offset_floor, found[1].recovery) == (1, found[1].offset_floor, 1)
+
+    asyncio.run(main())
