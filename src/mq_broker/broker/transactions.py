@@ -135,10 +135,15 @@ class Transactions:
         return pb.DecideResponse(already_decided=result.already, row_count=result.row_count, published=True)
 
     def _check_topics(self, request: pb.DecideRequest) -> None:
-        """What was staged in a topic that was deleted meanwhile went with it: another of that name has nothing of it (trap 29)."""
+        """What was staged in a topic that was deleted meanwhile went with it: another of that name has nothing of it (trap 29).
+
+        Nor may a topic's lines differ: a partition publishes a micro-batch once, so what comes under another id would be left out.
+        """
+        ids: dict[str, str] = {}
         for line in request.manifest:
             topic = self._topics.find(line.topic)
-            if topic is not None and line.topic_id not in ("", topic.spec.topic_id):
+            stale = topic is not None and line.topic_id not in ("", topic.spec.topic_id)
+            if stale or ids.setdefault(line.topic, line.topic_id) != line.topic_id:
                 raise UnknownTopic(
                     f"topic {line.topic!r} was deleted and made again while micro-batch {request.batch_id} was written to it: "
                     "start the query again, and the micro-batch goes into the new one"

@@ -224,6 +224,21 @@ def test_names_and_manifests_have_a_bound(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_manifest_that_names_a_topic_under_two_ids_is_refused_before_it_loses_a_part(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await prepare(broker)
+            named, unnamed = await stage(broker, 0, 1), await stage(broker, 0, 2)
+            named.topic_id = (await broker.metadata("t")).topics[0].topic_id
+            with pytest.raises(UnknownTopic, match="start the query again"):
+                await decide(broker, 0, [named, unnamed])
+            unnamed.topic_id = named.topic_id
+            assert (await decide(broker, 0, [named, unnamed])).published
+            assert await broker.numbers("t") == [1, 2]
+
+    asyncio.run(scenario())
+
+
 def test_an_empty_micro_batch_is_decided_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
