@@ -7,6 +7,7 @@ DataFrame to a topic).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -21,6 +22,10 @@ from mq_protocol.errors import SchemaMismatch
 from mq_protocol.names import did_you_mean
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+
+_REPEATED_ROWS_MAX: Final = 1 << 14
+_REPEATED_KEPT: Final = 16
+"""At most so many arrays, of at most so many rows: 2 MiB with topic names of 16 characters."""
 
 _SIMPLE: Final[dict[pa.DataType, spark.DataType]] = {
     pa.bool_(): spark.BooleanType(),
@@ -195,11 +200,23 @@ def _stored(field: pa.Field) -> _Source:
 
 
 def _topics(piece: _Piece) -> pa.Array:
-    return pa.repeat(pa.scalar(piece.topic, pa.string()), len(piece))
+    return _repeated(piece.topic, pa.string(), len(piece))
 
 
 def _partitions(piece: _Piece) -> pa.Array:
-    return pa.repeat(pa.scalar(piece.partition, pa.int32()), len(piece))
+    return _repeated(piece.partition, pa.int32(), len(piece))
+
+
+def _repeated(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
+    """Batch after batch repeats the same value: the beginning of an array that is kept serves them all."""
+    if rows > _REPEATED_ROWS_MAX:
+        return pa.repeat(pa.scalar(value, kind), rows)
+    return _kept_repeated(value, kind, 1 << (rows - 1).bit_length()).slice(0, rows)
+
+
+@functools.lru_cache(maxsize=_REPEATED_KEPT)
+def _kept_repeated(value: str | int, kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), rows)
 
 
 def _offsets(piece: _Piece) -> pa.Array:

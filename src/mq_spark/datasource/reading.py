@@ -23,7 +23,7 @@ from mq_spark.schemas import Projection, StoredRows, Topic
 
 MERGED_ROWS_MAX: Final = 10_000
 MERGED_BYTES_MAX: Final = 1 << 20
-"""Stored batches are merged up to one of these. One-row batches pass through Spark at 0.08 million rows a second, these at 7."""
+"""Stored batches are merged up to both of these. One-row batches pass through Spark at 0.08 million rows a second, these at 7."""
 
 QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 
@@ -107,15 +107,17 @@ def _fetched(cluster: Cluster, options: SourceOptions, each: OffsetRange, column
 
 
 def _merged(projection: Projection, partition: int, stored: Iterable[StoredRows]) -> Iterator[pa.RecordBatch]:
+    """Small batches joined, without passing a bound: one that is large by itself goes on as it came, uncopied."""
     waiting: list[StoredRows] = []
     rows = size = 0
     for each in stored:
-        waiting.append(each)
-        rows += each.rows.num_rows
-        size += each.rows.nbytes
-        if rows >= MERGED_ROWS_MAX or size >= MERGED_BYTES_MAX:
+        more_rows, more_bytes = each.rows.num_rows, each.rows.nbytes
+        if waiting and (rows + more_rows > MERGED_ROWS_MAX or size + more_bytes > MERGED_BYTES_MAX):
             yield projection.convert(partition, waiting)
             waiting, rows, size = [], 0, 0
+        waiting.append(each)
+        rows += more_rows
+        size += more_bytes
     if waiting:
         yield projection.convert(partition, waiting)
 
