@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 
@@ -105,7 +104,11 @@ def test_clients_survive_the_death_and_the_sleep_of_leaders(start_cluster: Calla
 
     wait_until(lambda: len(alone.records) >= count, "the consumer has everything")
     wait_until(lambda: len({int(r.value) for m in members for r in list(m.records)}) == count, "the group has everything")
-    time.sleep(0.2)  # for what should not come
+    with Producer(cluster.bootstrap) as producer:  # each partition is pushed in order: what should not come would come before these
+        futures += [producer.publish("t", b"%d" % n, partition=n % PARTITIONS) for n in range(count, count + PARTITIONS)]
+    wait_until(lambda: {int(r.value) for r in list(alone.records)} >= set(range(count, count + PARTITIONS)), "the last of each")
+    count += PARTITIONS
+    wait_until(lambda: len({int(r.value) for m in members for r in list(m.records)}) == count, "the group has these too")
     for listening in (alone, *members):
         listening.end()
     by_place = {(record.partition, record.offset): record.value for record in alone.records}

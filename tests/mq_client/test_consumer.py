@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 
 from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Consumer, ConsumerRecord, InvalidRequest, InvalidSetting, Producer, UnknownTopic
+from tests.cluster.harness import wait_until
 
 
 def publish(bootstrap: str, topic: str, numbers: range, partitions: int = 1) -> None:
@@ -77,8 +77,12 @@ def test_a_small_buffer_holds_back_the_broker_not_the_records(admin: Admin, boot
     consumer = Consumer(bootstrap, start="earliest", buffer_bytes_max=5_000)
     consumer.subscribe(topic)
     with consumer:
-        time.sleep(0.2)
-        assert consumer.records()[topic].qsize() < 500
+        waiting = consumer.records()[topic]
+        wait_until(waiting.qsize, "the first records are pushed")
+        with Consumer(bootstrap, start="earliest") as other:  # which is given all of it meanwhile
+            other.subscribe(topic)
+            take(other, 3_000)
+        assert waiting.qsize() < 500
         assert ints(take(consumer, 3_000)) == list(range(3_000))
 
 
@@ -211,9 +215,7 @@ def test_members_share_and_a_partition_is_handed_over_without_a_record_twice(adm
         threads.append(threading.Thread(target=consume, args=(number,)))
         threads[-1].start()
         publish(bootstrap, topic, range(number * 2_000, number * 2_000 + 2_000), 4)
-    deadline = time.monotonic() + 20
-    while sum(map(len, found)) < 4_000 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: sum(map(len, found)) >= 4_000, "the members have everything")
     for member in members:
         member.stop()
     for thread in threads:
