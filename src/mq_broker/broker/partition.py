@@ -458,7 +458,7 @@ class Partition:
         if first_index <= self.journal.first_index:
             return
         try:
-            begins = await self.journal.begin_at(first_index, self.topic.settings.dedup_uuids_max)
+            begins = await self.journal.shorten_to(first_index, self.topic.settings.dedup_uuids_max)
         except StorageFailed:  # on a full disk this is what makes room: there may be some for it later
             asyncio.get_running_loop().call_later(SHORTEN_AGAIN_S, self._shorten_again)
             raise

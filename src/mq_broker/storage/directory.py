@@ -114,15 +114,6 @@ class DataDirectory:
             if self._holders == 0:
                 os.close(self._lock_fd)
 
-    def partitions(self) -> list[Place]:
-        """The partitions that have a journal here, in order of topic id and number."""
-        places: list[Place] = []
-        for path in (self.path / "partitions").iterdir():
-            topic_id, _, number = path.name.rpartition("-")
-            if topic_id and number.isdigit() and path.is_dir():
-                places.append(Place(topic_id, int(number)))
-        return sorted(places, key=lambda place: (place.topic_id, place.partition))
-
     def partition_path(self, place: Place) -> Path:
         return self.path / "partitions" / f"{place.topic_id}-{place.partition}"
 

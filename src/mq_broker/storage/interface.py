@@ -72,10 +72,10 @@ class Journal(Protocol):
         """At the end, indexes contiguous. Returns at once; readable at once; `flushed` follows."""
 
     def truncate(self, last_index: int) -> None:
-        """Drop all above, which may not be below what `begin_at` was asked for. Ordered with the appends around it; durable before
-        any later `flushed`."""
+        """Drop all above, which may not be below what `shorten_to` was asked for. Ordered with the appends around it; durable
+        before any later `flushed`."""
 
-    async def begin_at(self, first_index: int, dedup_uuids_max: int) -> int:
+    async def shorten_to(self, first_index: int, dedup_uuids_max: int) -> int:
         """Replace what is before `first_index` by a snapshot. Returns the new `first_index`, durable by then.
 
         On disk it is the start of a segment, at or below what was asked for, and the last segment stays; so it may be what it was

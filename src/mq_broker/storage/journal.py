@@ -169,7 +169,7 @@ class DiskJournal:
         parts = self.read(index, index, 0)[0].payload_parts
         return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
 
-    async def begin_at(self, first_index: int, dedup_uuids_max: int) -> int:
+    async def shorten_to(self, first_index: int, dedup_uuids_max: int) -> int:
         assert self._closed is None, "shortened a closed journal"
         assert first_index <= self.last_index + 1, f"begin at {first_index}, the last entry is {self.last_index}"
         while self._shortening is not None and not self._shortening.done():

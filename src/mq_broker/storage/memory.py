@@ -79,7 +79,7 @@ class MemoryJournal:
             del self._frames[last_index - self._base :]
             self._reported = min(self._reported, last_index)
 
-    async def begin_at(self, first_index: int, dedup_uuids_max: int) -> int:
+    async def shorten_to(self, first_index: int, dedup_uuids_max: int) -> int:
         assert not self._closed, "shortened a closed journal"
         assert first_index <= self.last_index + 1, f"begin at {first_index}, the last entry is {self.last_index}"
         while self._shortening is not None and not self._shortening.done():

@@ -166,7 +166,7 @@ def test_a_journal_that_the_disk_did_not_let_be_shortened_is_shortened_later(
         async with shell(tmp_path, isr=((1, ""),)) as broker:
             partition = await leading(broker)
             partition.shorten_due = True
-            monkeypatch.setattr(partition.journal, "begin_at", refused)
+            monkeypatch.setattr(partition.journal, "shorten_to", refused)
             with pytest.raises(StorageFailed):
                 await partition.shorten()
             await until(lambda: partition.shorten_due)

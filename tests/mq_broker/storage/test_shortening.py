@@ -72,7 +72,7 @@ def test_what_is_dropped_becomes_a_snapshot(tmp_path: Path, durability: str) -> 
         journal.append(frames)
         await heard.until_flushed(13)
         size = journal.bytes_stored
-        first = await journal.begin_at(10, DEDUP)
+        first = await journal.shorten_to(10, DEDUP)
         assert first == journal.first_index == (10 if durability == "memory" else 7)
         assert journal.snapshot == Snapshot(first - 1, 3, 1_000_000 + first - 1, state_of(frames[: first - 1], DEDUP))
         assert journal.snapshot_data == encode_snapshot(PLACE, journal.snapshot)
@@ -87,8 +87,8 @@ def test_what_is_dropped_becomes_a_snapshot(tmp_path: Path, durability: str) -> 
         journal.append(frames_of(14, 14, epoch=3))
         await heard.until_flushed(14)
         assert state_at_end(journal, 13) == state_of(frames, DEDUP)
-        assert await journal.begin_at(first, DEDUP) == first
-        assert await journal.begin_at(2, DEDUP) == first
+        assert await journal.shorten_to(first, DEDUP) == first
+        assert await journal.shorten_to(2, DEDUP) == first
         await journal.close()
 
     on_a_bed(test, tmp_path, durability, segment_bytes_max=420, cache_bytes_max=0)
@@ -118,7 +118,7 @@ def test_a_random_life_with_shortenings_equals_a_model(tmp_path: Path, durabilit
                 applied = rng.randrange(applied, len(model) + 1)
             elif action < 0.8:
                 asked = rng.randrange(1, applied + 2)
-                shortening = asyncio.create_task(journal.begin_at(asked, DEDUP))
+                shortening = asyncio.create_task(journal.shorten_to(asked, DEDUP))
                 if rng.random() < 0.7:  # something else happens meanwhile
                     await asyncio.sleep(0)
                     keep = rng.randrange(max(applied, len(model) - 3), len(model) + 1)
@@ -178,8 +178,8 @@ def test_close_waits_for_a_shortening_and_ends_it_early(tmp_path: Path, durabili
             return apply(machine, entry)  # type: ignore[arg-type]
 
         monkeypatch.setattr(PartitionMachine, "apply", slow)
-        shortening = asyncio.create_task(journal.begin_at(15, DEDUP))
-        waiting = asyncio.create_task(journal.begin_at(18, DEDUP))
+        shortening = asyncio.create_task(journal.shorten_to(15, DEDUP))
+        waiting = asyncio.create_task(journal.shorten_to(18, DEDUP))
         assert await asyncio.to_thread(at_it.wait, DEADLINE_S)
         closing = asyncio.create_task(journal.close())
         await asyncio.sleep(0)
@@ -233,12 +233,12 @@ def test_a_shortening_goes_on_though_nobody_waits_for_it_any_more(tmp_path: Path
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 20))
         await heard.until_flushed(20)
-        asking = asyncio.create_task(journal.begin_at(16, DEDUP))
+        asking = asyncio.create_task(journal.shorten_to(16, DEDUP))
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         asking.cancel()
         await eventually(lambda: journal.first_index == 16)
-        assert await journal.begin_at(10, DEDUP) == 16
+        assert await journal.shorten_to(10, DEDUP) == 16
         await journal.close()
 
     on_a_bed(test, tmp_path, durability, segment_bytes_max=300)
@@ -258,7 +258,7 @@ def test_a_journal_in_memory_begins_with_the_snapshot_that_it_is_given() -> None
             journal.append(frames_of(41, 41, epoch=2))
         journal.append(frames_of(41, 45, epoch=4))
         await heard.until(lambda: ("flushed", 45, 4) in heard.calls)
-        assert await journal.begin_at(44, DEDUP) == 44
+        assert await journal.shorten_to(44, DEDUP) == 44
         assert state_at_end(journal, 45) == state_of([*frames_of(1, 40), *frames_of(41, 45, epoch=4)], DEDUP)
         with pytest.raises(AssertionError, match="is applied"):
             journal.truncate(42)
@@ -274,15 +274,15 @@ def test_a_journal_in_memory_begins_with_the_snapshot_that_it_is_given() -> None
 def test_only_whole_segments_go_and_never_the_last(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, _ = bed.open()
-        assert await journal.begin_at(1, DEDUP) == 1
+        assert await journal.shorten_to(1, DEDUP) == 1
         journal.append(frames_of(1, 8))  # 1-3, 4-6, 7-8
         await heard.until_flushed(8)
         for asked, begins in [(3, 1), (4, 4), (6, 4), (9, 7), (9, 7)]:
-            assert await journal.begin_at(asked, DEDUP) == begins
+            assert await journal.shorten_to(asked, DEDUP) == begins
             assert bed.segments[0].name == f"{begins:020d}.log"
             assert (bed.path / "snapshot").exists() is (begins > 1)
         with pytest.raises(AssertionError, match="begin at 10, the last entry is 8"):
-            await journal.begin_at(10, DEDUP)
+            await journal.shorten_to(10, DEDUP)
         await journal.close()
 
     on_a_bed(test, tmp_path, segment_bytes_max=300)
@@ -295,10 +295,10 @@ def test_what_is_not_written_yet_is_not_dropped(tmp_path: Path) -> None:
         await heard.until_flushed(4)
         bed.hold()
         journal.append(frames_of(5, 12))
-        assert await journal.begin_at(12, DEDUP) == 4
+        assert await journal.shorten_to(12, DEDUP) == 4
         bed.let_go()
         await heard.until_flushed(12)
-        assert await journal.begin_at(12, DEDUP) == 10
+        assert await journal.shorten_to(12, DEDUP) == 10
         await journal.close()
 
     on_a_bed(test, tmp_path, segment_bytes_max=300)
@@ -320,7 +320,7 @@ def test_a_truncation_down_to_the_new_start_leaves_the_journal_empty_and_usable(
             replace(path, data)
 
         bed.files.replace = slow  # type: ignore[method-assign]
-        shortening = asyncio.create_task(journal.begin_at(7, DEDUP))
+        shortening = asyncio.create_task(journal.shorten_to(7, DEDUP))
         assert await asyncio.to_thread(stored.wait, DEADLINE_S)
         assert journal.first_index == 1  # not before the snapshot is durable
         assert joined(journal.read(1, 3, ALL)) == joined(frames_of(1, 3))
@@ -357,7 +357,7 @@ def test_a_shortening_that_is_killed_at_any_step_costs_nothing(tmp_path: Path, d
         journal, heard, _ = bed.open()
         journal.append(frames)
         await heard.until_flushed(20)
-        assert await journal.begin_at(4, DEDUP) == 4
+        assert await journal.shorten_to(4, DEDUP) == 4
         await journal.close()
         saved = Saved(bed.path)
         begins: list[int] = []
@@ -368,7 +368,7 @@ def test_a_shortening_that_is_killed_at_any_step_costs_nothing(tmp_path: Path, d
             files.steps_left = step
             done = False
             with contextlib.suppress(Killed):
-                done = await journal.begin_at(16, DEDUP) == 16
+                done = await journal.shorten_to(16, DEDUP) == 16
             files.steps_left = 1 << 30
             await bed.crash(journal)
             again, _, opened = bed.open()
@@ -400,11 +400,11 @@ def test_a_disk_that_takes_no_snapshot_keeps_everything(tmp_path: Path, code: in
 
         bed.files.replace = fail  # type: ignore[method-assign]
         with pytest.raises(StorageFailed, match="takes no snapshot"):
-            await journal.begin_at(7, DEDUP)
+            await journal.shorten_to(7, DEDUP)
         assert (journal.first_index, journal.snapshot_data) == (1, b"")
         assert joined(journal.read(1, 9, ALL)) == joined(frames_of(1, 9))
         del bed.files.replace  # type: ignore[attr-defined]
-        assert await journal.begin_at(7, DEDUP) == 7
+        assert await journal.shorten_to(7, DEDUP) == 7
         await journal.close()
 
     on_a_bed(test, tmp_path, segment_bytes_max=300)
@@ -420,11 +420,11 @@ def test_segments_that_could_not_be_removed_go_the_next_time(tmp_path: Path, cap
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
         bed.files.remove = fail  # type: ignore[method-assign]
-        assert await journal.begin_at(4, DEDUP) == 4
+        assert await journal.shorten_to(4, DEDUP) == 4
         assert "are not removed yet" in caplog.text
         assert len(bed.segments) == 4
         del bed.files.remove  # type: ignore[attr-defined]
-        assert await journal.begin_at(7, DEDUP) == 7
+        assert await journal.shorten_to(7, DEDUP) == 7
         assert len(bed.segments) == 2
         await journal.close()
 
@@ -442,7 +442,7 @@ def test_damage_in_what_is_dropped_is_told_and_goes_into_no_snapshot(tmp_path: P
         data[at] ^= 1
         bed.segments[1].write_bytes(data)
         with pytest.raises(StorageFailed, match=rf"0004\.log is damaged at byte {at // 100 * 100}: checksum"):
-            await journal.begin_at(7, DEDUP)
+            await journal.shorten_to(7, DEDUP)
         await heard.until_heard("replaced")
         assert journal.log_id != name
         assert (journal.first_index, (bed.path / "snapshot").exists()) == (1, False)
@@ -463,7 +463,7 @@ def test_a_segment_that_is_not_what_was_written_goes_into_no_snapshot(tmp_path: 
         await heard.until_flushed(9)
         harm(bed.segments[1])
         with pytest.raises(StorageFailed, match=r"0004\.log is damaged"):
-            await journal.begin_at(7, DEDUP)
+            await journal.shorten_to(7, DEDUP)
         await heard.until_heard("replaced")
         assert journal.first_index == 1
         await journal.close()
@@ -479,7 +479,7 @@ def test_a_snapshot_is_made_of_the_one_before_and_what_follows_it(tmp_path: Path
         journal.append(frames)
         await heard.until_flushed(399)
         for asked in range(20, 400, 60):
-            first = await journal.begin_at(asked, DEDUP)
+            first = await journal.shorten_to(asked, DEDUP)
             found = decode_snapshot(PLACE, (bed.path / "snapshot").read_bytes())
             assert found == Snapshot(first - 1, 1, 1_000_000 + first - 1, state_of(frames[: first - 1], DEDUP))
         await journal.close()
