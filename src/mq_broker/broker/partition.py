@@ -81,6 +81,10 @@ SHORTEN_AGAIN_S: Final = 30.0
 _ROUTINE: Final = (Tick, AppendEntries, AppendAck, NodeRead)
 """What idle replicas are fed: alone it wakes none of them. (AppendEntries without entries, that is.)"""
 
+FOLLOW_S: Final = 30.0
+"""Between two shortenings while a live replica is not in sync: it may be on its way to where the journal begins, and would have to
+begin anew with another snapshot each time that moves. It is asked again for the first entries some seconds after the snapshot."""
+
 _SWEEP_MS: Final = 500
 _request_ids = itertools.count(1)
 
@@ -116,6 +120,7 @@ class Partition:
         self._changed = False
         self._reading_node = False
         self._next_sweep_ms = 0
+        self._shortened_ms = -(1 << 40)
         self._handed_over: asyncio.Future[int] | None = None
         self._ended: TritonMQError = OutcomeUnknown(f"{self.name} is closed: ask again")
 
@@ -455,16 +460,26 @@ class Partition:
         needed = [self.replica.applied_index + 1, *(index for index in (staged, readable) if index is not None)]
         first_index = min(needed)
         self.shorten_due = first_index == staged  # more may go once that batch is decided
-        if first_index <= self.journal.first_index:
-            return
+        begins = self.journal.first_index
         try:
-            begins = await self.journal.shorten_to(first_index, self.topic.settings.dedup_uuids_max)
+            if first_index > begins and self._followed():
+                self.shorten_due = True
+            elif first_index > begins:
+                self._shortened_ms = self._shell.now_ms()
+                begins = await self.journal.shorten_to(first_index, self.topic.settings.dedup_uuids_max)
         except StorageFailed:  # on a full disk this is what makes room: there may be some for it later
             asyncio.get_running_loop().call_later(SHORTEN_AGAIN_S, self._shorten_again)
             raise
-        if not self.closed and begins > self.replica.first_index:
+        if not self.closed and begins > self.replica.first_index:  # perhaps by a turn before, which was not waited for
             log.info("%s: the journal begins at entry %d now", self.name, begins)
             self.feed(JournalBegins(begins))
+
+    def _followed(self) -> bool:
+        """Whether the journal must stay as it is for now, since somebody who lacks what went before follows from its beginning."""
+        if not self.replica.leading or self._shell.now_ms() - self._shortened_ms >= FOLLOW_S * 1000:
+            return False
+        members = self.topic.spec.assignment[self.number]
+        return any(self._shell.is_live(member) for member in members if member not in self.replica.isr)
 
     def _shorten_again(self) -> None:
         self.shorten_due = True

@@ -20,7 +20,7 @@ from mq_broker.broker.fetch import Reading
 from mq_broker.broker.groups import Groups
 from mq_broker.broker.moves import Moves
 from mq_broker.broker.produce import Producing
-from mq_broker.broker.retention import keep_retention
+from mq_broker.broker.retention import Retention
 from mq_broker.broker.service import Services
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.topics import Topic, Topics
@@ -174,7 +174,7 @@ class _Broker:
         spawn(self._transactions.reap_for_ever(), "reap")
         spawn(self._moves.carry_on(), "carry on moves")
         spawn(self._total_loss.watch(), "watch for partitions without a log")
-        spawn(keep_retention(self._shell), "retention")
+        spawn(Retention(self._shell).keep(), "retention")
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
         log.info("broker %d serves at %s", self._shell.broker, self.address)
 

@@ -78,6 +78,10 @@ class Shell:
     def now_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
 
+    def is_live(self, broker: int) -> bool:
+        """Whether it is registered, as last read."""
+        return any(name.broker == broker for name in self._live)
+
     def touch(self, partition: Partition) -> None:
         """The partition has been fed: it is told when the turn ends."""
         if not self._touched:
