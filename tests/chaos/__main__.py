@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of kinds, victims and times; one is chosen and printed if not given")
     parser.add_argument("--durability", default="all", choices=(*DURABILITIES, "all"))
     parser.add_argument("--nemesis", default=",".join(NEMESES), metavar="A,B", help=f"of {', '.join(NEMESES)}")
-    parser.add_argument("--brokers", type=int, default=3, choices=(3, 5))
+    parser.add_argument("--brokers", type=int, default=3, choices=(3, 4, 5), help="from 4 on replicas are moved, too")
     parser.add_argument("--rate", type=float, default=20.0, help="operations a second of each thread that writes")
     parser.add_argument("--session-ms", type=int, default=2_000, help="brokers' sessions with ZooKeeper; longer on a busy machine")
     parser.add_argument("--spark", action="store_true", help="a Spark query too, topic to topic, killed and started again")

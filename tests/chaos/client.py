@@ -16,6 +16,7 @@ import random
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from mq_client import Consumer, ConsumerRecord, Producer, Reader, TritonMQError
+from mq_client import Consumer, ConsumerRecord, OffsetOutOfRange, Producer, Reader, TritonMQError
 from mq_client.transactions import TransactionClient
 from tests.history.recording import Recorder
 
@@ -32,6 +33,9 @@ GROUP: Final = "chaos"
 FINISH_S: Final = 60.0
 BATCH: Final = 5
 POLL_S: Final = 0.1
+LAG_S: Final = 8.0
+"""How far a reader lags, so that retention overtakes it."""
+
 OTHER_TIMEOUT_MS: Final = 4_000
 TRANSACTION_ROWS: Final = 6
 
@@ -144,20 +148,21 @@ def _settled(recorder: Recorder, number: int, done: Future[Any]) -> None:
 
 
 def read(work: Work) -> None:
-    """One by offset, one pushed; both read each record of each partition once, from the first to the last."""
-    threads = [threading.Thread(target=_follow, args=(work,)), threading.Thread(target=_listen, args=(work,))]
+    """One by offset, one that lags, one pushed; all read each record of each partition once, from the first to the last."""
+    threads = [threading.Thread(target=_follow, args=(work, suffix, pause_s)) for suffix, pause_s in (("r", POLL_S), ("l", LAG_S))]
+    threads.append(threading.Thread(target=_listen, args=(work,)))
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
 
 
-def _follow(work: Work) -> None:
+def _follow(work: Work, suffix: str, pause_s: float) -> None:
     positions = {(topic, number): 0 for topic, count in work.topics.items() for number in range(count)}
-    with work.recorder("r") as recorder, Reader(work.bootstrap, timeout_ms=OTHER_TIMEOUT_MS) as reader:
+    with work.recorder(suffix) as recorder, Reader(work.bootstrap, timeout_ms=OTHER_TIMEOUT_MS) as reader:
         deadline = None
         while True:
-            ending = work.end.wait(POLL_S)
+            ending = work.end.wait(pause_s)
             if ending and deadline is None:
                 deadline = time.monotonic() + FINISH_S
             complete = True
@@ -165,7 +170,7 @@ def _follow(work: Work) -> None:
                 try:
                     ends = reader.offsets(topic)
                     for number, (_, end) in ends.items():
-                        _read_on(recorder, reader, positions, (topic, number), end)
+                        complete &= _read_on(recorder, reader, positions, (topic, number), end)
                 except TritonMQError as error:
                     complete = False
                     recorder.write("note", what="reading", error=outcome(error)[1])
@@ -177,18 +182,40 @@ def _follow(work: Work) -> None:
                 return
 
 
-def _read_on(recorder: Recorder, reader: Reader, positions: dict[tuple[str, int], int], place: tuple[str, int], end: int) -> None:
+def _read_on(recorder: Recorder, reader: Reader, positions: dict[tuple[str, int], int], place: tuple[str, int], end: int) -> bool:
+    """Whether it has come to `end`; what retention has taken before it could be read is written down."""
+    topic, partition = place
     if positions[place] >= end:
-        return
-    for piece in reader.read_stored(*place, positions[place], end):
-        values = [value.decode() for value in piece.batch.column("value").to_pylist()]
-        offsets = list(range(piece.base_offset, piece.base_offset + len(values)))
-        recorder.write("poll", topic=place[0], partition=place[1], offsets=offsets, values=values)
-        positions[place] = offsets[-1] + 1
+        return True
+    try:
+        for piece in reader.read_stored(topic, partition, positions[place], end):
+            values = [value.decode() for value in piece.batch.column("value").to_pylist()]
+            offsets = list(range(piece.base_offset, piece.base_offset + len(values)))
+            recorder.write("poll", topic=topic, partition=partition, offsets=offsets, values=values)
+            positions[place] = offsets[-1] + 1
+    except OffsetOutOfRange as error:
+        if error.next_offset <= positions[place]:
+            raise
+        recorder.write("trimmed", topic=topic, partition=partition, offset=error.next_offset)
+        positions[place] = error.next_offset
+    return positions[place] >= end
+
+
+class _Warnings(logging.Handler):
+    """Counts how often a consumer's log says of a partition that it goes on elsewhere: all that a consumer says of it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.of: Counter[str] = Counter()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.of[record.getMessage().partition(":")[0]] += 1
 
 
 def _listen(work: Work) -> None:
     with work.recorder("c") as recorder:
+        warnings = _Warnings()
+        logging.getLogger("mq_client.subscription").addHandler(warnings)
         consumer = _started(work, recorder, None)
         if consumer is None:
             return
@@ -198,6 +225,10 @@ def _listen(work: Work) -> None:
         while True:
             for record in _taken(consumer):
                 key = record.topic, record.partition
+                name = f"{record.topic}-{record.partition}"
+                if record.offset > positions.get(key, 0) and warnings.of[name]:
+                    warnings.of[name] -= 1  # one warning excuses one gap; without any it is a skip
+                    recorder.write("trimmed", topic=key[0], partition=key[1], offset=record.offset)
                 positions[key] = record.offset + 1
                 value = record.value.decode()
                 recorder.write("poll", topic=key[0], partition=key[1], offsets=[record.offset], values=[value])

@@ -162,7 +162,7 @@ class FireCluster(Cluster):
         def whole() -> bool:
             nonlocal last
             said.extend(self.supervise())
-            last = self._missing(topics)
+            last = self.missing(topics)
             return not last
 
         try:
@@ -171,8 +171,8 @@ class FireCluster(Cluster):
             raise AssertionError(f"{error}: {last}; {'; '.join(said)}") from None
         return said
 
-    def _missing(self, topics: list[str]) -> str:
-        """What is not whole, in words; empty if nothing."""
+    def missing(self, topics: list[str]) -> str:
+        """What is not whole, in words; empty if nothing. A move that is not over is a want, too."""
         registered = {broker.id for broker in self.admin.describe_cluster().brokers}
         if registered != set(self.ids):
             return f"brokers {sorted(registered)} are registered"
@@ -180,4 +180,5 @@ class FireCluster(Cluster):
             for partition in self.admin.describe_topic(topic).partitions:
                 if not partition.leader or set(partition.isr) != set(partition.replicas):
                     return f"{topic}-{partition.partition} is led by {partition.leader}, in sync are {partition.isr}"
-        return ""
+        moves = [f"{move.topic}-{move.partition} to {move.target}" for move in self.admin.moves()]
+        return f"on their way are {', '.join(moves)}" if moves else ""

@@ -1,6 +1,6 @@
 """What is done to the cluster: each nemesis strikes some victims, holds, and heals. A seed gives kinds, victims and times.
 
-Only who leads at the moment is the cluster's own doing. A nemesis may be one of several that hold at the same time.
+Only who leads, and which brokers hold what, is the cluster's own doing. A nemesis may be one of several that hold at the same time.
 """
 
 from __future__ import annotations
@@ -8,17 +8,21 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
-from mq_client import PartitionDescription
+from mq_client import PartitionDescription, TritonMQError
 from tests.chaos.clients import ClientProcess
 from tests.chaos.cluster import FireCluster
 from tests.chaos.network import CLIENTS, ZOOKEEPER
 from tests.cluster.harness import wait_until
 
 LEADER_S: Final = 10.0
+ROLL_S: Final = 60.0
+"""In which everything is to be in sync again after one broker of a rolling restart; the next one is left running otherwise."""
 
 Heal = Callable[[], None]
 Span = tuple[float, float]
@@ -45,6 +49,11 @@ class Ground:
     """Whether somebody must keep its memory: then never all are killed."""
     problems: list[str]
     """What did not go as it must, whatever the clients see."""
+    everything: Sequence[str]
+    """All topics, those that are no victims among them."""
+    replicas: int
+    elastic: Counter[str]
+    """What the cluster was asked to do to itself, and how far it came."""
 
     def victims(self, *choices: str) -> tuple[str, list[int]]:
         """Some brokers, chosen in one of these ways."""
@@ -69,6 +78,16 @@ class Ground:
             case _:
                 raise ValueError(f"{how!r} is no way to choose")
 
+    def partition(self) -> tuple[random.Random, str, PartitionDescription]:
+        """One that is led, and chance for what is to be done to it: how much of that is used depends on how the cluster is.
+
+        Raises `TritonMQError` if nobody says, `AssertionError` if nobody leads it in time.
+        """
+        chance = random.Random(self.chance.getrandbits(64))
+        topic = chance.choice(sorted(self.topics))
+        number = chance.randrange(self.topics[topic])
+        return chance, topic, wait_until(lambda: self._partition(topic, number), f"a leader of {topic}-{number}", LEADER_S)
+
     def _partition(self, topic: str, number: int) -> PartitionDescription | None:
         found = self.cluster.admin.describe_topic(topic).partitions[number]
         return found if found.leader else None
@@ -81,13 +100,14 @@ class Ground:
 @dataclass(frozen=True, slots=True)
 class Nemesis:
     """`hold`: how long it lasts, in sessions. `forgets`: a broker loses what it had only in memory. `needs_disks`: file systems of
-    the test's own. `needs`: a client role that must be there."""
+    the test's own. `needs`: a client role that must be there. `brokers`: how many there must be."""
 
     strike: Callable[[Ground], Strike]
     hold: Span
     forgets: bool = False
     needs_disks: bool = False
     needs: str = ""
+    brokers: int = 1
 
 
 EVERYONE: Final = ("one", "minority", "all", "leader", "leader", "middle")
@@ -211,6 +231,81 @@ def _clients(roles: tuple[str, ...]) -> Callable[[Ground], Strike]:
     return strike
 
 
+def _nothing() -> None:
+    """What was asked for carries itself."""
+
+
+def _asked(ask: Callable[[], Strike]) -> Strike:
+    """What is asked of the cluster may be refused while something else is broken: that is no fault, and shows in the table."""
+    try:
+        return ask()
+    except (TritonMQError, AssertionError) as error:
+        return Strike("refused", str(error)[:300], _nothing)
+
+
+def _lead(ground: Ground) -> Strike:
+    chance, topic, found = ground.partition()
+    others = [member for member in found.isr if member != found.leader]
+    if not others:
+        return Strike("refused", f"{topic}-{found.partition}: nobody but its leader is in sync", _nothing)
+    to = chance.choice(others)
+    ground.cluster.admin.transfer_leadership(topic, found.partition, to)
+    ground.elastic["leaders handed over"] += 1
+    return Strike("leader", f"{topic}-{found.partition} handed over from {found.leader} to {to}", _nothing)
+
+
+def _move(ground: Ground) -> Strike:
+    """One replica, to a broker that has none of the partition: the leader's as often as others'."""
+    chance, topic, found = ground.partition()
+    others = [number for number in ground.cluster.ids if number not in found.replicas]
+    leaves = found.leader if chance.random() < 0.5 else chance.choice(found.replicas)
+    if not others:
+        return Strike("refused", f"{topic}-{found.partition} is on its way already, and on every broker", _nothing)
+    stay = [member for member in found.replicas if member != leaves][: ground.replicas - 1]
+    target = [*stay, chance.choice(others)]
+    chance.shuffle(target)
+    ground.cluster.admin.move_partition(topic, found.partition, target)
+    ground.elastic["moves begun"] += 1
+    whom = "leader" if leaves == found.leader else "follower"
+    return Strike(whom, f"{topic}-{found.partition} moved from {list(found.replicas)} to {target}", _nothing)
+
+
+def _drain(ground: Ground) -> Strike:
+    """Everything off one broker; when it heals, the load is spread evenly again, whether the broker is empty by then or not."""
+    admin, victim = ground.cluster.admin, ground.chance.choice(ground.cluster.ids)
+    moves = admin.plan_drain(victim)
+    admin.start_moves(moves)
+    ground.elastic["drains begun"] += 1
+
+    def balance() -> None:
+        try:
+            ground.elastic["drains over"] += admin.needed_by(victim) == 0
+            back = admin.plan_balance()
+            admin.start_moves(back)
+            ground.elastic["moves to balance"] += len(back)
+        except TritonMQError:  # something else holds still: the next one that is drained balances for both
+            ground.elastic["balancing refused"] += 1
+
+    return Strike("one", f"{victim} drained by {len(moves)} moves", balance)
+
+
+def _roll(ground: Ground) -> Strike:
+    """Every broker stopped cleanly and started again, each once everything is in sync after the one before."""
+    cluster, order = ground.cluster, ground.chance.sample(ground.cluster.ids, len(ground.cluster.ids))
+    for number, victim in enumerate(order):
+        try:
+            cluster.stop_broker(victim)
+        except AssertionError as error:
+            ground.problems.append(str(error))
+        cluster.start_broker(victim)
+        ground.elastic["brokers restarted in turn"] += 1
+        try:
+            wait_until(lambda: not cluster.missing(list(ground.everything)), "everything is in sync", ROLL_S)
+        except AssertionError:  # another fault that holds keeps it from that
+            return Strike("some", f"rolling restart of {order[: number + 1]}, broken off", _nothing)
+    return Strike("all", f"rolling restart of {order}", _nothing)
+
+
 NEMESES: Final[dict[str, Nemesis]] = {
     "kill": Nemesis(_kill, (0.1, 2.0), forgets=True),
     "restart": Nemesis(_kill, (0.0, 0.0), forgets=True),
@@ -227,6 +322,10 @@ NEMESES: Final[dict[str, Nemesis]] = {
     "cut-zookeeper": Nemesis(_cut_zookeeper, (0.5, 3.0)),
     "cut-clients": Nemesis(_cut_clients, (0.5, 2.0)),
     "disk": Nemesis(_disk, (0.3, 1.5), needs_disks=True),
+    "lead": Nemesis(lambda ground: _asked(partial(_lead, ground)), (0.0, 0.5)),
+    "move": Nemesis(lambda ground: _asked(partial(_move, ground)), (0.0, 3.0), brokers=4),
+    "drain": Nemesis(lambda ground: _asked(partial(_drain, ground)), (2.0, 5.0), brokers=4),
+    "roll": Nemesis(_roll, (0.0, 0.0), forgets=True),
     "clients": Nemesis(_clients(("producer", "member", "transactor")), (0.0, 1.0)),
     "spark": Nemesis(_clients(("spark",)), (0.0, 1.0), needs="spark"),
 }
@@ -252,7 +351,7 @@ def apply(ground: Ground, names: list[str], session_s: float) -> list[Applied]:
             began = time.monotonic_ns()
             strike = NEMESES[name].strike(ground)
             struck.append((name, strike, began, ground.chance.uniform(*NEMESES[name].hold) * session_s))
-        time.sleep(max(hold for *_, hold in struck))
+        time.sleep(max(hold for *_, hold in struck))  # the fault's own length, given by the seed: nothing is waited for
     finally:
         done = []
         for name, strike, began, _ in struck:

@@ -65,14 +65,16 @@ def story(outcome: Outcome) -> str:
         median, longest = (f"{statistics.median(measured):,.0f}", f"{max(measured):,.0f}") if measured else ("-", "-")
         lines.append(f"{key[0]:<16} {key[1]:<10} {len(applied[key]):>5} {max(applied[key]):>17,.0f} {median:>19} {longest:>11}")
     lines.append(f"{len(outcome.applied)} faults" + (f"; left out: {', '.join(outcome.left_out)}" if outcome.left_out else ""))
+    if outcome.elastic:
+        lines.append("by command: " + ", ".join(f"{count} {what}" for what, count in sorted(outcome.elastic.items())))
     if outcome.ended:
         lines.append(f"{outcome.ended} times a broker ended because ZooKeeper did not answer while it started; started again")
     for op in ("send", "txn"):
         told = ", ".join(f"{operations[f'{op} {state}']:,} {state}" for state in ("ok", "fail", "unknown"))
         lines.append(f"{op}: {operations[f'{op} invoke']:,} begun, {told}")
     lines.append(
-        f"{outcome.records:,} records at the end; {operations['poll']:,} readings, "
-        f"{operations['deliver']:,} deliveries to the group"
+        f"{outcome.records:,} records at the end; {operations['poll']:,} readings, {operations['trimmed']:,} times overtaken by "
+        f"retention; {operations['deliver']:,} deliveries to the group"
     )
     lines += ["", f"anomalies: {outcome.verdict.counts.total()}", outcome.verdict.story()]
     lines += [f"PROBLEM: {problem}" for problem in outcome.problems]

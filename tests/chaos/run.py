@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch
 from mq_protocol.envelope import split
 from mq_protocol.errors import from_wire
+from mq_protocol.limits import SEGMENT_BYTES_FLOOR
 from tests.chaos.checkpoint import micro_batches
 from tests.chaos.client import GROUP, deliver
 from tests.chaos.clients import ClientProcess, finish_all
@@ -42,6 +44,12 @@ SPARK_FINISH_S: Final = 300.0
 LISTEN_AGAIN_MS: Final = 2_000
 REPLICAS: Final = 3
 TRANSACTIONS: Final = "tx"
+SHORT: Final = "short"
+"""The topic of which only the newest records are kept, so that readers are overtaken by retention."""
+
+RECORD_BYTES_MAX: Final = 2_048
+"""What one record takes at most when it is a batch of its own: by it retention by size is judged in records."""
+
 SPARK_SOURCE: Final = "in"
 SPARK_SINK: Final = "out"
 TWO_AT_ONCE: Final = 0.25
@@ -50,7 +58,8 @@ WAIT_UNTIL_WHOLE: Final = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run is. `topics` and `partitions`: of records; one more topic is for transactions."""
+    """What a run is. `topics` and `partitions`: of records; of one more, `retention_bytes` of each partition only; one is
+    for transactions."""
 
     directory: Path
     seed: int
@@ -65,6 +74,7 @@ class Settings:
     producers: int = 2
     members: int = 2
     spark: bool = False
+    retention_bytes: int = 4_000
 
 
 @dataclass(slots=True)
@@ -80,6 +90,7 @@ class Outcome:
     ended: int = 0
     """How often a broker ended by itself, because ZooKeeper did not answer while it started."""
     left_out: list[str] = field(default_factory=list)
+    elastic: Counter[str] = field(default_factory=Counter)
 
     @property
     def clean(self) -> bool:
@@ -91,7 +102,8 @@ class Run:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.topics = {chr(ord("a") + at): settings.partitions for at in range(settings.topics)}
+        names = [*(chr(ord("a") + at) for at in range(settings.topics)), SHORT]
+        self.topics = dict.fromkeys(names, settings.partitions)
         self.all_topics = {**self.topics, TRANSACTIONS: settings.partitions}
         if settings.spark:
             self.all_topics |= {SPARK_SOURCE: settings.partitions, SPARK_SINK: settings.partitions}
@@ -110,11 +122,18 @@ class Run:
         try:
             cluster.start()
             admin = Admin(cluster.bootstrap)
-            for topic, partitions in self.all_topics.items():
-                admin.create_topic(topic, partitions=partitions, replicas=REPLICAS, durability=s.durability)
+            self._create_topics(admin, recorder)
             self._start_clients(cluster.bootstrap)
             ground = Ground(
-                cluster, self._clients, self.topics, self.chance, survivors=s.durability == "memory", problems=self.outcome.problems
+                cluster,
+                self._clients,
+                self.topics,
+                self.chance,
+                survivors=s.durability == "memory",
+                problems=self.outcome.problems,
+                everything=list(self.all_topics),
+                replicas=REPLICAS,
+                elastic=self.outcome.elastic,
             )
             self._storm(ground, recorder)
             self._peace(cluster, recorder)
@@ -126,6 +145,13 @@ class Run:
         merge(sorted(self._parts.glob("*.jsonl*")), self.outcome.history)
         self.outcome.verdict = judge(read(self.outcome.history))
         return self.outcome
+
+    def _create_topics(self, admin: Admin, recorder: Recorder) -> None:
+        s = self.settings
+        for topic, partitions in self.all_topics.items():
+            short = {"retention_bytes": s.retention_bytes, "segment_bytes_max": SEGMENT_BYTES_FLOOR} if topic == SHORT else {}
+            admin.create_topic(topic, partitions=partitions, replicas=REPLICAS, durability=s.durability, **short)
+        recorder.write("retention", topic=SHORT, records=s.retention_bytes // RECORD_BYTES_MAX)
 
     def _start_clients(self, bootstrap: str) -> None:
         s = self.settings
@@ -174,14 +200,16 @@ class Run:
             pause_s = self.chance.uniform(0.0, self.settings.session_ms / 1000)
             if self.chance.random() < WAIT_UNTIL_WHOLE and not self._whole(ground.cluster):
                 return
-            time.sleep(pause_s)
+            time.sleep(pause_s)  # how far apart faults are, which the seed says: nothing is waited for
 
     def _kinds(self, ground: Ground) -> list[str]:
         roles = {client.role for client in self._clients}
         kinds = []
         for name in self.settings.nemeses:
             nemesis = NEMESES[name]
-            if (nemesis.needs_disks and not ground.cluster.disks) or (nemesis.needs and nemesis.needs not in roles):
+            lacks_disks = nemesis.needs_disks and not ground.cluster.disks
+            lacks_role = nemesis.needs != "" and nemesis.needs not in roles
+            if lacks_disks or lacks_role or len(ground.cluster.ids) < nemesis.brokers:
                 self.outcome.left_out.append(name)
             else:
                 kinds.append(name)
@@ -231,10 +259,16 @@ class Run:
     def _read_all(self, cluster: FireCluster, topic: str, final: Recorder) -> None:
         reader = Reader(cluster.bootstrap)
         described = cluster.admin.describe_topic(topic)
-        for partition, (start, end) in cluster.admin.offsets(topic).items():
+
+        def kept(partition: int) -> tuple[int, int, list[Piece]]:
+            start, end = cluster.admin.offsets(topic)[partition]
+            return start, end, [(p.base_offset, p.batch) for p in reader.read_stored(topic, partition, start, end)]
+
+        for partition in range(self.all_topics[topic]):
+            # Retention may take some more while this is read: then it is read again, from where the log starts by then.
+            start, end, stored = wait_until(partial(kept, partition), f"{topic}-{partition} can be read", WHOLE_S)
             self.outcome.records += end - start
-            stored = reader.read_stored(topic, partition, start, end)
-            _write_final(final, topic, partition, start, end, ((piece.base_offset, piece.batch) for piece in stored))
+            _write_final(final, topic, partition, start, end, stored)
             for replica in described.partitions[partition].replicas if end > start else ():
                 fetch = partial(_fetch, cluster.brokers[replica].address, topic, described.schema, partition, start, end)
                 # As a list: a replica that does not know of the end yet is asked again from the start.

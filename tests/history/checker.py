@@ -10,6 +10,8 @@ anomaly, reported with the records that show it:
     unexpected           read, though nobody ever sent it
     duplicate            one record at two places
     inconsistent-offsets two records at one place
+    dropped              the log at the end starts later than retention allows; at all where there is none
+    false-trim           a reader was told that retention took what is there at the end
     hole                 the log at the end has no record at an offset, and none is known to belong there (offsets are dense)
     torn                 of what is written all together or not at all, a part is there
     poll-skip            a reader's next reading left out offsets that exist
@@ -141,6 +143,8 @@ class _Judge:
         self.read_end: Counter[Place] = Counter()
         self.finals: dict[Place, _Final] = {}
         self.groups: dict[str, _Group] = defaultdict(_Group)
+        self.kept: dict[str, int] = {}
+        self.trimmed: dict[Place, tuple[int, str]] = {}
         self._open: dict[tuple[str, Any], _Write] = {}
         self._transactions: dict[Any, _Write] = {}
         self._positions: dict[tuple[str, str, int], int] = {}
@@ -161,6 +165,10 @@ class _Judge:
                 self._transaction(line)
             case "seek":
                 self._positions.pop((line["process"], line["topic"], line["partition"]), None)
+            case "trimmed":
+                self._trimmed(line)
+            case "retention":
+                self.kept[line["topic"]] = line["records"]
             case "poll":
                 self._poll(line)
             case "deliver":
@@ -282,6 +290,15 @@ class _Judge:
             position, prefix = offset + 1, "int-"
         self._positions[key] = offsets[-1] + 1
 
+    def _trimmed(self, line: Line) -> None:
+        """The reader goes on where it was told to: what it leaves out is no skip. Whether it was told the truth, the end shows."""
+        process, topic, partition, offset = (line[k] for k in ("process", "topic", "partition", "offset"))
+        key = process, topic, partition
+        self._positions[key] = max(self._positions.get(key, 0), offset)
+        place = topic, partition
+        if offset > self.trimmed.get(place, (0, ""))[0]:
+            self.trimmed[place] = offset, process
+
     def _deliver(self, line: Line) -> None:
         name, topic, partition = line["group"], line["topic"], line["partition"]
         offsets, values = line["offsets"], line["values"]
@@ -324,6 +341,7 @@ class _Judge:
                 self._judge_unknown(write, at_end.get(write.topic))
         self._judge_readings(at_end)
         self._judge_finals()
+        self._judge_retention()
         self._judge_order()
         for name, group in self.groups.items():
             self._judge_group(name, group)
@@ -417,6 +435,20 @@ class _Judge:
                 if offset not in final.values and offset not in acknowledged:
                     what = f"{topic}-{partition} has no record at offset {offset}, and its end is {final.end}"
                     self.verdict.add("hole", what, (topic, partition, offset))
+
+    def _judge_retention(self) -> None:
+        """What is missing below a log's start is excused: so the start itself is judged."""
+        for (topic, partition), final in self.finals.items():
+            records = self.kept.get(topic)
+            latest = 0 if records is None else max(0, final.end - records)
+            if final.start > latest:
+                rule = "its topic drops nothing" if records is None else f"its newest {records} records are to be kept"
+                what = f"{topic}-{partition} starts at {final.start}, and its end is {final.end}: {rule}"
+                self.verdict.add("dropped", what, (topic, partition, final.start))
+            told, process = self.trimmed.get((topic, partition), (0, ""))
+            if told > final.start:
+                what = f"{process} was told that {topic}-{partition} is kept from {told} on only, and it starts at {final.start}"
+                self.verdict.add("false-trim", what, (topic, partition, told))
 
     def _judge_order(self) -> None:
         """The order of sending, by each process and by the clock, against the order in the log."""

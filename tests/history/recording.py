@@ -16,6 +16,9 @@ to write. `at` is the machine's monotonic clock in nanoseconds, which all proces
     poll              `process` read `values` at `offsets` of `topic`-`partition`
     deliver           `group` was given `values` at `offsets` of `topic`-`partition`, through `process`
     settle            `group` is done with all below `offset` of `topic`-`partition`, and has been told so
+    trimmed           `process` was told, and goes on reading there: below `offset` of `topic`-`partition` nothing is kept
+    retention         of each partition of `topic` the oldest may be dropped, and at least the newest `records` stay; a topic of
+                      which nobody says so keeps everything
     drained           `group` was given all the time that it needed to be given the whole of `topic`
     final             when all was over: `values` at `offsets` of `topic`-`partition`, whose log is `start` .. `end` - 1.
                       With `replica`: what that broker alone has

@@ -220,6 +220,56 @@ def queue_lost_without_a_last_reading(h: History) -> None:
     h.poll("r", 0, "a")
 
 
+def dropped_where_nothing_may_be(h: History) -> None:
+    h.ok("p", "a", "b", at=[0, 1])
+    h.final("b", start=1)
+
+
+def dropped_more_than_retention_may(h: History) -> None:
+    h.add("retention", topic="t", records=2)
+    h.ok("p", "a", "b", "c", at=[0, 1, 2])
+    h.final("c", start=2)
+
+
+def lost_write_above_what_retention_took(h: History) -> None:
+    h.add("retention", topic="t", records=1)
+    h.ok("p", "a", "b", "c", at=[0, 1, 2])
+    h.add("trimmed", process="r", topic="t", partition=0, offset=1)
+    h.final(None, "c", start=1)
+
+
+def told_of_a_trim_that_was_none(h: History) -> None:
+    h.add("retention", topic="t", records=1)
+    h.ok("p", "a", "b", "c", at=[0, 1, 2])
+    h.add("trimmed", process="r", topic="t", partition=0, offset=2)
+    h.poll("r", 2, "c")
+    h.final("b", "c", start=1)
+
+
+def poll_skip_beyond_what_was_told(h: History) -> None:
+    h.add("retention", topic="t", records=1)
+    h.ok("p", "a", "b", "c", at=[0, 1, 2])
+    h.add("trimmed", process="r", topic="t", partition=0, offset=1)
+    h.poll("r", 2, "c")
+    h.final("b", "c", start=1)
+
+
+def poll_skip_of_what_retention_took_untold(h: History) -> None:
+    h.add("retention", topic="t", records=1)
+    h.ok("p", "a", "b", "c", at=[0, 1, 2])
+    h.poll("r", 0, "a")
+    h.poll("r", 2, "c")
+    h.final("c", start=2)
+
+
+def queue_lost_above_what_retention_took(h: History) -> None:
+    h.add("retention", topic="t", records=1)
+    h.ok("p", "a", "b", "c", at=[0, 1, 2])
+    h.deliver(2, "c")
+    h.add("drained", group="g", topic="t")
+    h.final("b", "c", start=1)
+
+
 def queue_unexpected(h: History) -> None:
     h.deliver(0, "a")
 
@@ -263,6 +313,13 @@ ANOMALIES: list[tuple[Callable[[History], None], str]] = [
     (realtime_order, "realtime-order"),
     (queue_lost, "queue-lost"),
     (queue_lost_without_a_last_reading, "queue-lost"),
+    (dropped_where_nothing_may_be, "dropped"),
+    (dropped_more_than_retention_may, "dropped"),
+    (lost_write_above_what_retention_took, "lost-write"),
+    (told_of_a_trim_that_was_none, "false-trim"),
+    (poll_skip_beyond_what_was_told, "poll-skip"),
+    (poll_skip_of_what_retention_took_untold, "poll-skip"),
+    (queue_lost_above_what_retention_took, "queue-lost"),
     (queue_unexpected, "queue-unexpected"),
     (queue_unexpected_that_was_refused, "queue-unexpected"),
     (queue_duplicated, "queue-duplicated"),
@@ -358,9 +415,24 @@ def given_again_before_it_was_settled(h: History) -> None:
 
 
 def what_is_no_longer_kept(h: History) -> None:
+    h.add("retention", topic="t", records=1)
     h.ok("p", "a", "b", at=[0, 1])
     h.poll("r", 0, "a")
     h.final("b", start=1)
+
+
+def readers_that_were_told_what_retention_took(h: History) -> None:
+    h.add("retention", topic="t", records=1)
+    h.ok("p", "a", "b", "c", "d", at=[0, 1, 2, 3])
+    h.poll("r", 0, "a")
+    h.add("trimmed", process="r", topic="t", partition=0, offset=2)
+    h.poll("r", 2, "c", "d")
+    h.add("trimmed", process="late", topic="t", partition=0, offset=3)
+    h.poll("late", 3, "d")
+    h.deliver(0, "a")
+    h.deliver(3, "d")
+    h.add("drained", group="g", topic="t")
+    h.final("d", start=3)
 
 
 def a_group_that_was_not_waited_for(h: History) -> None:
@@ -381,6 +453,7 @@ CLEAN = [
     a_reader_that_seeks_and_another_that_began_late,
     given_again_before_it_was_settled,
     what_is_no_longer_kept,
+    readers_that_were_told_what_retention_took,
     a_group_that_was_not_waited_for,
 ]
 
