@@ -215,7 +215,7 @@ def test_a_journal_that_is_closed_while_its_snapshot_is_stored_leaves_nothing_in
             replace(path, data)
 
         bed.files.replace = slow  # type: ignore[method-assign]
-        shortening = asyncio.create_task(journal.begin_at(16, DEDUP))
+        shortening = asyncio.create_task(journal.shorten_to(16, DEDUP))
         assert await asyncio.to_thread(at_it.wait, DEADLINE_S)
         closing = asyncio.create_task(journal.close())
         await eventually(lambda: journal._closed is not None and journal._closed.done())  # type: ignore[attr-defined]
