@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +25,7 @@ from mq_broker.broker.shell import Shell
 from mq_broker.broker.topic_changes import arrived, begun, called_off, is_complete
 from mq_broker.broker.topics import Topic, Topics
 from mq_broker.coordination.interface import Move, TopicSpec
+from mq_broker.core.messages import NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, TritonMQError
 from mq_protocol.names import TRANSACTIONS_TOPIC
@@ -152,18 +153,18 @@ class Moves:
     async def moves(self, request: pb.MovesRequest, deadline: float) -> pb.MovesResponse:
         """All that are on their way now; and how many partitions need broker `request.broker` still."""
         await self._topics.refresh()
+        moving = [(topic, n, move) for topic in self._topics.all() for n, move in topic.spec.moving.items()]
+        states = await self._states((topic, n) for topic, n, _ in moving)
         response = pb.MovesResponse()
-        for topic in self._topics.all():
-            for number, move in topic.spec.moving.items():
-                state = await self._admin.state(topic, number)
-                response.moves.add(
-                    topic=topic.spec.name,
-                    partition=number,
-                    origin=move.origin,
-                    target=move.target,
-                    isr=[member for member, _ in state.isr] if state is not None else (),
-                    leader=state.leader.broker if state is not None and state.leader is not None else 0,
-                )
+        for (topic, number, move), state in zip(moving, states, strict=True):
+            response.moves.add(
+                topic=topic.spec.name,
+                partition=number,
+                origin=move.origin,
+                target=move.target,
+                isr=[member for member, _ in state.isr] if state is not None else (),
+                leader=state.leader.broker if state is not None and state.leader is not None else 0,
+            )
         if request.broker:
             response.held = await self._held(request.broker)
         return response
@@ -174,10 +175,13 @@ class Moves:
         assigned = sum(broker in members for topic in topics for members in topic.spec.assignment)
         if assigned:
             return assigned
-        places = [(topic, number) for topic in topics for number in range(topic.partitions)]
         # The nodes themselves: what a follower knows of the in-sync set may be half a minute old.
-        states = await asyncio.gather(*(self._admin.state(topic, number) for topic, number in places))
+        states = await self._states((topic, number) for topic in topics for number in range(topic.partitions))
         return sum(state is None or any(broker == member for member, _ in state.isr) for state in states)
+
+    async def _states(self, partitions: Iterable[tuple[Topic, int]]) -> list[NodeState | None]:
+        """Many nodes, asked for together: one after another, those of ten thousand partitions would outlast the request."""
+        return await asyncio.gather(*(self._admin.state(topic, number) for topic, number in partitions))
 
     async def plan_moves(self, request: pb.PlanMovesRequest, deadline: float) -> pb.PlanMovesResponse:
         """What would empty a broker, or spread everything evenly. Changes nothing."""
@@ -206,17 +210,20 @@ class Moves:
 
     async def _led_by_others(self, layout: Mapping[Place, Members], changed: Collection[Place]) -> dict[Place, Members]:
         """Partitions that stay where they are and are led by another than their first replica, which could."""
+        staying = [
+            (topic, number)
+            for topic in self._topics.all()
+            for number in range(topic.partitions)
+            if (topic.spec.name, number) in layout and (topic.spec.name, number) not in changed
+        ]
         found: dict[Place, Members] = {}
-        for topic in self._topics.all():
-            for number in range(topic.partitions):
-                place = topic.spec.name, number
-                if place in changed or place not in layout:
-                    continue
-                state, first = await self._admin.state(topic, number), layout[place][0]
-                if state is None or state.leader is None or state.leader.broker == first:
-                    continue
-                if any(first == member for member, _ in state.isr) and first in self._cluster.brokers:
-                    found[place] = layout[place]
+        for (topic, number), state in zip(staying, await self._states(staying), strict=True):
+            place = topic.spec.name, number
+            first = layout[place][0]
+            if state is None or state.leader is None or state.leader.broker == first:
+                continue
+            if any(first == member for member, _ in state.isr) and first in self._cluster.brokers:
+                found[place] = layout[place]
         return found
 
     async def lead(self, request: pb.LeadRequest, deadline: float) -> pb.LeadResponse:
