@@ -11,7 +11,6 @@ from typing import NamedTuple, Protocol
 
 from mq_broker.core.entries import Entry
 from mq_broker.core.messages import RecoveredLog
-from mq_broker.core.state import Snapshot
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import StorageFailed
 
@@ -61,12 +60,8 @@ class Journal(Protocol):
 
     @property
     def snapshot_data(self) -> bytes:
-        """What stands for the entries before `first_index`, as `snapshot.encode_snapshot` writes it; empty while that is 1."""
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """The same, decoded anew at each call: some 0.2 s for 100,000 UUIDs, so not on the event loop. To send it on, send
-        `snapshot_data`."""
+        """What stands for the entries before `first_index`, as `snapshot.encode_snapshot` writes it and as it is sent; empty while
+        that is 1."""
 
     def append(self, frames: Sequence[Frame]) -> None:
         """At the end, indexes contiguous. Returns at once; readable at once; `flushed` follows."""

@@ -26,13 +26,11 @@ from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any, Final
 
-from mq_broker.core.state import Snapshot
 from mq_broker.storage.frame import Place, decode_frame, unpinned
 from mq_broker.storage.interface import Frame, JournalListener, not_kept
 from mq_broker.storage.recovery import LogDamaged, Recovered
 from mq_broker.storage.segments import Adopt, Append, Close, LogFiles, Outcome, Renew, Truncate, segment_path
 from mq_broker.storage.shortening import drop_segments, entries_of, store_snapshot, summarize
-from mq_broker.storage.snapshot import decode_snapshot
 from mq_broker.storage.writer import Writer
 from mq_protocol.errors import CorruptBatch, StorageFailed
 from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
@@ -111,10 +109,6 @@ class DiskJournal:
     @property
     def bytes_stored(self) -> int:
         return self._ends[-1] - self._ends[0]
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        return decode_snapshot(self._place, self.snapshot_data) if self.snapshot_data else None
 
     def append(self, frames: Sequence[Frame]) -> None:
         assert self._closed is None, "appended to a closed journal"

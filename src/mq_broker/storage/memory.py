@@ -17,7 +17,7 @@ from mq_broker.storage.frame import Place, unpinned
 from mq_broker.storage.identity import new_log_id
 from mq_broker.storage.interface import Frame, JournalListener, OpenJournal, not_kept
 from mq_broker.storage.shortening import summarize
-from mq_broker.storage.snapshot import decode_snapshot, encode_snapshot
+from mq_broker.storage.snapshot import encode_snapshot
 
 CLOSE_DEADLINE_S: Final = 30.0
 
@@ -51,10 +51,6 @@ class MemoryJournal:
     @property
     def last_index(self) -> int:
         return self._base + len(self._frames)
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        return decode_snapshot(self._place, self.snapshot_data) if self.snapshot_data else None
 
     @property
     def bytes_stored(self) -> int:

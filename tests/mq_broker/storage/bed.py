@@ -32,13 +32,14 @@ from mq_broker.core.entries import (
     Trim,
 )
 from mq_broker.core.machine import PartitionMachine
-from mq_broker.core.state import MachineState
+from mq_broker.core.state import MachineState, Snapshot
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.frame import Place, encode
 from mq_broker.storage.interface import Frame, Journal, OpenJournal
 from mq_broker.storage.memory import open_memory_journal
 from mq_broker.storage.opening import open_disk_journal
 from mq_broker.storage.segments import LogFiles
+from mq_broker.storage.snapshot import decode_snapshot
 from mq_broker.storage.writer import Writer
 from mq_protocol.envelope import Buffer
 
@@ -313,6 +314,11 @@ def state_of(frames: Sequence[Frame], dedup_uuids_max: int) -> MachineState:
     for frame in frames:
         machine.apply(frame.entry)
     return machine.state()
+
+
+def snapshot_of(journal: Journal) -> Snapshot | None:
+    """What stands for the entries before the journal's first."""
+    return decode_snapshot(PLACE, journal.snapshot_data) if journal.snapshot_data else None
 
 
 class Saved:

@@ -19,7 +19,7 @@ from mq_broker.storage.interface import Frame
 from mq_broker.storage.snapshot import encode_snapshot
 from mq_protocol.errors import StorageFailed
 
-from .bed import PLACE, Bed, Killed, MortalFiles, Saved, frame_of, frames_of, joined, on_a_bed, state_of
+from .bed import PLACE, Bed, Killed, MortalFiles, Saved, frame_of, frames_of, joined, on_a_bed, snapshot_of, state_of
 
 ALL = 1 << 40
 FRAMES = frames_of(1, 9)
@@ -141,7 +141,7 @@ def test_a_snapshot_is_installed_where_there_was_no_journal(tmp_path: Path) -> N
         directory.install(PLACE, "fsync", "flights", SNAPSHOT, 2)
         bed.path = directory.partition_path(PLACE)
         journal, _, opened = bed.open()
-        assert (opened.recovered.snapshot, opened.recovery, journal.snapshot) == (SNAPSHOT, 2, SNAPSHOT)
+        assert (opened.recovered.snapshot, opened.recovery, snapshot_of(journal)) == (SNAPSHOT, 2, SNAPSHOT)
         await journal.close()
         assert bed.path.is_dir()
         directory.close()
@@ -304,12 +304,12 @@ def test_damage_after_a_snapshot_leaves_the_snapshot_and_what_is_good(tmp_path: 
         assert opened.damaged
         assert again.log_id != journal.log_id
         assert (again.first_index, again.last_index, opened.recovery) == (4, 3 + kept, 4)
-        assert opened.recovered.snapshot == journal.snapshot is not None
+        assert opened.recovered.snapshot == snapshot_of(journal) is not None
         again.append(FRAMES[3 + kept :])
         await heard.until_flushed(9)
         await bed.crash(again)
         third, _, opened = bed.open()
-        assert (third.log_id, opened.damaged, opened.recovered.snapshot) == (again.log_id, "", journal.snapshot)
+        assert (third.log_id, opened.damaged, opened.recovered.snapshot) == (again.log_id, "", snapshot_of(journal))
         assert joined(third.read(4, 9, ALL)) == joined(FRAMES[3:])
         await third.close()
 

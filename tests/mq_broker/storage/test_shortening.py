@@ -36,6 +36,7 @@ from .bed import (
     joined,
     on_a_bed,
     random_frame,
+    snapshot_of,
     state_of,
     uuid_of,
 )
@@ -48,7 +49,7 @@ DEDUP = 25
 
 def state_at_end(journal: Journal, last_index: int) -> MachineState:
     """What the journal comes to, snapshot and entries."""
-    snapshot = journal.snapshot
+    snapshot = snapshot_of(journal)
     assert (snapshot is None) is (journal.first_index == 1)
     assert snapshot is None or snapshot.last_index == journal.first_index - 1
     machine = PartitionMachine(DEDUP, snapshot.state if snapshot is not None else None)
@@ -64,7 +65,7 @@ def state_at_end(journal: Journal, last_index: int) -> MachineState:
 def test_what_is_dropped_becomes_a_snapshot(tmp_path: Path, durability: str) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, _ = bed.open()
-        assert (journal.first_index, journal.snapshot, journal.snapshot_data) == (1, None, b"")
+        assert (journal.first_index, journal.snapshot_data) == (1, b"")
         operations = [EpochStart(1), Stage(KEY, 1, "r"), None, MoveCursor("g", 1, "consumer"), Stage(KEY, 2, "r")]
         frames = [frame_of(n, 1, b"x" * 40, operation) for n, operation in enumerate(operations, 1)]
         frames += frames_of(6, 12, epoch=3)
@@ -74,8 +75,8 @@ def test_what_is_dropped_becomes_a_snapshot(tmp_path: Path, durability: str) -> 
         size = journal.bytes_stored
         first = await journal.shorten_to(10, DEDUP)
         assert first == journal.first_index == (10 if durability == "memory" else 7)
-        assert journal.snapshot == Snapshot(first - 1, 3, 1_000_000 + first - 1, state_of(frames[: first - 1], DEDUP))
-        assert journal.snapshot_data == encode_snapshot(PLACE, journal.snapshot)
+        snapshot = Snapshot(first - 1, 3, 1_000_000 + first - 1, state_of(frames[: first - 1], DEDUP))
+        assert (snapshot_of(journal), journal.snapshot_data) == (snapshot, encode_snapshot(PLACE, snapshot))
         assert (journal.last_index, journal.bytes_stored) == (13, size - sum(frame.size for frame in frames[: first - 1]))
         assert joined(journal.read(first, 20, ALL)) == joined(frames[first - 1 :])
         assert bytes(journal.payload(first)) == bytes([first]) * 40
@@ -142,7 +143,7 @@ def test_a_random_life_with_shortenings_equals_a_model(tmp_path: Path, durabilit
                 journal, _, opened = bed.open()
                 assert opened.damaged == ""
                 assert opened.recovered.entries == tuple(frame.entry for frame in model[first - 1 :]), f"step {step}"
-                assert opened.recovered.snapshot == journal.snapshot
+                assert opened.recovered.snapshot == snapshot_of(journal)
             elif len(model) >= first:
                 start = rng.randrange(first, len(model) + 1)
                 got = journal.read(start, len(model), rng.choice([0, 500, 5000, ALL]))
@@ -249,7 +250,7 @@ def test_a_journal_in_memory_begins_with_the_snapshot_that_it_is_given() -> None
         snapshot = Snapshot(40, 3, 7, state_of(frames_of(1, 40), DEDUP))
         heard = Heard()
         journal, recovered, recovery, _ = open_memory_journal(heard, PLACE, snapshot=snapshot, recovery=3)
-        assert (recovered.entries, recovered.snapshot, recovery, journal.snapshot) == ((), snapshot, 3, snapshot)
+        assert (recovered.entries, recovered.snapshot, recovery, snapshot_of(journal)) == ((), snapshot, 3, snapshot)
         assert (journal.first_index, journal.last_index) == (41, 40)
         journal.append(frames_of(41, 45, epoch=3))
         await heard.until_flushed(45)
