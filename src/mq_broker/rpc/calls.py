@@ -41,12 +41,8 @@ class Calls:
             raise from_call(error, address) from error
         return parse(data, response)
 
-    async def keep(self, addresses: set[str]) -> None:
-        """Close the channels to brokers that are gone."""
-        for address in [known for known in self._channels if known not in addresses]:
-            channel = self._channels.pop(address)
-            self._methods = {key: call for key, call in self._methods.items() if key[0] != address}
-            await channel.close(None)
-
     async def close(self) -> None:
-        await self.keep(set())
+        """End what is under way. Not for a single channel, whose callers would take that for their own cancellation."""
+        channels, self._channels, self._methods = list(self._channels.values()), {}, {}
+        for channel in channels:
+            await channel.close(None)
