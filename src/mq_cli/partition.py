@@ -24,7 +24,7 @@ from mq_protocol.limits import next_life
 from mq_protocol.names import check_topic_name
 
 if TYPE_CHECKING:
-    from mq_client import Admin, PartitionDescription, PartitionMove
+    from mq_client import Admin, PartitionDescription, PartitionMove, Recovery
 
 LEADER_WAIT_S = 15.0
 _LOOK_S = 0.2
@@ -168,7 +168,6 @@ def recover(topic: str, number: int, source: int | None, force: bool, as_json: b
         _find(admin, topic, number)
         done = admin.recover_partition(topic, number, from_broker=source, force=force)
         leader = _wait_for_leader(admin, topic, number)
-    lost = max(0, done.offset_floor - done.next_offset)
     if as_json:
         write_json(
             {
@@ -183,15 +182,25 @@ def recover(topic: str, number: int, source: int | None, force: bool, as_json: b
         )
     else:
         say(f"{topic}-{number} goes on from the log of broker {done.broker}, which has the offsets below {done.next_offset}")
-        if done.offset_floor == next_life(done.next_offset):
-            say("lost: what came after them, if anything did: nobody knows")
-            say(f"new offsets begin at {done.offset_floor}, above any that can have been given")
-        elif lost:
-            say(f"lost: offsets {done.next_offset} to {done.offset_floor - 1} ({counted(lost, 'record')}); new ones begin after")
+        for line in what_is_lost(done):
+            say(line)
         for broker in done.given_up:
             say(f"given up: the log of broker {broker}, which was in sync; where it is still there it is put aside, for people")
         say(f"broker {leader} leads" if leader else "nobody leads yet: see `tritonmq partition describe`")
     return 0 if leader else 1
+
+
+def what_is_lost(done: Recovery) -> list[str]:
+    """In words. Where offsets go on in another life, the difference counts nothing."""
+    if done.offset_floor >= next_life(done.next_offset):
+        return [
+            "lost: what came after them, if anything did: nobody knows",
+            f"new offsets begin at {done.offset_floor}, above any that can have been given",
+        ]
+    lost = done.offset_floor - done.next_offset
+    if lost <= 0:
+        return []
+    return [f"lost: offsets {done.next_offset} to {done.offset_floor - 1} ({counted(lost, 'record')}); new ones begin after"]
 
 
 def _wait_for_leader(admin: Admin, topic: str, number: int) -> int:
