@@ -162,6 +162,13 @@ def _live_settings() -> str:
 @click.argument("name")
 @click.option("--partitions", "-p", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), help="More of them; never fewer.")
 @click.option("--replicas", "-r", type=click.IntRange(1, REPLICAS_MAX), help="Copies of each partition, more or fewer.")
+@click.option(
+    "--add-column",
+    "columns",
+    multiple=True,
+    metavar="'name type'",
+    help="A nullable column behind those that a topic with a schema has, in Spark's words; any number of times.",
+)
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting; `NAME=` for its default again.")
 @wait_options
 @json_option
@@ -171,6 +178,7 @@ def alter(
     name: str,
     partitions: int | None,
     replicas: int | None,
+    columns: tuple[str, ...],
     settings: tuple[str, ...],
     no_wait: bool,
     wait_s: float,
@@ -180,16 +188,20 @@ def alter(
 ) -> int:
     """Change the topic NAME while it is in use.
 
-    With more partitions, records that have a key go to other partitions than before.
+    With more partitions, records that have a key go to other partitions than before. Added columns are null in what is there
+    already, and in what producers write that do not know them; columns are never dropped, renamed or given another type.
     """
-    if not (partitions or replicas or settings):
-        raise click.UsageError("say what to change: --partitions, --replicas or --set NAME=VALUE")
+    from mq_protocol.ddl import parse_schema
+
+    if not (partitions or replicas or columns or settings):
+        raise click.UsageError("say what to change: --partitions, --replicas, --add-column 'name type' or --set NAME=VALUE")
     given = {setting: value or None for setting, value in _settings(settings, empty=True).items()}
     with checking_what_was_typed():
         check_topic_name(name)
+        added = parse_schema(", ".join(columns)) if columns else None
     in_time = True
     with open_admin(bootstrap, timeout_s) as admin:
-        changed = admin.alter_topic(name, partitions=partitions, replicas=replicas, **given)
+        changed = admin.alter_topic(name, partitions=partitions, replicas=replicas, add_columns=added, **given)
         if replicas and not no_wait:
             moving = sum(bool(partition.moving_to) for partition in changed.partitions)
             in_time = watch(admin, wait_s, lambda: sum(m.topic == name for m in admin.moves()), moving) or not_over(wait_s)
@@ -199,6 +211,8 @@ def alter(
     else:
         copies = _replicas(changed)
         say(f"topic {name}: {counted(len(changed.partitions), 'partition')}, {counted(copies, 'replica')} of each")
+        if columns:
+            say(f"  {_schema(changed)}")
         for setting, value in sorted(changed.settings.items()):
             say(f"  {setting} = {value}")
     return 0 if in_time else 1

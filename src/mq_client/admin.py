@@ -8,7 +8,7 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from mq_client.connection import Connection
+from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Deadline, positive_ms
 from mq_client.errors import InvalidRequest, OutcomeUnknown, TopicExists, TritonMQError, UnknownGroup, UnknownTopic
 from mq_client.leaders import ask_offsets, move_cursors
@@ -16,6 +16,7 @@ from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
 from mq_protocol.ddl import check_schema, parse_schema
+from mq_protocol.evolution import extended
 from mq_protocol.names import INTERNAL_PREFIX, check_group_name, check_topic_name, did_you_mean, parse_settings
 
 _SPREAD_MS = 5_000.0
@@ -190,8 +191,8 @@ class Admin:
         self._wait_until_known(name, deadline)
         return self.describe_topic(name)
 
-    def _wait_until_known(self, name: str, deadline: Deadline) -> None:
-        """Until each broker that answers knows the topic: the next request may go to any of them."""
+    def _wait_until_known(self, name: str, deadline: Deadline, partitions: int = 0, schema: bytes = b"") -> None:
+        """Until each broker that answers knows the topic, its partitions and columns: the next request may go to any of them."""
         limit = deadline.at_most(_SPREAD_MS)
         for address in self._connection.addresses():
             request = pb.MetadataRequest(topics=[name])
@@ -200,7 +201,7 @@ class Admin:
                     answer = self._connection.ask(address, "Metadata", request, pb.MetadataResponse, limit)
                 except TritonMQError:
                     break
-                if answer.topics:
+                if any(len(told.partitions) >= partitions and schema in (b"", told.schema) for told in answer.topics):
                     break
                 limit.pause(0.01)
 
@@ -229,21 +230,33 @@ class Admin:
         return _describe(info)
 
     def alter_topic(
-        self, name: str, *, partitions: int | None = None, replicas: int | None = None, **settings: object
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        replicas: int | None = None,
+        add_columns: pa.Schema | str | None = None,
+        **settings: object,
     ) -> TopicDescription:
         """Change a topic while it is in use.
 
-        `partitions`: more than there are; records with a key go by the new number from then on. `replicas`: copies of each, on
-        their way when this returns (`moves`). `settings`: None for the default again. Raises `UnknownTopic`, `InvalidRequest` for
-        fewer partitions, `InvalidSetting` naming those that can be changed, `NotEnoughBrokers`.
+        `partitions`: more than there are; records with a key go by the new number once their producer knows of it. `replicas`:
+        copies of each, on their way when this returns (`moves`). `add_columns`: nullable ones, put behind those of a typed topic,
+        as an Arrow schema or in Spark's words; what is stored already has nulls there, and producers that do not know them go on.
+        `settings`: None for the default again. Raises `UnknownTopic`, `InvalidRequest` for fewer partitions and for any other
+        change of columns, `InvalidSetting` naming those that can be changed, `NotEnoughBrokers`.
         """
         check_topic_name(name)
         given = {setting: "" if value is None else str(value) for setting, value in settings.items()}
-        request = pb.AlterTopicRequest(name=name, partitions=partitions or 0, replicas=replicas or 0, settings=given)
         deadline = Deadline(self._timeout_ms)
-        self._connection.refresh(name, deadline)
+        view = self._connection.refresh(name, deadline)
+        # All columns as they are to be: asked twice, after a lost answer, it is the same change.
+        schema = b"" if add_columns is None else schema_to_bytes(_with_columns(view, add_columns))
+        request = pb.AlterTopicRequest(name=name, partitions=partitions or 0, replicas=replicas or 0, settings=given, schema=schema)
         answer = self._connection.ask_any("AlterTopic", request, pb.AlterTopicResponse, deadline, [])
         self._connection.forget(name)
+        if partitions or schema:
+            self._wait_until_known(name, deadline, len(answer.topic.partitions), schema)
         return _describe(answer.topic)
 
     def delete_topic(self, name: str) -> None:
@@ -457,3 +470,13 @@ def _describe(info: pb.TopicInfo) -> TopicDescription:
         settings=dict(info.settings),
         partitions=tuple(sorted(partitions, key=lambda partition: partition.partition)),
     )
+
+
+def _with_columns(view: TopicView, added: pa.Schema | str) -> pa.Schema:
+    """Raises `InvalidRequest` for a topic of records, and for columns that cannot be added."""
+    if not view.typed:
+        raise InvalidRequest(
+            f"topic {view.name!r} holds records, whose columns are fixed: put more into their values or headers, or make a topic "
+            "with a schema of its own"
+        )
+    return extended(view.name, view.schema, parse_schema(added) if isinstance(added, str) else check_schema(added))

@@ -129,12 +129,15 @@ def rows_to_batch(rows: Sequence[Mapping[str, object]], schema: pa.Schema, topic
 # ---------------------------------------------------------------- tables
 
 
-def conform(table: pa.RecordBatch | pa.Table, schema: pa.Schema, topic: str, *, now_us: int | None = None) -> pa.Table:
+def conform(
+    table: pa.RecordBatch | pa.Table, schema: pa.Schema, topic: str, *, now_us: int | None = None, first_columns: int | None = None
+) -> pa.Table:
     """The table with the topic's columns, in its order and types.
 
     Columns are matched by name. A type may differ from the topic's only in how it is laid out (large or view strings, dictionaries,
     other zones of the same instant): nothing is narrowed or parsed. For a topic of records, `key`, `headers` and `timestamp` may be
-    left out; `now_us` then stands for the timestamp. Raises `SchemaMismatch` naming the column.
+    left out; `now_us` then stands for the timestamp. Of a typed topic, columns from number `first_columns` on may be left out: they
+    were added when there were producers already. Raises `SchemaMismatch` naming the column.
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
@@ -144,14 +147,17 @@ def conform(table: pa.RecordBatch | pa.Table, schema: pa.Schema, topic: str, *, 
     for name in table.schema.names:
         if name not in schema.names:
             raise SchemaMismatch(f"topic {topic!r} has no column {name!r}{did_you_mean(name, schema.names)}: rename or drop it")
-    columns = [_conform_column(table, field, topic, now_us) for field in schema]
+    first = len(schema) if first_columns is None else first_columns
+    columns = [_conform_column(table, field, topic, now_us, added=at >= first) for at, field in enumerate(schema)]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _conform_column(table: pa.Table, field: pa.Field, topic: str, now_us: int | None) -> pa.ChunkedArray:
+def _conform_column(table: pa.Table, field: pa.Field, topic: str, now_us: int | None, *, added: bool) -> pa.ChunkedArray:
     found = table.schema.get_all_field_indices(field.name)
     if len(found) > 1:
         raise SchemaMismatch(f"column {field.name!r} comes {len(found)} times: rename or drop one")
+    if not found and added:
+        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
     if not found:
         return _absent_column(table.num_rows, field, topic, now_us)
     column = table.column(found[0])

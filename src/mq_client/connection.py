@@ -36,6 +36,9 @@ from mq_protocol.names import INTERNAL_PREFIX, SETTINGS, TopicSettings, check_to
 _ATTEMPT_MS_MAX = 3_000.0
 """One broker's time to answer about metadata, before the next is asked."""
 
+_REFRESH_MS = 5_000.0
+"""How long it is tried to hear of a topic that is known, but from too long ago."""
+
 _REFRESH_MS_MIN = 50.0
 """Refreshes of one topic closer together than this share one answer: many partitions notice a lost leader at once."""
 
@@ -75,6 +78,20 @@ class TopicView:
     def partitions(self) -> int:
         return len(self.leaders)
 
+    @property
+    def first_columns(self) -> int:
+        """With how many columns the topic was made. Those behind them were added, and who writes may leave them out."""
+        return min((len(self.schema), *self.info.earlier_columns))
+
+    def is_made_as(self, other: TopicView) -> bool:
+        """Whether all is alike but who leads: the topic itself, its columns, settings and number of partitions."""
+        return (self.topic_id, self.fingerprint, self.partitions, self.settings) == (
+            other.topic_id,
+            other.fingerprint,
+            other.partitions,
+            other.settings,
+        )
+
 
 def _view(info: pb.TopicInfo) -> TopicView:
     partitions = sorted(info.partitions, key=lambda partition: partition.partition)
@@ -106,15 +123,32 @@ class Connection:
 
     # ------------------------------------------------------------------ what is known
 
-    def topic(self, name: str, deadline: Deadline) -> TopicView:
-        """The topic, from the cache or asked for. Raises `UnknownTopic` with the nearest name, `Unreachable`."""
+    def topic(self, name: str, deadline: Deadline, age_s_max: float = math.inf) -> TopicView:
+        """The topic, from the cache or asked for. Raises `UnknownTopic` with the nearest name, `Unreachable`.
+
+        `age_s_max`: what was heard longer ago is asked for again, and still used if nobody answers.
+        """
         known = self.known_topic(name)
-        return known if known is not None else self.refresh(name, deadline)
+        if known is None:
+            return self.refresh(name, deadline)
+        if self.topic_age_s(name) <= age_s_max:
+            return known
+        try:
+            return self.refresh(name, deadline.at_most(_REFRESH_MS))
+        except TritonMQError as error:
+            if not error.retriable:
+                raise
+            return known
 
     def known_topic(self, name: str) -> TopicView | None:
         """The topic as last heard of, without asking."""
         found = self._topics.get(name)
         return found[1] if found else None
+
+    def topic_age_s(self, name: str) -> float:
+        """How long ago somebody told of the topic."""
+        found = self._topics.get(name)
+        return time.monotonic() - found[0] if found else math.inf
 
     def forget(self, name: str) -> None:
         with self._lock:
@@ -316,11 +350,14 @@ def _late(what: str, deadline: Deadline, last: TritonMQError | None) -> TritonMQ
 
 
 def _newer(known: tuple[float, TopicView] | None, told: TopicView) -> TopicView:
-    """`told`, but never an older leadership than the one known: brokers learn of changes at their own pace."""
-    if known is None or known[1].topic_id != told.topic_id or known[1].partitions != told.partitions:
+    """`told`, but never less than is known: brokers learn of elections, added partitions and added columns at their own pace."""
+    if known is None or known[1].topic_id != told.topic_id:
         return told
-    leaders, epochs = list(told.leaders), list(told.epochs)
-    for partition, epoch in enumerate(known[1].epochs):
-        if epoch > epochs[partition]:
-            leaders[partition], epochs[partition] = known[1].leaders[partition], epoch
-    return told if tuple(leaders) == told.leaders else replace(told, leaders=tuple(leaders), epochs=tuple(epochs))
+    before = known[1]
+    behind = before.partitions > told.partitions or len(before.schema) > len(told.schema)
+    base, other = (before, told) if behind else (told, before)
+    leaders, epochs = list(base.leaders), list(base.epochs)
+    for partition, epoch in enumerate(other.epochs[: base.partitions]):
+        if epoch > epochs[partition] or (behind and epoch == epochs[partition]):
+            leaders[partition], epochs[partition] = other.leaders[partition], epoch
+    return base if tuple(leaders) == base.leaders else replace(base, leaders=tuple(leaders), epochs=tuple(epochs))

@@ -34,9 +34,10 @@ class Consumer:
     """Subscribes to topics and yields their records. Thread-safe; iterate it, or take from the queues of `records()`.
 
     `start`: where to begin in a partition in which the group has no place yet (or always, without a group): "latest", "earliest",
-    an offset, or a datetime. `idle_ms`: iteration ends when nothing has come for so long; None: only `stop` ends it.
-    `buffer_bytes_max`: what each broker may have pushed that was not taken. `settle_ms`: how often a group's place is told.
-    `timeout_ms`: for everything that is asked. A record counts as done with when the next one is asked for.
+    an offset, or a datetime. Partitions added while it runs are found within seconds and begin at their first record. `idle_ms`:
+    iteration ends when nothing has come for so long; None: only `stop` ends it. `buffer_bytes_max`: what each broker may have
+    pushed that was not taken. `settle_ms`: how often a group's place is told. `timeout_ms`: for everything that is asked. A record
+    counts as done with when the next one is asked for.
 
     Raises `InvalidSetting` for a value that makes no sense.
     """

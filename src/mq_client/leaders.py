@@ -5,13 +5,15 @@ Each answer stands at a partition's place, with an error where that broker could
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Backoff, Deadline
-from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError, UnknownPartition
+from mq_client.errors import InvalidSetting, NotLeader, OutcomeUnknown, SchemaMismatch, TritonMQError, UnknownPartition
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import from_wire
+from mq_protocol.names import did_you_mean
 
 _ATTEMPT_MS = 5_000.0
 _ADDED_WITHIN_MS = 1_000.0
@@ -128,18 +130,50 @@ def ask_leaders(
         view = connection.refresh(topic, deadline)
 
 
-def topic_with(connection: Connection, topic: str, partitions: Collection[int], deadline: Deadline) -> TopicView:
-    """The topic, as somebody describes it who knows these partitions: they may have just been added, and brokers learn of that at
-    their own pace. Raises `UnknownPartition`.
+def topic_with(
+    connection: Connection,
+    topic: str,
+    partitions: Collection[int],
+    deadline: Deadline,
+    *,
+    columns: Collection[str] = (),
+    check: Callable[[TopicView], object] | None = None,
+    age_s_max: float = math.inf,
+) -> TopicView:
+    """The topic, as somebody describes it who knows these partitions and columns: they may have just been added, and brokers learn
+    of that at their own pace. Raises `UnknownPartition`, `SchemaMismatch`, and what `check` raises of it.
+
+    `age_s_max`: as for `Connection.topic`.
     """
-    view = connection.topic(topic, deadline)
+    view = connection.topic(topic, deadline, age_s_max)
     limit, backoff = deadline.at_most(_ADDED_WITHIN_MS), Backoff()
-    while any(number >= view.partitions for number in partitions) and not limit.expired:
-        view = connection.refresh(topic, deadline)
-        if any(number >= view.partitions for number in partitions):
-            backoff.sleep(limit)
-    _checked(view, partitions)
-    return view
+    asked = False
+    while True:
+        try:
+            _checked(view, partitions)
+            _check_columns(view, columns)
+            if check is not None:
+                check(view)
+        except (UnknownPartition, SchemaMismatch, InvalidSetting):
+            if limit.expired or min(partitions, default=0) < 0:
+                raise
+            if asked:
+                backoff.sleep(limit)
+            try:
+                view = connection.refresh(topic, deadline)
+            except TritonMQError as error:
+                if not (asked and error.retriable):
+                    raise error from None
+                limit = deadline.at_most(0)  # somebody has said so: that stands
+            asked = True
+        else:
+            return view
+
+
+def _check_columns(view: TopicView, columns: Collection[str]) -> None:
+    for name in columns:
+        if name not in view.schema.names:
+            raise SchemaMismatch(f"topic {view.name!r} has no column {name!r}{did_you_mean(name, view.schema.names)}")
 
 
 def _checked(view: TopicView, partitions: Collection[int]) -> Collection[int]:

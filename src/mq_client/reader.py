@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple
@@ -19,7 +20,6 @@ from mq_client.errors import (
     InvalidRequest,
     NotLeader,
     OutcomeUnknown,
-    SchemaMismatch,
     TritonMQError,
 )
 from mq_client.leaders import ask_offsets, topic_with
@@ -28,8 +28,10 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch
 from mq_protocol.envelope import split
 from mq_protocol.errors import from_wire
-from mq_protocol.names import did_you_mean
 from mq_protocol.row_filter import parse_filter
+
+_ALL_COLUMNS_AGE_S = 1.0
+"""Who reads all columns is to be given those just added: after so long it is asked again which there are."""
 
 
 class StoredSlice(NamedTuple):
@@ -78,11 +80,12 @@ class Reader:
     ) -> Iterator[pa.RecordBatch]:
         """The records `start .. end - 1` as they are stored, cut to exactly these offsets.
 
-        `start` None: from the first that is kept; `end` None: to the end as it is now. `columns`: only these, in this order;
-        `filter`: only rows for which it holds (mq_protocol/row_filter.py has its grammar); the rest never leaves the broker, unless
-        leaving it out is not worth the work. Raises `OffsetOutOfRange` for what is no longer kept, `UnknownTopic`,
-        `UnknownPartition`, `SchemaMismatch` for a column that the topic lacks, `InvalidSetting` for a filter that is not
-        understood, `OutcomeUnknown` or `Unreachable` when nothing has come for `timeout_ms`.
+        All batches of a read have the same columns, those that the topic has when it begins; what was stored before a column was
+        added has nulls there. `start` None: from the first that is kept; `end` None: to the end as it is now. `columns`: only
+        these, in this order; `filter`: only rows for which it holds (mq_protocol/row_filter.py has its grammar); the rest never
+        leaves the broker, unless leaving it out is not worth the work. Raises `OffsetOutOfRange` for what is no longer kept,
+        `UnknownTopic`, `UnknownPartition`, `SchemaMismatch` for a column that the topic lacks, `InvalidSetting` for a filter that
+        is not understood, `OutcomeUnknown` or `Unreachable` when nothing has come for `timeout_ms`.
         """
         for piece in self.read_stored(
             topic, partition, start, end, columns=columns, filter=filter, chunk_bytes_max=chunk_bytes_max
@@ -102,18 +105,21 @@ class Reader:
         chunk_bytes_max: int = limits.FETCH_CHUNK_BYTES,
     ) -> Iterator[StoredSlice]:
         """As `read`, with each batch's offsets and time; also those of which a filter has kept no row."""
-        view = topic_with(self._connection, topic, [partition], Deadline(self._timeout_ms))
-        for name in columns or ():
-            if name not in view.schema.names:
-                raise SchemaMismatch(f"topic {topic!r} has no column {name!r}{did_you_mean(name, view.schema.names)}")
+        view = topic_with(
+            self._connection,
+            topic,
+            [partition],
+            Deadline(self._timeout_ms),
+            columns=columns or (),
+            check=(lambda view: parse_filter(filter, view.schema)) if filter else None,
+            age_s_max=math.inf if columns is not None else _ALL_COLUMNS_AGE_S,
+        )
         if start is None or end is None:
             asked = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), partitions=[partition])[partition]
             start = asked.log_start_offset if start is None else start
             end = asked.log_end_offset if end is None else end
         if not 0 <= start <= end:
             raise InvalidRequest(f"cannot read offsets {start} to {end} of {topic!r}: give 0 <= start <= end")
-        if filter:
-            parse_filter(filter, view.schema)
         return self._follow(view, partition, start, end, _wanted(view, columns, filter), chunk_bytes_max)
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:

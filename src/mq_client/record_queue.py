@@ -46,6 +46,7 @@ class ConsumerRecord(NamedTuple):
 class PartitionPlace:
     """Where a consumer is in one partition. Offsets: each the next one.
 
+    `added`: the topic was given it while it was consumed: without a position it begins at its first record.
     `began`: where it was first opened; `position`: to receive; `taken`: to hand out; `processed`: all below is done with.
     Of the stream it is opened on, whose broker is at `address`: `pushed`: what came, again perhaps; `settled`: what the broker
     knows to be done with. -1: not known yet. `active`: the broker pushes it to this member. `answered`: the broker has said where
@@ -63,6 +64,7 @@ class PartitionPlace:
     active: bool = False
     answered: bool = False
     address: str | None = None
+    added: bool = False
 
     @property
     def to_settle(self) -> int:

@@ -21,8 +21,10 @@ from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError
 from mq_client.leaders import move_cursors
 from mq_client.record_queue import Chunk, PartitionPlace, RecordQueue
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import schema_nodes
 from mq_protocol.envelope import Envelope, split
 from mq_protocol.errors import from_wire
+from mq_protocol.record_batch_message import node_count
 
 log = logging.getLogger(__name__)
 
@@ -157,9 +159,7 @@ class Subscriptions:
                 if not error.retriable:
                     self.fail(topic, error)
                 continue
-            with self.changed:
-                if topic in self.views:
-                    self.views[topic] = view
+            self._learn(view)
         with self.changed:
             if self._stopping:
                 return
@@ -179,6 +179,32 @@ class Subscriptions:
                 self._session(address).open(places)
             for address in [known for known in self._sessions if not any(p.address == known for p in self.places.values())]:
                 self._sessions.pop(address).end()
+
+    def _learn(self, view: TopicView) -> None:
+        """What was heard of a topic: partitions that it did not have are subscribed to as well."""
+        with self.changed:
+            if view.name not in self.views:
+                return
+            self.views[view.name] = view
+            for number in range(view.partitions):
+                if (view.name, number) not in self.places:
+                    self.places[view.name, number] = PartitionPlace(view.name, number, added=True)
+
+    def _learn_columns(self, header: pb.BatchesHeader, payloads: list[memoryview]) -> None:
+        """Before batches are handed out that have more columns than are known of their topic, it is asked which those are."""
+        with self.changed:
+            views = dict(self.views)
+        for stored, payload in zip(header.batches, payloads, strict=True):
+            view = views.get(stored.topic)
+            if view is None or not view.typed or node_count(payload) <= schema_nodes(view.schema):
+                continue
+            try:
+                views[stored.topic] = self.connection.refresh(stored.topic, Deadline(_REFRESH_MS))
+            except TritonMQError as error:
+                log.warning("topic %s: columns that were added are left out, nobody says which they are: %s", view.name, error)
+                del views[stored.topic]
+            else:
+                self._learn(views[stored.topic])
 
     def _session(self, address: str) -> _Session:
         session = self._sessions.get(address)
@@ -255,7 +281,8 @@ class Subscriptions:
 
     def pushed(self, session: _Session, batches: Envelope[pb.BatchesHeader]) -> None:
         header = batches.header
-        payloads = split(batches.payload, (stored.payload_bytes for stored in header.batches))
+        payloads = list(split(batches.payload, (stored.payload_bytes for stored in header.batches)))
+        self._learn_columns(header, payloads)
         with self.changed:
             for stored, payload in zip(header.batches, payloads, strict=True):
                 place = self.places.get((stored.topic, stored.partition))
@@ -355,6 +382,8 @@ class _Session:
             request = pb.SubscribePartition(topic=place.topic, partition=place.partition)
             if place.position >= 0:
                 request.offset = place.position
+            elif place.added:
+                request.earliest = True
             else:
                 self._subscriptions.start(request)
             place.active = False

@@ -18,8 +18,9 @@ from mq_client.accumulator import AccumulatorSettings
 from mq_client.batches import conform, largest_record_bytes, split_by_size
 from mq_client.connection import Connection
 from mq_client.deadline import Deadline, positive_ms
-from mq_client.errors import BatchTooLarge, InvalidRequest, OutcomeUnknown, UnknownPartition
+from mq_client.errors import BatchTooLarge, InvalidRequest, OutcomeUnknown
 from mq_client.futures import TableOutcome
+from mq_client.leaders import topic_with
 from mq_client.sender import Sender
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -168,10 +169,9 @@ class TransactionClient:
         """For `Stage`: the topic's id, and the UUIDs under which the rows go out, each with its number of rows."""
         check_topic_name(topic)
         deadline = self.deadline(timeout_ms)
-        view = self._connection.topic(topic, deadline)
-        if not 0 <= partition < view.partitions:
-            raise UnknownPartition(f"topic {topic!r} has no partition {partition}: it has 0 to {view.partitions - 1}")
-        rows = conform(table, view.schema, topic, now_us=None if view.typed else time.time_ns() // 1000)
+        view = topic_with(self._connection, topic, [partition], deadline)
+        now_us = None if view.typed else time.time_ns() // 1000
+        rows = conform(table, view.schema, topic, now_us=now_us, first_columns=view.first_columns)
         if not view.typed and (largest := largest_record_bytes(rows)) > view.settings.record_bytes_max:
             raise BatchTooLarge(f"record of {largest} bytes is above {topic!r}'s record_bytes_max={view.settings.record_bytes_max}")
         most = view.settings.batch_bytes_max - limits.BATCH_OVERHEAD_BYTES

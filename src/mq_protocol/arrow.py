@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from mq_protocol import limits
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import BatchTooLarge, CorruptBatch, SchemaMismatch
-from mq_protocol.record_batch_message import RecordBatchMessage, read_record_batch_message
+from mq_protocol.record_batch_message import RecordBatchMessage, node_count, read_record_batch_message
 
 RECORD_SCHEMA: pa.Schema = pa.schema(
     [
@@ -35,6 +35,7 @@ RECORD_SCHEMA: pa.Schema = pa.schema(
 _PREFIX_BYTES = 8  # continuation marker and length before a message's metadata
 _METADATA_LENGTH = struct.Struct("<i")
 _DEMANDS_MAX = 1024
+_BEGINNINGS_MAX = 64
 
 
 def schema_to_bytes(schema: pa.Schema) -> bytes:
@@ -63,6 +64,11 @@ def schema_fingerprint(schema: pa.Schema) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
+def schema_nodes(schema: pa.Schema) -> int:
+    """How many nodes a batch of the schema has (`mq_protocol.record_batch_message.node_count`): more columns have more of them."""
+    return _demands_of(schema).nodes
+
+
 def encode_batch(batch: pa.RecordBatch, compression: str | None = None) -> pa.Buffer:
     """The payload. `compression`: None, "lz4" or "zstd", of each buffer by itself."""
     if compression is None:
@@ -78,21 +84,22 @@ def encode_batch(batch: pa.RecordBatch, compression: str | None = None) -> pa.Bu
 def decode_batch(payload: Buffer | pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.RecordBatch:
     """The batch, its values in place (views of `payload`) unless it is compressed.
 
-    `columns`: only these, in this order; columns that are not named are not decompressed. For payloads that a broker has checked:
-    values are trusted. Raises `CorruptBatch` for what Arrow cannot read, `SchemaMismatch` for a column that the schema lacks.
+    `columns`: only these, in this order; columns that are not named are not decompressed. A batch of another version of the schema
+    (mq_protocol/evolution.py) is read as well: columns that it lacks are null, those that `schema` lacks are left out. For payloads
+    that a broker has checked: values are trusted. Raises `CorruptBatch` for what Arrow cannot read, `SchemaMismatch` for a column
+    that the schema lacks.
     """
     buffer = payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload)
+    if columns is not None:
+        for name in columns:
+            _index(schema, name)
     try:
-        if columns is None:
-            return pa.ipc.read_record_batch(buffer, schema)
-        indexes = [_index(schema, name) for name in columns]
-        if not columns or not _is_compressed(buffer):
-            return pa.ipc.read_record_batch(buffer, schema).select(indexes)
-        options = pa.ipc.IpcReadOptions(included_fields=sorted(indexes))
-        with pa.ipc.open_stream(pa.PythonFile(_SchemaThenPayload(schema, buffer), mode="r"), options=options) as reader:
-            return reader.read_next_batch().select(list(columns))
-    except (pa.ArrowException, OSError, StopIteration) as error:
-        raise CorruptBatch(f"corrupt batch: {error}") from error
+        return _decoded(buffer, schema, columns)
+    except (pa.ArrowException, OSError, StopIteration) as error:  # fewer nodes than the schema has is one of them
+        there = _beginning(schema, node_count(memoryview(buffer)))
+        if there is None:
+            raise CorruptBatch(f"corrupt batch: {error}") from error
+    return _decoded_shorter(buffer, schema, there, columns)
 
 
 def check_untrusted(
@@ -137,6 +144,46 @@ def check_untrusted(
 
 
 # ---------------------------------------------------------------- private
+
+
+def _decoded(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None) -> pa.RecordBatch:
+    if columns is None:
+        return pa.ipc.read_record_batch(buffer, schema)
+    if not columns or not _is_compressed(buffer):
+        return pa.ipc.read_record_batch(buffer, schema).select(list(columns))
+    options = pa.ipc.IpcReadOptions(included_fields=sorted(_index(schema, name) for name in columns))
+    with pa.ipc.open_stream(pa.PythonFile(_SchemaThenPayload(schema, buffer), mode="r"), options=options) as reader:
+        return reader.read_next_batch().select(list(columns))
+
+
+def _decoded_shorter(buffer: pa.Buffer, schema: pa.Schema, there: pa.Schema, columns: Sequence[str] | None) -> pa.RecordBatch:
+    """A batch that has only the first columns of the schema, those of `there`."""
+    wanted = schema.names if columns is None else columns
+    try:
+        found = _decoded(buffer, there, None if columns is None else [name for name in wanted if name in there.names])
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise CorruptBatch(f"corrupt batch: {error}") from error
+    if not wanted:
+        return found  # it has its rows, which a batch made of no columns would not
+    fields = [schema.field(name) for name in wanted]
+    arrays = [found.column(field.name) if field.name in there.names else pa.nulls(len(found), field.type) for field in fields]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema if columns is None else pa.schema(fields))
+
+
+def _beginning(schema: pa.Schema, nodes: int) -> pa.Schema | None:
+    """The first columns of the schema, those that have so many nodes together; None unless that is some and not all of them."""
+    known = _demands_of(schema).beginnings
+    if nodes not in known:
+        found, left = None, nodes
+        for count in range(1, len(schema)):
+            left -= sum(1 for _ in _layout(schema.field(count - 1).type))
+            if left <= 0:
+                found = pa.schema(list(schema)[:count]) if left == 0 else None
+                break
+        if len(known) < _BEGINNINGS_MAX:
+            known[nodes] = found
+        return found
+    return known[nodes]
 
 
 class _SchemaThenPayload(io.RawIOBase):
@@ -212,13 +259,14 @@ def _layout(kind: pa.DataType) -> Iterator[int]:
 class _Demands(NamedTuple):
     """What a schema asks of each of its batches: worked out once, since a batch of one record is checked as any other.
 
-    `required`: the columns, by place, in which some null is not allowed.
+    `required`: the columns, by place, in which some null is not allowed. `beginnings`: former versions that were met, by nodes.
     """
 
     schema: pa.Schema  # kept, so that its id stays its own
     nodes: int
     buffers: int
     required: tuple[tuple[int, pa.Field], ...]
+    beginnings: dict[int, pa.Schema | None]
 
 
 _demands: dict[int, _Demands] = {}  # by the schema's id: hashing one costs more than all that is kept here
@@ -229,7 +277,7 @@ def _demands_of(schema: pa.Schema) -> _Demands:
     if found is None:
         layout = [buffers for field in schema for buffers in _layout(field.type)]
         required = tuple((at, field) for at, field in enumerate(schema) if not field.nullable or _has_required(field.type))
-        found = _Demands(schema, len(layout), sum(layout), required)
+        found = _Demands(schema, len(layout), sum(layout), required, {})
         if len(_demands) >= _DEMANDS_MAX:
             _demands.clear()
         _demands[id(schema)] = found

@@ -308,6 +308,7 @@ class TopicInfo(_message.Message):
     TYPED_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
+    EARLIER_COLUMNS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     topic_id: _builtins.str
     schema: _builtins.bytes
@@ -318,6 +319,10 @@ class TopicInfo(_message.Message):
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionInfo]: ...
+    @_builtins.property
+    def earlier_columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """how many columns each former version of the schema had, first to last"""
+
     def __init__(
         self,
         *,
@@ -327,10 +332,11 @@ class TopicInfo(_message.Message):
         typed: _builtins.bool = ...,
         settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         partitions: _abc.Iterable[Global___PartitionInfo] | None = ...,
+        earlier_columns: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "partitions", b"partitions", "schema", b"schema", "settings", b"settings", "topic_id", b"topic_id", "typed", b"typed"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earlier_columns", b"earlier_columns", "name", b"name", "partitions", b"partitions", "schema", b"schema", "settings", b"settings", "topic_id", b"topic_id", "typed", b"typed"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -531,11 +537,14 @@ class AlterTopicRequest(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    SCHEMA_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     partitions: _builtins.int
     """0: as many as there are; never fewer"""
     replicas: _builtins.int
     """0: as many as there are"""
+    schema: _builtins.bytes
+    """all its columns as they are to be: more nullable ones behind those there are. Empty: as it is"""
     @_builtins.property
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """an empty value: the default again"""
@@ -547,10 +556,11 @@ class AlterTopicRequest(_message.Message):
         partitions: _builtins.int = ...,
         replicas: _builtins.int = ...,
         settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        schema: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "partitions", b"partitions", "replicas", b"replicas", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "partitions", b"partitions", "replicas", b"replicas", "schema", b"schema", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -69,6 +69,7 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         ("partition lead t 0", "BROKER"),
         ("topic alter t", "--partitions"),
         ("topic alter t --set durability", "NAME=VALUE"),
+        ("topic alter t --add-column 'a lnog'", "long"),
         ("topic create t --partitons 3", "--partitions"),
         ("topic create t --set durabilty=os", "durability"),
         ("topic create t --set durability=fsnc", "fsync"),

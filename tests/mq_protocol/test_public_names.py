@@ -7,14 +7,16 @@ import importlib
 import pytest
 
 PUBLIC = {
-    "arrow": "RECORD_SCHEMA check_untrusted decode_batch encode_batch schema_fingerprint schema_from_bytes schema_to_bytes",
+    "arrow": "RECORD_SCHEMA check_untrusted decode_batch encode_batch schema_fingerprint schema_from_bytes schema_nodes "
+    "schema_to_bytes",
     "ddl": "check_schema format_schema format_type parse_schema",
     "envelope": "Buffer Envelope H Header decode encode split",
+    "evolution": "check_extension extended versions",
     "names": "INTERNAL_PREFIX SETTINGS TRANSACTIONS_TOPIC Durability OnTotalLoss Setting TopicSettings "
     "check_group_name check_topic_name "
     "did_you_mean nearest parse_settings",
     "partitioner": "coordinator_partition murmur2 partition_for_key partitions_for_keys",
-    "record_batch_message": "RecordBatchMessage read_record_batch_message",
+    "record_batch_message": "RecordBatchMessage node_count read_record_batch_message",
     "row_filter": "RowFilter parse_filter",
 }
 

@@ -14,11 +14,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
+import pyarrow as pa
+
 from mq_broker.broker.cluster import Cluster
 from mq_broker.broker.placement import place
 from mq_broker.broker.rebalancing import resized
 from mq_broker.broker.shell import Shell
-from mq_broker.broker.topic_changes import begun, check_partitions, with_settings
+from mq_broker.broker.topic_changes import begun, check_partitions, with_columns, with_settings
 from mq_broker.broker.topics import Topic, Topics, first_state
 from mq_broker.coordination.interface import PARTITIONS_ADDED_AT_ONCE_MAX, CoordinationService, TopicSpec
 from mq_broker.core.messages import NodeState
@@ -92,6 +94,7 @@ class Admin:
             typed=bool(spec.schema),
             settings=spec.settings,
             partitions=partitions,
+            earlier_columns=spec.earlier,
         )
 
     async def partition_info(self, topic: Topic, number: int) -> pb.PartitionInfo:
@@ -171,10 +174,7 @@ class Admin:
             raise InvalidSetting(f"replicas={replicas} is out of range: give 1 to {REPLICAS_MAX}")
         parse_settings(settings, replicas)
         if schema:
-            try:
-                schema = schema_to_bytes(check_schema(schema_from_bytes(schema)))
-            except CorruptBatch as error:
-                raise InvalidRequest(f"the schema is no Arrow schema message: {error}") from error
+            schema = schema_to_bytes(_schema_told(schema))
         await self._topics.refresh()
         if self._topics.find(name) is not None:
             raise TopicExists(f"topic {name!r} exists already: choose another name, or delete it first")
@@ -247,6 +247,10 @@ class Admin:
         """Answers once partitions that were added serve; replicas that were asked for are on their way then."""
         check_topic_name(request.name)
         topic = await self._topics.get(request.name)
+        if request.schema:  # first: it is what is refused most
+            wanted = _schema_told(request.schema)
+            topic = await self._topics.edit(request.name, lambda spec: with_columns(spec, wanted))
+            log.info("topic %s: its columns are %s now", request.name, ", ".join(topic.schema.names))
         if request.settings:
             topic = await self._topics.edit(request.name, lambda spec: with_settings(spec, request.settings))
             log.info("topic %s: settings are %s now", request.name, topic.spec.settings)
@@ -293,3 +297,11 @@ class Admin:
         log.info("topic %s deleted", request.name)
         await self._topics.refresh()
         return pb.DeleteTopicResponse()
+
+
+def _schema_told(told: bytes) -> pa.Schema:
+    """As a topic can store it. Raises `InvalidRequest`."""
+    try:
+        return check_schema(schema_from_bytes(told))
+    except CorruptBatch as error:
+        raise InvalidRequest(f"the schema is no Arrow schema message: {error}") from error

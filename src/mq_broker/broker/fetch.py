@@ -13,11 +13,19 @@ from typing import Final
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.pushdown import Pushdown, stored
 from mq_broker.broker.shell import Shell
-from mq_broker.broker.topics import Topics
+from mq_broker.broker.topics import Topic, Topics
 from mq_broker.rpc.service import Batches, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
-from mq_protocol.errors import InvalidRequest, NotLeader, TritonMQError, to_wire
+from mq_protocol.errors import (
+    CoordinationUnavailable,
+    InvalidRequest,
+    InvalidSetting,
+    NotLeader,
+    SchemaMismatch,
+    TritonMQError,
+    to_wire,
+)
 from mq_protocol.limits import FETCH_CHUNK_BYTES, FILTERS_AT_ONCE_MAX, PARTITIONS_PER_TOPIC_MAX
 
 CHUNK_BYTES_CEILING: Final = 4 * FETCH_CHUNK_BYTES
@@ -46,7 +54,7 @@ class Reading:
         chunk_bytes = min(request.chunk_bytes_max or FETCH_CHUNK_BYTES, CHUNK_BYTES_CEILING)
         pushdown = None
         if request.filter or request.project:
-            pushdown = Pushdown(topic.schema, request, typed=bool(topic.spec.schema))
+            pushdown = await self._pushdown(topic, request)
             chunk_bytes = max(chunk_bytes, PUSHDOWN_READ_BYTES)
         at = request.start_offset
         while at < request.end_offset:
@@ -58,10 +66,22 @@ class Reading:
             if pushdown is None:
                 sent: list[tuple[pb.StoredBatch, Buffer]] = [(stored(batch), payload) for batch, payload in batches]
             else:
+                if topic.spec.schema and not pushdown.knows(batches):
+                    await self._topics.renewed(topic)
+                    raise CoordinationUnavailable(f"this broker has only now heard of columns added to {request.topic}: ask again")
                 async with self._filtering:  # a broker has other work: what columns and rows cost is paid beside the loop
                     sent = await asyncio.to_thread(pushdown.apply, batches)
             header = pb.BatchesHeader(batches=[described for described, _ in sent], leader_epoch=epoch)
             await send(Envelope(header, tuple(payload for _, payload in sent)))
+
+    async def _pushdown(self, topic: Topic, request: pb.FetchRequest) -> Pushdown:
+        try:
+            return Pushdown(topic.schema, request, typed=bool(topic.spec.schema))
+        except (SchemaMismatch, InvalidSetting):
+            newer = await self._topics.renewed(topic)  # the reader may have heard of new columns before this broker
+            if newer is topic:
+                raise
+        return Pushdown(newer.schema, request, typed=bool(newer.spec.schema))
 
     def _check_known(self, partition: Partition, request: pb.FetchRequest) -> None:
         """Rule 3: at or beyond its high watermark a broker says "retry", whatever its role, never "out of range"."""

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa
+
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.streams import side_by_side
@@ -123,20 +125,22 @@ class _Stream:
         batch = _Batch(header, request.payload, self._loop.time() + timeout_ms / 1000)
         try:
             topic = await self._producing.topics.get(header.topic)
+            if topic.spec.schema and header.schema_fingerprint not in topic.versions:
+                topic = await self._producing.topics.renewed(topic)  # the producer may have heard of new columns before this broker
             batch.partition = self._producing.shell.partition(topic, header.partition)
             if not batch.partition.replica.leading:
                 raise batch.partition.not_leader()
-            _check_header(header, topic)
+            schema = _check_header(header, topic)
         except TritonMQError as error:
             batch.error = error
             self._checked(batch)
             return
         if len(batch.payload) <= CHECK_INLINE_BYTES_MAX:
-            _check(batch, topic)
+            _check(batch, topic, schema)
             self._checked(batch)
             return
         self._unchecked.append(batch)
-        checking = self._loop.run_in_executor(self._producing.threads, _check, batch, topic)
+        checking = self._loop.run_in_executor(self._producing.threads, _check, batch, topic, schema)
         checking.add_done_callback(lambda done: self._propose_checked(batch, done))
 
     def _checked(self, batch: _Batch) -> None:
@@ -198,8 +202,9 @@ def _stage(stage: pb.StageOf) -> Stage:
     return Stage(key_of(stage.key), stage.batch_id, stage.run_id)
 
 
-def _check_header(header: pb.ProduceHeader, topic: Topic) -> None:
-    """What can be told without the payload. Raises `InvalidRequest` or `SchemaMismatch`."""
+def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
+    """What can be told without the payload; the version of the topic's schema that it was encoded with, the present one or one that
+    that begins with. Raises `InvalidRequest` or `SchemaMismatch`."""
     if topic.spec.name.startswith(INTERNAL_PREFIX):
         raise InvalidRequest(f"topic {topic.spec.name} is the brokers' own: nobody else writes it")
     if len(header.uuid) != _UUID_BYTES or header.uuid == NO_UUID:
@@ -211,19 +216,21 @@ def _check_header(header: pb.ProduceHeader, topic: Topic) -> None:
     if header.HasField("stage"):
         key_of(header.stage.key)
         check_transaction_name("run id", header.stage.run_id)
-    if header.schema_fingerprint != topic.fingerprint:
+    schema = topic.versions.get(header.schema_fingerprint)
+    if schema is None:
         raise SchemaMismatch(
             f"the batch was not encoded with the schema of topic {topic.spec.name}, which is: "
             f"{', '.join(f'{f.name} {f.type}' for f in topic.schema)}"[:500]
         )
+    return schema
 
 
-def _check(batch: _Batch, topic: Topic) -> None:
+def _check(batch: _Batch, topic: Topic, schema: pa.Schema) -> None:
     """Look at every byte. May run in a thread: touches the batch alone."""
     try:
         batch.decoded_bytes = check_untrusted(
             batch.payload,
-            topic.schema,
+            schema,
             batch_bytes_max=topic.settings.batch_bytes_max,
             record_count=batch.header.record_count,
         )

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from mq_broker.core.messages import Published
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import decode_batch, encode_batch
+from mq_protocol.arrow import decode_batch, encode_batch, schema_nodes
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import InvalidRequest, SchemaMismatch
 from mq_protocol.names import did_you_mean
-from mq_protocol.record_batch_message import read_record_batch_message
+from mq_protocol.record_batch_message import node_count, read_record_batch_message
 from mq_protocol.row_filter import parse_filter
 
 
@@ -33,7 +33,10 @@ def stored(batch: Published) -> pb.StoredBatch:
 
 
 class Pushdown:
-    """Owns what one Fetch asked for, checked once. Raises `SchemaMismatch`, `InvalidSetting` or `InvalidRequest`."""
+    """Owns what one Fetch asked for, checked once. Raises `SchemaMismatch`, `InvalidSetting` or `InvalidRequest`.
+
+    Of a batch of a former version of the schema, columns that it lacks are null, for the filter too.
+    """
 
     def __init__(self, schema: pa.Schema, request: pb.FetchRequest, *, typed: bool) -> None:
         if request.filter and not typed:
@@ -42,9 +45,14 @@ class Pushdown:
                 "leave it out, and use .filter(...) on the DataFrame"
             )
         self._schema = schema
+        self._nodes = schema_nodes(schema)
         self._columns = _columns(schema, request) if request.project else list(schema.names)
         self._filter = parse_filter(request.filter, schema) if request.filter else None
         self._start, self._end = request.start_offset, request.end_offset
+
+    def knows(self, batches: Sequence[tuple[Published, memoryview]]) -> bool:
+        """Whether the schema has all columns of these batches: one that was read before columns were added has not."""
+        return all(node_count(payload) <= self._nodes for _, payload in batches)
 
     def apply(self, batches: Sequence[tuple[Published, memoryview]]) -> list[tuple[pb.StoredBatch, Buffer]]:
         """What is sent of each stored batch, and how it is described."""

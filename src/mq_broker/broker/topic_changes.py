@@ -1,4 +1,4 @@
-"""What a topic's document becomes when its replicas move, its partitions grow in number or its settings change. Pure.
+"""What a topic's document becomes when its replicas move, its partitions or columns grow in number or its settings change. Pure.
 
 Each is given the document as it is and makes the same of what it has made already, so that it can be asked again after a lost
 answer (`Topics.edit`). Who carries moves out is moves.py; where replicas should go, rebalancing.py and placement.py.
@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+import pyarrow as pa
+
 from mq_broker.broker.rebalancing import Members
 from mq_broker.coordination.interface import Move, TopicSpec
+from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
 from mq_protocol.errors import InvalidRequest, InvalidSetting, UnknownPartition
+from mq_protocol.evolution import check_extension
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 from mq_protocol.names import SETTINGS, parse_settings
 
@@ -72,7 +76,7 @@ def is_complete(move: Move, isr: Collection[int]) -> bool:
     return all(broker in isr for broker in came) and 0 < in_sync >= min(len(move.target), before)
 
 
-# ---------------------------------------------------------------------- partitions and settings
+# ---------------------------------------------------------------------- partitions, columns and settings
 
 
 def check_partitions(spec: TopicSpec, partitions: int) -> None:
@@ -84,6 +88,21 @@ def check_partitions(spec: TopicSpec, partitions: int) -> None:
         )
     if partitions > PARTITIONS_PER_TOPIC_MAX:
         raise InvalidRequest(f"partitions={partitions} is out of range: at most {PARTITIONS_PER_TOPIC_MAX}")
+
+
+def with_columns(spec: TopicSpec, wanted: pa.Schema) -> TopicSpec:
+    """The document with the schema `wanted`: what it has, and nullable columns behind that. Raises `InvalidRequest` for any other
+    change, and for a topic of records."""
+    if not spec.schema:
+        raise InvalidRequest(
+            f"topic {spec.name} holds records, whose columns are fixed: put more into their values or headers, or make a topic "
+            "with a schema of its own"
+        )
+    before = schema_from_bytes(spec.schema)
+    check_extension(spec.name, before, wanted)
+    if len(wanted) == len(before):
+        return spec
+    return replace(spec, schema=schema_to_bytes(wanted), earlier=(*spec.earlier, len(before)))
 
 
 def with_settings(spec: TopicSpec, given: Mapping[str, str]) -> TopicSpec:

@@ -19,6 +19,7 @@ from mq_broker.coordination.interface import CoordinationService, TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
 from mq_protocol.errors import CoordinationUnavailable, OutcomeUnknown, TritonMQError, UnknownTopic
+from mq_protocol.evolution import versions
 from mq_protocol.names import INTERNAL_PREFIX, Durability, TopicSettings, parse_settings
 
 log = logging.getLogger(__name__)
@@ -27,24 +28,26 @@ EDIT_ATTEMPTS_MAX: Final = 20
 EDIT_PAUSE_S: Final = 0.02
 
 REFRESH_S_MIN: Final = 0.2
-"""Clients that name topics which do not exist cause no more reads than this allows."""
+"""Clients that name topics or columns which do not exist cause no more reads than this allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic with everything that is computed from its specification once."""
+    """A topic with everything that is computed from its specification once. `versions`: what its schema is and has been, by
+    fingerprint: producers that know a former one go on."""
 
     spec: TopicSpec
     settings: TopicSettings
     schema: pa.Schema
-    fingerprint: int
+    versions: dict[int, pa.Schema]
 
     @classmethod
     def of(cls, spec: TopicSpec) -> Topic:
         """Raises a `TritonMQError` for a specification that this version cannot read."""
         schema = schema_from_bytes(spec.schema)
         settings = parse_settings(spec.settings, spec.replicas)
-        return cls(spec, settings, schema, schema_fingerprint(schema))
+        known = {schema_fingerprint(version): version for version in versions(schema, spec.earlier)}
+        return cls(spec, settings, schema, known)
 
     @property
     def volatile(self) -> bool:
@@ -102,6 +105,13 @@ class Topics:
                 f"there is no topic {name!r}: `tritonmq topic list` shows those that exist, `topic create` makes one"
             )
         return topic
+
+    async def renewed(self, topic: Topic) -> Topic:
+        """The topic as the coordination service has it now: for a client that may know of its columns before this broker does.
+        Raises `UnknownTopic` or `CoordinationUnavailable`."""
+        await asyncio.sleep(max(0.0, self._refreshed_at + REFRESH_S_MIN - asyncio.get_running_loop().time()))
+        await self.refresh()
+        return await self.get(topic.spec.name)
 
     async def exists(self, name: str, partition: int, topic_id: str = "") -> bool:
         """Whether there is that partition (of the topic with that id, if one is given), as the coordination service says now: also

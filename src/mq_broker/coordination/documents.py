@@ -55,6 +55,8 @@ def topic_to_json(topic: TopicSpec) -> dict[str, Any]:
         document["moving"] = {
             str(number): {"target": list(move.target), "origin": list(move.origin)} for number, move in sorted(topic.moving.items())
         }
+    if topic.earlier:
+        document["earlier"] = list(topic.earlier)
     return document
 
 
@@ -69,6 +71,7 @@ def topic_from_json(document: dict[str, Any]) -> TopicSpec:
             int(number): Move(_brokers(move["target"]), _brokers(move["origin"]))
             for number, move in document.get("moving", {}).items()
         },
+        earlier=tuple(int(columns) for columns in document.get("earlier", ())),
     )
 
 

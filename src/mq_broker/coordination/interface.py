@@ -37,8 +37,8 @@ class Move:
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
     """A topic as stored. `assignment[p]` are the brokers of partition p in order of rank; while `moving` has p, those of its origin
-    and those of its target. `schema`: serialized Arrow schema; empty for the record schema. `settings`: only those that were given,
-    validated by mq_broker.broker."""
+    and those of its target. `schema`: serialized Arrow schema; empty for the record schema; `earlier`: how many columns each of its
+    former versions had, first to last. `settings`: only those that were given, validated by mq_broker.broker."""
 
     name: str
     topic_id: str
@@ -46,6 +46,7 @@ class TopicSpec:
     schema: bytes = b""
     settings: dict[str, str] = field(default_factory=dict)
     moving: dict[int, Move] = field(default_factory=dict)
+    earlier: tuple[int, ...] = ()
 
     @property
     def replicas(self) -> int:

@@ -14,7 +14,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from mq_protocol.errors import DataLoss, OffsetOutOfRange
+from mq_protocol.errors import DataLoss, OffsetOutOfRange, SchemaMismatch
 from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.offsets import OffsetRange, plan
 from mq_spark.options import SourceOptions
@@ -71,14 +71,21 @@ def read_ranges(options: SourceOptions, wanted: StructType, work: Ranges) -> Ite
     for each in work.ranges:
         projection = projections.get(each.topic)
         if projection is None:
-            projection = projections[each.topic] = Projection(_topic(cluster, options, work, each.topic), wanted)
+            projection = projections[each.topic] = _projection(cluster, options, work, each.topic, wanted)
         yield from _merged(projection, each.partition, _fetched(cluster, options, each, projection.columns))
     _report(cluster, options, work)
 
 
-def _topic(cluster: Cluster, options: SourceOptions, work: Ranges, name: str) -> Topic:
-    """The topic that was planned, and not another that has been made under its name since."""
-    topic = cluster.topic(name, work.topic_ids[name])
+def _projection(cluster: Cluster, options: SourceOptions, work: Ranges, name: str, wanted: StructType) -> Projection:
+    try:
+        return Projection(_topic(cluster, options, work, name, work.topic_ids[name]), wanted)
+    except SchemaMismatch:  # a worker that is kept may remember the topic from before columns were added
+        return Projection(_topic(cluster, options, work, name, None), wanted)
+
+
+def _topic(cluster: Cluster, options: SourceOptions, work: Ranges, name: str, remembered: str | None) -> Topic:
+    """The topic that was planned, and not another that has been made under its name since. `remembered`: as for `Cluster.topic`."""
+    topic = cluster.topic(name, remembered)
     if topic.topic_id != work.topic_ids[name] and options.fail_on_data_loss:
         raise DataLoss(f"data was lost: topic {name} was deleted and made again while it was read; begin with a new checkpoint")
     return topic

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from mq_broker.broker.topic_changes import arrived, begun, called_off, check_partitions, is_complete, with_settings
+from mq_broker.broker.topic_changes import arrived, begun, called_off, check_partitions, is_complete, with_columns, with_settings
 from mq_broker.coordination.interface import Move, TopicSpec
+from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
+from mq_protocol.ddl import parse_schema
 from mq_protocol.errors import InvalidRequest, InvalidSetting, UnknownPartition
 
 TOPIC = TopicSpec("t", "id", ((1, 2, 3), (2, 3, 1)))
@@ -125,3 +127,21 @@ def test_settings_that_can_change_do_and_an_empty_value_is_the_default_again() -
 def test_settings_that_cannot_change_say_so(given: dict[str, str], says: str) -> None:
     with pytest.raises(InvalidSetting, match=says):
         with_settings(TOPIC, given)
+
+
+def test_added_columns_leave_behind_how_many_each_former_version_had() -> None:
+    typed = replace(TOPIC, schema=schema_to_bytes(parse_schema("a long")))
+    two, four = parse_schema("a long, b int"), parse_schema("a long, b int, c int, d int")
+    once = with_columns(typed, two)
+    twice = with_columns(once, four)
+    assert (schema_from_bytes(once.schema), once.earlier) == (two, (1,))
+    assert (schema_from_bytes(twice.schema), twice.earlier) == (four, (1, 2))
+    assert with_columns(twice, four) == twice, "asked again it is the same"
+
+
+def test_columns_are_only_added_and_only_to_topics_that_have_some() -> None:
+    typed = replace(TOPIC, schema=schema_to_bytes(parse_schema("a long, b int")))
+    with pytest.raises(InvalidRequest, match="cannot be dropped"):
+        with_columns(typed, parse_schema("a long"))
+    with pytest.raises(InvalidRequest, match="holds records"):
+        with_columns(TOPIC, parse_schema("a long"))

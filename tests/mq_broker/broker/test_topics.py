@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from mq_broker.broker.topic_changes import with_columns
 from mq_broker.broker.topics import Topic, Topics
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import TopicSpec
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import NodeState
+from mq_protocol.arrow import schema_fingerprint, schema_to_bytes
+from mq_protocol.ddl import parse_schema
 from mq_protocol.errors import UnknownTopic
 
 STATE = NodeState(None, 0, ((1, ""),), 0, "")
@@ -92,5 +95,23 @@ def test_a_topic_that_a_newer_version_has_altered_is_not_taken_for_deleted(tmp_p
             await copy.refresh()
             assert list(seen[-1]) == ["id-of-t"], "whoever is told that it is gone deletes its data (trap 18)"
             assert (await copy.get("t")).spec.settings == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_is_read_anew_for_clients_that_know_more_and_keeps_what_it_was(tmp_path: Path) -> None:
+    before, after = parse_schema("a long"), parse_schema("a long, b int")
+
+    async def scenario() -> None:
+        async with topics(tmp_path) as (copy, coordination, seen):
+            await coordination.create_topic(spec("t", schema=schema_to_bytes(before)), (STATE,))
+            known = await copy.get("t")
+            found = await coordination.read_topic("t")
+            assert found is not None
+            await coordination.update_topic(found[0], with_columns(found[1], after))
+            newer, again = await asyncio.gather(copy.renewed(known), copy.renewed(known))
+            assert newer is again
+            assert newer.versions == {schema_fingerprint(after): after, schema_fingerprint(before): before}
+            assert len(seen) <= 3, "who asks at once shares a read"
 
     asyncio.run(scenario())

@@ -21,6 +21,8 @@ def test_every_document_comes_back_as_it_was() -> None:
     assert documents.load(documents.dump(documents.topic_to_json(topic)), documents.topic_from_json, "x") == topic
     moving = TopicSpec("t", "id", ((1, 2), (2, 1, 3)), moving={1: Move((2, 3), (2, 1))})
     assert documents.load(documents.dump(documents.topic_to_json(moving)), documents.topic_from_json, "x") == moving
+    longer = TopicSpec("t", "id", ((1,),), schema=b"abc", earlier=(2, 5))
+    assert documents.load(documents.dump(documents.topic_to_json(longer)), documents.topic_from_json, "x") == longer
     for state in (state_of(), NodeState(None, 4, (), 1, "")):
         assert documents.load(documents.dump(documents.state_to_json(state)), documents.state_from_json, "x") == state
 
