@@ -59,10 +59,11 @@ class Target:
     Records without a key go to one partition until its batch closes, then to the next: few full batches instead of many small ones.
     """
 
-    __slots__ = ("batch_bytes_max", "open", "record_bytes_max", "sticky", "view")
+    __slots__ = ("batch_bytes_max", "dropped", "open", "record_bytes_max", "sticky", "view")
 
     def __init__(self, view: TopicView, batch_bytes_max: int, random: Random) -> None:
         self.view = view
+        self.dropped = False  # the topic has changed: another stands for it, or will
         self.batch_bytes_max = min(batch_bytes_max, view.settings.batch_bytes_max - limits.BATCH_OVERHEAD_BYTES)
         self.record_bytes_max = view.settings.record_bytes_max
         self.open: list[OpenBatch | None] = [None] * view.partitions
@@ -105,9 +106,14 @@ class Accumulator:
 
     def drop_target(self, target: Target, now: float) -> None:
         """The topic has changed: what is open is closed, and the next record finds a new target."""
+        target.dropped = True
         for partition in range(len(target.open)):
             self._close(target, partition, now)
         self._targets.pop(target.view.name, None)
+
+    def targets(self) -> list[Target]:
+        """The topics that are written to."""
+        return list(self._targets.values())
 
     # ------------------------------------------------------------------ records in
 

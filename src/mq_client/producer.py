@@ -7,7 +7,7 @@ import functools
 import time
 import uuid as uuids
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Final
@@ -31,10 +31,11 @@ from mq_client.batches import (
     to_header_pairs,
     to_timestamp_us,
 )
-from mq_client.connection import Connection
+from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Deadline, positive_ms
-from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, TritonMQError, UnknownPartition
+from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, TritonMQError
 from mq_client.futures import BatchOutcome, RecordFuture, TableFuture, TableOutcome
+from mq_client.leaders import topic_with
 from mq_client.sender import Sender
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -46,6 +47,7 @@ _COMPRESSIONS: Final = (None, "lz4", "zstd")
 _BATCH_BYTES: Final = 1 << 20
 _BUFFER_BYTES: Final = 64 << 20
 _RETRIES: Final = 2**31 - 1
+_METADATA_AGE_MS: Final = 30_000.0
 
 # Keys repeat; the hash in Python costs ten times the look-up.
 _partition_of_key = functools.lru_cache(maxsize=1 << 16)(partition_for_key)
@@ -61,6 +63,7 @@ class Producer:
     `retries`: attempts beyond the first within that time. `max_in_flight`: unanswered batches a partition.
     `linger_ms`: how long a batch waits for more records. `batch_bytes_max`: when it closes at once.
     `compression`: of batches, None, "lz4" or "zstd". `buffer_bytes_max`: what may be unacknowledged in all.
+    `metadata_age_ms_max`: partitions and columns that are added to a topic are known after so long; when one is named, at once.
 
     Raises `InvalidSetting` for a value that makes no sense. Nothing is connected before the first use.
     """
@@ -77,6 +80,7 @@ class Producer:
         *,
         compression: str | None = None,
         buffer_bytes_max: int = _BUFFER_BYTES,
+        metadata_age_ms_max: float = _METADATA_AGE_MS,
     ) -> None:
         if acks not in _ACKS:
             raise InvalidSetting(f"acks={acks!r} is not known{did_you_mean(str(acks), _ACKS)} (it is one of {', '.join(_ACKS)})")
@@ -94,9 +98,10 @@ class Producer:
             raise InvalidSetting(f"buffer_bytes_max={buffer_bytes_max} is below batch_bytes_max={batch_bytes_max}: raise it")
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
         self._buffer_bytes_max = buffer_bytes_max
+        self._metadata_age_s_max = positive_ms("metadata_age_ms_max", metadata_age_ms_max) / 1000
         self._connection = Connection(bootstrap)
         settings = AccumulatorSettings(batch_bytes_max, linger_ms / 1000, timeout_ms / 1000, retries, max_in_flight, compression)
-        self._sender = Sender(self._connection, settings, _ACKS[acks], self._forget)
+        self._sender = Sender(self._connection, settings, _ACKS[acks], self._forget, self._metadata_age_s_max)
         self._accumulator = self._sender.accumulator
         self._targets: dict[str, Target] = {}
         self._closed = False
@@ -150,18 +155,22 @@ class Producer:
         if uuid is not None:
             alone = records_to_batch([key], [value], [pairs], [stamp])
             return self._publish_alone(target, alone, _uuid_bytes(uuid), key, partition)
+        chosen = partition
         if partition is None:
             if key is not None:
-                partition = _partition_of_key(key, len(target.open))
+                chosen = _partition_of_key(key, len(target.open))
         elif not 0 <= partition < len(target.open):
-            raise _no_such_partition(target, partition)
+            target = self._target_with(topic, partition)
         sender = self._sender
         with sender.lock:
             self._make_room(size)
-            future, news = self._accumulator.add(target, partition, key, value, pairs, stamp, size, time.monotonic())
-            if news:
-                sender.work.notify()
-        return future
+            if not target.dropped:
+                future, news = self._accumulator.add(target, chosen, key, value, pairs, stamp, size, time.monotonic())
+                if news:
+                    sender.work.notify()
+                return future
+        # The topic has just changed.
+        return self.publish(topic, value, key=key, headers=pairs, partition=partition, timestamp=stamp)
 
     def _publish_row(
         self,
@@ -180,6 +189,8 @@ class Producer:
             )
         if headers is not None or timestamp is not None:
             raise InvalidRequest(f"topic {name!r} has its own schema: it has no place for headers or timestamp; make them columns")
+        if not row.keys() <= set(target.view.schema.names):
+            target = self._target_with(name, columns=row)
         batch = rows_to_batch([row], target.view.schema, name)
         size = batch.nbytes
         if size > target.record_bytes_max:
@@ -187,19 +198,22 @@ class Producer:
         key = None if key is None else to_bytes(key, "key")
         if uuid is not None:
             return self._publish_alone(target, batch, _uuid_bytes(uuid), key, partition)
-        chosen = self._choose(target, key, partition)
+        target, chosen = self._choose(target, key, partition)
         with self._sender.lock:
             self._make_room(size)
-            future, news = self._accumulator.add_row(target, chosen, dict(row), size, time.monotonic())
-            if news:
-                self._sender.work.notify()
-        return future
+            if not target.dropped:
+                future, news = self._accumulator.add_row(target, chosen, dict(row), size, time.monotonic())
+                if news:
+                    self._sender.work.notify()
+                return future
+        # The topic has just changed.
+        return self.publish(name, row, key=key, partition=partition)
 
     def _publish_alone(
         self, target: Target, batch: pa.RecordBatch, uuid: bytes, key: bytes | None, partition: int | None
     ) -> RecordFuture:
         """A batch of one. Without key or partition the UUID decides: sent again by anyone it must meet its first copy."""
-        chosen = self._choose(target, key if key is not None else uuid, partition)
+        target, chosen = self._choose(target, key if key is not None else uuid, partition)
         assert chosen is not None
         outcome = BatchOutcome(target.view.name)
         with self._sender.lock:
@@ -208,12 +222,13 @@ class Producer:
             self._sender.work.notify()
         return RecordFuture(outcome, 0)
 
-    def _choose(self, target: Target, key: bytes | None, partition: int | None) -> int | None:
+    def _choose(self, target: Target, key: bytes | None, partition: int | None) -> tuple[Target, int | None]:
+        """The partition, None if it may be any, and the target that has it."""
         if partition is None:
-            return None if key is None else _partition_of_key(key, len(target.open))
+            return target, None if key is None else _partition_of_key(key, len(target.open))
         if not 0 <= partition < len(target.open):
-            raise _no_such_partition(target, partition)
-        return partition
+            target = self._target_with(target.view.name, partition)
+        return target, partition
 
     # ------------------------------------------------------------------ tables
 
@@ -238,9 +253,13 @@ class Producer:
         room was made within `timeout_ms` (then batches before may be on their way).
         """
         target = self._targets.get(topic) or self._target(topic)
+        if target.view.typed and not set(target.view.schema.names).issuperset(batch.schema.names):
+            target = self._target_with(topic, columns=batch.schema.names)
+        if partition is not None:
+            target, _ = self._choose(target, None, partition)
         view = target.view
         now_us = None if view.typed else time.time_ns() // 1000
-        table = conform(batch, view.schema, topic, now_us=now_us)
+        table = conform(batch, view.schema, topic, now_us=now_us, first_columns=view.first_columns)
         if not view.typed and (largest := largest_record_bytes(table)) > target.record_bytes_max:
             raise BatchTooLarge(
                 f"record of {largest} bytes is above {topic!r}'s record_bytes_max={target.record_bytes_max}: raise it"
@@ -269,7 +288,7 @@ class Producer:
         pieces: list[tuple[int, pa.RecordBatch]] = []
         parts: Sequence[tuple[int | None, pa.Table]]
         if partition is not None:
-            parts = [(self._choose(target, None, partition), table)]
+            parts = [(partition, table)]
         elif key_column is None:
             parts = [(None, table)]
         else:
@@ -327,11 +346,24 @@ class Producer:
     def _target(self, topic: str) -> Target:
         """The topic, asked for when it is first written to."""
         check_topic_name(topic)
-        view = self._connection.topic(topic, Deadline(self._timeout_ms))
+        view = self._connection.topic(topic, Deadline(self._timeout_ms), self._metadata_age_s_max)
+        return self._target_of(view)
+
+    def _target_with(self, topic: str, partition: int = 0, columns: Collection[str] = ()) -> Target:
+        """The topic with a partition and columns that it has not had so far as is known here: asked for before that is an error."""
+        view = topic_with(self._connection, topic, [partition], Deadline(self._timeout_ms), columns=columns)
+        return self._target_of(view)
+
+    def _target_of(self, view: TopicView) -> Target:
+        """The target that is made as the view is, or as what was heard of later."""
         with self._sender.lock:
-            found = self._targets.get(topic)
+            view = self._connection.known_topic(view.name) or view
+            found = self._targets.get(view.name)
+            if found is not None and found.view is not view and not found.view.is_made_as(view):
+                self._forget(view.name)
+                found = None
             if found is None:
-                found = self._targets[topic] = self._accumulator.add_target(view)
+                found = self._targets[view.name] = self._accumulator.add_target(view)
             return found
 
     def _forget(self, topic: str) -> None:
@@ -377,10 +409,6 @@ def _uuid_bytes(uuid: uuids.UUID | bytes | str) -> bytes:
 def _piece_uuid(uuid: bytes, index: int, count: int, rows: int) -> bytes:
     """A table's own UUID if it is one batch; else one for each that depends on the split, so that another split is not mistaken."""
     return uuid if count == 1 else uuids.uuid5(uuids.UUID(bytes=uuid), f"{index}/{count}/{rows}").bytes
-
-
-def _no_such_partition(target: Target, partition: int) -> UnknownPartition:
-    return UnknownPartition(f"topic {target.view.name!r} has no partition {partition}: it has 0 to {len(target.open) - 1}")
 
 
 def _close_at_exit(reference: weakref.ref[Producer]) -> None:

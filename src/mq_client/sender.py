@@ -7,6 +7,7 @@ Shared by the producer (records) and the transaction client (staged batches). De
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -53,6 +54,8 @@ class Sender:
     """Owns the sending thread, the streams and the refresher. Everything shared is under `lock`.
 
     `work` wakes the thread; `progress` is notified whenever something was answered (room in memory, a flush that may end).
+    `on_changed_topic`: told under `lock` of a topic that is not as its target has it. `metadata_age_s_max`: what is known of the
+    topics written to is asked for again when it is older.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Sender:
         settings: AccumulatorSettings,
         acks: pb.Acks.ValueType,
         on_changed_topic: Callable[[str], None] = lambda topic: None,
+        metadata_age_s_max: float = math.inf,
     ) -> None:
         self.lock = threading.Lock()
         self.work = threading.Condition(self.lock)
@@ -73,6 +77,9 @@ class Sender:
         self._on_changed_topic = on_changed_topic
         self._streams: dict[str, ProduceStream] = {}
         self._refresher = Refresher(connection, self._wake)
+        self._metadata_age_s_max = metadata_age_s_max
+        self._renew_at = 0.0
+        self._ask_again: dict[str, float] = {}
         self._stopping = False
         self._thread: threading.Thread | None = None
 
@@ -159,7 +166,8 @@ class Sender:
     def _plan(self, now: float) -> tuple[list[tuple[ProduceStream, OutgoingBatch, pb.ProduceHeader]], list[Answer], float]:
         """What to send, what ended, and when to look again."""
         accumulator = self.accumulator
-        wake = accumulator.close_ready(now) or now + _IDLE_S
+        self._renew(now)
+        wake = min(self._renew_at, accumulator.close_ready(now) or math.inf)
         ready: list[tuple[ProduceStream, OutgoingBatch, pb.ProduceHeader]] = []
         answers: list[Answer] = []
         for lane in accumulator.busy():
@@ -179,6 +187,22 @@ class Sender:
                 if lane.not_before > now:
                     wake = min(wake, lane.not_before)
         return ready, answers, wake
+
+    def _renew(self, now: float) -> None:
+        """Ask again about topics that were heard of too long ago; let go of targets of those that are not as they were."""
+        if now < self._renew_at:
+            return
+        self._renew_at = now + min(_IDLE_S, self._metadata_age_s_max)
+        for target in self.accumulator.targets():
+            name = target.view.name
+            known = self._connection.known_topic(name)
+            if known is None or not known.is_made_as(target.view):
+                self._on_changed_topic(name)
+                if known is None and not any(lane.topic == name for lane in self.accumulator.busy()):
+                    self._refresher.refusal(name)  # nobody waits to be told; who publishes next asks for the topic again
+            elif self._connection.topic_age_s(name) > self._metadata_age_s_max and now > self._ask_again.get(name, 0.0):
+                self._ask_again[name] = now + self._metadata_age_s_max
+                self._refresher.ask(name)
 
     def _leader_of(self, lane: Lane, now: float, answers: list[Answer]) -> str | None:
         """Where the lane's batches go; what is in flight to another than that is called back."""
@@ -224,6 +248,7 @@ class Sender:
 
     def _wake(self) -> None:
         with self.lock:
+            self._renew_at = 0.0
             self.work.notify()
 
     def _tell(self, answers: Sequence[Answer]) -> None:
