@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo test style types floors proto lock bench simulate chaos crashes clean
+.PHONY: demo test style types floors proto lock bench simulate mutations chaos crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -30,7 +30,10 @@ bench-kafka: $(VENV)/.ready   ## the same beside Apache Kafka, which is fetched 
 
 SEEDS ?= 1000
 simulate: $(VENV)/.ready      ## whole clusters in virtual time: make simulate SEEDS=n
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(PROFILE),--profile $(PROFILE))
+
+mutations: $(VENV)/.ready     ## plant every fault, see that the simulator finds it, and put the counts into its README
+	$(BIN)/python -m tests.simulation.mutations --processes 2 --table tests/simulation/README.md
 
 MINUTES ?= 5
 chaos: $(VENV)/.ready         ## real processes under fire, judged: make chaos MINUTES=n

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import multiprocessing
 import sys
@@ -10,10 +11,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from tests.simulation.cluster import Report, simulate
-
-YOUNG_OBJECTS = 200_000
-"""A simulated cluster is one large graph that lives until its seed ends: looking through it less often saves a quarter of the time."""
+from tests.simulation.cluster import Report
+from tests.simulation.loop import YOUNG_OBJECTS
+from tests.simulation.profiles import PROFILES, simulate_under
 
 PROGRESS_SEEDS = 500
 
@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--profile", default="", choices=("", *PROFILES), help="narrower plans than the seeds' own (profiles.py)")
     parser.add_argument("--story", action="store_true", help="with --seed: print the last events even if nothing was wrong")
     parser.add_argument("--processes", type=int, default=1, choices=(1, 2), help="seeds are spread over so many processes")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
@@ -30,7 +31,7 @@ def main() -> int:
     arguments = parser.parse_args()
     gc.set_threshold(YOUNG_OBJECTS)
     if arguments.seed is not None:
-        report = simulate(arguments.seed)
+        report = simulate_under(arguments.profile, arguments.seed)
         print(report.plan)
         print(f"trace {report.trace:08x}, {report.calls} events, {report.simulated_ms / 1000:.1f} s")
         print(f"{dict(report.done)}\n{dict(report.faults)}")
@@ -40,7 +41,7 @@ def main() -> int:
     total = Counter[str]()
     faults, done = Counter[str](), Counter[str]()
     failed = 0
-    for report in run(seeds, arguments.processes):
+    for report in run(seeds, arguments.processes, arguments.profile):
         total.update(seeds=1, events=report.calls, broker_ms=report.simulated_ms * report.plan.brokers, ms=report.simulated_ms)
         faults.update(report.faults)
         done.update(report.done)
@@ -61,13 +62,14 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def run(seeds: range, processes: int) -> Iterator[Report]:
+def run(seeds: range, processes: int, profile: str = "") -> Iterator[Report]:
     """Reports in order of the seeds."""
+    one = functools.partial(simulate_under, profile)
     if processes == 1:
-        yield from map(simulate, seeds)
+        yield from map(one, seeds)
         return
     with multiprocessing.get_context("spawn").Pool(processes, gc.set_threshold, (YOUNG_OBJECTS,)) as pool:
-        yield from pool.imap(simulate, seeds, chunksize=4)
+        yield from pool.imap(one, seeds, chunksize=4)
 
 
 def tell(report: Report) -> int:
@@ -75,7 +77,8 @@ def tell(report: Report) -> int:
         return 0
     print(f"\nseed {report.seed} FAILED: {report.violation}\n{report.plan}\n")
     print(report.violation.story)
-    print(f"\nreplay it: python -m tests.simulation --seed {report.seed}\n", flush=True)
+    profile = f" --profile {report.plan.profile}" if report.plan.profile else ""
+    print(f"\nreplay it: python -m tests.simulation --seed {report.seed}{profile}\n", flush=True)
     return 1
 
 

@@ -52,6 +52,20 @@ class Plan:
     """How often every log that is named is lost, and an operator has the partition go on from another (rule 15)."""
     shortens: float = 0.0
     """Chance a tick that a replica lets its journal begin later if it may; it does so some time after each drop of records too."""
+    leaders_spared: bool = False
+    """Faults that befall one broker befall one that does not lead."""
+    service_ms: float = 0.0
+    """So much slower, at most, the coordination service is all the time, in each direction."""
+    joiners_hit: bool = False
+    """A broker dies when it is named in sync by a write that nobody knows the outcome of."""
+    hasty: bool = False
+    """Whoever moves a partition leaves it to the leader to hand leadership to a broker that the partition is assigned to."""
+    losses_partial: bool = False
+    """In a total loss, what others than the one cut off lose is the ends of their logs."""
+    publish_ms: float = 0.0
+    """A decided micro-batch waits for so long, at most, until somebody begins to publish it."""
+    profile: str = ""
+    """The narrower kind of plan that this one is of (profiles.py)."""
 
     @property
     def fewest_replicas(self) -> int:
@@ -219,9 +233,9 @@ class Cluster:
         return []
 
 
-def simulate(seed: int) -> Report:
-    """Run one seed."""
-    plan = Plan.of(seed)
+def simulate(seed: int, plan: Plan | None = None) -> Report:
+    """Run one seed, under the plan that it makes itself or another."""
+    plan = plan or Plan.of(seed)
     cluster = Cluster(seed, plan)
     violation = None
     try:

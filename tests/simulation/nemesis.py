@@ -59,10 +59,13 @@ class Nemesis:
     def start(self) -> None:
         self._rough_no_more()
         self.cluster.coordination.lose_answers = self.cluster.plan.answers_lost
+        self.cluster.coordination.slow_ms = self.cluster.plan.service_ms
         if self.cluster.plan.faults:
             self.loop.spawn(self._go_on())
         if self.cluster.plan.total_losses:
             self.loop.spawn(self._lose_all_named())
+        if self.cluster.plan.joiners_hit:
+            self.loop.spawn(self._hit_joiners())
 
     def _go_on(self) -> Process:
         plan, random = self.cluster.plan, self.loop.random
@@ -75,6 +78,9 @@ class Nemesis:
 
     def _victim(self) -> Broker:
         brokers = list(self.cluster.brokers.values())
+        if self.cluster.plan.leaders_spared:
+            others = [broker for broker in brokers if not any(host.replica.leading for host in broker.hosts.values())]
+            return self.loop.random.choice(others or brokers)
         if self.loop.chance(self.cluster.plan.leaders_hit):
             leading = [broker for broker in brokers if any(host.replica.leading for host in broker.hosts.values())]
             return self.loop.random.choice(leading or brokers)
@@ -150,6 +156,14 @@ class Nemesis:
         self.note(kind, f"broker {broker.number}")
         broker.crash(power=power, emptied=emptied)
         self._start_again(broker, 50, 15_000)
+
+    def _hit_joiners(self) -> Process:
+        """Kill whom a write names that may yet happen, long after it was sent, and that was not named before."""
+        while not self.healing:
+            yield self.loop.between(50, 300)
+            for node in self.cluster.coordination.nodes:
+                for number in sorted({number for state in node.pending for number, _ in state.isr} - set(dict(node.state.isr))):
+                    self._kill(self.cluster.brokers[number])
 
     def _start_again(self, broker: Broker, low: float, high: float) -> None:
         def start() -> None:
@@ -262,7 +276,8 @@ class Nemesis:
                 cluster.network.mend(other.number, behind.number)
 
     def _lose_log(self, broker: Broker) -> None:
-        emptied = self.cluster.plan.durability == "memory" or self.loop.chance(0.5)
+        plan = self.cluster.plan
+        emptied = plan.durability == "memory" or (not plan.losses_partial and self.loop.chance(0.5))
         self.note("total_loss", f"broker {broker.number} loses {'its logs' if emptied else 'the ends of its logs'}")
         if not emptied:
             for journal in broker.journals:
@@ -372,7 +387,7 @@ class Nemesis:
     def _coordination_slow(self, _: Broker) -> None:
         self.note("coordination_slow", "")
         self.cluster.coordination.slow_ms = self.loop.often_short(50, 3_000)
-        self._later(500, 15_000, setattr, self.cluster.coordination, "slow_ms", 0.0)
+        self._later(500, 15_000, setattr, self.cluster.coordination, "slow_ms", self.cluster.plan.service_ms)
 
     def _coordination_forgets(self, _: Broker) -> None:
         """Missing metadata is not an order to delete (trap 18)."""

@@ -78,7 +78,7 @@ class Operator:
         state = self.cluster.coordination.nodes[partition].state
         if not self.cluster.coordination.up or not set(targets) <= {broker for broker, log_id in state.isr if log_id}:
             return False
-        if state.leader is None or state.leader.broker in targets:
+        if self.cluster.plan.hasty or state.leader is None or state.leader.broker in targets:
             return state.leader is not None
         broker = self.cluster.brokers[state.leader.broker]
         host = broker.hosts.get(partition)

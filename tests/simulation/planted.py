@@ -24,6 +24,8 @@ class Mutation:
     new: str
     needs: tuple[str, ...] = ()
     """Faults without which it cannot be found: seeds that do not plan them are not counted."""
+    profile: str = ""
+    """The narrower plans under which it is hunted (profiles.py), if what shows it is rare under the seeds' own."""
 
 
 REPLICATION = (
@@ -179,6 +181,7 @@ REPLICATION = (
         "ack.incarnation < self.incarnation or ack.log_id in self._retired",
         "False",
         ("damage", "rough_links"),
+        profile="replaced-logs",
     ),
     # ------------------------------------------------------------------ rule 6
     Mutation(
@@ -241,6 +244,7 @@ REPLICATION = (
         "version <= shared.node.version",
         "version < shared.node.version",
         ("coordination_loses_answers",),
+        profile="joiners",
     ),
     Mutation(
         "an unanswered proposal is taken for one that succeeded",
@@ -326,6 +330,7 @@ REPLICATION = (
         "self._overlay = Overlay(log.tail())",
         "pass",
         ("disk_full",),
+        profile="full-disks",
     ),
     Mutation(
         "a batch goes in before the one that it follows",
@@ -355,6 +360,7 @@ REPLICATION = (
         "case Answer(of_absence=True) if not confirmed:",
         "case Answer(of_absence=True) if False:",
         ("isolate_from_all",),
+        profile="deposed",
     ),
     Mutation(
         "requests are judged before the end of the log is known",
@@ -403,6 +409,7 @@ REPLICATION = (
         "if shared.node is not None and shared.node.version > expected:",
         "if False:",
         ("coordination_loses_answers",),
+        profile="unanswered",
     ),
     Mutation(
         "offsets are given to control entries",

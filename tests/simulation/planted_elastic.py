@@ -77,6 +77,7 @@ ELASTIC = (
         "log.epoch_at(snapshot.last_index) == snapshot.last_epoch",
         "log.last_index >= snapshot.last_index",
         ("retention", "isolate_from_all"),
+        profile="deposed",
     ),
     Mutation(
         "a snapshot is taken as matching, and not installed",
@@ -118,6 +119,7 @@ ELASTIC = (
         "if batch is not None and batch.index >= first_index:",
         "if batch is not None:",
         ("total_losses", "retention"),
+        profile="recoveries",
     ),
     # ------------------------------------------------------------------ moves
     Mutation(
@@ -127,6 +129,7 @@ ELASTIC = (
         "0 if shared.assigned or",
         "0 if True or",
         ("moves",),
+        profile="hasty-moves",
     ),
     Mutation(
         "a broker that is no replica any more joins again",

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.cluster import Report, simulate
+from tests.simulation.cluster import Plan, Report, simulate
 from tests.simulation.mutations import MUTATIONS, hunt, planted
 from tests.simulation.oracle import Violation
 from tests.simulation.planted import Mutation
+from tests.simulation.profiles import PROFILES, plan_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +25,7 @@ QUICKLY_FOUND = [
     "a broker claims whose log is not named",
     "a leader resumes its epoch",
     "a UUID is not looked up in the uncommitted tail",
+    "the tail's UUIDs stay when the disk refuses their entries",
 ]
 
 
@@ -37,6 +39,16 @@ def test_every_invariant_holds_under_faults_and_all_is_whole_once_they_stop(firs
     for seed in range(first, first + 10):
         report = simulate(seed)
         assert report.violation is None, failure(report)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_invariant_holds_under_plans_that_are_narrower(profile: str) -> None:
+    report = simulate(1, plan_of(1, profile))
+    assert report.violation is None, failure(report)
+
+
+def test_a_seed_without_a_profile_plans_what_it_always_did() -> None:
+    assert all(plan_of(seed) == Plan.of(seed) for seed in range(1, 50))
 
 
 def test_a_violation_that_another_process_found_arrives_whole() -> None:

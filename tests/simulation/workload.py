@@ -390,6 +390,8 @@ class Workload:
 
     def _publish(self, host: Host, decide: Decide) -> Process:
         me = f"broker {host.broker.number}"
+        if self.cluster.plan.publish_ms:
+            yield self.loop.between(0, self.cluster.plan.publish_ms)
         if self.loop.chance(0.1):
             yield self.loop.between(0, 1_000)
         for line in decide.manifest:
