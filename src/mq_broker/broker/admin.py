@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -154,7 +154,7 @@ class Admin:
         self._states[key] = (now, found[1])
         return found[1]
 
-    def forget(self, topic_ids: set[str]) -> None:
+    def forget(self, topic_ids: Container[str]) -> None:
         """Keep the cache for these topics only."""
         self._states = {key: value for key, value in self._states.items() if key[0] in topic_ids}
 

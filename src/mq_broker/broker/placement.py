@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import chain
 
 from mq_protocol.errors import NotEnoughBrokers
 
@@ -29,11 +30,9 @@ def place(
         raise NotEnoughBrokers(
             f"{replicas} replicas need {replicas} live brokers and there are {len(racks)} ({live}): start more, or ask for fewer"
         )
-    leads: Counter[int] = Counter()
-    holds: Counter[int] = Counter()
-    for members in existing:
-        leads.update(members[:1])
-        holds.update(members)
+    existing = list(existing)
+    leads = Counter(members[0] for members in existing)
+    holds = Counter(chain.from_iterable(existing))
     order = sorted(racks)
     turn = start % len(order) if order else 0
     rank = {broker: place for place, broker in enumerate(order[turn:] + order[:turn])}

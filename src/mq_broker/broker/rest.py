@@ -1,10 +1,11 @@
 """Which replicas of a broker are ticked, and how often: those at rest seldom, so that idle partitions cost next to nothing.
 
 A replica in use is ticked every 80 ms, and its leader sends a heartbeat four times a second. Of ten thousand partitions nearly
-all have nothing to do; then the leader's replica is ticked every `REST_TICK_S`, which sends the heartbeat, and its followers hear
-of the time only with that. Any event but those heartbeats and their answers wakes a replica at once: a request, entries, a broker
-that comes or goes, a link, a state node that says something new. So nobody waits longer for anything than before, but for one thing:
-that a leader falls silent whose broker lives and whose link is up is noticed after `PATIENCE_MS`, and then looked into as before.
+all have nothing to do; then the leader's replica is ticked every `REST_TICK_S`, which sends the heartbeat, and its followers
+hear of the time only with that. Any event but those heartbeats and their answers wakes a replica at once: a request, entries, a
+broker that comes or goes, a link, a state node that says something new. So nobody waits longer for anything than before, but
+for one thing: that a leader falls silent whose broker lives and whose link is up is noticed after `PATIENCE_MS`, and then
+looked into as before.
 
 Nothing of the protocol is here: the core takes time as an argument and says itself when it is at rest.
 """

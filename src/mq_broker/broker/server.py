@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from mq_broker.broker.admin import Admin
@@ -153,9 +153,10 @@ class _Broker:
         )
         self._server.add_generic_rpc_handlers((rpc_service.handlers(services), self._links.handler()))
 
-    def _on_topics(self, topics: dict[str, Topic]) -> None:
-        self._shell.follow_topics(topics)
-        self._admin.forget(set(topics))
+    def _on_topics(self, topics: dict[str, Topic], changed: Collection[str] | None) -> None:
+        self._shell.follow_topics(topics, changed)
+        if changed is None or not topics.keys() >= set(changed):
+            self._admin.forget(topics)
         self._moves.wake()
 
     def _on_brokers(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final
 
 from mq_broker.broker.partition import Partition
@@ -198,18 +198,20 @@ class Shell:
 
     # ------------------------------------------------------------------ which partitions are here
 
-    def follow_topics(self, topics: dict[str, Topic]) -> None:
-        """Open what is assigned to this broker, close what is gone, tell what has changed. Returns at once."""
+    def follow_topics(self, topics: dict[str, Topic], changed: Collection[str] | None = None) -> None:
+        """Open what is assigned to this broker, close what is gone, tell what has changed. Returns at once. `changed`: the ids of
+        the topics to look at; None is all."""
         self._wanted = topics
-        for partition in list(self._partitions.values()):
-            topic = topics.get(partition.topic.spec.topic_id)
-            if topic is not None and topic is not partition.topic:
-                partition.topic_changed(topic)
-        keys = {
-            (topic_id, n) for topic_id, t in topics.items() for n, members in enumerate(t.spec.assignment) if self.broker in members
-        }
-        for key in sorted(keys | self._partitions.keys()):
-            if (key in keys) != (key in self._partitions):
+        ids = topics.keys() if changed is None else topics.keys() & set(changed)
+        keys = {(topic_id, number) for topic_id in ids for number in range(topics[topic_id].partitions)}
+        if changed is None or len(ids) < len(changed):
+            keys |= {key for key in self._partitions if key[0] not in topics}
+        for key in sorted(keys):
+            topic, present = topics.get(key[0]), self._partitions.get(key)
+            if topic is not None and present is not None and topic is not present.topic:
+                present.topic_changed(topic)
+            wanted = topic is not None and self.broker in topic.spec.assignment[key[1]]
+            if wanted != (present is not None):
                 self._settle(key)
 
     def _settle(self, key: tuple[str, int]) -> None:
@@ -249,6 +251,8 @@ class Shell:
                     await self._delete(present)
                 else:
                     self._begin_with.pop(key, None)  # not wanted here any more: nothing begins with it
+                    if present is not None and topic is not None and topic is not present.topic:
+                        present.topic_changed(topic)  # while it was being opened
                     return
         finally:
             if self._settling.get(key) is me:

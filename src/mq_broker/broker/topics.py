@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
-from mq_broker.coordination.interface import CoordinationService, TopicSpec
+from mq_broker.coordination.interface import CoordinationService, TopicChanges, TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
 from mq_protocol.errors import CoordinationUnavailable, OutcomeUnknown, TritonMQError, UnknownTopic
@@ -63,13 +63,24 @@ class Topic:
         return len(self.spec.assignment)
 
 
+def _read(spec: TopicSpec, known: Topic | None) -> Topic | None:
+    """The topic, the one that is known if nothing about it has changed."""
+    if known is not None and known.spec == spec:
+        return known
+    try:
+        return Topic.of(spec)
+    except TritonMQError:
+        log.exception("topic %s cannot be read by this version: it is left alone", spec.name)
+        return known  # it is there: to leave it out would be to say that it was deleted (trap 18)
+
+
 def first_state(members: tuple[int, ...]) -> NodeState:
     """Of a new partition: named by no log yet (the empty log id), so whoever of them claims first puts its own in its place."""
     return NodeState(None, 0, tuple(sorted((broker, "") for broker in members)), 0, "")
 
 
-OnTopics = Callable[[dict[str, Topic]], None]
-"""Given all topics by id, after a successful read."""
+OnTopics = Callable[[dict[str, Topic], Collection[str] | None], None]
+"""Given all topics by id after a successful read, and the ids of those that are others than before, or gone (None: perhaps all)."""
 
 
 class Topics:
@@ -81,13 +92,16 @@ class Topics:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[str, Topic] = {}
         self._present: dict[str, tuple[str, int]] = {}  # id and partitions, by name
+        self._sorted: list[Topic] = []
+        self._version = -1
         self._reading = asyncio.Lock()
         self._begun = 0
         self._read_last = 0
         self._refreshed_at = float("-inf")
 
     def all(self) -> list[Topic]:
-        return [self._by_name[name] for name in sorted(self._by_name)]
+        """In order of name."""
+        return self._sorted
 
     def find(self, name: str) -> Topic | None:
         return self._by_name.get(name)
@@ -131,28 +145,34 @@ class Topics:
                 return
             self._begun += 1
             begun = self._begun
-            specs = await self._coordination.topics()
-            self._take(specs)
+            self._take(await self._coordination.topic_changes(self._version))
             self._read_last = begun
 
-    def _take(self, specs: dict[str, TopicSpec]) -> None:
-        by_id: dict[str, Topic] = {}
-        self._present = {spec.name: (spec.topic_id, len(spec.assignment)) for spec in specs.values()}
-        for spec in specs.values():
-            known = self._by_id.get(spec.topic_id)
-            if known is not None and known.spec == spec:
-                by_id[spec.topic_id] = known
+    def _take(self, changes: TopicChanges) -> None:
+        names = changes.present.keys() | (self._present.keys() if changes.whole else changes.gone)
+        before = {name: self._by_name[name] for name in names if name in self._by_name}
+        known = {topic.spec.topic_id: topic for topic in before.values()}
+        after = {name: topic for name, spec in changes.present.items() if (topic := _read(spec, known.get(spec.topic_id)))}
+        changed: set[str] = set()
+        for name in names:
+            if name in changes.present:
+                self._present[name] = changes.present[name].topic_id, len(changes.present[name].assignment)
+            else:
+                self._present.pop(name, None)
+            was, now = before.get(name), after.get(name)
+            if was is now:
                 continue
-            try:
-                by_id[spec.topic_id] = Topic.of(spec)
-            except TritonMQError:
-                log.exception("topic %s cannot be read by this version: it is left alone", spec.name)
-                if known is not None:  # it is there: to leave it out would be to say that it was deleted (trap 18)
-                    by_id[spec.topic_id] = known
-        self._by_id = by_id
-        self._by_name = {topic.spec.name: topic for topic in by_id.values()}
+            if was is not None:
+                del self._by_id[was.spec.topic_id], self._by_name[name]
+                changed.add(was.spec.topic_id)
+            if now is not None:
+                self._by_id[now.spec.topic_id] = self._by_name[name] = now
+                changed.add(now.spec.topic_id)
+        if changed:
+            self._sorted = [self._by_name[name] for name in sorted(self._by_name)]
+        self._version = changes.version
         self._refreshed_at = asyncio.get_running_loop().time()
-        self._on_topics(by_id)
+        self._on_topics(dict(self._by_id), None if changes.whole else changed)
 
     async def edit(self, name: str, change: Callable[[TopicSpec], TopicSpec]) -> Topic:
         """Replace the topic's document by what `change` makes of it, whatever others do to it meanwhile.

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mq_broker.coordination import documents
-from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, Listener, TopicSpec
+from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, Listener, TopicChanges, TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InternalError, InvalidRequest, TopicExists, UnknownTopic
 from mq_protocol.names import check_topic_name
@@ -171,6 +171,9 @@ class FileCoordination:
     async def topics(self) -> dict[str, TopicSpec]:
         self._check_open()
         return {name: topic for name, (_, topic) in sorted(self._contents.topics.items())}
+
+    async def topic_changes(self, since: int) -> TopicChanges:
+        return TopicChanges(since + 1, True, await self.topics())  # they are in memory: nothing is gained by less
 
     async def read_topic(self, name: str) -> tuple[int, TopicSpec] | None:
         self._check_open()

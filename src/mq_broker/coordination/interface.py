@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.limits import REPLICAS_MAX
@@ -78,6 +78,15 @@ PARTITIONS_ADDED_AT_ONCE_MAX = 400
 Listener = Callable[[CoordinationEvent], None]
 
 
+class TopicChanges(NamedTuple):
+    """The topics as of `version`: `present` by name, and `gone` names. All there are if `whole`, else those that changed."""
+
+    version: int
+    whole: bool
+    present: dict[str, TopicSpec]
+    gone: tuple[str, ...] = ()
+
+
 class CoordinationService(Protocol):
     async def start(self, listener: Listener) -> None:
         """Connect. Raises `CoordinationUnavailable` naming the address when nobody answers within the connect timeout."""
@@ -102,6 +111,9 @@ class CoordinationService(Protocol):
 
     async def topics(self) -> dict[str, TopicSpec]:
         """All topics; once this has returned, TOPICS_CHANGED will follow any later change."""
+
+    async def topic_changes(self, since: int) -> TopicChanges:
+        """As `topics`, but where it is known what has changed since the answer whose `version` was `since`, only that. -1: all."""
 
     async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
         """The topic and the first state (version 0) of each partition, all or nothing: nobody sees one without the other.

@@ -4,7 +4,8 @@
     <root>/brokers/live/<broker>             ephemeral: BrokerRegistration
     <root>/brokers/lives/<broker>            its version is the newest incarnation of that broker
     <root>/topics/<name>                     TopicSpec
-    <root>/topic_changes                     touched with every change of <root>/topics: watched instead of each of them
+    <root>/topic_changes                     changed with every change of <root>/topics: watched instead of each of them. Its
+                                             version counts them, and it says which topics the last ones were (change_notes.py)
     <root>/states/<topic id>/<partition>     NodeState, changed by compare-and-set only
 
 A topic is made in two steps, so that thousands of partitions need not fit one transaction: first the states, under the topic's
@@ -27,12 +28,13 @@ from kazoo.client import TransactionRequest
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, ZookeeperError
 from kazoo.protocol.states import KazooState
 
-from mq_broker.coordination import documents
+from mq_broker.coordination import change_notes, documents
 from mq_broker.coordination.interface import (
     PARTITIONS_ADDED_AT_ONCE_MAX,
     BrokerRegistration,
     CoordinationEvent,
     Listener,
+    TopicChanges,
     TopicSpec,
 )
 from mq_broker.coordination.kazoo_session import AnswerLost, KazooSession
@@ -48,6 +50,9 @@ TRANSACTION_OPERATIONS_MAX = 500
 """At about 300 bytes a state, a seventh of the megabyte that ZooKeeper takes in one request."""
 
 READS_AT_ONCE = 256
+
+_NOTE_ATTEMPTS = 20
+"""To note a new topic together with its making, while other brokers make theirs. One broker makes one at a time."""
 
 _FORMER_LIFE_POLL_S = 0.1
 
@@ -76,6 +81,8 @@ class ZooKeeperCoordination:
         )
         self._writes = StateWrites(self._session)
         self._listener: Listener = lambda _event: None
+        self._making = asyncio.Lock()
+        self._read_all = True  # what is remembered of the topics may be of another ensemble, or one that was put back
         self._brokers_watch = self._session.watch(lambda: self._emit(CoordinationEvent.BROKERS_CHANGED))
         self._topics_watch = self._session.watch(lambda: self._emit(CoordinationEvent.TOPICS_CHANGED))
 
@@ -110,6 +117,7 @@ class ZooKeeperCoordination:
         elif state == KazooState.LOST:
             self._emit(CoordinationEvent.SESSION_LOST)
         else:
+            self._read_all = True
             self._emit(CoordinationEvent.CONNECTED)
             # Watches went with the connection, and what they would have told may have happened meanwhile.
             self._emit(CoordinationEvent.BROKERS_CHANGED)
@@ -223,17 +231,36 @@ class ZooKeeperCoordination:
     # -------------------------------------------------------------- topics
 
     async def topics(self) -> dict[str, TopicSpec]:
+        return (await self.topic_changes(-1)).present
+
+    async def topic_changes(self, since: int) -> TopicChanges:
+        if self._read_all:
+            since, self._read_all = -1, False
+        try:
+            return await self._changes(since, self._session.deadline())
+        except BaseException:
+            self._read_all = True
+            raise
+
+    async def _changes(self, since: int, deadline: float) -> TopicChanges:
         topics = self._path("topics")
-        deadline = self._session.deadline()
-        # The counter first: a change after it was read fires the watch, even if the list read below already has it.
+        # The counter first: a change after it was read fires the watch, even if what is read below already has it.
         await self._session.sync(deadline)
-        await self._session.ask_again(
+        note, stat = await self._session.ask_again(
             lambda client: client.get_async(self._path("topic_changes"), watch=self._topics_watch), deadline
         )
-        names = await self._children(topics, None, deadline)
+        changed = change_notes.since(note, stat.version, since) if since >= 0 else None
+        names = changed if changed is not None else sorted(await self._children(topics, None, deadline))
         found = await self._read_many([f"{topics}/{name}" for name in names], deadline)
         specs = [documents.load(data, documents.topic_from_json, path) for path, data in found]
-        return {spec.name: spec for spec in sorted(specs, key=lambda s: s.name)}
+        present = {spec.name: spec for spec in specs}
+        gone = tuple(name for name in changed or () if name not in present)
+        return TopicChanges(int(stat.version), changed is None, present, gone)
+
+    async def _note(self, name: str, deadline: float) -> tuple[bytes, int]:
+        """What the change counter is to say with a change of that topic, and the version that it stands on."""
+        note, stat = await self._session.ask_again(lambda client: client.get_async(self._path("topic_changes")), deadline)
+        return change_notes.with_change(note, stat.version, name), int(stat.version)
 
     async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
         check_topic_name(topic.name, internal=True)
@@ -242,14 +269,27 @@ class ZooKeeperCoordination:
         if await self._read(path, deadline) is not None:
             raise TopicExists(f"topic {topic.name!r} exists already: choose another name, or delete it first")
 
-        def build(transaction: TransactionRequest) -> None:
-            transaction.check(home, 0)
-            transaction.create(path, documents.dump(documents.topic_to_json(topic)))
-            transaction.set_data(self._path("topic_changes"), b"")
+        async def create(attempt: int) -> None:
+            note, version = await self._note(topic.name, deadline)
+            last = attempt == _NOTE_ATTEMPTS  # then without insisting: whoever reads the note sees that one is missing
+
+            def build(transaction: TransactionRequest) -> None:
+                transaction.check(home, 0)
+                transaction.create(path, documents.dump(documents.topic_to_json(topic)))
+                transaction.set_data(self._path("topic_changes"), note, -1 if last else version)
+
+            await self._session.commit(build, deadline)
 
         try:
             await self._create_states(home, states, deadline)
-            await self._session.commit(build, deadline)
+            async with self._making:
+                for attempt in range(1, _NOTE_ATTEMPTS + 1):
+                    try:
+                        await create(attempt)
+                        break
+                    except BadVersionError:  # another topic was changed meanwhile
+                        if attempt == _NOTE_ATTEMPTS:
+                            raise
         except NodeExistsError:
             await self._remove_states(topic.topic_id)
             raise TopicExists(f"topic {topic.name!r} exists already: choose another name, or delete it first") from None
@@ -303,6 +343,11 @@ class ZooKeeperCoordination:
         assert expected_version >= 0, "a version of -1 would be no compare-and-set"
         assert len(states) <= PARTITIONS_ADDED_AT_ONCE_MAX
         path, home = self._path("topics", topic.name), self._path("states", topic.topic_id)
+        try:
+            note, _ = await self._note(topic.name, self._session.deadline())
+        except CoordinationUnavailable as error:  # nothing was asked yet, but who waits for an outcome is told in one way
+            _log.warning("topic %s was not changed from version %d: %s", topic.name, expected_version, error)
+            return CasOutcome.UNKNOWN, -1
 
         def build(transaction: TransactionRequest) -> None:
             # A topic made again has version 0 again: only the states' parent, touched when a topic goes, tells the two apart.
@@ -310,7 +355,7 @@ class ZooKeeperCoordination:
             transaction.set_data(path, documents.dump(documents.topic_to_json(topic)), expected_version)
             for partition, state in enumerate(states, start=len(topic.assignment) - len(states)):
                 transaction.create(f"{home}/{partition}", documents.dump(documents.state_to_json(state)))
-            transaction.set_data(self._path("topic_changes"), b"")
+            transaction.set_data(self._path("topic_changes"), note)
 
         try:
             results = await self._session.commit(build, self._session.deadline())
@@ -329,12 +374,13 @@ class ZooKeeperCoordination:
         if found is None:
             raise UnknownTopic(f"there is no topic {name!r}: see `tritonmq topic list`")
         topic = documents.load(found[0], documents.topic_from_json, path)
+        note, _ = await self._note(name, deadline)
 
         def build(transaction: TransactionRequest) -> None:
             # Every newly made node has version 0: only the states' parent tells this topic from one made since under its name.
             transaction.set_data(self._path("states", topic.topic_id), b"deleted", 0)
             transaction.delete(path)
-            transaction.set_data(self._path("topic_changes"), b"")
+            transaction.set_data(self._path("topic_changes"), note)
 
         try:
             await self._session.commit(build, deadline)

@@ -165,7 +165,7 @@ def test_the_nodes_of_many_partitions_are_asked_for_together(tmp_path: Path, mon
             moving = {n: Move((1,), (1,)) for n in range(8)}
             spec = TopicSpec("many", "id-of-many", ((1,),) * 8, settings={"durability": "memory"}, moving=moving)
             await coordination.create_topic(spec, (NodeState(LeaderName(2, 1), 1, ((1, "one"),), 0, ""),) * 8)
-            topics = Topics(coordination, lambda _topics: None)
+            topics = Topics(coordination, lambda _topics, _changed: None)
             me = BrokerRegistration(1, 1, "here")
             cluster = Cluster(coordination, me, lambda: None, lambda: None)
             await cluster.join()
@@ -199,7 +199,7 @@ def test_a_topic_is_edited_once_whatever_answers_are_lost(tmp_path: Path, fates:
         service = Forgetful(tmp_path)
         service.fates = list(fates)
         await service.start(lambda _event: None)
-        topics = Topics(service, lambda _topics: None)
+        topics = Topics(service, lambda _topics, _changed: None)
         await service.create_topic(TopicSpec("t", "id", ((1,),)), (NodeState(None, 0, ((1, ""),), 0, ""),))
 
         def widened(spec: TopicSpec) -> TopicSpec:

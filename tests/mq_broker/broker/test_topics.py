@@ -33,7 +33,7 @@ async def topics(data: Path) -> AsyncIterator[tuple[Topics, FileCoordination, li
     await coordination.start(lambda _event: None)
     seen: list[dict[str, Topic]] = []
     try:
-        yield Topics(coordination, seen.append), coordination, seen
+        yield Topics(coordination, lambda topics, _changed: seen.append(topics)), coordination, seen
     finally:
         await coordination.stop()
 
@@ -64,7 +64,7 @@ def test_readers_that_come_during_a_read_share_the_next_one(zookeeper: str) -> N
         coordination = ZooKeeperCoordination(zookeeper, root=f"/{uuid.uuid4().hex}")
         await coordination.start(lambda _event: None)
         seen: list[dict[str, Topic]] = []
-        copy = Topics(coordination, seen.append)
+        copy = Topics(coordination, lambda topics, _changed: seen.append(topics))
         await asyncio.gather(*(copy.refresh() for _ in range(20)))
         assert len(seen) == 2
         await coordination.stop()

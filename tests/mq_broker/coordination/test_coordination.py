@@ -11,7 +11,14 @@ from pathlib import Path
 import pytest
 
 from mq_broker.coordination.file import FileCoordination
-from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService, Move, TopicSpec
+from mq_broker.coordination.interface import (
+    BrokerRegistration,
+    CoordinationEvent,
+    CoordinationService,
+    Move,
+    TopicChanges,
+    TopicSpec,
+)
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import CasOutcome
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidTopicName, TopicExists, UnknownTopic
@@ -141,6 +148,30 @@ def test_topics_changed_follows_every_change_after_a_read(opened: Opener) -> Non
             await service.delete_topic("t1")
             await heard.until(CoordinationEvent.TOPICS_CHANGED)
             assert list(await service.topics()) == ["t0", "t2"]
+
+    asyncio.run(main())
+
+
+def test_what_changed_since_a_reading_is_told_and_nothing_else_where_that_is_known(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            specs = {name: TopicSpec(name, f"id-{name}", ((1,),)) for name in ("a", "b", "c", "d")}
+            for name in ("a", "b", "c"):
+                await service.create_topic(specs[name], (state_of(),))
+            first = await service.topic_changes(-1)
+            assert (first.whole, list(first.present)) == (True, ["a", "b", "c"])
+            await service.create_topic(specs["d"], (state_of(),))
+            await service.delete_topic("b")
+            found = await service.read_topic("a")
+            assert found is not None
+            altered = replace(specs["a"], settings={"retention_ms": "5000"})
+            await service.update_topic(found[0], altered)
+            changes = await service.topic_changes(first.version)
+            if changes.whole:
+                assert changes.present == {"a": altered, "c": specs["c"], "d": specs["d"]}
+            else:
+                assert (changes.present, changes.gone) == ({"a": altered, "d": specs["d"]}, ("b",))
+                assert await service.topic_changes(changes.version) == TopicChanges(changes.version, False, {})
 
     asyncio.run(main())
 

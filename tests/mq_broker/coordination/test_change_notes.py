@@ -1,0 +1,44 @@
+"""What the counter of topic changes is believed to say."""
+
+from __future__ import annotations
+
+from mq_broker.coordination import change_notes
+from mq_broker.coordination.change_notes import LINES_MAX, with_change
+
+
+def noted(*names: str, note: bytes = b"", version: int = 0) -> bytes:
+    """Changes of these topics, one after another."""
+    for name in names:
+        note, version = with_change(note, version, name), version + 1
+    return note
+
+
+def test_a_reader_learns_which_topics_changed_since_it_read() -> None:
+    note = noted("a", "b", "a", "c")
+    assert change_notes.since(note, 4, 4) == []
+    assert change_notes.since(note, 4, 3) == ["c"]
+    assert change_notes.since(note, 4, 1) == ["a", "b", "c"]
+    assert change_notes.since(note, 4, 0) == ["a", "b", "c"]
+
+
+def test_a_note_that_does_not_reach_back_far_enough_is_not_believed() -> None:
+    note = noted(*(f"t{n}" for n in range(LINES_MAX + 5)))
+    assert len(note.splitlines()) == LINES_MAX
+    assert change_notes.since(note, LINES_MAX + 5, 4) is None
+    assert change_notes.since(note, LINES_MAX + 5, 5) is not None
+
+
+def test_two_writers_that_meet_cost_a_full_reading_and_no_change() -> None:
+    seen = noted("a")
+    first, second = with_change(seen, 1, "b"), with_change(seen, 1, "c")
+    assert first != second
+    assert change_notes.since(second, 3, 1) is None, "b is missing in it"
+    after = with_change(second, 3, "d")
+    assert change_notes.since(after, 4, 1) is None
+    assert change_notes.since(after, 4, 3) == ["d"]
+
+
+def test_a_counter_that_went_back_or_says_nothing_is_not_believed() -> None:
+    assert change_notes.since(noted("a"), 1, 2) is None
+    assert change_notes.since(b"", 7, 6) is None
+    assert change_notes.since(b"rubbish", 7, 6) is None
