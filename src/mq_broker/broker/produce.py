@@ -26,14 +26,16 @@ from mq_broker.rpc.service import ProduceRequests, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import check_untrusted
 from mq_protocol.envelope import Envelope
-from mq_protocol.errors import InternalError, InvalidRequest, SchemaMismatch, TritonMQError, to_wire
-from mq_protocol.limits import PRODUCE_IN_FLIGHT_BYTES_MAX, REQUEST_TIMEOUT_MS
+from mq_protocol.errors import BatchTooLarge, InternalError, InvalidRequest, SchemaMismatch, TritonMQError, to_wire
+from mq_protocol.limits import BATCH_DECODED_BYTES_MAX, PRODUCE_IN_FLIGHT_BYTES_MAX, REQUEST_TIMEOUT_MS
 from mq_protocol.names import INTERNAL_PREFIX
 
 log = logging.getLogger(__name__)
 
 CHECK_INLINE_BYTES_MAX: Final = 64 << 10
-"""Checking this much takes about as long as handing it to a thread."""
+CHECK_INLINE_DECODED_BYTES_MAX: Final = 1 << 20
+"""Checking this much takes about as long as handing it to a thread. What is small only while it is compressed goes to one as well:
+seven kilobytes of zstd may hold 200 MB, which take a third of a second."""
 
 CHECK_THREADS: Final = 2
 
@@ -136,9 +138,11 @@ class _Stream:
             self._checked(batch)
             return
         if len(batch.payload) <= CHECK_INLINE_BYTES_MAX:
-            _check(batch, topic, schema)
-            self._checked(batch)
-            return
+            _check(batch, topic, schema, CHECK_INLINE_DECODED_BYTES_MAX)
+            if not isinstance(batch.error, BatchTooLarge):
+                self._checked(batch)
+                return
+            batch.error, batch.checked = None, False
         self._unchecked.append(batch)
         checking = self._loop.run_in_executor(self._producing.threads, _check, batch, topic, schema)
         checking.add_done_callback(lambda done: self._propose_checked(batch, done))
@@ -225,13 +229,14 @@ def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
     return schema
 
 
-def _check(batch: _Batch, topic: Topic, schema: pa.Schema) -> None:
+def _check(batch: _Batch, topic: Topic, schema: pa.Schema, decoded_bytes_max: int = BATCH_DECODED_BYTES_MAX) -> None:
     """Look at every byte. May run in a thread: touches the batch alone."""
     try:
         batch.decoded_bytes = check_untrusted(
             batch.payload,
             schema,
             batch_bytes_max=topic.settings.batch_bytes_max,
+            decoded_bytes_max=decoded_bytes_max,
             record_count=batch.header.record_count,
         )
     except TritonMQError as error:

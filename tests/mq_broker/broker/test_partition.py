@@ -13,7 +13,7 @@ from mq_broker.broker import produce
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import UnknownTopic, from_wire
-from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, standalone
+from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, rows, standalone
 
 
 def test_a_batch_whose_topic_is_deleted_while_it_is_checked_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,3 +43,32 @@ def test_a_batch_whose_topic_is_deleted_while_it_is_checked_is_answered(tmp_path
                     raise from_wire(result.error)
 
     asyncio.run(scenario())
+
+
+def test_a_batch_that_is_small_only_while_it_is_compressed_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 4
+    even = pa.record_batch([range(count), ["even" * produce.CHECK_INLINE_DECODED_BYTES_MAX] * count], schema=SCHEMA)
+    payload = encode_batch(even, "zstd")
+    assert len(payload) < produce.CHECK_INLINE_BYTES_MAX
+    decoding: list[str] = []
+    check = produce.check_untrusted
+
+    def watched(*batch: object, **bounds: object) -> int:
+        decoded_bytes = check(*batch, **bounds)  # type: ignore[arg-type]
+        decoding.append(threading.current_thread().name)
+        return decoded_bytes
+
+    monkeypatch.setattr(produce, "check_untrusted", watched)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            async with broker.producing() as stream:
+                await stream.send("t", payload, count)
+                await stream.send("t", encode_batch(rows(1)), 1)
+                async with asyncio.timeout(DEADLINE_S):
+                    results = [await stream.result() for _ in range(2)]
+            assert [result.base_offset for result in results] == [0, count], "in the order in which they came"
+
+    asyncio.run(scenario())
+    assert sorted(name.startswith("check-batch") for name in decoding) == [False, True]
