@@ -120,7 +120,7 @@ def test_a_recovery_whose_answer_was_lost_is_told_as_done(tmp_path: Path, led_si
             topic = await topics.get("t")
             await until(lambda: broker.hosted(topic, 0) is not None)
             if led_since:
-                broker.spawn(broker.tick(), "ticks")
+                broker.spawn(broker.ticking.run(), "ticks")
                 broker.brokers_seen((LeaderName(1, 1),))
             write = broker.coordination.write_state
 
