@@ -179,19 +179,23 @@ class DataDirectory:
         return OffsetIndex(path, log_start_offset, next_offset)
 
     def delete_partition(self, place: Place) -> None:
-        """Remove a closed journal for good. Only ever on the word of the coordination service that the topic was deleted: that its
-        metadata is missing is not an order (trap 18)."""
+        """Remove a closed journal for good. Only ever on the word of the coordination service that the topic was deleted, or the
+        replica is elsewhere now: that metadata is missing is not an order (trap 18). Raises `StorageFailed`."""
         path = self.partition_path(place)
         if not path.exists():
             return
         doomed = path.with_name(path.name + _DELETED)
         try:
             with self._at_work():
+                if doomed.exists():  # an earlier life of the replica here, which could not be removed to its end
+                    shutil.rmtree(doomed)
                 path.rename(doomed)
                 self._files.sync_directory(path.parent)
                 shutil.rmtree(doomed)
         except OSError as error:
-            raise StorageFailed(f"{path} cannot be removed ({error}): remove it by hand once this broker has stopped") from error
+            raise StorageFailed(
+                f"{path} cannot be removed ({error}): remove it, or {doomed.name} beside it, by hand once this broker has stopped"
+            ) from error
 
     def _write_owner(self) -> None:
         content = {"broker": self.broker, "cluster_id": self.cluster_id}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -124,6 +126,24 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_start(tmp_path: P
     directory = DataDirectory.open(tmp_path, 1)
     assert list((tmp_path / "partitions").iterdir()) == []
     directory.close()
+
+
+def test_what_an_earlier_deletion_left_is_in_nobodys_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = DataDirectory.open(tmp_path, 1)
+    path = directory.partition_path(PLACE)
+    (path / "aside-1").mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", refuse)
+        with pytest.raises(StorageFailed, match=r"0c9a7e52-3\.deleted beside it, by hand"):
+            directory.delete_partition(PLACE)
+    (path / "aside-1").mkdir(parents=True)  # the replica has come back meanwhile
+    directory.delete_partition(PLACE)
+    assert not list((tmp_path / "partitions").iterdir())
+    directory.close()
+
+
+def refuse(path: Path) -> None:
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
 
 def test_the_lock_is_held_for_as_long_as_a_journal_is_being_shortened(tmp_path: Path) -> None:
