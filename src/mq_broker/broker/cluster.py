@@ -86,6 +86,18 @@ class Cluster:
         await self._read()
 
     async def _read(self) -> None:
+        await self._register()
+        self.brokers = await self._coordination.brokers()
+        if self._registered and self._me.broker not in self.brokers:
+            log.warning("the registration of broker %d was removed, or cannot be read: registering again", self._me.broker)
+            self._registered = False
+            await self._register()
+            self.brokers = await self._coordination.brokers()
+        if not self._registered:
+            self.brokers.pop(self._me.broker, None)
+        self._on_brokers()
+
+    async def _register(self) -> None:
         if not self._registered:
             # Set before the wait: a session that ends meanwhile clears it, and then this is done again.
             self._registered = True
@@ -94,10 +106,6 @@ class Cluster:
             except (CoordinationUnavailable, InvalidRequest):
                 self._registered = False
                 raise
-        self.brokers = await self._coordination.brokers()
-        if not self._registered:
-            self.brokers.pop(self._me.broker, None)
-        self._on_brokers()
 
     async def follow(self) -> None:
         """Keep registered and read again on every hint, and now and then without one. Runs until cancelled.

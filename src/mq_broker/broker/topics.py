@@ -94,6 +94,7 @@ class Topics:
         self._present: dict[str, tuple[str, int]] = {}  # id and partitions, by name
         self._sorted: list[Topic] = []
         self._version = -1
+        self._unreadable: set[str] = set()
         self._reading = asyncio.Lock()
         self._begun = 0
         self._read_last = 0
@@ -107,7 +108,8 @@ class Topics:
         return self._by_name.get(name)
 
     async def get(self, name: str) -> Topic:
-        """The topic, read anew if it is not known. Raises `UnknownTopic` or `CoordinationUnavailable`."""
+        """The topic, read anew if it is not known. Raises `UnknownTopic` or `CoordinationUnavailable`, which is also for one whose
+        document cannot be read."""
         topic = self._by_name.get(name)
         if topic is None:
             now = asyncio.get_running_loop().time()
@@ -115,6 +117,7 @@ class Topics:
                 await self.refresh()
             topic = self._by_name.get(name)
         if topic is None:
+            self._check_readable(name)
             raise UnknownTopic(
                 f"there is no topic {name!r}: `tritonmq topic list` shows those that exist, `topic create` makes one"
             )
@@ -129,10 +132,15 @@ class Topics:
 
     async def exists(self, name: str, partition: int, topic_id: str = "") -> bool:
         """Whether there is that partition (of the topic with that id, if one is given), as the coordination service says now: also
-        one that this version cannot read. Raises `CoordinationUnavailable`."""
+        one that this version cannot read. Raises `CoordinationUnavailable`, also if its document says nothing."""
         await self.refresh()
+        self._check_readable(name)
         present_id, partitions = self._present.get(name, ("", 0))
         return topic_id in ("", present_id) and 0 <= partition < partitions
+
+    def _check_readable(self, name: str) -> None:
+        if name in self._unreadable:
+            raise CoordinationUnavailable(f"the document of topic {name!r} cannot be read: the broker's log says where it is")
 
     async def refresh(self) -> None:
         """Read the list of topics and let the shell follow. Raises `CoordinationUnavailable`.
@@ -149,7 +157,9 @@ class Topics:
             self._read_last = begun
 
     def _take(self, changes: TopicChanges) -> None:
-        names = changes.present.keys() | (self._present.keys() if changes.whole else changes.gone)
+        # One whose document cannot be read is there: it stays as it was last known, if it was (trap 18).
+        names = (changes.present.keys() | (self._present.keys() if changes.whole else changes.gone)) - set(changes.unreadable)
+        self._unreadable = {*changes.unreadable, *(() if changes.whole else self._unreadable - names)}
         before = {name: self._by_name[name] for name in names if name in self._by_name}
         known = {topic.spec.topic_id: topic for topic in before.values()}
         after = {name: topic for name, spec in changes.present.items() if (topic := _read(spec, known.get(spec.topic_id)))}

@@ -79,12 +79,15 @@ Listener = Callable[[CoordinationEvent], None]
 
 
 class TopicChanges(NamedTuple):
-    """The topics as of `version`: `present` by name, and `gone` names. All there are if `whole`, else those that changed."""
+    """The topics as of `version`: `present` by name, and `gone` names. All there are if `whole`, else those that changed.
+    `unreadable`: names of topics that are there and whose documents cannot be read, which the log says: they are not to be taken
+    for deleted (trap 18)."""
 
     version: int
     whole: bool
     present: dict[str, TopicSpec]
     gone: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 class CoordinationService(Protocol):
@@ -107,10 +110,11 @@ class CoordinationService(Protocol):
         finds its own broker id in `brokers()` with a newer incarnation must stop."""
 
     async def brokers(self) -> dict[int, BrokerRegistration]:
-        """Those registered now; once this has returned, BROKERS_CHANGED will follow any later change."""
+        """Those registered now; once this has returned, BROKERS_CHANGED will follow any later change. One whose registration cannot
+        be read is left out, and the log says so."""
 
     async def topics(self) -> dict[str, TopicSpec]:
-        """All topics; once this has returned, TOPICS_CHANGED will follow any later change."""
+        """All topics that can be read; once this has returned, TOPICS_CHANGED will follow any later change."""
 
     async def topic_changes(self, since: int) -> TopicChanges:
         """As `topics`, but where it is known what has changed since the answer whose `version` was `since`, only that. -1: all."""
@@ -121,7 +125,8 @@ class CoordinationService(Protocol):
         that is all that can be said."""
 
     async def read_topic(self, name: str) -> tuple[int, TopicSpec] | None:
-        """(version, topic), read after a sync; None if there is no such topic."""
+        """(version, topic), read after a sync; None if there is no such topic. `CoordinationUnavailable` for one whose document
+        cannot be read, as `read_state` and `delete_topic`."""
 
     async def update_topic(
         self, expected_version: int, topic: TopicSpec, states: tuple[NodeState, ...] = ()

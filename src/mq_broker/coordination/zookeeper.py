@@ -39,6 +39,7 @@ from mq_broker.coordination.interface import (
 )
 from mq_broker.coordination.kazoo_session import AnswerLost, KazooSession
 from mq_broker.coordination.state_writes import StateWrites
+from mq_broker.coordination.unreadable import Unreadable
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists, UnknownTopic
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
@@ -80,6 +81,7 @@ class ZooKeeperCoordination:
             addresses, session_timeout_ms, connect_timeout_ms, request_timeout_ms or 2 * session_timeout_ms
         )
         self._writes = StateWrites(self._session)
+        self._unreadable = Unreadable()
         self._listener: Listener = lambda _event: None
         self._making = asyncio.Lock()
         self._read_all = True  # what is remembered of the topics may be of another ensemble, or one that was put back
@@ -179,7 +181,10 @@ class ZooKeeperCoordination:
                 if found is None:
                     await self._session.ask(lambda client: client.create_async(path, data, ephemeral=True), deadline)
                     return
-                other = documents.load(found[0], documents.registration_from_json, path)
+                other = self._unreadable.read(path, found[0], documents.registration_from_json)
+                if other is None:  # nobody can be told by it: the counter of lives says who is the newest
+                    await self._replace(path, data, registration, found[1].version, deadline)
+                    return
                 if other.incarnation > registration.incarnation:
                     raise _taken(registration, other)
                 if found[1].ephemeralOwner == self._session.session_id:
@@ -225,7 +230,8 @@ class ZooKeeperCoordination:
         deadline = self._session.deadline()
         names = await self._children(live, self._brokers_watch, deadline)
         found = await self._read_many([f"{live}/{name}" for name in names], deadline)
-        registrations = [documents.load(data, documents.registration_from_json, path) for path, data in found]
+        read = [self._unreadable.read(path, data, documents.registration_from_json) for path, data in found]
+        registrations = [registration for registration in read if registration is not None]
         return {registration.broker: registration for registration in sorted(registrations, key=lambda r: r.broker)}
 
     # -------------------------------------------------------------- topics
@@ -252,10 +258,12 @@ class ZooKeeperCoordination:
         changed = change_notes.since(note, stat.version, since) if since >= 0 else None
         names = changed if changed is not None else sorted(await self._children(topics, None, deadline))
         found = await self._read_many([f"{topics}/{name}" for name in names], deadline)
-        specs = [documents.load(data, documents.topic_from_json, path) for path, data in found]
-        present = {spec.name: spec for spec in specs}
-        gone = tuple(name for name in changed or () if name not in present)
-        return TopicChanges(int(stat.version), changed is None, present, gone)
+        read = {path.rpartition("/")[2]: self._unreadable.read(path, data, documents.topic_from_json) for path, data in found}
+        present = {name: spec for name, spec in read.items() if spec is not None}
+        unreadable = tuple(name for name, spec in read.items() if spec is None)
+        self._read_all = bool(unreadable)  # whoever puts such a document right need not know of the counter
+        gone = tuple(name for name in changed or () if name not in read)
+        return TopicChanges(int(stat.version), changed is None, present, gone, unreadable)
 
     async def _note(self, name: str, deadline: float) -> tuple[bytes, int]:
         """What the change counter is to say with a change of that topic, and the version that it stands on."""
@@ -335,7 +343,7 @@ class ZooKeeperCoordination:
         found = await self._read(path, self._session.deadline())
         if found is None:
             return None
-        return int(found[1].version), documents.load(found[0], documents.topic_from_json, path)
+        return int(found[1].version), self._unreadable.require(path, found[0], documents.topic_from_json)
 
     async def update_topic(
         self, expected_version: int, topic: TopicSpec, states: tuple[NodeState, ...] = ()
@@ -373,7 +381,7 @@ class ZooKeeperCoordination:
         found = await self._read(path, deadline)
         if found is None:
             raise UnknownTopic(f"there is no topic {name!r}: see `tritonmq topic list`")
-        topic = documents.load(found[0], documents.topic_from_json, path)
+        topic = self._unreadable.require(path, found[0], documents.topic_from_json)
         note, _ = await self._note(name, deadline)
 
         def build(transaction: TransactionRequest) -> None:
@@ -417,7 +425,7 @@ class ZooKeeperCoordination:
         found = await self._read(path, self._session.deadline())
         if found is None:
             return None
-        return int(found[1].version), documents.load(found[0], documents.state_from_json, path)
+        return int(found[1].version), self._unreadable.require(path, found[0], documents.state_from_json)
 
     async def write_state(self, topic_id: str, partition: int, expected_version: int, state: NodeState) -> tuple[CasOutcome, int]:
         path = self._path("states", topic_id, partition)

@@ -9,7 +9,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
 
+from mq_broker.broker import BrokerConfig, cluster
 from mq_broker.broker.topic_changes import with_columns
 from mq_broker.broker.topics import Topic, Topics
 from mq_broker.coordination.file import FileCoordination
@@ -18,7 +20,8 @@ from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import NodeState
 from mq_protocol.arrow import schema_fingerprint, schema_to_bytes
 from mq_protocol.ddl import parse_schema
-from mq_protocol.errors import UnknownTopic
+from mq_protocol.errors import CoordinationUnavailable, UnknownTopic
+from tests.mq_broker.broker.cluster import Broker, until
 
 STATE = NodeState(None, 0, ((1, ""),), 0, "")
 
@@ -113,5 +116,50 @@ def test_a_topic_is_read_anew_for_clients_that_know_more_and_keeps_what_it_was(t
             assert newer is again
             assert newer.versions == {schema_fingerprint(after): after, schema_fingerprint(before): before}
             assert len(seen) <= 3, "who asks at once shares a read"
+
+    asyncio.run(scenario())
+
+
+def test_a_document_that_cannot_be_read_costs_its_topic_only_what_would_have_changed(
+    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker neither stops nor takes the topic for deleted, and its other topics do not notice."""
+    monkeypatch.setattr(cluster, "SWEEP_S", 0.2)  # nothing tells of a node that was changed by others
+    root = f"/topics-{uuid.uuid4().hex}"
+    coordination = lambda: ZooKeeperCoordination(zookeeper, 4_000, root=root)  # noqa: E731
+
+    async def scenario() -> None:
+        broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=coordination)).start()
+        client = KazooClient(hosts=zookeeper)
+        await asyncio.to_thread(client.start, 10)
+        try:
+            info = await broker.create_topic("t")
+            await broker.produce("t", 1)
+            for path in ("topics/t", f"states/{info.topic_id}/0", "brokers/live/1"):
+                await asyncio.to_thread(client.set, f"{root}/{path}", b"no document")
+            await broker.create_topic("other")  # which has the list of topics read
+            await broker.produce("other", 1)
+            await broker.produce("t", 2)
+            assert await broker.numbers("t") == [1, 2]
+
+            async def registered_anew() -> bool:
+                data, _ = await asyncio.to_thread(client.get, f"{root}/brokers/live/1")
+                return data != b"no document"
+
+            await until(registered_anew)
+            assert [found.id for found in (await broker.metadata()).brokers] == [1]
+        finally:
+            await asyncio.to_thread(client.stop)
+            client.close()
+            await broker.stop()
+
+        broker = await broker.start()  # which has never seen a document of that topic
+        try:
+            with pytest.raises(CoordinationUnavailable, match="document of topic 't' cannot be read"):
+                await broker.produce("t", 3)
+            assert await until(lambda: broker.numbers("other")) == [1]
+            assert list((tmp_path / "partitions").glob(f"{info.topic_id}-0")), "its data is kept"
+        finally:
+            await broker.stop()
 
     asyncio.run(scenario())
