@@ -55,7 +55,7 @@ from mq_broker.core.replica import Replica
 from mq_broker.core.state import Snapshot
 from mq_protocol.errors import NotLeader
 from tests.simulation.coordination import Session
-from tests.simulation.host import Host, OnReply
+from tests.simulation.host import REST_TICK_MS, Host, OnReply
 from tests.simulation.journal import DiskCondition, Journal
 
 if TYPE_CHECKING:
@@ -351,12 +351,27 @@ class Broker:
         if life != self.life or not self.up:
             return
         if not self.paused:
-            self.feed_all(Tick(self.loop.now_ms))
+            for host in list(self.hosts.values()):
+                self._tick_host(host)
             for host in list(self.hosts.values()):
                 if self.loop.chance(self.cluster.plan.shortens):
                     self._shorten(host)
         late = self.loop.between(100, 3_000) if self.loop.chance(self.late_ticks) else 0.0
         self.loop.after(80 + self.loop.between(0, 10) + late, self._tick, life)
+
+    def _tick_host(self, host: Host) -> None:
+        now_ms = self.loop.now_ms
+        if not host.rest.asleep:
+            self.feed(host, Tick(now_ms))
+            if self.cluster.plan.rests and not host.closed and host.rest.settled(host, now_ms):
+                self.cluster.faults["replica at rest"] += 1
+                host.next_tick_ms = now_ms + REST_TICK_MS
+        elif not host.replica.leading:
+            if host.rest.impatient(now_ms):
+                self._step(host, host.rest.wake(now_ms))
+        elif now_ms >= host.next_tick_ms:
+            host.next_tick_ms = now_ms + REST_TICK_MS
+            self.feed(host, Tick(now_ms))
 
     def feed_all(self, event: Event) -> None:
         for host in list(self.hosts.values()):
@@ -377,13 +392,17 @@ class Broker:
         if not host.touched:
             host.touched = True
             self.loop.after(self.loop.often_short(0.01, 6.0), self.arrive, "turn", self._end_turn, host)
-        self._step(host, event)
+        for told in host.rest.told(event, self.loop.now_ms):
+            if not host.closed:
+                self._step(host, told)
 
     def _end_turn(self, host: Host) -> None:
         if host.closed or host.life != self.life:
             return
         host.touched = False
         self._step(host, TurnEnded(self.loop.now_ms))
+        if host.rest.asleep and not host.closed and not host.at_rest:
+            self._step(host, host.rest.wake(self.loop.now_ms))
 
     def _step(self, host: Host, event: Event) -> None:
         oracle = self.cluster.oracle

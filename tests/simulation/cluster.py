@@ -52,6 +52,8 @@ class Plan:
     """How often every log that is named is lost, and an operator has the partition go on from another (rule 15)."""
     shortens: float = 0.0
     """Chance a tick that a replica lets its journal begin later if it may; it does so some time after each drop of records too."""
+    rests: bool = False
+    """Replicas that have nothing to do are hardly ticked (`mq_broker.broker.rest`)."""
     leaders_spared: bool = False
     """Faults that befall one broker befall one that does not lead."""
     service_ms: float = 0.0
@@ -131,6 +133,7 @@ class Plan:
             shortens=chance.choice((0.0, 0.001, 0.02)),
             total_losses=chance.choice((0, 0, 0, 0, 0, 0, 1, 2)) if brokers > 1 else 0,
             moves_ms=chance.choice((0.0, 0.0, 1_000.0, 6_000.0)) if brokers > 1 else 0.0,
+            rests=chance.random() < 0.5,
         )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from mq_broker.broker.rest import Rest, RestTimes
 from mq_broker.core.entries import Entry
 from mq_broker.core.machine import PartitionMachine
 from mq_broker.core.messages import (
@@ -27,6 +28,11 @@ from tests.simulation.journal import Journal
 
 if TYPE_CHECKING:
     from tests.simulation.broker import Broker
+
+SOON = RestTimes(calm_ms=200, follower_calm_ms=100, patience_ms=2_500)
+"""Much sooner than in earnest, so that records come to replicas at rest, and faults befall them."""
+
+REST_TICK_MS = 1_000
 
 OnReply: TypeAlias = Callable[[Result], None]
 
@@ -48,6 +54,9 @@ class Host:
     skipped: list[OffsetsSkipped] = field(default_factory=list)
     reading_node: bool = False
     touched: bool = False
+    rest: Rest = field(default_factory=lambda: Rest(SOON))
+    next_tick_ms: int = 0
+    """While it is at rest: when its leader's next heartbeat is due."""
     closed: bool = False
     handed_over: bool = False
     # what the oracle has seen of it
@@ -76,6 +85,14 @@ class Host:
 
     def replaced(self, log_id: str, reason: str) -> None:
         self.broker.feed(self, LogReplaced(log_id, reason))
+
+    @property
+    def leading(self) -> bool:
+        return self.replica.leading
+
+    @property
+    def at_rest(self) -> bool:
+        return not self.waiting and self.replica.at_rest
 
     # -- what readers see
 

@@ -15,11 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, assert_never
 
 from mq_broker.broker.peer_messages import Bodies, PeerMessages
+from mq_broker.broker.rest import IN_EARNEST, Rest
 from mq_broker.broker.topics import Topic
 from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation
 from mq_broker.core.messages import (
-    AppendAck,
-    AppendEntries,
     Audit,
     CasAnswer,
     Decided,
@@ -78,9 +77,6 @@ OnReply: TypeAlias = Callable[[Result], None]
 SHORTEN_AGAIN_S: Final = 30.0
 """After the disk refused: each attempt reads everything that is to go."""
 
-_ROUTINE: Final = (Tick, AppendEntries, AppendAck, NodeRead)
-"""What idle replicas are fed: alone it wakes none of them. (AppendEntries without entries, that is.)"""
-
 FOLLOW_S: Final = 30.0
 """Between two shortenings while a live replica is not in sync: it may be on its way to where the journal begins, and would have to
 begin anew with another snapshot each time that moves. It is asked again for the first entries some seconds after the snapshot."""
@@ -98,7 +94,7 @@ class Partition:
     """Owns one replica of one partition and everything of it on this broker. Is its journal's listener.
 
     `observers` are called, at the end of a turn, when something became readable or the role changed. `shorten_due`: the journal may
-    begin later than it does (retention.py). `asleep`, `stirred`, `calm_since_ms` and `heard_ms` are rest.py's.
+    begin later than it does (retention.py). `rest` says when it is ticked seldom (rest.py).
     """
 
     def __init__(self, shell: Shell, topic: Topic, number: int) -> None:
@@ -108,9 +104,7 @@ class Partition:
         self.observers: set[Callable[[], None]] = set()
         self.closed = False
         self.shorten_due = False
-        self.asleep = False
-        self.stirred = True
-        self.calm_since_ms = self.heard_ms = 0
+        self.rest = Rest(IN_EARNEST)
         self._shell = shell
         self._place = Place(topic.spec.topic_id, number)
         self._waiting: dict[RequestId, _Waiting] = {}
@@ -280,22 +274,15 @@ class Partition:
         if not self._touched:
             self._touched = True
             self._shell.touch(self)
-        if isinstance(event, AppendEntries):
-            self.heard_ms = self._shell.now_ms()
-        if not isinstance(event, _ROUTINE) or (isinstance(event, AppendEntries) and (event.entries or event.successor)):
-            self.stirred = True
-            if self.asleep:
-                self._wake()
-        if self.asleep and isinstance(event, AppendEntries):  # time stands still at rest: it comes with the heartbeat
-            self._step(TurnEnded(self.heard_ms), b"")
-            self._step(event, bodies)
-            self._step(Tick(self.heard_ms), b"")
-        else:
-            self._step(event, bodies)
+        asleep = self.rest.asleep
+        for told in self.rest.told(event, self._shell.now_ms()):
+            self._step(told, bodies if told is event else b"")
+        if asleep and not self.rest.asleep:
+            self._shell.ticking.woke(self)
 
-    def _wake(self) -> None:
-        self._shell.ticking.wake(self)
-        self._step(TurnEnded(self._shell.now_ms()), b"")
+    def wake(self, now_ms: int) -> None:
+        self._step(self.rest.wake(now_ms), b"")
+        self._shell.ticking.woke(self)
 
     def end_turn(self, now_ms: int) -> None:
         """Everything that is ready now has been fed: what was gathered goes out."""
@@ -303,8 +290,8 @@ class Partition:
             return
         self._touched = False
         self._step(TurnEnded(now_ms), b"")
-        if self.asleep and not self.at_rest:  # a heartbeat, its answer or the node brought something new
-            self._wake()
+        if self.rest.asleep and not self.at_rest:  # a heartbeat, its answer or the node brought something new
+            self.wake(now_ms)
         if self._changed:
             self._changed = False
             for observer in list(self.observers):

@@ -1,13 +1,14 @@
 """Which replicas of a broker are ticked, and how often: those at rest seldom, so that idle partitions cost next to nothing.
 
 A replica in use is ticked every 80 ms, and its leader sends a heartbeat four times a second. Of ten thousand partitions nearly
-all have nothing to do; then the leader's replica is ticked every `REST_TICK_S`, which sends the heartbeat, and its followers
-hear of the time only with that. Any event but those heartbeats and their answers wakes a replica at once: a request, entries, a
-broker that comes or goes, a link, a state node that says something new. So nobody waits longer for anything than before, but
-for one thing: that a leader falls silent whose broker lives and whose link is up is noticed after `PATIENCE_MS`, and then
-looked into as before.
+all have nothing to do; then the leader's replica is ticked every `REST_TICK_S`, which sends the heartbeat, and its followers hear
+of the time only with that. Any event but those heartbeats and their answers wakes a replica at once: a request, entries, a broker
+that comes or goes, a link, a state node that says something new. So nobody waits longer for anything than before, but for one
+thing: that a leader falls silent whose broker lives and whose link is up is noticed after `RestTimes.patience_ms`, and then looked
+into as before.
 
-Nothing of the protocol is here: the core takes time as an argument and says itself when it is at rest.
+Nothing of the protocol is here: the core takes time as an argument and says itself when it is at rest. `Rest` decides for one
+replica, in the simulator too; `Ticking` carries it out.
 """
 
 from __future__ import annotations
@@ -15,68 +16,147 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from dataclasses import dataclass
 from typing import Final, Protocol
+
+from mq_broker.core.messages import (
+    AppendAck,
+    AppendEntries,
+    DiskRefused,
+    Event,
+    Flushed,
+    JournalBegins,
+    LogReplaced,
+    NodeRead,
+    Tick,
+    TurnEnded,
+)
 
 TICK_S: Final = 0.08
 SLICES: Final = 4
 """Replicas are ticked in turns, a quarter of them every 20 ms: a thousand at once would hold up the loop."""
 
 REST_TICK_S: Final = 5.0
-CALM_MS: Final = 2_000
-"""A leader goes to rest after so long without anything to do. Its followers hear eight heartbeats meanwhile."""
-
-FOLLOWER_CALM_MS: Final = 1_000
-"""Before its leader, or it would wonder why that has become so quiet."""
-
-PATIENCE_MS: Final = 12_000
-"""How long a follower at rest waits for a heartbeat: two may be lost."""
-
 _SLICE_S: Final = TICK_S / SLICES
 _REST_SLICES: Final = round(REST_TICK_S / _SLICE_S)
 
 
-class Resting(Protocol):
-    """A partition, as seen from here. `asleep` is set here; the partition calls `Ticking.wake` when that is to end.
+_ROUTINE: Final = (Tick, AppendEntries, AppendAck, NodeRead)
+"""What idle replicas are told: alone it wakes none of them. (AppendEntries without entries, that is.)"""
 
-    `stirred`: something happened since the last tick that was no heartbeat. `heard_ms`: when its leader last spoke.
-    """
 
-    asleep: bool
-    stirred: bool
-    calm_since_ms: int
-    heard_ms: int
+_OF_THE_DISK: Final = (Flushed, DiskRefused, LogReplaced, JournalBegins)
 
-    closed: bool
+
+@dataclass(frozen=True, slots=True)
+class RestTimes:
+    """In milliseconds, of the monotonic clock. A follower rests before its leader, or it would wonder why that has become so quiet;
+    its patience outlasts two heartbeats of a leader at rest that are lost."""
+
+    calm_ms: int
+    """A leader goes to rest after so long without anything to do. Its followers hear some heartbeats meanwhile."""
+    follower_calm_ms: int
+    patience_ms: int
+    """How long a follower at rest waits for a heartbeat."""
+
+
+IN_EARNEST: Final = RestTimes(calm_ms=2_000, follower_calm_ms=1_000, patience_ms=12_000)
+
+
+class AtRest(Protocol):
+    """A replica, as seen from here."""
 
     @property
     def leading(self) -> bool: ...
 
     @property
-    def at_rest(self) -> bool: ...
+    def at_rest(self) -> bool:
+        """The core has nothing under way, and nobody waits for it."""
+
+
+class Rest:
+    """Owns whether one replica is `asleep`, and decides what its core is told and when. Pure: the time is an argument."""
+
+    __slots__ = ("_calm_since_ms", "_heard_ms", "_stirred", "_times", "asleep")
+
+    def __init__(self, times: RestTimes) -> None:
+        self.asleep = False
+        self._times = times
+        self._stirred = True  # something happened since the last tick that was no heartbeat
+        self._calm_since_ms = 0
+        self._heard_ms = 0  # when its leader spoke last
+
+    def told(self, event: Event, now_ms: int) -> tuple[Event, ...]:
+        """What the core is to be told, in this order, when this happens; it is awake afterwards unless that was a heartbeat."""
+        heard = isinstance(event, AppendEntries)
+        if heard:
+            self._heard_ms = now_ms
+        if not isinstance(event, _ROUTINE) or (isinstance(event, AppendEntries) and (event.entries or event.successor)):
+            self._stirred = True
+            if self.asleep:
+                self.asleep = False
+                # What the disk has done is so already: nothing may be done before the core knows of it.
+                return (event, TurnEnded(now_ms)) if isinstance(event, _OF_THE_DISK) else (TurnEnded(now_ms), event)
+        elif self.asleep and heard:  # time stands still at rest: it comes with the heartbeat
+            return TurnEnded(now_ms), event, Tick(now_ms)
+        return (event,)
+
+    def wake(self, now_ms: int) -> Event:
+        """It is awake from now on. What its core is to be told of that."""
+        self.asleep = False
+        self._stirred = True
+        return TurnEnded(now_ms)
+
+    def settled(self, replica: AtRest, now_ms: int) -> bool:
+        """After a tick: whether it is asleep from now on."""
+        if self._stirred:
+            self._stirred = False
+            self._calm_since_ms = now_ms
+            return False
+        calm_ms, times = now_ms - self._calm_since_ms, self._times
+        if calm_ms < min(times.calm_ms, times.follower_calm_ms) or not replica.at_rest:
+            return False
+        if replica.leading:
+            self.asleep = calm_ms >= times.calm_ms
+        else:
+            self.asleep = calm_ms >= times.follower_calm_ms > now_ms - self._heard_ms
+        return self.asleep
+
+    def impatient(self, now_ms: int) -> bool:
+        """A follower at rest has heard nothing of its leader for too long."""
+        return now_ms - self._heard_ms > self._times.patience_ms
+
+
+class Ticked(AtRest, Protocol):
+    """A partition of this broker. It calls `Ticking.woke` when its rest is over."""
+
+    rest: Rest
+    closed: bool
 
     def tick(self, now_ms: int, now: float) -> None:
         """Time passes: `now_ms` of the monotonic clock, `now` of the loop's."""
+
+    def wake(self, now_ms: int) -> None:
+        """End its rest."""
 
 
 class Ticking:
     """Owns the round of ticks. A partition keeps its place among the slices for as long as it is open."""
 
     def __init__(self) -> None:
-        self._awake: list[dict[Resting, int]] = [{} for _ in range(SLICES)]
-        self._asleep: list[dict[Resting, int]] = [{} for _ in range(_REST_SLICES)]
+        self._awake: list[dict[Ticked, int]] = [{} for _ in range(SLICES)]
+        self._asleep: list[dict[Ticked, int]] = [{} for _ in range(_REST_SLICES)]
         self._places = itertools.count()
-        self._place: dict[Resting, int] = {}
+        self._place: dict[Ticked, int] = {}
 
-    def add(self, partition: Resting) -> None:
+    def add(self, partition: Ticked) -> None:
         """From now on, until it is closed."""
         place = self._place[partition] = next(self._places)
         self._awake[place % SLICES][partition] = place
 
-    def wake(self, partition: Resting) -> None:
+    def woke(self, partition: Ticked) -> None:
         """It is ticked as any other again."""
         place = self._place[partition]
-        partition.asleep = False
-        partition.stirred = True
         if self._asleep[place % _REST_SLICES].pop(partition, None) is not None:
             self._awake[place % SLICES][partition] = place
 
@@ -95,33 +175,25 @@ class Ticking:
             for partition in list(self._asleep[turn % _REST_SLICES]):
                 self._tick_at_rest(partition, now_ms, now)
 
-    def _forget(self, partition: Resting) -> None:
+    def _forget(self, partition: Ticked) -> None:
         place = self._place.pop(partition)
         self._awake[place % SLICES].pop(partition, None)
         self._asleep[place % _REST_SLICES].pop(partition, None)
 
-    def _tick(self, partition: Resting, now_ms: int, now: float) -> None:
+    def _tick(self, partition: Ticked, now_ms: int, now: float) -> None:
         if partition.closed:
             self._forget(partition)
             return
         partition.tick(now_ms, now)
-        if partition.stirred:
-            partition.stirred = False
-            partition.calm_since_ms = now_ms
-            return
-        calm_ms = now_ms - partition.calm_since_ms
-        if calm_ms < FOLLOWER_CALM_MS or not partition.at_rest:
-            return
-        if calm_ms >= CALM_MS if partition.leading else now_ms - partition.heard_ms < FOLLOWER_CALM_MS:
+        if partition.rest.settled(partition, now_ms):
             place = self._place[partition]
             del self._awake[place % SLICES][partition]
             self._asleep[place % _REST_SLICES][partition] = place
-            partition.asleep = True
 
-    def _tick_at_rest(self, partition: Resting, now_ms: int, now: float) -> None:
+    def _tick_at_rest(self, partition: Ticked, now_ms: int, now: float) -> None:
         if partition.closed:
             self._forget(partition)
         elif partition.leading:
             partition.tick(now_ms, now)
-        elif now_ms - partition.heard_ms > PATIENCE_MS:
-            self.wake(partition)
+        elif partition.rest.impatient(now_ms):
+            partition.wake(now_ms)

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
 from mq_broker.broker import rest
 from mq_broker.broker.partition import Partition
-from mq_broker.broker.rest import Ticking
+from mq_broker.broker.rest import Rest, RestTimes, Ticked, Ticking
+from mq_broker.core.messages import AppendEntries
 from tests.mq_broker.broker.cluster import until
 from tests.mq_broker.broker.test_three_brokers import three
+
+SOON = RestTimes(calm_ms=600, follower_calm_ms=400, patience_ms=60_000)
+"""To rest sooner than in earnest; and silence is not what wakes anybody."""
+
+HEARTBEAT = AppendEntries(1, 1, 1, prev_index=0, prev_epoch=0, last_index=0, high_watermark=0, sequence=1)
 
 
 @dataclass(eq=False)
@@ -20,42 +26,38 @@ class Idle:
     """A replica that has nothing to do."""
 
     leading: bool
-    asleep: bool = False
-    stirred: bool = True
-    calm_since_ms: int = 0
-    heard_ms: int = 0
+    ticking: Ticking
     closed: bool = False
     at_rest: bool = True
     ticks: int = 0
+    rest: Rest = field(default_factory=lambda: Rest(replace(SOON, patience_ms=1_000)))
 
     def tick(self, now_ms: int, now: float) -> None:
         """It hears of its leader for as long as it is ticked."""
         self.ticks += 1
-        self.heard_ms = now_ms
+        self.rest.told(HEARTBEAT, now_ms)
 
-
-@pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To rest sooner than in earnest."""
-    monkeypatch.setattr(rest, "CALM_MS", 600)
-    monkeypatch.setattr(rest, "FOLLOWER_CALM_MS", 400)
+    def wake(self, now_ms: int) -> None:
+        self.rest.wake(now_ms)
+        self.ticking.woke(self)
 
 
 def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
-    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: None
+    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rest, "PATIENCE_MS", 60_000)  # so that silence is not what wakes them
+    monkeypatch.setattr("mq_broker.broker.partition.IN_EARNEST", SOON)
     replicas: list[Partition] = []
     add = Ticking.add
 
-    def noted(ticking: Ticking, partition: Partition) -> None:
+    def noted(ticking: Ticking, partition: Ticked) -> None:
+        assert isinstance(partition, Partition)
         replicas.append(partition)
         add(ticking, partition)
 
     monkeypatch.setattr(Ticking, "add", noted)
 
     async def all_asleep() -> bool:
-        return all(replica.asleep for replica in replicas if not replica.closed)
+        return all(replica.rest.asleep for replica in replicas if not replica.closed)
 
     async def scenario() -> None:
         async with three(zookeeper, tmp_path) as cluster:
@@ -63,7 +65,7 @@ def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
             await until(all_asleep)
             leader = info.partitions[0].leader
             await cluster[leader].produce("t", 1)
-            assert any(not replica.asleep for replica in replicas if replica.number == 0)
+            assert any(not replica.rest.asleep for replica in replicas if replica.number == 0)
             witness = 1 + leader % 3
 
             async def there() -> bool:
@@ -79,18 +81,17 @@ def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
     asyncio.run(scenario())
 
 
-def test_a_follower_at_rest_that_hears_nothing_of_its_leader_is_ticked_again(soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "PATIENCE_MS", 1_000)
-    follower, leader = Idle(leading=False), Idle(leading=True)
+def test_a_follower_at_rest_that_hears_nothing_of_its_leader_is_ticked_again() -> None:
+    ticking = Ticking()
+    follower, leader = Idle(False, ticking), Idle(True, ticking)
 
     async def asleep() -> bool:
-        return follower.asleep and leader.asleep
+        return follower.rest.asleep and leader.rest.asleep
 
     async def awake() -> bool:
-        return not follower.asleep
+        return not follower.rest.asleep
 
     async def scenario() -> None:
-        ticking = Ticking()
         ticking.add(follower)
         ticking.add(leader)
         running = asyncio.create_task(ticking.run())
@@ -98,7 +99,7 @@ def test_a_follower_at_rest_that_hears_nothing_of_its_leader_is_ticked_again(soo
         assert ticking.awake == 0
         before = follower.ticks
         await until(awake)
-        assert leader.asleep
+        assert leader.rest.asleep
         assert follower.ticks == before, "at rest it is told nothing of the time but by its leader"
         follower.closed = leader.closed = True
 
