@@ -87,14 +87,15 @@ class Cluster:
 
     async def _read(self) -> None:
         await self._register()
-        self.brokers = await self._coordination.brokers()
-        if self._registered and self._me.broker not in self.brokers:
+        found = await self._coordination.brokers()
+        if self._registered and self._me.broker not in found:
             log.warning("the registration of broker %d was removed, or cannot be read: registering again", self._me.broker)
             self._registered = False
             await self._register()
-            self.brokers = await self._coordination.brokers()
+            found = await self._coordination.brokers()
         if not self._registered:
-            self.brokers.pop(self._me.broker, None)
+            found.pop(self._me.broker, None)
+        self.brokers = found
         self._on_brokers()
 
     async def _register(self) -> None:
