@@ -25,7 +25,7 @@ floors: $(VENV)/.ready
 bench: $(VENV)/.ready         ## measured figures beside their ceilings
 	$(BIN)/python -m benchmarks.bench
 
-bench-kafka: $(VENV)/.ready   ## the same beside Apache Kafka, which is fetched by Maven and pip into build/kafka
+bench-kafka: $(VENV)/.ready   ## the same beside Apache Kafka and other brokers, which are fetched (Maven, pip, apt)
 	$(BIN)/python -m benchmarks.kafka
 
 SEEDS ?= 1000

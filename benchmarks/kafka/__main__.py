@@ -26,7 +26,7 @@ from benchmarks.kafka.report import markdown, print_parts
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "KAFKA.md"
 KEPT: Final = RESULTS.with_suffix(".json")
-MODULES: Final = ("produce", "cost", "latency", "spark_source", "spark_sink", "trigger", "failover", "fan_out", "growth")
+MODULES: Final = ("produce", "cost", "latency", "spark_source", "spark_sink", "trigger", "failover", "fan_out", "growth", "peers")
 """In the order of the table: each has `measure(arena)`."""
 
 _NEED_SPARK: Final = ("spark_source", "spark_sink", "trigger")

@@ -33,13 +33,13 @@ _END_TIMEOUT_S: Final = 10.0
 
 
 class TheirProcess:
-    """Owns one process of the Python that has Kafka's clients, running benchmarks/kafka/client.py."""
+    """Owns one process of the Python that has clients of others' brokers, running a module that answers line by line."""
 
-    def __init__(self, python: Path, log: Path) -> None:
+    def __init__(self, python: Path, log: Path, module: str = "benchmarks.kafka.client") -> None:
         self._log = log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [str(python), "-m", "benchmarks.kafka.client"],
+                [str(python), "-m", module],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.PIPE,
@@ -72,10 +72,10 @@ class TheirProcess:
         while not said.endswith(b"\n"):
             ready, _, _ = select.select([self._process.stdout], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise TimeoutError(f"Kafka's client process said nothing for {timeout_s:g} s")
+                raise TimeoutError(f"the client process said nothing for {timeout_s:g} s")
             piece = os.read(self._process.stdout.fileno(), 1)
             if not piece:
-                raise RuntimeError(f"Kafka's client process ended: {self._log.read_text(errors='replace')[-2_000:]}")
+                raise RuntimeError(f"the client process ended: {self._log.read_text(errors='replace')[-2_000:]}")
             said += piece
         return json.loads(said)
 

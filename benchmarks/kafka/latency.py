@@ -37,7 +37,7 @@ def measure(arena: Arena) -> list[Compared]:
         asked: list[Comparison] = []
         for label, linger in LINGERS[rate].items():
             ours, theirs = (f"{who}{label}" for who in ("Consumer", "confluent-kafka"))
-            contestants.append(Contestant(ours, partial(_ours, arena, durability, rate, linger)))
+            contestants.append(Contestant(ours, partial(latency_of_ours, arena, durability, rate, linger)))
             contestants.append(Contestant(theirs, partial(_theirs, arena, durability, rate, linger)))
             group = f"push latency, {rate:,} records/s, {DURABILITIES[durability]}"
             asked += [
@@ -52,7 +52,7 @@ def percentiles(latencies_ms: list[float]) -> Readings:
     return {metric: percentile(latencies_ms, percent) for metric, percent in PERCENTS.items()}
 
 
-def _ours(arena: Arena, durability: str, rate: int, linger: int | None) -> Readings:
+def latency_of_ours(arena: Arena, durability: str, rate: int, linger: int | None) -> Readings:
     topic = arena.our_topic(durability)
     count = round(rate * arena.scale.seconds)
     with Helper(consume, arena.cluster.bootstrap, topic, WARMING, count) as consumer:

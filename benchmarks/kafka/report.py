@@ -27,6 +27,10 @@ NOTES: Final = (
     "beside Kafka with flush.messages=1 (both do, on every replica).",
     "Kafka: JVM flags, heap and server.properties of its distribution. Spark's connector is the newest that can be had, one "
     "release behind the Spark that it runs in; of its token provider, which does nothing here, only 4.0.0 can be had.",
+    "The other brokers come as Debian packages, three nodes each, six streams or queues, their asyncio clients. JetStream (R3) "
+    "acknowledges what a majority has in its page cache, Redis (WAIT 2) what all three have in memory: beside `os`, where every "
+    "replica in sync has it in its page cache. A quorum queue acknowledges what a majority has synced: beside `fsync`, where every "
+    "replica in sync has. One that has no rows could not be had where this was run.",
 )
 _FOREIGN: Final = (
     "From other hardware, in other years, of other settings: to know the order of magnitude, not to be put in a ratio "
