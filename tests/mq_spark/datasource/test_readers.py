@@ -11,15 +11,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
-from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
 from mq_protocol.errors import DataLoss, InvalidSetting, SchemaMismatch
 from mq_spark.datasource import cluster, subscribed
 from mq_spark.datasource.batch_reader import BatchReader
+from mq_spark.datasource.deciding import decide
+from mq_spark.datasource.reading import read_ranges
+from mq_spark.datasource.staging import stage_rows
 from mq_spark.datasource.stream_reader import StreamReader
-from mq_spark.options import parse_source
+from mq_spark.manifest import MicroBatch, manifest_of
+from mq_spark.options import parse_sink, parse_source
 
 VALUE = StructType().add("value", BinaryType())
 NUMBERS = StructType().add("n", LongType()).add("_offset", LongType())
@@ -255,3 +259,47 @@ def test_a_filter_that_the_topic_cannot_have_is_refused_where_spark_plans(bootst
         Stream(bootstrap, VALUE, subscribe=name, filter="key is null")
     with pytest.raises(InvalidSetting, match="filter compares column 'n', which is int64, with 'x'"):
         read(bootstrap, NUMBERS, subscribe=f"{name}-n", filter="n = 'x'")
+
+
+def test_a_run_keeps_the_columns_that_it_was_started_with_and_the_next_has_those_that_were_added(
+    bootstrap: str, admin: Admin, name: str
+) -> None:
+    admin.create_topic(name, schema="n long, text string")
+    numbers(bootstrap, name, 1)
+    first = StructType().add("n", LongType()).add("text", StringType())
+    longer = StructType(list(first.fields)).add("word", StringType())
+    stream = Stream(bootstrap, first, subscribe=name, startingOffsets="earliest")
+    rows = [row for rows in stream.available_now() for row in rows]
+    worker = parse_source({"bootstrap.servers": bootstrap, "subscribe": name, "requestTimeoutMs": "29999"}, streaming=True)
+    part = stream.reader.partitions({name: {"0": 0}}, {name: {"0": 1}})[0]
+    assert [batch.to_pylist() for batch in read_ranges(worker, first, part)] == [rows]  # type: ignore[arg-type]
+
+    running = Stream(bootstrap, first, stream.at, subscribe=name)
+    admin.alter_topic(name, add_columns="word string")
+    with Producer(bootstrap) as producer:
+        producer.publish(name, {"n": 1, "word": "w"}).result(20)
+    assert running.available_now() == [[{"n": 1, "text": None}]]
+
+    again = Stream(bootstrap, longer, stream.at, subscribe=name, filter="word = 'w'")
+    assert again.available_now() == [[{"n": 1, "text": None, "word": "w"}]]
+    assert read(bootstrap, longer, subscribe=name) == [{**rows[0], "word": None}, {"n": 1, "text": None, "word": "w"}]
+    assert read(bootstrap, longer, subscribe=name, filter="word IS NULL") == [{**rows[0], "word": None}]
+    part = again.reader.partitions({name: {"0": 0}}, {name: {"0": 2}})[0]
+    found = [row for batch in read_ranges(worker, longer, part) for row in batch.to_pylist()]  # type: ignore[arg-type]
+    assert [row["word"] for row in found] == [None, "w"], "a worker that remembers the topic as it was asks again"
+    again.reader.stop()
+    stream.reader.stop()
+
+
+def test_a_sink_that_does_not_know_the_columns_that_were_added_goes_on(bootstrap: str, admin: Admin, name: str) -> None:
+    admin.create_topic(name, schema="n long, text string")
+    options = parse_sink({"bootstrap.servers": bootstrap, "topic": name}, streaming=True)
+    columns = StructType().add("n", LongType()).add("text", StringType())
+    for batch_id in range(2):
+        rows = pa.RecordBatch.from_pylist([{"n": batch_id, "text": "a"}])
+        staged = stage_rows(options, columns, iter([rows]), MicroBatch(name, name, batch_id, "run"), 0)
+        admin.alter_topic(name, add_columns=f"added{batch_id} int")
+        decide(options, *manifest_of([staged]))
+    wanted = StructType([*columns.fields, StructField("added0", IntegerType()), StructField("added1", IntegerType())])
+    found = sorted(tuple(row.values()) for row in read(bootstrap, wanted, subscribe=name))
+    assert found == [(0, "a", None, None), (1, "a", None, None)]
