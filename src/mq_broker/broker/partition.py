@@ -19,6 +19,7 @@ from mq_broker.broker.rest import IN_EARNEST, Rest
 from mq_broker.broker.topics import Topic
 from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation
 from mq_broker.core.messages import (
+    AppendAck,
     Audit,
     CasAnswer,
     Decided,
@@ -112,6 +113,7 @@ class Partition:
         self._stepping = False
         self._touched = False
         self._changed = False
+        self._led = False
         self._reading_node = False
         self._next_sweep_ms = 0
         self._shortened_ms = -(1 << 40)
@@ -274,6 +276,8 @@ class Partition:
         if not self._touched:
             self._touched = True
             self._shell.touch(self)
+        if isinstance(event, AppendAck) and self.rest.asleep and not self.replica.leading:
+            self.wake(self._shell.now_ms())  # from a leader that is one no more: see `_begin_anew`
         asleep = self.rest.asleep
         for told in self.rest.told(event, self._shell.now_ms()):
             self._step(told, bodies if told is event else b"")
@@ -349,8 +353,9 @@ class Partition:
                 self._go_out(effect)
             case Truncate(last_index):
                 self.journal.truncate(last_index)
-            case RoleChanged():
+            case RoleChanged(leading=leading):
                 self._changed = True
+                self._led = leading
                 self._shell.role_changed(self)
             case DecisionCommitted(decision):
                 assert isinstance(decision, Decide)
@@ -381,6 +386,11 @@ class Partition:
         """The log is another from here on, or goes on as another."""
         match effect:
             case Reopen(reason):
+                if self._led:  # its followers may be at rest, and would wait for a heartbeat
+                    me, epoch = self.replica.identity, self.replica.leader_epoch
+                    for broker in self.replica.replicas:
+                        if broker != me.broker:
+                            self.peers.send(broker, AppendAck(me.broker, me.incarnation, me.log_id, epoch, 0, 0, 0))
                 self._shell.reopen(self, reason)
             case Install(snapshot, recovery):
                 self._shell.install(self, snapshot, recovery)

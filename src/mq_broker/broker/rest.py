@@ -5,7 +5,7 @@ all have nothing to do; then the leader's replica is ticked every `REST_TICK_S`,
 of the time only with that. Any event but those heartbeats and their answers wakes a replica at once: a request, entries, a broker
 that comes or goes, a link, a state node that says something new. So nobody waits longer for anything than before, but for one
 thing: that a leader falls silent whose broker lives and whose link is up is noticed after `RestTimes.patience_ms`, and then looked
-into as before.
+into as before. One whose log begins anew says so: an acknowledgement, which followers are sent by nobody else.
 
 Nothing of the protocol is here: the core takes time as an argument and says itself when it is at rest. `Rest` decides for one
 replica, in the simulator too; `Ticking` carries it out.

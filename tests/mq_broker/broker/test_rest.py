@@ -73,10 +73,17 @@ def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
 
             await until(there)
             await until(all_asleep)
-            await cluster[leader].abandon()
+            [led] = [replica for replica in replicas if replica.number == 0 and replica.replica.leading]
+            led.journal._damaged(1, 0, "a bad sector")  # type: ignore[attr-defined]  # as a reading finds it
             successor = await cluster.leader("t", at=witness, not_=leader)
             await until(lambda: cluster[successor].produce("t", 2))
-            assert await cluster[successor].numbers("t") == [1, 2]
+            await cluster.in_sync("t", [1, 2, 3], at=successor)
+            await until(all_asleep)
+            leader, witness = successor, 1 + successor % 3
+            await cluster[leader].abandon()
+            successor = await cluster.leader("t", at=witness, not_=leader)
+            await until(lambda: cluster[successor].produce("t", 3))
+            assert await cluster[successor].numbers("t") == [1, 2, 3]
 
     asyncio.run(scenario())
 
