@@ -99,6 +99,7 @@ class Shell:
         task = self._tasks.create_task(self._guarded(work, name), name=name)
         self._work.add(task)
         task.add_done_callback(self._work.discard)
+        task.add_done_callback(lambda _: work.close())  # cancelled before its first step it would never have been begun
         return task
 
     async def _guarded(self, work: Coroutine[Any, Any, None], name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -78,6 +79,22 @@ def test_a_replica_that_was_moved_away_may_begin_anew_while_it_is_still_needed(
             assert not broker.failure.done(), "the broker goes on"
             broker.follow_topics({"id": HERE})
             await until(lambda: broker.hosted(HERE, 0) is not None)
+
+    asyncio.run(main())
+
+
+def test_work_that_is_ended_before_it_begins_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def never() -> None:
+        raise AssertionError("it was ended before")
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            work = never()
+            task = broker.spawn(work, "never")
+            broker.stop()
+            await asyncio.wait({task})
+            await asyncio.sleep(0)
+            assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
 
     asyncio.run(main())
 
