@@ -4,20 +4,15 @@
 
 Every wait has a deadline. Leader changes, restarts and timeouts are survived inside: what is sent again keeps its UUID, so that
 it is there once. Every error derives from `TritonMQError` and says whether to retry and whether the outcome is known.
+
+The classes are imported when they are first asked for: Spark starts processes that only read, and many of them.
 """
 
-from mq_client.admin import (
-    Admin,
-    BrokerDescription,
-    ClusterDescription,
-    GroupCursor,
-    GroupDescription,
-    PartitionDescription,
-    PartitionMove,
-    Recovery,
-    TopicDescription,
-)
-from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from mq_client.errors import (
     BatchTooLarge,
     CoordinationUnavailable,
@@ -52,9 +47,23 @@ from mq_client.errors import (
     UnknownTopic,
     Unreachable,
 )
-from mq_client.futures import BatchMetadata, BatchPlace, RecordMetadata
-from mq_client.producer import Producer
-from mq_client.reader import Reader
+
+if TYPE_CHECKING:
+    from mq_client.admin import (
+        Admin,
+        BrokerDescription,
+        ClusterDescription,
+        GroupCursor,
+        GroupDescription,
+        PartitionDescription,
+        PartitionMove,
+        Recovery,
+        TopicDescription,
+    )
+    from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue
+    from mq_client.futures import BatchMetadata, BatchPlace, RecordMetadata
+    from mq_client.producer import Producer
+    from mq_client.reader import Reader
 
 __all__ = [
     "Admin",
@@ -107,3 +116,34 @@ __all__ = [
     "UnknownTopic",
     "Unreachable",
 ]
+
+_HOMES = {
+    "admin": (
+        "Admin",
+        "BrokerDescription",
+        "ClusterDescription",
+        "GroupCursor",
+        "GroupDescription",
+        "PartitionDescription",
+        "PartitionMove",
+        "Recovery",
+        "TopicDescription",
+    ),
+    "consumer": ("Consumer", "ConsumerRecord", "RecordQueue"),
+    "futures": ("BatchMetadata", "BatchPlace", "RecordMetadata"),
+    "producer": ("Producer",),
+    "reader": ("Reader",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

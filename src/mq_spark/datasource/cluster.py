@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Deadline
 from mq_client.leaders import ask_offsets, measure_spans, move_cursors
 from mq_client.offsets import OffsetWatch
 from mq_client.reader import Reader
-from mq_client.transactions import Stage, StagedPart, TransactionClient
 from mq_protocol.names import INTERNAL_PREFIX
 from mq_spark.datasource.progress import Place, Reporter
 from mq_spark.manifest import MicroBatch, Staged
@@ -24,6 +24,9 @@ from mq_spark.offsets import OffsetRange, Size
 from mq_spark.option_values import ByPartition
 from mq_spark.positions import AllBounds, Bounds, Found
 from mq_spark.schemas import StoredRows, Topic
+
+if TYPE_CHECKING:
+    from mq_client.transactions import Stage, TransactionClient
 
 _REPORT_TIMEOUT_MS: Final = 5_000
 _LAST_REPORT_SECONDS: Final = 1.0
@@ -50,7 +53,6 @@ class Cluster:
         self._timeout_ms = timeout_ms
         self._connection = Connection(bootstrap)
         self._reader = Reader(self._connection, timeout_ms)
-        self._transactions = TransactionClient(self._connection, timeout_ms)
         self._reporter = Reporter(self._move_cursors)
 
     # -------------------------------------------------------------- what there is
@@ -132,6 +134,8 @@ class Cluster:
 
     def decide(self, micro_batch: MicroBatch, manifest: Iterable[Staged], *, keep_on_mismatch: bool) -> None:
         """Decide and publish, once for all; asks again until the deadline."""
+        from mq_client.transactions import StagedPart
+
         self._transactions.decide(
             (micro_batch.query_id, micro_batch.sink),
             micro_batch.batch_id,
@@ -141,6 +145,13 @@ class Cluster:
         )
 
     # -------------------------------------------------------------- private
+
+    @cached_property
+    def _transactions(self) -> TransactionClient:
+        """Made and imported when something is written: most of Spark's workers only read, and pay for each import anew."""
+        from mq_client.transactions import TransactionClient
+
+        return TransactionClient(self._connection, self._timeout_ms)
 
     def _deadline(self) -> Deadline:
         return Deadline(self._timeout_ms)
