@@ -134,12 +134,11 @@ def _recoveries(chance: Random, plan: Plan) -> Plan:
     return replace(
         _quiet(chance, plan, 2, 1),
         trouble_ms=60_000,
-        pace_ms=chance.choice((30, 100, 300)),
-        retains_ms=300.0,
-        shortens=0.005,
-        total_losses=12,
+        pace_ms=chance.choice((100, 300)),
+        retains_ms=1_500.0,
+        total_losses=8,
         losses_partial=True,
-        publish_ms=2_000.0,
+        publish_ms=1_000.0,
     )
 
 
