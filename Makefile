@@ -32,8 +32,9 @@ SEEDS ?= 1000
 simulate: $(VENV)/.ready      ## whole clusters in virtual time: make simulate SEEDS=n
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(PROFILE),--profile $(PROFILE))
 
+COUNTED ?= 10
 mutations: $(VENV)/.ready     ## plant every fault, see that the simulator finds it, and put the counts into its README
-	$(BIN)/python -m tests.simulation.mutations --processes 2 --table tests/simulation/README.md
+	$(BIN)/python -m tests.simulation.mutations --processes 2 --seeds $(COUNTED) --table tests/simulation/README.md
 
 MINUTES ?= 5
 chaos: $(VENV)/.ready         ## real processes under fire, judged: make chaos MINUTES=n

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.cluster import Plan, Report, simulate
-from tests.simulation.mutations import MUTATIONS, hunt, planted
+from tests.simulation.mutations import HEADER, MUTATIONS, hunt, planted
 from tests.simulation.oracle import Violation
 from tests.simulation.planted import Mutation
 from tests.simulation.profiles import PROFILES, plan_of
@@ -77,6 +78,13 @@ def test_the_same_seed_gives_the_same_trace_however_strings_are_hashed() -> None
 def test_every_planted_fault_still_fits_the_core(mutation: Mutation) -> None:
     with planted(mutation):
         pass
+
+
+def test_the_readme_counts_every_planted_fault_and_each_was_found() -> None:
+    table = (Path(__file__).parent / "README.md").read_text().partition(HEADER)[2].strip().splitlines()
+    counts = {name: int(found.split(" of ")[0]) for _, name, *_, found, _ in (re.split(r" ?\| ?", line) for line in table)}
+    assert counts.keys() == {mutation.name for mutation in MUTATIONS}
+    assert all(counts.values())
 
 
 @pytest.mark.parametrize("name", QUICKLY_FOUND, ids=lambda name: name.replace(" ", "_"))
