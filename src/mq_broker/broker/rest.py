@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -35,6 +36,10 @@ from mq_broker.core.messages import (
 TICK_S: Final = 0.08
 SLICES: Final = 4
 """Replicas are ticked in turns, a quarter of them every 20 ms: a thousand at once would hold up the loop."""
+
+TICKS_AT_ONCE_MAX: Final = 100
+"""Of replicas in use. A broker that starts with thousands gives all of them time, if more seldom, and with ticks their heartbeats
+become fewer: else these would take more than a processor, and no partition would ever come to rest."""
 
 REST_TICK_S: Final = 5.0
 _SLICE_S: Final = TICK_S / SLICES
@@ -141,28 +146,29 @@ class Ticked(AtRest, Protocol):
 
 
 class Ticking:
-    """Owns the round of ticks. A partition keeps its place among the slices for as long as it is open."""
+    """Owns the round of ticks: those in use one after another, those at rest each in its slice of `REST_TICK_S`."""
 
     def __init__(self) -> None:
-        self._awake: list[dict[Ticked, int]] = [{} for _ in range(SLICES)]
-        self._asleep: list[dict[Ticked, int]] = [{} for _ in range(_REST_SLICES)]
-        self._places = itertools.count()
-        self._place: dict[Ticked, int] = {}
+        self._awake: deque[Ticked] = deque()
+        self._asleep: list[dict[Ticked, None]] = [{} for _ in range(_REST_SLICES)]
+        self._slices: dict[Ticked, int] = {}
+        self._next_slice = itertools.cycle(range(_REST_SLICES))
 
     def add(self, partition: Ticked) -> None:
         """From now on, until it is closed."""
-        place = self._place[partition] = next(self._places)
-        self._awake[place % SLICES][partition] = place
+        self._slices[partition] = next(self._next_slice)
+        self._awake.append(partition)
 
     def woke(self, partition: Ticked) -> None:
         """It is ticked as any other again."""
-        place = self._place[partition]
-        if self._asleep[place % _REST_SLICES].pop(partition, None) is not None:
-            self._awake[place % SLICES][partition] = place
+        slept = self._asleep[self._slices[partition]]
+        if partition in slept:
+            del slept[partition]
+            self._awake.append(partition)
 
     @property
     def awake(self) -> int:
-        return sum(map(len, self._awake))
+        return len(self._awake)
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -170,29 +176,24 @@ class Ticking:
         for turn in itertools.count():
             await asyncio.sleep(_SLICE_S)
             now_ms, now = time.monotonic_ns() // 1_000_000, loop.time()
-            for partition in list(self._awake[turn % SLICES]):
-                self._tick(partition, now_ms, now)
+            for _ in range(min(-(-len(self._awake) // SLICES), TICKS_AT_ONCE_MAX)):
+                self._tick(self._awake.popleft(), now_ms, now)
             for partition in list(self._asleep[turn % _REST_SLICES]):
                 self._tick_at_rest(partition, now_ms, now)
 
-    def _forget(self, partition: Ticked) -> None:
-        place = self._place.pop(partition)
-        self._awake[place % SLICES].pop(partition, None)
-        self._asleep[place % _REST_SLICES].pop(partition, None)
-
     def _tick(self, partition: Ticked, now_ms: int, now: float) -> None:
         if partition.closed:
-            self._forget(partition)
+            del self._slices[partition]
             return
         partition.tick(now_ms, now)
         if partition.rest.settled(partition, now_ms):
-            place = self._place[partition]
-            del self._awake[place % SLICES][partition]
-            self._asleep[place % _REST_SLICES][partition] = place
+            self._asleep[self._slices[partition]][partition] = None
+        else:
+            self._awake.append(partition)
 
     def _tick_at_rest(self, partition: Ticked, now_ms: int, now: float) -> None:
         if partition.closed:
-            self._forget(partition)
+            del self._asleep[self._slices.pop(partition)][partition]
         elif partition.leading:
             partition.tick(now_ms, now)
         elif partition.rest.impatient(now_ms):

@@ -88,6 +88,26 @@ def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
     asyncio.run(scenario())
 
 
+def test_of_more_replicas_than_a_turn_ticks_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq_broker.broker.rest.TICKS_AT_ONCE_MAX", 3)
+    ticking = Ticking()
+    replicas = [Idle(leading=True, ticking=ticking, at_rest=False) for _ in range(20)]
+
+    async def all_ticked() -> bool:
+        return min(replica.ticks for replica in replicas) >= 2
+
+    async def scenario() -> None:
+        for replica in replicas:
+            ticking.add(replica)
+        running = asyncio.create_task(ticking.run())
+        await until(all_ticked)
+        running.cancel()
+        counts = [replica.ticks for replica in replicas]
+        assert max(counts) - min(counts) <= 1
+
+    asyncio.run(scenario())
+
+
 def test_a_follower_at_rest_that_hears_nothing_of_its_leader_is_ticked_again() -> None:
     ticking = Ticking()
     follower, leader = Idle(False, ticking), Idle(True, ticking)
@@ -111,7 +131,7 @@ def test_a_follower_at_rest_that_hears_nothing_of_its_leader_is_ticked_again() -
         follower.closed = leader.closed = True
 
         async def gone() -> bool:
-            return ticking.awake == 0 and not ticking._place
+            return ticking.awake == 0 and not ticking._slices
 
         await until(gone, deadline_s=2 * rest.REST_TICK_S)
         running.cancel()
