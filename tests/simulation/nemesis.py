@@ -159,8 +159,10 @@ class Nemesis:
 
     def _hit_joiners(self) -> Process:
         """Kill whom a write names that may yet happen, long after it was sent, and that was not named before."""
-        while not self.healing:
+        while True:
             yield self.loop.between(50, 300)
+            if self.healing:
+                return
             for node in self.cluster.coordination.nodes:
                 for number in sorted({number for state in node.pending for number, _ in state.isr} - set(dict(node.state.isr))):
                     self._kill(self.cluster.brokers[number])

@@ -178,7 +178,7 @@ REPLICATION = (
         "a former log may speak after the new one",
         "rule 5",
         "progress:Progress.hears",
-        "ack.incarnation < self.incarnation or ack.log_id in self._retired",
+        "ack.incarnation == self.incarnation and ack.sequence <= self._log_since",
         "False",
         ("damage", "rough_links"),
         profile="replaced-logs",

@@ -35,15 +35,17 @@ class Progress:
         self.behind_since_ms: int | None = None
         self.lag_target = 0
         self.lacks_base = False  # it was shown to lack the entry that this leader's journal begins after
-        self._retired: list[str] = []
+        self._log_since = -1  # the last message sent before `log_id` was first heard of
 
     def hears(self, ack: AppendAck, now_ms: int) -> bool:
         """Is this of the follower's present life and log? A new one starts from nothing (rules 4, 5; trap 10)."""
-        if ack.incarnation < self.incarnation or ack.log_id in self._retired:
+        if ack.incarnation < self.incarnation:
             return False
         if ack.incarnation > self.incarnation or ack.log_id != self.log_id:
-            if self.log_id and ack.log_id != self.log_id:
-                self._retired.append(self.log_id)
+            # A log that was over before this one spoke answers nothing that was sent since; one that followed it will.
+            if ack.incarnation == self.incarnation and ack.sequence <= self._log_since:
+                return False
+            self._log_since = self.last_sequence
             self.incarnation, self.log_id = ack.incarnation, ack.log_id
             self.matched = self.acknowledged = 0
             self.step_back(self.next_index)

@@ -1,0 +1,24 @@
+"""What a leader takes for the present log of a follower, whatever order words of its former ones come in."""
+
+from __future__ import annotations
+
+from mq_broker.core.messages import AppendAck
+from mq_broker.core.progress import Progress
+
+
+def ack(log_id: str, sequence: int) -> AppendAck:
+    return AppendAck(2, 1, log_id, 1, 0, 0, sequence)
+
+
+def test_a_former_log_that_is_heard_of_late_does_not_shut_out_the_one_that_followed_it() -> None:
+    progress = Progress(2, 1, 0)
+    assert progress.hears(ack("first", 0), 0)
+    for sequence in (1, 2, 3):
+        progress.sent_message(sequence, 0, 0, 0)
+    assert progress.hears(ack("third", 3), 0)
+    assert not progress.hears(ack("second", 2), 0)
+    assert not progress.hears(ack("first", 1), 0)
+    assert progress.hears(ack("third", 3), 0)
+    progress.sent_message(4, 0, 0, 0)
+    assert progress.hears(ack("fourth", 4), 0)
+    assert progress.log_id == "fourth"
