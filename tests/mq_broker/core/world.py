@@ -420,8 +420,9 @@ class World:
             broker, Append(), uuid=uuid(name), record_count=int(rows), after=uuid(after) if after else b"", wait=Wait(wait)
         )
 
-    def do_stage(self, broker: str, name: str, batch: str, rows: str = "1") -> None:
-        self._propose(broker, Stage(KEY, int(batch), "run1"), uuid=uuid(name), record_count=int(rows))
+    def do_stage(self, broker: str, name: str, batch: str, rows: str = "1", query: str = KEY.query_id) -> None:
+        key = TransactionKey(query, KEY.sink)
+        self._propose(broker, Stage(key, int(batch), "run1"), uuid=uuid(name), record_count=int(rows))
 
     def do_publish(self, broker: str, batch: str, *names: str) -> None:
         self._propose(broker, Publish(KEY, int(batch), tuple(uuid(n) for n in names)))
