@@ -84,7 +84,7 @@ class Consumer:
             check_topic_name(name)
         self._check_not_stopped()
         deadline = Deadline(self._timeout_ms)
-        views = [self._connection.topic(name, deadline) for name in names]
+        views = [self._connection.refresh(name, deadline) for name in names]  # partitions that turn up later count as added
         for view in views:
             self._subscriptions.add(view)
         if self._running:

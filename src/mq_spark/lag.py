@@ -297,7 +297,7 @@ class _LagTopic:
 
     def __init__(self, bootstrap: str, topic: str, admin: Admin) -> None:
         self._schema = parse_schema(LAG_SCHEMA)
-        if admin.describe_topic(topic).schema != self._schema:
+        if list(admin.describe_topic(topic).schema)[: len(self._schema)] != list(self._schema):  # more columns may have been added
             raise InvalidRequest(
                 f"topic {topic!r} cannot take lag: create one with the schema mq_spark.LAG_SCHEMA ({LAG_SCHEMA!r})"
             )

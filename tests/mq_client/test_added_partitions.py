@@ -11,7 +11,7 @@ from mq_client.transactions import TransactionClient
 from mq_protocol.partitioner import partition_for_key
 
 KEY = next(key for key in (f"k{n}" for n in range(100)) if partition_for_key(key.encode(), 4) == 3)
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def test_a_producer_uses_added_partitions_after_a_bounded_time(admin: Admin, bootstrap: str, topic: str) -> None:
@@ -74,6 +74,22 @@ def test_a_consumer_that_runs_is_pushed_all_of_an_added_partition(admin: Admin, 
         while len(shared) < 30 and time.monotonic() < deadline:
             shared += [int(record.value) for consumer in (member, other) if (record := consumer.take(50)) is not None]
         assert sorted(shared) == list(range(30))
+
+
+def test_partitions_that_were_there_before_a_topic_was_subscribed_to_are_no_added_ones(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    admin.create_topic(topic)
+    with Consumer(bootstrap, start="latest") as consumer, Producer(bootstrap) as producer:
+        consumer.subscribe(topic)
+        consumer.unsubscribe(topic)
+        admin.alter_topic(topic, partitions=2)
+        producer.publish(topic, "before", partition=1).result(10)
+        consumer.subscribe(topic)
+        producer.publish(topic, "after", partition=1).result(10)
+        record = consumer.take(10_000)
+        assert record is not None
+        assert record.value == b"after"
 
 
 def test_an_age_that_makes_no_sense_is_named() -> None:
