@@ -228,8 +228,9 @@ def test_followers_know_how_far_behind_a_group_is_when_its_leader_is_gone(zookee
             follower = cluster[1 + former % 3]
             assert [c.leads for c in await _cursors(cluster[former])] == [True]
             await until(lambda: _settled(follower, 2))
-            await cluster[former].abandon()
-            assert [(c.offset, c.log_end_offset, c.leads) for c in await _cursors(follower)] == [(2, 3, False)]
+            assert [c.leads for c in await _cursors(follower)] == [False]
+            await cluster[former].abandon()  # a successor may lead before the next question
+            assert [(c.offset, c.log_end_offset) for c in await _cursors(follower)] == [(2, 3)]
 
     asyncio.run(scenario())
 
