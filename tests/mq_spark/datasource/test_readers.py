@@ -280,10 +280,11 @@ def test_a_run_keeps_the_columns_that_it_was_started_with_and_the_next_has_those
         producer.publish(name, {"n": 1, "word": "w"}).result(20)
     assert running.available_now() == [[{"n": 1, "text": None}]]
 
-    again = Stream(bootstrap, longer, stream.at, subscribe=name, filter="word = 'w'")
+    anew: dict[str, Any] = {"subscribe": name, "requestTimeoutMs": 29_998}  # clients of its own, as a process that is started has
+    again = Stream(bootstrap, longer, stream.at, **anew, filter="word = 'w'")
     assert again.available_now() == [[{"n": 1, "text": None, "word": "w"}]]
-    assert read(bootstrap, longer, subscribe=name) == [{**rows[0], "word": None}, {"n": 1, "text": None, "word": "w"}]
-    assert read(bootstrap, longer, subscribe=name, filter="word IS NULL") == [{**rows[0], "word": None}]
+    assert read(bootstrap, longer, **anew) == [{**rows[0], "word": None}, {"n": 1, "text": None, "word": "w"}]
+    assert read(bootstrap, longer, **anew, filter="word IS NULL") == [{**rows[0], "word": None}]
     part = again.reader.partitions({name: {"0": 0}}, {name: {"0": 2}})[0]
     found = [row for batch in read_ranges(worker, longer, part) for row in batch.to_pylist()]  # type: ignore[arg-type]
     assert [row["word"] for row in found] == [None, "w"], "a worker that remembers the topic as it was asks again"
@@ -301,5 +302,5 @@ def test_a_sink_that_does_not_know_the_columns_that_were_added_goes_on(bootstrap
         admin.alter_topic(name, add_columns=f"added{batch_id} int")
         decide(options, *manifest_of([staged]))
     wanted = StructType([*columns.fields, StructField("added0", IntegerType()), StructField("added1", IntegerType())])
-    found = sorted(tuple(row.values()) for row in read(bootstrap, wanted, subscribe=name))
+    found = sorted(tuple(row.values()) for row in read(bootstrap, wanted, subscribe=name, requestTimeoutMs=29_997))
     assert found == [(0, "a", None, None), (1, "a", None, None)]
