@@ -66,7 +66,8 @@ class Host:
     acknowledged_epoch: int = 0
     led_epoch: int = -1
     was_leading: bool = False
-    heard: dict[int, int] = field(default_factory=dict)
+    heard: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    """By follower: the newest of what it said, as (incarnation, message that it answered, log)."""
     refused_entries: tuple[Entry, ...] = ()
 
     def post(self, call: Callable[..., object], *args: Any) -> None:

@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 STATES_COMPARED_EVERY = 16
 """Entries. At these the state machines of all who stop there are compared."""
 
+NOTHING_HEARD = (0, -1, 0)
+
 HARMLESS_ALARMS = ("the disk refused entries", "the log has a new id", "nothing was committed for")
 """Alarms that faults of the world cause. Any other says that a rule was broken."""
 
@@ -138,7 +140,8 @@ class Oracle:
     def saw(self, host: Host, event: Event, effects: list[Effect]) -> None:
         replica = host.replica
         if isinstance(event, AppendAck) and replica.leading and event.leader_epoch == replica.leader_epoch:
-            host.heard[event.follower] = max(host.heard.get(event.follower, 0), Journal.life_of(event.log_id))
+            heard = event.incarnation, event.sequence, Journal.life_of(event.log_id)
+            host.heard[event.follower] = max(host.heard.get(event.follower, NOTHING_HEARD), heard)
         self.story.add(
             host.partition,
             Line(
@@ -438,10 +441,11 @@ class Oracle:
     # ------------------------------------------------------------------ the state node
 
     def proposed(self, host: Host, state: NodeState) -> None:
-        """Whoever is newly named is named by the newest log that the proposer has heard of (rule 5)."""
+        """Whoever is newly named is named by the newest log that the proposer has heard of: the one that answered last (rule 5)."""
         known = host.replica._shared.node
         for member in state.isr:
-            if known is not None and member not in known.state.isr and Journal.life_of(member[1]) < host.heard.get(member[0], 0):
+            newest = host.heard.get(member[0], NOTHING_HEARD)[-1]
+            if known is not None and member not in known.state.isr and Journal.life_of(member[1]) < newest:
                 raise self.violation(host.partition, f"broker {host.broker.number} names {member}, and has heard of a newer log")
 
     def node_written(self, partition: int) -> None:
