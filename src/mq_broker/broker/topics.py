@@ -158,7 +158,17 @@ class Topics:
 
     def _take(self, changes: TopicChanges) -> None:
         # One whose document cannot be read is there: it stays as it was last known, if it was (trap 18).
-        names = (changes.present.keys() | (self._present.keys() if changes.whole else changes.gone)) - set(changes.unreadable)
+        absent = (self._present.keys() - changes.present.keys()) if changes.whole else set(changes.gone)
+        if absent and changes.version < self._version:  # nor is one deleted that an earlier state does not have yet (trap 18)
+            log.error(
+                "the coordination service went back to an earlier state (topic change %d after %d), without topics %s: they stay "
+                "as they were while this broker runs, and their files after that. Restore a newer backup; do not make them again",
+                changes.version,
+                self._version,
+                sorted(absent - set(changes.unreadable)),
+            )
+            absent = set()
+        names = (changes.present.keys() | absent) - set(changes.unreadable)
         self._unreadable = {*changes.unreadable, *(() if changes.whole else self._unreadable - names)}
         before = {name: self._by_name[name] for name in names if name in self._by_name}
         known = {topic.spec.topic_id: topic for topic in before.values()}

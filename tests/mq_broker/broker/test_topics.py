@@ -75,6 +75,38 @@ def test_readers_that_come_during_a_read_share_the_next_one(zookeeper: str) -> N
     asyncio.run(scenario())
 
 
+def test_a_topic_that_an_older_backup_of_zookeeper_lacks_is_not_taken_for_deleted(
+    zookeeper: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        root = f"/{uuid.uuid4().hex}"
+        coordination = ZooKeeperCoordination(zookeeper, root=root)
+        await coordination.start(lambda _event: None)
+        seen: list[dict[str, Topic]] = []
+        copy = Topics(coordination, lambda topics, _changed: seen.append(topics))
+        for name in ("old", "new"):
+            await coordination.create_topic(spec(name), (STATE,))
+        await copy.refresh()
+        backup = KazooClient(zookeeper)
+        await asyncio.to_thread(backup.start)
+        try:  # what is left is what it was before "new" was made
+            await asyncio.to_thread(backup.delete, f"{root}/topics/new")
+            await asyncio.to_thread(backup.delete, f"{root}/topic_changes")
+            await asyncio.to_thread(backup.create, f"{root}/topic_changes", b"")
+            await copy.refresh()
+            assert set(seen[-1]) == {"id-of-old", "id-of-new"}
+            assert "went back" in caplog.text
+            await coordination.create_topic(spec("later"), (STATE,))
+            await copy.refresh()
+            assert set(seen[-1]) == {"id-of-old", "id-of-new", "id-of-later"}
+        finally:
+            await asyncio.to_thread(backup.stop)
+            await asyncio.to_thread(backup.close)
+            await coordination.stop()
+
+    asyncio.run(scenario())
+
+
 def test_a_topic_of_a_newer_version_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
         async with topics(tmp_path) as (copy, coordination, _seen):
