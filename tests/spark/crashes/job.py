@@ -16,7 +16,7 @@ from mq_spark.datasource.failpoints import FAIL
 from tests.cluster.harness import wait_until
 from tests.spark.crashes.brokers import FailingBrokers
 from tests.spark.crashes.driver import Specification
-from tests.spark.crashes.judging import Verdict, compare, disorder, micro_batches_of
+from tests.spark.crashes.judging import Verdict, compare, disorder, micro_batches_of, places_of_files
 from tests.spark.crashes.spark_processes import Driver
 
 PORTION_ROWS = 40
@@ -155,7 +155,7 @@ class Job:
         if self.from_files:
             waiting = self.scratch / "waiting.txt"
             waiting.write_text("\n".join(values) + "\n")
-            waiting.rename(Path(self.input) / f"{portion:04d}.txt")
+            waiting.rename(Path(self.input) / _file_name(portion))
         else:
             sent = [(value, self._producer.publish(self.input, value.encode(), key=value[-1:].encode())) for value in values]
             placed = [(value, future.result(60)) for value, future in sent]
@@ -211,13 +211,23 @@ class Job:
         return logs
 
     def _micro_batches(self) -> dict[str, int]:
-        if self.from_files:
-            return self._portions  # a file a micro-batch
         ends: dict[int, dict[int, int]] = {}
         for path in (self.checkpoint / "offsets").glob("[0-9]*"):
             offsets: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
-            ends[int(path.name)] = {int(partition): end for partition, end in offsets[self.input].items()}
-        return micro_batches_of(self._places, ends)
+            end = {0: offsets["logOffset"] + 1} if self.from_files else offsets[self.input]
+            ends[int(path.name)] = {int(partition): int(offset) for partition, offset in end.items()}
+        return micro_batches_of(self._file_places() if self.from_files else self._places, ends)
+
+    def _file_places(self) -> list[tuple[str, int, int]]:
+        logs = (self.checkpoint / "sources" / "0").glob("[0-9]*")
+        return places_of_files(
+            {value: _file_name(portion) for value, portion in self._portions.items()},
+            (line for log in logs for line in log.read_text().splitlines()),
+        )
 
     def any_leader(self, topic: str, chance: random.Random) -> int:
         return self.brokers.leader(topic, chance.randrange(len(self.brokers.leaders(topic))))
+
+
+def _file_name(portion: int) -> str:
+    return f"{portion:04d}.txt"

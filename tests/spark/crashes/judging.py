@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -61,3 +62,12 @@ def micro_batches_of(places: Iterable[tuple[str, int, int]], ends: Mapping[int, 
         if found.setdefault(value, number) != number:
             several.add(value)
     return {value: number for value, number in found.items() if value not in several}
+
+
+def places_of_files(file_of: Mapping[str, str], source_log: Iterable[str]) -> list[tuple[str, int, int]]:
+    """Places, as `micro_batches_of` takes them, of values read from files. `file_of`: the name of each value's file; `source_log`:
+    the lines of Spark's log of files seen. Their place in that log is the offset that micro-batches end at: one that is planned
+    anew may take several."""
+    entries = [json.loads(line) for line in source_log if line.startswith("{")]
+    place_of = {entry["path"].rpartition("/")[2]: int(entry["batchId"]) for entry in entries}
+    return [(value, 0, place_of[name]) for value, name in file_of.items() if name in place_of]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.spark.crashes.judging import Verdict, compare, disorder, micro_batches_of
+from tests.spark.crashes.judging import Verdict, compare, disorder, micro_batches_of, places_of_files
 
 GOES_IN = Counter({("a", "1"): 1, ("a", "2"): 2})
 
@@ -42,3 +42,14 @@ def test_a_value_belongs_to_the_first_micro_batch_whose_end_is_beyond_it() -> No
 
 def test_a_value_that_two_micro_batches_read_says_nothing_about_order() -> None:
     assert micro_batches_of([("a", 0, 0), ("a", 0, 1)], {1: {0: 1}, 2: {0: 2}}) == {}
+
+
+def test_files_that_one_micro_batch_took_together_are_of_one_micro_batch() -> None:
+    log = [
+        "v1",
+        '{"path":"file:///in/0000.txt","timestamp":1,"batchId":0}',
+        '{"path":"file:///in/0001.txt","timestamp":2,"batchId":1}',
+        '{"path":"file:///in/0002.txt","timestamp":3,"batchId":2}',
+    ]
+    files = {"a": "0000.txt", "b": "0001.txt", "c": "0002.txt", "not listed": "0003.txt"}
+    assert micro_batches_of(places_of_files(files, log), {0: {0: 1}, 1: {0: 3}}) == {"a": 0, "b": 1, "c": 1}
