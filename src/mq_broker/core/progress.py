@@ -44,6 +44,8 @@ class Progress:
         if ack.incarnation > self.incarnation or ack.log_id != self.log_id:
             # A log that was over before this one spoke answers nothing that was sent since; one that followed it will.
             if ack.incarnation == self.incarnation and ack.sequence <= self._log_since:
+                self.lacks_base = False
+                self.rewind()  # which of the two is over cannot be told yet: the answer to what is sent next will tell
                 return False
             self._log_since = self.last_sequence
             self.incarnation, self.log_id = ack.incarnation, ack.log_id

@@ -22,3 +22,13 @@ def test_a_former_log_that_is_heard_of_late_does_not_shut_out_the_one_that_follo
     progress.sent_message(4, 0, 0, 0)
     assert progress.hears(ack("fourth", 4), 0)
     assert progress.log_id == "fourth"
+
+
+def test_a_log_that_has_just_begun_is_asked_at_once_though_it_cannot_be_told_from_a_former_one() -> None:
+    progress = Progress(2, 1, 0)
+    assert progress.hears(ack("present", 0), 0)
+    progress.lacks_base = True
+    progress.sent_message(1, 0, 0, 0)
+    assert not progress.hears(ack("begun anew", 0), 0)
+    assert not progress.sent, "nothing is waited for, so the next message goes at once"
+    assert not progress.lacks_base
