@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo test style types floors proto lock bench simulate mutations chaos crashes clean
+.PHONY: demo test style types floors proto lock bench bench-kafka simulate mutations chaos crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -30,7 +30,7 @@ bench-kafka: $(VENV)/.ready   ## the same beside Apache Kafka and other brokers,
 
 SEEDS ?= 1000
 simulate: $(VENV)/.ready      ## whole clusters in virtual time: make simulate SEEDS=n
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(if $(PROFILE),--profile $(PROFILE))
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --processes 2 $(if $(PROFILE),--profile $(PROFILE))
 
 COUNTED ?= 10
 mutations: $(VENV)/.ready     ## plant every fault, see that the simulator finds it, and put the counts into its README
