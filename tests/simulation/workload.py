@@ -268,7 +268,8 @@ class Workload:
                 position = start
                 self.done["readers overtaken by retention"] += 1
             for base_offset, record_count, index in batches:
-                position = next((gap.next_offset for gap in gaps if gap.first <= position < gap.next_offset), position)
+                for gap in gaps:  # in order of offsets: one may follow another at once
+                    position = gap.next_offset if gap.first <= position < gap.next_offset else position
                 if self._seen_at.setdefault((partition, life.recovery, base_offset), index) != index or not (
                     base_offset <= position < base_offset + record_count
                 ):

@@ -207,10 +207,11 @@ class Leader:
         progress = self.followers.get(ack.follower)
         if progress is None or not progress.hears(ack, shared.now_ms):
             return
+        overtaken = ack.sequence < progress.heard_sequence
         progress.heard_sequence = max(progress.heard_sequence, ack.sequence)
         if ack.conflict:
-            if ack.sequence < progress.last_sequence and progress.probing and progress.sent:
-                return  # answers an older message: the probe in flight will tell
+            if overtaken or (ack.sequence < progress.last_sequence and progress.probing and progress.sent):
+                return  # a newer message was answered, or the probe in flight will be
             agreed = log.last_index_up_to(ack.hint_epoch, ack.hint_index)
             progress.matched = max(min(progress.matched, agreed), progress.acknowledged)
             agreed = max(agreed, progress.matched)
