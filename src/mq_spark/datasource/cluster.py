@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Deadline
-from mq_client.leaders import ask_offsets, measure_spans, move_cursors
+from mq_client.leaders import ask_offsets, measure_spans, move_cursors, topic_with
 from mq_client.offsets import OffsetWatch
 from mq_client.reader import Reader
 from mq_protocol.names import INTERNAL_PREFIX
@@ -65,6 +65,12 @@ class Cluster:
         if known is not None and known.topic_id == topic_id:
             return _topic(known)
         return _topic(self._connection.refresh(name, self._deadline()))
+
+    def topic_that_fits(self, name: str, check: Callable[[Topic], object]) -> Topic:
+        """As `topic`, asked for again for about a second while `check` raises `SchemaMismatch` of it: columns may have just been
+        added, and brokers learn of that at their own pace. Raises what `check` raised last, `UnknownTopic`, `Unreachable`.
+        """
+        return _topic(topic_with(self._connection, name, (), self._deadline(), check=lambda view: check(_topic(view))))
 
     def topic_names(self) -> list[str]:
         """Of all topics but the brokers' own, sorted. Raises `Unreachable`."""

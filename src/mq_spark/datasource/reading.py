@@ -77,17 +77,20 @@ def read_ranges(options: SourceOptions, wanted: StructType, work: Ranges) -> Ite
 
 
 def _projection(cluster: Cluster, options: SourceOptions, work: Ranges, name: str, wanted: StructType) -> Projection:
+    topic = cluster.topic(name, work.topic_ids[name])
     try:
-        return Projection(_topic(cluster, options, work, name, work.topic_ids[name]), wanted)
+        return Projection(_planned(options, work, topic), wanted)
     except SchemaMismatch:  # a worker that is kept may remember the topic from before columns were added
-        return Projection(_topic(cluster, options, work, name, None), wanted)
+        topic = cluster.topic_that_fits(name, lambda found: Projection(found, wanted))
+        return Projection(_planned(options, work, topic), wanted)
 
 
-def _topic(cluster: Cluster, options: SourceOptions, work: Ranges, name: str, remembered: str | None) -> Topic:
-    """The topic that was planned, and not another that has been made under its name since. `remembered`: as for `Cluster.topic`."""
-    topic = cluster.topic(name, remembered)
-    if topic.topic_id != work.topic_ids[name] and options.fail_on_data_loss:
-        raise DataLoss(f"data was lost: topic {name} was deleted and made again while it was read; begin with a new checkpoint")
+def _planned(options: SourceOptions, work: Ranges, topic: Topic) -> Topic:
+    """The topic, if it is the one that was planned, and not another that has been made under its name since."""
+    if topic.topic_id != work.topic_ids[topic.name] and options.fail_on_data_loss:
+        raise DataLoss(
+            f"data was lost: topic {topic.name} was deleted and made again while it was read; begin with a new checkpoint"
+        )
     return topic
 
 
