@@ -125,6 +125,13 @@ class Journal:
         """The files' entries, from the one after `durable_base` on."""
         return self._files
 
+    @property
+    def durable_epoch(self) -> int:
+        """The epoch of the last entry that is as durable as promised, or of what a snapshot stands for; 0 of an empty one."""
+        if self._files:
+            return self._files[-1].leader_epoch
+        return self.durable_snapshot.last_epoch if self.durable_snapshot is not None else 0
+
     def durable_entry(self, index: int) -> Entry:
         return self._files[index - self.durable_base - 1]
 

@@ -98,10 +98,10 @@ class Operator:
             statuses = self._ask_all(partition, {*coordination.assigned[partition][1], *(broker for broker, _ in state.isr)})
             number += 1
             left = any(self.cluster.brokers[broker].journals[partition].log_id == log_id for broker, log_id in state.isr)
-            # A broker that is named and no replica any more opens nothing: its disk was looked at by hand.
-            force = (
-                not left and state.leader_epoch > 0 and not set(coordination.assigned[partition][1]) >= {b for b, _ in state.isr}
-            )
+            # A broker that is named and no replica any more opens nothing: its disk was looked at by hand. Who is one may yet open.
+            assigned = set(coordination.assigned[partition][1])
+            opening = any(not status.open for broker, status in statuses.items() if broker in assigned)
+            force = not left and not opening and state.leader_epoch > 0 and not assigned >= {b for b, _ in state.isr}
             try:
                 choice = choose(f"t-{partition}", state, statuses, f"recover.{partition}.{number}", force=force)
             except InvalidRequest:

@@ -487,7 +487,10 @@ class Oracle:
         for number in self.cluster.operator.asked[partition]:
             other = self.cluster.brokers[number].journals[partition]
             former, end = truth.known(other.durable_base, other.durable)
-            if there and former is truth.lives[-2] and end > max(life.end, reach):
+            # A log whose end was lost or damaged may have more of what was committed than one of a higher epoch that led nobody: of
+            # two such the rule takes the higher epoch, and promises nothing (seed 4796).
+            comparable = other.durable_epoch >= journal.durable_epoch
+            if there and comparable and former is truth.lives[-2] and end > max(life.end, reach):
                 raise self.violation(
                     partition, f"the partition goes on from {log_id}, up to entry {life.end}; broker {number} had up to {end}"
                 )
