@@ -86,6 +86,7 @@ class Journal:
         self._carried_out = 0
         self._cuts: list[tuple[int, int]] = []
         self._reported = 0
+        self._told_ms = 0.0
         self._refused: int | None = None
         self._over = False
 
@@ -169,6 +170,7 @@ class Journal:
         self._busy = False
         self._generation = self._carried_out = 0
         self._reported = self.last_index
+        self._told_ms = 0.0
         self._refused = None
         self._over = False
         return RecoveredLog(tuple(self.entries), self.snapshot)
@@ -267,7 +269,9 @@ class Journal:
         elif self.durability == "fsync":
             self._synced = self._files_end
         found = (self._carried_out, 0 if replaced else self.durable_end, self._refused, replaced, self._files_snapshot)
-        self._tell_soon(self._loop.between(0.01, 1.0), self._settle, life, *found)
+        # What the writer found comes in the order in which it found it.
+        self._told_ms = max(self._told_ms, self._loop.now_us / 1000 + self._loop.between(0.01, 1.0))
+        self._tell_soon(self._told_ms - self._loop.now_us / 1000, self._settle, life, *found)
         self._round(life)
 
     def _tell_soon(self, ms: float, call: Callable[..., object], *args: Any) -> None:

@@ -302,7 +302,9 @@ class Oracle:
             self._withdrawn(host, last_index)
         committed = self.life_of(host).committed
         both = min(len(committed), host.journal.last_index)
-        if last_index < both and not by_disk and host.journal.entry(last_index + 1) == committed[last_index]:
+        # A log that is not named may: a leader that is over may be heard of late, and nobody counts on that log (seed 6495).
+        named = (host.broker.number, host.journal.log_id) in self.cluster.coordination.nodes[host.partition].state.isr
+        if named and last_index < both and not by_disk and host.journal.entry(last_index + 1) == committed[last_index]:
             what = self.story.entry(committed[last_index])
             raise self.violation(host.partition, f"broker {host.broker.number} cuts {what}, which is committed")
 
