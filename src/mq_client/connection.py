@@ -154,10 +154,13 @@ class Connection:
         with self._lock:
             self._topics.pop(name, None)
 
-    def refresh(self, name: str, deadline: Deadline, doubted: Collection[str] = ()) -> TopicView:
+    def refresh(
+        self, name: str, deadline: Deadline, doubted: Collection[str] = (), *, age_ms_max: float = _REFRESH_MS_MIN
+    ) -> TopicView:
         """The topic, asked for anew. A topic that one broker does not know is asked of the others too: it may be a moment old.
 
         `doubted`: addresses to ask last. A leader that does not get on may be cut off, and be the last to hear of its successor.
+        `age_ms_max`: what somebody else was told no longer ago than that will do, so that many who ask at once ask once.
         """
         check_topic_name(name, internal=True)
         asked_at = time.monotonic()
@@ -165,7 +168,7 @@ class Connection:
             raise Unreachable(f"no broker answered within {deadline.timeout_ms:.0f} ms at {', '.join(self.addresses())}")
         try:
             found = self._topics.get(name)
-            if found and found[0] > asked_at - _REFRESH_MS_MIN / 1000:
+            if found and found[0] > asked_at - age_ms_max / 1000:
                 return found[1]
             return self._refresh(name, deadline, doubted)
         finally:

@@ -84,7 +84,8 @@ class Consumer:
             check_topic_name(name)
         self._check_not_stopped()
         deadline = Deadline(self._timeout_ms)
-        views = [self._connection.refresh(name, deadline) for name in names]  # partitions that turn up later count as added
+        # As it is now, and not a moment ago: partitions that turn up later count as added.
+        views = [self._connection.refresh(name, deadline, age_ms_max=0) for name in names]
         for view in views:
             self._subscriptions.add(view)
         if self._running:

@@ -131,7 +131,7 @@ def test_a_broker_is_added_and_another_drained_and_stopped(start_cluster: StartC
         command(cluster, "cluster", "balance")
         counts = holds(cluster, "wide", TOPIC)
         assert max(counts.values()) - min(counts[broker] for broker in (1, 2, 3, 4)) <= 1
-        assert cluster.admin.plan_balance() == []
+        wait_until(lambda: cluster.admin.plan_balance() == [], "the last hand-over is over, and nothing is left to balance")
         load.more(100)
         drained = command(cluster, "cluster", "drain", "2")
         assert "broker 2 holds nothing any more" in drained
