@@ -242,10 +242,12 @@ class Subscriptions:
             if told.HasField("error") and not told.active:
                 self._refused(place, from_wire(told.error))
             elif told.active:
+                place.answered = True
                 if told.HasField("error"):
                     log.warning("%s-%d: %s", place.topic, place.partition, told.error.message)
-                place.answered = True
-                self._activate(place, told.offset)
+                    self._skip(place, told.offset)
+                else:
+                    self._activate(place, told.offset)
             else:
                 place.answered = True
                 self.queues[place.topic].drop(place)
@@ -278,6 +280,12 @@ class Subscriptions:
         if self.group:  # alone, what is held is below the offset because it was asked for so
             self.queues[place.topic].drop(place, below=offset)
         place.active = True
+
+    @staticmethod
+    def _skip(place: PartitionPlace, offset: int) -> None:
+        """The same stream goes on at `offset`: what is between was lost. What is held from before it is this member's as before."""
+        place.position = max(place.position, offset)
+        place.pushed = offset
 
     def pushed(self, session: _Session, batches: Envelope[pb.BatchesHeader]) -> None:
         header = batches.header

@@ -267,6 +267,21 @@ def test_records_that_are_lost_are_told_and_the_topic_goes_on_behind_them(client
     assert "offsets 1 to 4 were lost" in caplog.text
 
 
+def test_a_member_still_hands_out_what_it_holds_from_before_a_loss(member: Client, caplog: pytest.LogCaptureFixture) -> None:
+    stream = member.stream()
+    stream.hear_open()
+    stream.opened(0)
+    stream.push(0, 1, 2)
+    assert member.offsets(1) == [0]
+    stream.opened(5, active=True, error=to_wire(OffsetOutOfRange("offsets 3 to 4 were lost: go on at 5", 5)))
+    eventually(lambda: "offsets 3 to 4 were lost" in caplog.text)
+    stream.push(5)
+    assert member.offsets(3) == [1, 2, 5]
+    while not (heard := stream.hear()).settled or heard.settled[0].offset < 3:
+        assert not heard.settled or heard.settled[0].offset <= 3, "settled is what was handed out, not what was lost behind it"
+    assert heard.settled[0].offset == 3
+
+
 def test_unsubscribing_closes_the_partition_at_its_broker(client: Client) -> None:
     stream = client.stream()
     stream.hear_open()

@@ -125,8 +125,11 @@ class _Subscription:
         self._session.mark(self)
 
     def skip_to(self, offset: int, error: TritonMQError) -> None:
-        """The records before are lost (rule 15): the client is told so, once, and that it goes on there."""
-        self.position = self.settled = offset
+        """The records before are lost (rule 15): the client is told so, once, and that it goes on there.
+
+        What it holds from before them is still to be settled.
+        """
+        self.position = offset
         opened = self._opened(active=True)
         opened.error.CopyFrom(to_wire(error))
         self._session.tell(opened)

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from mq_broker.broker import delivery
+from mq_broker.broker.shell import Shell
+from mq_broker.broker.topics import Topics
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, from_wire
 from tests.mq_broker.broker.cluster import Broker, standalone, until
@@ -195,6 +197,47 @@ def test_a_member_that_does_not_settle_loses_its_partition_and_its_word(tmp_path
                 assert await _cursor(broker, "g", 0)
 
     asyncio.run(scenario())
+
+
+def test_a_member_that_is_told_of_a_loss_still_settles_what_it_was_given_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[delivery.Delivery] = []
+    make = delivery.Delivery.__init__
+
+    def remember(self: delivery.Delivery, shell: Shell, topics: Topics) -> None:
+        make(self, shell, topics)
+        made.append(self)
+
+    monkeypatch.setattr(delivery.Delivery, "__init__", remember)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", 0)
+            await broker.produce("t", 1)
+            partition = made[0].shell.leader(await made[0].topics.get("t"), 0)
+            partition.index.skip(2, 30)  # as a recovery from a shorter log does
+            partition.replica.machine.next_offset = 30
+            await broker.produce("t", 30)
+            async with broker.subscribing() as member:
+                await member.open("t", group="g", member="a", earliest=True)
+                assert await member.read_numbers(3) == [0, 1, 30]
+                begun, lost = await member.read_opened(2)
+                assert (begun.offset, lost.offset, lost.active) == (0, 30, True)
+                assert "offsets 2 to 29 were lost" in lost.error.message
+                await member.settle("t", 1)
+                await until(lambda: _at(broker, "g", 1))
+            async with broker.subscribing() as next_member:
+                await next_member.open("t", group="g", member="b", earliest=True)
+                assert await next_member.read_numbers(2) == [1, 30]
+
+    asyncio.run(scenario())
+
+
+async def _at(broker: Broker, group: str, offset: int) -> bool:
+    answer = await broker.ask("Groups", pb.GroupsRequest(group=group))
+    return [cursor.offset for cursor in answer.cursors] == [offset]
 
 
 def test_cursors_are_moved_by_request_within_the_log(tmp_path: Path) -> None:
