@@ -61,6 +61,7 @@ class Leader:
         self._awake_ms = shared.now_ms
         self._commit_moved_ms = shared.now_ms
         self._hand_over_deadline_ms: int | None = None
+        self._parting = (-1, 0)  # the last message sent before it was to stop, and when that was
         self._leave_at_ms = 0
         self._chosen = 0  # who is to lead next, if this one does not stop but was asked to let another lead
         self._resigning: int | None = None
@@ -249,7 +250,7 @@ class Leader:
         while progress.next_index <= log.last_index and len(progress.sent) < in_flight_max:
             last = log.range_end(progress.next_index, settings.append_entries_max, settings.append_bytes_max)
             self._send(progress, last)
-        asked = bool(self._doubtful) and progress.last_sequence <= self._doubtful[-1][0]
+        asked = progress.last_sequence <= max(self._doubtful[-1][0] if self._doubtful else -1, self._parting[0])
         if (asked or shared.now_ms - progress.last_sent_ms >= settings.heartbeat_ms) and len(progress.sent) < in_flight_max:
             self._send(progress, progress.next_index - 1)
 
@@ -413,6 +414,7 @@ class Leader:
     def hand_over(self, deadline_ms: int) -> None:
         if self._hand_over_deadline_ms is None or self._chosen:
             self._chosen, self._hand_over_deadline_ms = 0, deadline_ms
+            self._parting = self._sequence, self._shared.now_ms
         self._hand_over()
 
     def transfer(self, to: int, deadline_ms: int) -> None:
@@ -456,8 +458,8 @@ class Leader:
         return next((p.broker for p in live if p.broker in named and p.log_id in {"", named[p.broker]}), 0)
 
     def _others_are_well(self) -> bool:
-        """Nothing but this disk holds the high watermark back, and every other member was heard of just now, by the log named. Else
-        this log may be the last that is whole, and must stay named."""
+        """Nothing but this disk holds the high watermark back, and every other member was heard of just now (if this leader is to
+        stop: asked since), by the log named. Else this log may be the last that is whole, and must stay named."""
         shared = self._shared
         enough = min(shared.high_watermark + 1, shared.log.last_index)
         since_ms = shared.now_ms - 2 * shared.settings.heartbeat_ms
@@ -470,6 +472,7 @@ class Leader:
             and progress.broker in shared.live
             and progress.acknowledged >= enough
             and progress.last_heard_ms >= since_ms
+            and progress.heard_sequence > self._parting[0]
             for progress, log_id in others
         )
 
@@ -488,12 +491,30 @@ class Leader:
         if self._chosen and (late or not heir):
             shared.audit(f"broker {self._chosen} cannot lead {'in time' if heir else 'now'}: leading on")
             self._lead_on()
-        elif heir and (
-            late or (shared.high_watermark == shared.log.last_index and self.followers[heir].acknowledged >= shared.log.last_index)
-        ):
+        elif heir and (late or (self._has_end(heir) and not self._parting_answers_due())):
             self._resigning = heir
         elif late or not self._heir_may_come():
             self._resigning = 0
+
+    def _has_end(self, heir: int) -> bool:
+        log = self._shared.log
+        return self._shared.high_watermark == log.last_index and self.followers[heir].acknowledged >= log.last_index
+
+    def _parting_answers_due(self) -> bool:
+        """Whether a member that can be asked may still say that it is well, so that this broker's log need not stay named."""
+        shared, (sequence, asked_ms) = self._shared, self._parting
+        isr = self.membership.confirmed
+        if (
+            self._chosen
+            or len(isr) <= shared.settings.min_insync_replicas
+            or shared.now_ms - asked_ms > 2 * shared.settings.heartbeat_ms
+        ):
+            return False
+        named = dict(isr)
+        return any(
+            p.log_id == named.get(p.broker) and p.connected and p.broker in shared.live and p.heard_sequence <= sequence
+            for p in self.followers.values()
+        )
 
     def _lead_on(self) -> None:
         self._chosen, self._hand_over_deadline_ms, self._resigning = 0, None, None

@@ -312,6 +312,10 @@ class World:
             if self.hosts[int(to)].up:
                 self.step(int(to), message)
 
+    def do_deliver_last(self, sender: str, to: str) -> None:
+        """The newest message overtakes those before it."""
+        self.step(int(to), self.links[int(sender), int(to)].pop())
+
     def do_drop(self, sender: str, to: str) -> None:
         self.links[int(sender), int(to)].clear()
 
