@@ -217,4 +217,6 @@ class RecordQueue:
             self._handed = None
 
     def close(self) -> None:
+        """Hand out nothing any more: what is here was not told to be done with, and is given to others of the group."""
         self._closed = True
+        self._chunks.clear()

@@ -279,6 +279,9 @@ class Subscriptions:
         place.pushed = place.settled = offset
         if self.group:  # alone, what is held is below the offset because it was asked for so
             self.queues[place.topic].drop(place, below=offset)
+            if offset > place.processed:  # others were done with it: the group is not to be moved back to where this member was
+                place.began = place.processed = offset
+                place.taken = max(place.taken, offset)
         place.active = True
 
     @staticmethod
@@ -384,12 +387,16 @@ class _Session:
     # -- under the lock
 
     def open(self, places: Iterable[PartitionPlace]) -> None:
-        """Ask for these: from where this consumer is, else from where it is to start."""
+        """Ask for these: from where this consumer is, else from where it is to start.
+
+        What is asked for in a group becomes its cursor if it has none, since a leader died before it was committed: all that this
+        member is not done with.
+        """
         wanted = []
         for place in places:
             request = pb.SubscribePartition(topic=place.topic, partition=place.partition)
             if place.position >= 0:
-                request.offset = place.position
+                request.offset = place.processed if self._subscriptions.group else place.position
             elif place.added:
                 request.earliest = True
             else:

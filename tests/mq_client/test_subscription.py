@@ -87,12 +87,19 @@ class Client:
         self.queue = self.subscriptions.queues["t"]
         self.subscriptions.begin()
 
-    def lead(self, broker: int, epoch: int) -> None:
+    def lead(self, broker: int, epoch: int, *others: int, topic_id: str = "x") -> None:
+        """Who leads partition 0, and those after it."""
         brokers = [pb.BrokerInfo(id=number, address=f"b:{number}") for number in (1, 2)]
-        partition = pb.PartitionInfo(partition=0, leader=broker, leader_epoch=epoch, replicas=[1, 2])
+        partitions = [
+            pb.PartitionInfo(partition=number, leader=leader, leader_epoch=epoch, replicas=[1, 2])
+            for number, leader in enumerate((broker, *others))
+        ]
         self.connection._learn(
-            pb.MetadataResponse(brokers=brokers, topics=[pb.TopicInfo(name="t", topic_id="x", partitions=[partition])])
+            pb.MetadataResponse(brokers=brokers, topics=[pb.TopicInfo(name="t", topic_id=topic_id, partitions=partitions)])
         )
+
+    def refreshed(self) -> TopicView:
+        return self._refresh("t", Deadline(1))
 
     def _refresh(self, name: str, deadline: Deadline) -> TopicView:
         view = self.connection.known_topic(name)
@@ -136,8 +143,8 @@ def member(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
     made.stop()
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
+def eventually(condition: Callable[[], bool], wait_s: float = WAIT_S) -> None:
+    deadline = time.monotonic() + wait_s
     while not condition():
         assert time.monotonic() < deadline, "not in time"
         time.sleep(0.001)
@@ -293,3 +300,53 @@ def test_unsubscribing_closes_the_partition_at_its_broker(client: Client) -> Non
         pass
     assert [(place.topic, place.partition) for place in heard.close.partitions] == [("t", 0)]
     assert client.queue.empty()
+
+
+def test_a_member_asks_for_what_it_is_not_done_with(member: Client) -> None:
+    first = member.stream()
+    first.hear_open()
+    first.opened(0)
+    first.push(0, 1, 2)
+    assert member.offsets(2) == [0, 1]
+    first.cancel()
+    second = member.stream()
+    assert second.hear_open()[0].offset == 1, "a leader that died before the group had a cursor leaves this to the member"
+    second.opened(1)
+    second.push(1, 2)
+    second.push(3)
+    assert member.offsets(2) == [2, 3]
+
+
+def test_a_place_that_others_have_moved_on_is_not_moved_back_when_a_member_stops(
+    member: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved: list[object] = []
+    monkeypatch.setattr(subscription, "move_cursors", lambda *told: moved.append(told[2]))
+    first = member.stream()
+    first.hear_open()
+    first.opened(0)
+    first.push(0, 1, 2)
+    assert member.offsets(2) == [0, 1]
+    first.cancel()
+    second = member.stream()
+    second.hear_open()
+    second.opened(7)  # another member was done with 6 meanwhile
+    eventually(lambda: member.subscriptions.places["t", 0].active)
+    second.cancel()
+    member.subscriptions.stop(Deadline(1), last_is_done=True)
+    assert moved == [{}]
+
+
+def test_what_is_held_when_a_consumer_stops_is_not_handed_out_any_more(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[object] = []
+    monkeypatch.setattr(subscription, "move_cursors", lambda *told: moved.append(told[2]))
+    stream = member.stream()
+    stream.hear_open()
+    stream.opened(0)
+    stream.push(0, 1, 2)
+    assert member.offsets(1) == [0]
+    stream.cancel()
+    member.subscriptions.stop(Deadline(1), last_is_done=True)
+    assert moved == [{"t": {0: 1}}]
+    with pytest.raises(queue.Empty):
+        member.queue.get_nowait()
