@@ -221,8 +221,12 @@ class Subscriptions:
                 self.changed.notify_all()
 
     def session_ended(self, session: _Session) -> None:
-        """The stream broke: its partitions are opened again wherever they are led by now."""
+        """The stream broke: its partitions are opened again wherever they are led by now.
+
+        Ended and forgotten in one step: no partition stays at a stream that another has taken the place of.
+        """
         with self.changed:
+            session.ended = True
             if self._sessions.get(session.address) is not session:
                 return  # another has taken its place
             del self._sessions[session.address]
@@ -437,7 +441,6 @@ class _Session:
             if not self.ended:
                 log.info("subscription at %s ended: %s", self.address, error_of(error, self.address))
         finally:
-            self.ended = True
             self._requests.put(None)
             self._subscriptions.session_ended(self)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -350,3 +352,31 @@ def test_what_is_held_when_a_consumer_stops_is_not_handed_out_any_more(member: C
     assert moved == [{"t": {0: 1}}]
     with pytest.raises(queue.Empty):
         member.queue.get_nowait()
+
+
+def test_a_partition_without_a_leader_while_its_stream_breaks_is_opened_when_it_has_one_again(client: Client) -> None:
+    client.lead(1, 2, 1)
+    client.subscriptions._learn(client.refreshed())
+    first = client.stream()
+    opened = {0, 1} - {wanted.partition for wanted in first.hear_open()}
+    if opened:
+        assert {wanted.partition for wanted in first.hear_open()} == opened
+    with client.subscriptions.changed:  # its thread has to wait before it can say that the stream has ended
+        client.lead(1, 3, 0)
+        first.cancel()
+        with contextlib.suppress(AssertionError):
+            eventually(lambda: client.subscriptions._sessions["b:1"].ended, 0.2)
+        client.subscriptions._follow_leaders()
+    client.lead(1, 4, 1)
+    second = client.stream()
+    heard: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def hear() -> None:
+        count = 0
+        while count < 2:
+            for wanted in second.hear_open():
+                heard.put(wanted.partition)
+                count += 1
+
+    threading.Thread(target=hear, daemon=True).start()
+    assert {heard.get(timeout=WAIT_S), heard.get(timeout=WAIT_S)} == {0, 1}
