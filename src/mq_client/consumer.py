@@ -89,7 +89,7 @@ class Consumer:
         for view in views:
             self._subscriptions.add(view)
         if self._running:
-            self._subscriptions.wait_opened(deadline)
+            self._subscriptions.wait_opened(names, deadline)
 
     def unsubscribe(self, topics: str | Iterable[str]) -> None:
         """Consume these no longer. What was pushed and not taken is dropped; a group's place stays."""
@@ -97,7 +97,7 @@ class Consumer:
             self._subscriptions.remove(name)
 
     def subscription(self) -> frozenset[str]:
-        """The topics subscribed to."""
+        """The topics subscribed to; not one that has ended with an error (deleted, say), which can be subscribed to anew."""
         with self._subscriptions.changed:
             return frozenset(self._subscriptions.views)
 
@@ -112,8 +112,9 @@ class Consumer:
         if self._running:
             return
         self._running = True
+        topics = self.subscription()
         self._subscriptions.begin()
-        self._subscriptions.wait_opened(Deadline(self._timeout_ms))
+        self._subscriptions.wait_opened(topics, Deadline(self._timeout_ms))
 
     def stop(self, timeout_ms: float | None = None) -> None:
         """Settle what was handed out, and end. A second call does nothing; a stopped consumer cannot be started again."""

@@ -217,6 +217,8 @@ class RecordQueue:
             self._handed = None
 
     def close(self) -> None:
-        """Hand out nothing any more: what is here was not told to be done with, and is given to others of the group."""
+        """Hand out nothing any more, and give back the credit of what is here: in a group it is given to others."""
         self._closed = True
-        self._chunks.clear()
+        while self._chunks:
+            chunk = self._chunks.popleft()
+            chunk.release(len(chunk.payload))

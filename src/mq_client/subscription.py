@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 import grpc
@@ -17,7 +17,7 @@ import grpc
 from mq_client.channels import error_of, open_subscribe
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Backoff, Deadline
-from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError
+from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_client.leaders import move_cursors
 from mq_client.record_queue import Chunk, PartitionPlace, RecordQueue
 from mq_protocol import mq_pb2 as pb
@@ -89,19 +89,32 @@ class Subscriptions:
     def remove(self, topic: str) -> None:
         """Unsubscribe: what was pushed and not taken is dropped."""
         with self.changed:
-            if self.views.pop(topic, None) is None:
+            found = self.queues.pop(topic, None)
+            if found is None:
                 return
-            self.queues[topic].done_with_last()
-            self._settle()
-            gone = [place for key, place in self.places.items() if key[0] == topic]
-            for place in gone:
-                del self.places[place.topic, place.partition]
-                self.queues[topic].drop(place)
-                session = self._sessions.get(place.address or "")
-                if session is not None:
-                    session.close_partition(place)
-            self.queues.pop(topic).close()
+            found.done_with_last()
+            self._leave(topic)
+            found.close()
             self.changed.notify_all()
+
+    def fail(self, topic: str, error: TritonMQError) -> None:
+        """The topic's subscription is over: its queue raises once it is empty. It can be subscribed to anew."""
+        with self.changed:
+            found = self.queues.get(topic)
+            if found is not None and found.error is None:
+                found.error = error
+                self._leave(topic)
+                self.changed.notify_all()
+
+    def _leave(self, topic: str) -> None:
+        """Its partitions are neither opened nor settled any more."""
+        self._settle()
+        self.views.pop(topic, None)
+        for key in [key for key in self.places if key[0] == topic]:
+            place = self.places.pop(key)
+            session = self._sessions.get(place.address or "")
+            if session is not None:
+                session.close_partition(place)
 
     def begin(self) -> None:
         """Start the thread. A second call does nothing."""
@@ -110,17 +123,19 @@ class Subscriptions:
                 self._thread = threading.Thread(target=self._run, name="tritonmq-consumer", daemon=True)
                 self._thread.start()
 
-    def wait_opened(self, deadline: Deadline) -> None:
-        """Until every partition's leader has said where it begins, or that another member has it.
+    def wait_opened(self, topics: Collection[str], deadline: Deadline) -> None:
+        """Until the leader of each of their partitions has said where it begins, or that another member has it.
 
         Raises the error that stands in the way, `OutcomeUnknown` naming partitions at the deadline.
         """
         with self.changed:
             while True:
-                for waiting in self.queues.values():
-                    if waiting.error is not None:
+                for topic in topics:
+                    waiting = self.queues.get(topic)
+                    if waiting is not None and waiting.error is not None:
                         raise waiting.error
-                missing = [f"{place.topic}-{place.partition}" for place in self.places.values() if not place.answered]
+                wanted = [place for place in self.places.values() if place.topic in topics]
+                missing = [f"{place.topic}-{place.partition}" for place in wanted if not place.answered]
                 if not missing:
                     return
                 if deadline.expired:
@@ -181,9 +196,18 @@ class Subscriptions:
                 self._sessions.pop(address).end()
 
     def _learn(self, view: TopicView) -> None:
-        """What was heard of a topic: partitions that it did not have are subscribed to as well."""
+        """What was heard of a topic: partitions that it did not have are subscribed to as well.
+
+        Places in a topic say nothing about another of the same name: to go on from there would pass over its first records.
+        """
         with self.changed:
-            if view.name not in self.views:
+            known = self.views.get(view.name)
+            if known is None:
+                return
+            if known.topic_id != view.topic_id:
+                self.fail(
+                    view.name, UnknownTopic(f"topic {view.name!r} was deleted and made again: subscribe anew to read that one")
+                )
                 return
             self.views[view.name] = view
             for number in range(view.partitions):
@@ -211,14 +235,6 @@ class Subscriptions:
         if session is None or session.ended:
             session = self._sessions[address] = _Session(self, address)
         return session
-
-    def fail(self, topic: str, error: TritonMQError) -> None:
-        """The topic's subscription is over: its queue raises once it is empty."""
-        with self.changed:
-            found = self.queues.get(topic)
-            if found is not None:
-                found.error = error
-                self.changed.notify_all()
 
     def session_ended(self, session: _Session) -> None:
         """The stream broke: its partitions are opened again wherever they are led by now.

@@ -380,3 +380,50 @@ def test_a_partition_without_a_leader_while_its_stream_breaks_is_opened_when_it_
 
     threading.Thread(target=hear, daemon=True).start()
     assert {heard.get(timeout=WAIT_S), heard.get(timeout=WAIT_S)} == {0, 1}
+
+
+def test_a_topic_that_was_made_again_is_another_one(client: Client) -> None:
+    client.lead(1, 2, 1)
+    client.subscriptions._learn(client.refreshed())
+    stream = client.stream()
+    opened = len(stream.hear_open())
+    if opened < 2:
+        stream.hear_open()
+    stream.opened(0)
+    stream.push(0, 1)
+    client.lead(1, 1, topic_id="y")
+    stream.opened(error=to_wire(NotLeader("it is gone: ask again", 0, 2)))
+    assert client.offsets(2) == [0, 1]
+    with pytest.raises(UnknownTopic, match="subscribe anew"):
+        client.queue.get(timeout=WAIT_S)
+    client.subscriptions.add(client.refreshed())
+    again = client.stream()
+    assert [(wanted.partition, wanted.earliest) for wanted in again.hear_open()] == [(0, True)]
+    again.opened(0)
+    again.push(0)
+    assert client.subscriptions.queues["t"].get(timeout=WAIT_S).offset == 0
+
+
+def test_a_topic_whose_subscription_is_over_is_not_asked_for_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = client.stream()
+    stream.hear_open()
+    asked: list[str] = []
+
+    def gone(name: str, deadline: Deadline) -> TopicView:
+        asked.append(name)
+        raise UnknownTopic("deleted")
+
+    monkeypatch.setattr(client.connection, "refresh", gone)
+    with client.subscriptions.changed:
+        client.subscriptions._look = True
+        client.subscriptions._work.notify()
+    with pytest.raises(UnknownTopic):
+        client.queue.get(timeout=WAIT_S)
+    with client.subscriptions.changed:
+        assert asked == ["t"]
+        client.subscriptions._follow_leaders()
+        assert asked == ["t"]
+        assert not client.subscriptions.places
+    while not (heard := stream.hear()).HasField("close"):
+        pass
+    assert heard.close.partitions[0].topic == "t"
