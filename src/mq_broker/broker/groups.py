@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.shell import Shell
@@ -26,14 +27,18 @@ log = logging.getLogger(__name__)
 CONSUMER = "consumer"
 KINDS = (CONSUMER, "spark")
 
+MOVE_AGAIN_S: Final = 1.0
+"""After a move was refused for now: too few replicas are in sync, or the leadership is being handed over."""
+
 MembersOf = Callable[[Partition, str], list[str]]
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class _Moving:
-    """A move in flight, and the newest position asked for meanwhile."""
+    """A move in flight, or one that waits to be tried again; the newest position asked for meanwhile; the leadership it is of."""
 
     offset: int
+    leader_epoch: int
     wanted: int | None = None
 
 
@@ -44,30 +49,55 @@ class CursorMoves:
         self._moving: dict[tuple[Partition, str], _Moving] = {}
 
     def move(self, partition: Partition, group: str, offset: int) -> None:
-        """Have the group's cursor moved, soon. A move that fails is not tried again: the next one says more."""
-        moving = self._moving.get((partition, group))
+        """Have the group's cursor moved, soon. What is refused for now is tried again for as long as this leadership lasts: whoever
+        settled it does not say so twice. At the next leader members settle anew.
+        """
+        moving = self._present(partition, group)
         if moving is not None:
             moving.wanted = offset
             return
-        self._moving[partition, group] = _Moving(offset)
-        deadline = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_MS / 1000
-        partition.propose(MoveCursor(group, offset, CONSUMER), lambda result: self._moved(partition, group, result), deadline)
+        moving = self._moving[partition, group] = _Moving(offset, partition.replica.leader_epoch)
+        self._propose(partition, group, moving)
 
     def cursor(self, partition: Partition, group: str) -> int:
         """Where the group is, or will be once what is in flight has committed; -1 if it has no cursor."""
-        moving = self._moving.get((partition, group))
+        moving = self._present(partition, group)
         if moving is not None:
             return moving.offset if moving.wanted is None else moving.wanted
         cursor = partition.replica.machine.cursors.get(group)
         return cursor.offset if cursor is not None else -1
 
-    def _moved(self, partition: Partition, group: str, result: Result) -> None:
-        moving = self._moving.pop((partition, group))
-        if isinstance(result, Refused):
-            log.info("%s: group %s stays before offset %d: %s", partition.name, group, moving.offset, result.error)
+    def _present(self, partition: Partition, group: str) -> _Moving | None:
+        """What is under way in this leadership: another leader may have moved the cursor since a former one."""
+        moving = self._moving.get((partition, group))
+        return moving if moving is not None and moving.leader_epoch == partition.replica.leader_epoch else None
+
+    def _propose(self, partition: Partition, group: str, moving: _Moving) -> None:
+        deadline = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_MS / 1000
+        operation = MoveCursor(group, moving.offset, CONSUMER)
+        partition.propose(operation, lambda result: self._moved(partition, group, moving, result), deadline)
+
+    def _moved(self, partition: Partition, group: str, moving: _Moving, result: Result) -> None:
+        if self._moving.get((partition, group)) is not moving:
             return
-        if moving.wanted is not None and moving.wanted != moving.offset:
+        if isinstance(result, Refused):
+            if result.error.retriable and partition.leading and self._present(partition, group) is moving:
+                asyncio.get_running_loop().call_later(MOVE_AGAIN_S, self._again, partition, group, moving)
+                return
+            log.info("%s: group %s stays before offset %d: %s", partition.name, group, moving.offset, result.error)
+        del self._moving[partition, group]
+        if not isinstance(result, Refused) and moving.wanted is not None and moving.wanted != moving.offset:
             self.move(partition, group, moving.wanted)
+
+    def _again(self, partition: Partition, group: str, moving: _Moving) -> None:
+        if self._moving.get((partition, group)) is not moving:
+            return
+        if partition.closed or self._present(partition, group) is not moving:
+            del self._moving[partition, group]
+            return
+        if moving.wanted is not None:
+            moving.offset, moving.wanted = moving.wanted, None
+        self._propose(partition, group, moving)
 
 
 class Groups:

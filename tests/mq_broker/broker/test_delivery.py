@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mq_broker.broker import delivery
+from mq_broker.broker import delivery, groups
+from mq_broker.broker.partition import Partition
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.topics import Topics
+from mq_broker.core.entries import MoveCursor, Operation
+from mq_broker.core.messages import Refused, Result
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, from_wire
+from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, from_wire
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 
 
@@ -131,6 +136,43 @@ def test_a_group_that_began_at_the_end_finds_that_place_again(tmp_path: Path) ->
             async with broker.subscribing() as subscription:
                 await subscription.open("t", group="g", member="a", latest=True)
                 assert await subscription.read_numbers(1) == [1]
+
+    asyncio.run(scenario())
+
+
+def test_a_place_that_is_refused_for_now_is_written_down_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "MOVE_AGAIN_S", 0.01)
+    refused: list[int] = []
+    propose = Partition.propose
+
+    def refuse_the_first(
+        self: Partition, operation: Operation, on_reply: Callable[[Result], None], deadline: float, **fields: Any
+    ) -> None:
+        if isinstance(operation, MoveCursor) and len(refused) < 3:
+            refused.append(operation.offset)
+            on_reply(Refused(NotEnoughReplicas("1 live in-sync replica of 2")))
+        else:
+            propose(self, operation, on_reply, deadline, **fields)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", 0)
+            monkeypatch.setattr(Partition, "propose", refuse_the_first)
+            async with broker.subscribing() as subscription:
+                await subscription.open("t", group="g", member="a", latest=True)
+                await subscription.read_opened()
+                await until(lambda: _cursor(broker, "g", 1), 5)
+            await broker.produce("t", 1)
+            async with broker.subscribing() as subscription:
+                await subscription.open("t", group="g", member="a", latest=True)
+                assert await subscription.read_numbers(1) == [1], (
+                    "what came after the group began is its own"
+                )
+                refused.clear()
+                await subscription.settle("t", 2)
+                await until(lambda: _cursor(broker, "g", 2), 5)
+            assert refused == [2, 2, 2]
 
     asyncio.run(scenario())
 
