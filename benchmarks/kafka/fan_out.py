@@ -1,6 +1,7 @@
 """How late 1, 12 and 100 consumers of one topic have its records, each all of them: 200 records/s of 100 B, 3 replicas.
 
-All consumers of a side are threads of one process, outside of any group. The percentiles are over all of them.
+All consumers of a side are threads of one process, outside of any group; a hundred also of ten processes, as a hundred applications
+are not one. The percentiles are over all of them.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import time
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Final
+from typing import Any, Final
 
 from benchmarks.bench.ceilings import STAMP_BYTES
 from benchmarks.bench.latency import RECORD_BYTES
@@ -23,7 +24,14 @@ from benchmarks.kafka.latency import WARMING, percentiles, send_ours
 from mq_client import Consumer
 
 RATE: Final = 200
-CONSUMERS: Final = (1, 12, 100)
+CROWDS: Final = {
+    (1, 1): "1 consumer",
+    (1, 12): "12 consumers",
+    (1, 100): "100 consumers",
+    (10, 10): "100 consumers in 10 processes",
+}
+"""By processes and the consumers in each."""
+
 _HEAR_S: Final = 180.0
 _TAKE_S: Final = 150.0
 _OURS: Final = "Consumer"
@@ -33,22 +41,31 @@ _THEIRS: Final = "confluent-kafka"
 def measure(arena: Arena) -> list[Compared]:
     arena.start_both()
     compared: list[Compared] = []
-    for consumers in CONSUMERS:
-        group = f"fan-out, {consumers} consumer{'s' if consumers > 1 else ''}, {RATE} records/s, os / Kafka as it ships"
-        contestants = [Contestant(_OURS, partial(_ours, arena, consumers)), Contestant(_THEIRS, partial(_theirs, arena, consumers))]
+    for (processes, consumers), name in CROWDS.items():
+        group = f"fan-out, {name}, {RATE} records/s, os / Kafka as it ships"
+        contestants = [
+            Contestant(_OURS, partial(_ours, arena, processes, consumers)),
+            Contestant(_THEIRS, partial(_theirs, arena, processes, consumers)),
+        ]
         asked = [Comparison(group, _OURS, _THEIRS, metric, "ms", "lower") for metric in ("p50", "p99")]
-        short = consumers == max(CONSUMERS) and arena.scale.work < 1  # a hundred take a minute to get ready
+        short = processes * consumers == 100 and arena.scale.work < 1  # a hundred take a minute to get ready
         compared += arena.compare(contestants, asked, rounds=1 if short else None)
     return compared
 
 
-def _ours(arena: Arena, consumers: int) -> Readings:
+def _ours(arena: Arena, processes: int, consumers: int) -> Readings:
     topic = arena.our_topic("os")
     count = round(RATE * arena.scale.seconds)
-    with Helper(consume_many, arena.cluster.bootstrap, topic, consumers, WARMING, count) as helper:
-        helper.hear(_HEAR_S)
-        send_ours(arena, topic, RATE, count, None, helper)
-        latencies: list[float] = helper.hear(_HEAR_S)
+    given = (arena.cluster.bootstrap, topic, consumers, WARMING, count)
+    with ExitStack() as opened:
+        helpers = [opened.enter_context(Helper(consume_many, *given)) for _ in range(processes)]
+
+        def all_say() -> list[Any]:
+            return [helper.hear(_HEAR_S) for helper in helpers]
+
+        all_say()
+        send_ours(arena, topic, RATE, count, None, all_say)
+        latencies = [latency for said in all_say() for latency in said]
     arena.admin.delete_topic(topic)
     return percentiles(latencies)
 
@@ -83,19 +100,23 @@ def consume_many(pipe: Connection, bootstrap: str, topic: str, consumers: int, w
     pipe.send([latency for each in found for latency in each])
 
 
-def _theirs(arena: Arena, consumers: int) -> Readings:
+def _theirs(arena: Arena, processes: int, consumers: int) -> Readings:
     topic = arena.their_topic("os")
     count = round(RATE * arena.scale.seconds)
     bootstrap = arena.kafka.bootstrap
     with ExitStack() as opened:
-        taking = opened.enter_context(arena.another_client())
+        taking = [opened.enter_context(arena.another_client()) for _ in range(processes)]
         given = {"topic": topic, "partitions": PARTITIONS, "consumers": consumers, "warming": WARMING, "expected": count}
-        taking.ask("fan_out", bootstrap=bootstrap, **given, settings={})
+        for each in taking:
+            each.tell("fan_out", bootstrap=bootstrap, **given, settings={})
+        for each in taking:
+            each.hear()
         giving = {"topic": topic, "per_second": RATE, "count": count, "size": RECORD_BYTES, "warming": WARMING}
         arena.client.ask("push", bootstrap=bootstrap, **giving, partitions=PARTITIONS, settings={})
-        taking.hear()
+        for each in taking:
+            each.hear()
         arena.client.say("go")
         arena.client.hear()
-        latencies: list[float] = taking.hear()
+        latencies = [latency for each in taking for latency in each.hear()]
     arena.drop_theirs(topic)
     return percentiles(latencies)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -56,22 +57,22 @@ def latency_of_ours(arena: Arena, durability: str, rate: int, linger: int | None
     topic = arena.our_topic(durability)
     count = round(rate * arena.scale.seconds)
     with Helper(consume, arena.cluster.bootstrap, topic, WARMING, count) as consumer:
-        send_ours(arena, topic, rate, count, linger, consumer)
+        send_ours(arena, topic, rate, count, linger, partial(consumer.hear, _HEAR_S))
         latencies: list[float] = consumer.hear(_HEAR_S)
     arena.admin.delete_topic(topic)
     return percentiles(latencies)
 
 
-def send_ours(arena: Arena, topic: str, rate: float, count: int, linger: int | None, consumer: Helper | None) -> None:
-    """Warming records until the consumer has them, then `count` on schedule, acknowledged."""
+def send_ours(arena: Arena, topic: str, rate: float, count: int, linger: int | None, warm: Callable[[], object] | None) -> None:
+    """Warming records until the consumer has them, which `warm` waits for, then `count` on schedule, acknowledged."""
     padding = bytes(RECORD_BYTES - STAMP_BYTES)
     settings: dict[str, Any] = {} if linger is None else {"linger_ms": linger}
     with Producer(arena.cluster.bootstrap, **settings) as producer:
         for number in range(WARMING):
             producer.publish(topic, bytes(RECORD_BYTES), partition=number % PARTITIONS)
         producer.flush()
-        if consumer is not None:
-            consumer.hear(_HEAR_S)
+        if warm is not None:
+            warm()
         for due in paced(Schedule(time.time_ns() + round(LEAD_S * 1e9), rate, count)):
             producer.publish(topic, due.to_bytes(STAMP_BYTES, "little") + padding)
 

@@ -64,7 +64,7 @@ def _ours(arena: Arena) -> Readings:
     query = _query(arena, "tritonmq", source, {"bootstrap.servers": bootstrap, "topic": out_of})
     try:
         with Helper(consume, bootstrap, out_of, WARMING, _count(arena)) as consumer:
-            send_ours(arena, into, RATE, _count(arena), None, consumer)
+            send_ours(arena, into, RATE, _count(arena), None, partial(consumer.hear, _HEAR_S))
             latencies: list[float] = consumer.hear(_HEAR_S)
     finally:
         query.stop()

@@ -183,7 +183,7 @@ def test_a_broker_that_comes_back_is_linked_again() -> None:
                 one.knows(again)
                 await one.heard.until(lambda events: events == [("up", 2), ("down", 2), ("up", 2)])
                 one.links.send_ack(2, pb.AppendAck(sequence=7))
-                await again.heard.until(lambda events: events[-1] == ("ack", 7))
+                await again.heard.until(lambda events: events[-1:] == [("ack", 7)])
 
     asyncio.run(scenario())
 
@@ -234,7 +234,7 @@ def test_a_peer_that_does_not_read_costs_no_more_than_its_buffer() -> None:
                 await asyncio.sleep(0)
             assert two.links.waiting_bytes(1) <= LINK_BUFFER_BYTES_MAX
             call.cancel()
-            await two.heard.until(lambda events: events[-1] == ("down", 1))
+            await two.heard.until(lambda events: events[-1:] == [("down", 1)])
             assert two.links.waiting_bytes(1) == 0
 
     asyncio.run(scenario())
@@ -253,7 +253,7 @@ def test_a_newer_connection_of_the_same_peer_takes_the_place_of_the_former() -> 
                 await call.read()
             assert await first.read() is aio.EOF  # type: ignore[attr-defined]
             await second.write(ack)
-            await two.heard.until(lambda events: events[-1] == ("ack", 5))
+            await two.heard.until(lambda events: events[-1:] == [("ack", 5)])
             assert two.heard.events == [("up", 1), ("down", 1), ("up", 1), ("ack", 5)]
             second.cancel()
 
