@@ -166,9 +166,7 @@ def test_a_place_that_is_refused_for_now_is_written_down_later(tmp_path: Path, m
             await broker.produce("t", 1)
             async with broker.subscribing() as subscription:
                 await subscription.open("t", group="g", member="a", latest=True)
-                assert await subscription.read_numbers(1) == [1], (
-                    "what came after the group began is its own"
-                )
+                assert await subscription.read_numbers(1) == [1], "what came after the group began is its own"
                 refused.clear()
                 await subscription.settle("t", 2)
                 await until(lambda: _cursor(broker, "g", 2), 5)
