@@ -49,6 +49,7 @@ class OffsetWatch:
         self._topics = tuple(sorted(set(topics)))
         self._only = {topic: frozenset(numbers) for topic, numbers in (partitions or {}).items()}
         self._partitions: dict[str, int] = {}
+        self._topic_ids: dict[str, str] = {}
         self._known: dict[Place, tuple[int, int, int]] = {}  # leader_epoch, log_start_offset, log_end_offset
         self._streams: dict[str, _Stream] = {}
         self._refused: TritonMQError | None = None
@@ -153,6 +154,7 @@ class OffsetWatch:
         """One stream for each leader, about exactly the partitions it leads. False if some partition has none for now."""
         by_address: dict[str, set[Place]] = {}
         complete = True
+        anew: set[str] = set()
         for topic in self._topics:
             try:
                 view = self._connection.refresh(topic, Deadline(_REFRESH_MS))
@@ -165,6 +167,10 @@ class OffsetWatch:
                 continue
             with self._changed:
                 self._partitions[topic] = view.partitions
+                if self._topic_ids.setdefault(topic, view.topic_id) != view.topic_id:
+                    self._topic_ids[topic] = view.topic_id
+                    self._doubt(topic, view.partitions)
+                    anew.add(topic)
             for partition in self._wanted(topic, view.partitions):
                 address = self._connection.leader_address(view, partition)
                 if address is None:
@@ -175,11 +181,19 @@ class OffsetWatch:
             self._streams.pop(address).close()
         for address, places in by_address.items():
             stream = self._streams.get(address)
-            if stream is None or stream.ended or stream.places != places:
+            if stream is None or stream.ended or stream.places != places or any(topic in anew for topic, _ in places):
                 if stream is not None:
                     stream.close()
                 self._streams[address] = _Stream(self, address, places)
         return complete
+
+    def _doubt(self, topic: str, partitions: int) -> None:
+        """It was deleted and made again, and its leaders are counted anew: any word is news."""
+        for place, (_, start, end) in list(self._known.items()):
+            if place[0] == topic:
+                del self._known[place]
+                if place[1] < partitions:
+                    self._known[place] = (-1, start, end)
 
     def heard(self, watched: pb.WatchedOffsets) -> bool:
         """What a stream was told. False if that broker does not lead the partition."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -76,6 +77,22 @@ def test_a_topic_that_is_deleted_is_told_whoever_reads_on(
             eventually(lambda: not watch.latest())
         watch.watch([])
         assert watch.latest() == {}
+
+
+def test_a_topic_that_was_made_again_is_heard_of_though_it_has_had_fewer_leaders(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offsets, "_REFRESH_S", 0.1)
+    admin.create_topic(topic)
+    connection = Connection(bootstrap)
+    refresh = connection.refresh
+    with OffsetWatch(connection, [topic]) as watch, Producer(bootstrap) as producer:
+        watch.wait_first(Deadline(10_000))
+        watch._learn(topic, pb.PartitionOffsets(partition=0, leader_epoch=7, log_end_offset=9))
+        watch._learn(topic, pb.PartitionOffsets(partition=1, leader_epoch=7, log_end_offset=9))
+        producer.publish(topic, b"x").result(10)
+        monkeypatch.setattr(connection, "refresh", lambda *asked: replace(refresh(*asked), topic_id="another"))
+        eventually(lambda: watch.latest() == {topic: {0: (0, 1)}}, 5)
 
 
 def test_asking_gives_the_same_as_being_told(admin: Admin, bootstrap: str, topic: str) -> None:
