@@ -300,8 +300,9 @@ class Replica:
         shared = self._shared
         if not shared.sender_is_current(message.leader, message.incarnation):
             return  # whether it is one of the replicas is the node's to say: it leads this epoch, and hands over if it is not
-        if message.leader_epoch < shared.epoch:  # tell it that it is no longer the leader (rule 1)
-            ack = AppendAck(shared.me.broker, shared.me.incarnation, shared.me.log_id, shared.epoch, 0, 0, message.sequence)
+        if message.leader_epoch < shared.epoch:
+            # Tell it that it is no longer the leader (rule 1). It may lead the present epoch by now, in which nothing was answered.
+            ack = AppendAck(shared.me.broker, shared.me.incarnation, shared.me.log_id, shared.epoch, 0, 0, sequence=0)
             shared.emit(Send(message.leader, ack))
             return
         if message.leader_epoch > shared.epoch:
