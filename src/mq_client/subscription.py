@@ -209,6 +209,8 @@ class Subscriptions:
                     view.name, UnknownTopic(f"topic {view.name!r} was deleted and made again: subscribe anew to read that one")
                 )
                 return
+            if view.partitions < known.partitions:
+                return  # from a broker that has not heard of those added
             self.views[view.name] = view
             for number in range(view.partitions):
                 if (view.name, number) not in self.places:

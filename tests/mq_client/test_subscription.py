@@ -427,3 +427,13 @@ def test_a_topic_whose_subscription_is_over_is_not_asked_for_again(client: Clien
     while not (heard := stream.hear()).HasField("close"):
         pass
     assert heard.close.partitions[0].topic == "t"
+
+
+def test_a_broker_that_has_not_heard_of_added_partitions_takes_none_away(client: Client) -> None:
+    client.lead(1, 2, 1)
+    client.subscriptions._learn(client.refreshed())
+    client.connection.forget("t")  # one that has heard of nothing yet was asked before it
+    client.lead(1, 2)
+    with client.subscriptions.changed:
+        client.subscriptions._follow_leaders()
+        assert client.subscriptions.views["t"].partitions == 2
