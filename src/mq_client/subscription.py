@@ -10,6 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -67,6 +68,7 @@ class Subscriptions:
         self.views: dict[str, TopicView] = {}
         self._settle_s = settle_s
         self._sessions: dict[str, _Session] = {}
+        self._held: dict[str, int] = {}  # bytes that are here of what each broker has pushed, on whichever stream
         self._look = False  # something is to be opened now
         self._failed = False  # something is to be opened again, in its time
         self._stopping = False
@@ -337,11 +339,23 @@ class Subscriptions:
                         view.schema,
                         view.typed,
                         max(0, place.position - stored.base_offset),
-                        session.give_back,
+                        partial(self._released, session.address),
                     )
                 )
+                self._held[session.address] = self.held(session.address) + len(payload)
                 place.position = end
             self.changed.notify_all()
+
+    def held(self, address: str) -> int:
+        """Bytes that are here of what that broker has pushed."""
+        return self._held.get(address, 0)
+
+    def _released(self, address: str, count: int) -> None:
+        """A batch was taken or dropped: the stream to its broker that there is now is given the credit."""
+        self._held[address] -= count
+        session = self._sessions.get(address)
+        if session is not None:
+            session.give_back(count)
 
     # ------------------------------------------------------------------ cursors
 
@@ -398,10 +412,11 @@ class _Session:
         self.address = address
         self.ended = False
         self._subscriptions = subscriptions
-        self._owed = 0
+        credit = subscriptions.credit_bytes - subscriptions.held(address)
+        self._owed = min(0, credit)
         # A request for each change of what is subscribed, each settling and each quarter of the credit.
         self._requests: queue.SimpleQueue[pb.SubscribeRequest | None] = queue.SimpleQueue()
-        self._requests.put(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=subscriptions.credit_bytes)))
+        self._requests.put(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=max(0, credit))))
         self._call: Any = open_subscribe(address, iter(self._requests.get, None))
         self.thread = threading.Thread(target=self._run, name=f"tritonmq-subscribe-{address}", daemon=True)
         self.thread.start()

@@ -429,6 +429,23 @@ def test_a_topic_whose_subscription_is_over_is_not_asked_for_again(client: Clien
     assert heard.close.partitions[0].topic == "t"
 
 
+def test_what_is_held_from_a_broken_stream_counts_against_the_credit_of_the_next(client: Client) -> None:
+    first = client.stream()
+    first.hear_open()
+    first.opened(0)
+    size = first.push(0, 1, 2)
+    eventually(lambda: client.queue.qsize() == 3)
+    assert size > 250, "enough to be given back at once"
+    first.cancel()
+    second = client.stream()
+    assert second.hear().credit.bytes == 1_000 - size
+    assert second.hear_open()[0].offset == 3
+    assert client.offsets(3) == [0, 1, 2]
+    assert second.hear().credit.bytes == size
+    second.cancel()
+    assert client.stream().hear().credit.bytes == 1_000
+
+
 def test_a_broker_that_has_not_heard_of_added_partitions_takes_none_away(client: Client) -> None:
     client.lead(1, 2, 1)
     client.subscriptions._learn(client.refreshed())
