@@ -431,7 +431,8 @@ class _Session:
         """
         wanted = []
         for place in places:
-            request = pb.SubscribePartition(topic=place.topic, partition=place.partition)
+            topic_id = self._subscriptions.views[place.topic].topic_id
+            request = pb.SubscribePartition(topic=place.topic, partition=place.partition, topic_id=topic_id)
             if place.position >= 0:
                 request.offset = place.processed if self._subscriptions.group else place.position
             elif place.added:

@@ -1402,12 +1402,15 @@ class SubscribePartition(_message.Message):
     LATEST_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     TIMESTAMP_US_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     earliest: _builtins.bool
     latest: _builtins.bool
     offset: _builtins.int
     timestamp_us: _builtins.int
+    topic_id: _builtins.str
+    """if given: not another topic that has been made under that name since"""
     def __init__(
         self,
         *,
@@ -1417,10 +1420,11 @@ class SubscribePartition(_message.Message):
         latest: _builtins.bool = ...,
         offset: _builtins.int = ...,
         timestamp_us: _builtins.int = ...,
+        topic_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "offset", b"offset", "start", b"start", "timestamp_us", b"timestamp_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "offset", b"offset", "partition", b"partition", "start", b"start", "timestamp_us", b"timestamp_us", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "offset", b"offset", "partition", b"partition", "start", b"start", "timestamp_us", b"timestamp_us", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["earliest", "latest", "offset", "timestamp_us"]  # noqa: Y015
     _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015

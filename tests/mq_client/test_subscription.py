@@ -454,3 +454,7 @@ def test_a_broker_that_has_not_heard_of_added_partitions_takes_none_away(client:
     with client.subscriptions.changed:
         client.subscriptions._follow_leaders()
         assert client.subscriptions.views["t"].partitions == 2
+
+
+def test_the_topic_is_asked_for_by_its_id(client: Client) -> None:
+    assert client.stream().hear_open()[0].topic_id == "x"

@@ -16,11 +16,11 @@ from mq_broker.broker.pushdown import stored
 from mq_broker.broker.sharing import Share, Shares
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.streams import side_by_side
-from mq_broker.broker.topics import Topics
+from mq_broker.broker.topics import Topic, Topics
 from mq_broker.rpc.service import Batches, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
-from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, TritonMQError, to_wire
+from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, TritonMQError, UnknownTopic, to_wire
 from mq_protocol.limits import FETCH_CHUNK_BYTES
 from mq_protocol.names import check_group_name
 
@@ -201,9 +201,10 @@ class _Session:
             )
         self._named = True
         self.group, self.member_id = request.group, request.member_id
+        renewed: set[str] = set()
         for wanted in request.partitions:
             try:
-                partition = self._delivery.shell.partition(await self._delivery.topics.get(wanted.topic), wanted.partition)
+                partition = self._delivery.shell.partition(await self._topic(wanted, renewed), wanted.partition)
             except TritonMQError as error:
                 self._refuse(wanted.topic, wanted.partition, error)
                 continue
@@ -212,6 +213,17 @@ class _Session:
             subscription = self._subscriptions[key] = _Subscription(self, partition, wanted)
             partition.observers.add(subscription.changed)
             subscription.changed()
+
+    async def _topic(self, wanted: pb.SubscribePartition, renewed: set[str]) -> Topic:
+        """The client may have heard of the topic before this broker did: it is read anew, once for all of its partitions."""
+        topics = self._delivery.topics
+        topic = await topics.get(wanted.topic)
+        if wanted.topic_id not in ("", topic.spec.topic_id) and wanted.topic not in renewed:
+            renewed.add(wanted.topic)
+            topic = await topics.renewed(topic)
+        if wanted.topic_id not in ("", topic.spec.topic_id):
+            raise UnknownTopic(f"topic {wanted.topic!r} was deleted and made again: subscribe anew to read that one")
+        return topic
 
     # -- what subscriptions say
 

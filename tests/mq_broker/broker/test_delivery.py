@@ -102,6 +102,24 @@ def test_unknown_topics_are_told_by_partition(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_topic_that_was_made_again_is_not_gone_on_with_where_the_former_was_left(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            former = await broker.create_topic("t")
+            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
+            again = await broker.create_topic("t")
+            await broker.produce("t", 0, 1, 2)
+            async with broker.subscribing() as subscription:
+                for topic_id in (former.topic_id, again.topic_id):
+                    wanted = pb.SubscribePartition(topic="t", partition=0, offset=2, topic_id=topic_id)
+                    await subscription.say(open=pb.SubscribeOpen(partitions=[wanted], group="g", member_id="a"))
+                refused, opened = await subscription.read_opened(2)
+                assert refused.error.code == pb.UNKNOWN_TOPIC
+                assert (opened.offset, opened.active) == (2, True)
+
+    asyncio.run(scenario())
+
+
 def test_a_groups_cursor_is_kept_over_a_restart(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
