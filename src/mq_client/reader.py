@@ -21,6 +21,7 @@ from mq_client.errors import (
     NotLeader,
     OutcomeUnknown,
     TritonMQError,
+    UnknownTopic,
 )
 from mq_client.leaders import ask_offsets, topic_with
 from mq_protocol import limits
@@ -174,7 +175,9 @@ class Reader:
                     f"for {self._timeout_ms:.0f} ms, last: {last}"
                 ) from last
             backoff.sleep(deadline)
-            view = self._refresh(view, deadline)
+            former, view = view, self._refresh(view, deadline)
+            if position > start and view.topic_id != former.topic_id:
+                raise UnknownTopic(f"topic {view.name!r} was deleted and made again while it was read: begin anew to read that one")
 
     def _refresh(self, view: TopicView, deadline: Deadline) -> TopicView:
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,6 +22,7 @@ from mq_client import (
     UnknownPartition,
     UnknownTopic,
 )
+from mq_client.channels import open_fetch
 
 
 def numbers(batches: object) -> list[int]:
@@ -175,6 +178,37 @@ def test_a_broker_that_dies_under_a_reader_is_waited_for_and_read_on_from_there(
                 cluster.restart(1, wait=False)
             found += batch.column("n").to_pylist()
         assert found == list(range(500_000))
+
+
+def test_a_read_does_not_go_on_in_another_topic_of_the_same_name(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def publish(numbers: range) -> None:
+        admin.create_topic(topic, schema="n long")
+        with Producer(bootstrap) as producer:
+            for n in numbers:
+                producer.publish_batch(topic, pa.table({"n": [n]})).result(10)
+
+    class Broken:
+        """A stream that ends after its first message."""
+
+        def __init__(self, *asked: Any) -> None:
+            self._call = open_fetch(*asked)
+            self.cancel = self._call.cancel
+
+        def __iter__(self) -> Iterator[Any]:
+            yield next(self._call)
+
+    monkeypatch.setattr("mq_client.reader.open_fetch", Broken)
+    publish(range(3))
+    with Reader(bootstrap) as reader:
+        read = reader.read(topic, 0, 0, 3, chunk_bytes_max=1)
+        assert numbers([next(read), next(read)]) == [0, 1]
+        admin.delete_topic(topic)
+        publish(range(10, 13))
+        with pytest.raises(UnknownTopic, match="made again"):
+            next(read)
+        assert numbers(reader.read(topic, 0)) == [10, 11, 12]
 
 
 def test_a_partition_that_has_been_added_is_read_by_who_knew_the_topic_before(admin: Admin, bootstrap: str, topic: str) -> None:
