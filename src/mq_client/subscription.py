@@ -265,13 +265,13 @@ class Subscriptions:
                 return
             if told.HasField("error") and not told.active:
                 self._refused(place, from_wire(told.error))
-            elif told.active:
-                place.answered = True
-                if told.HasField("error"):
+            elif told.HasField("error"):
+                if place.active:  # else a former subscription was told, on the same stream
                     log.warning("%s-%d: %s", place.topic, place.partition, told.error.message)
                     self._skip(place, told.offset)
-                else:
-                    self._activate(place, told.offset)
+            elif told.active:
+                place.answered = True
+                self._activate(place, told.offset)
             else:
                 place.answered = True
                 self.queues[place.topic].drop(place)
@@ -310,7 +310,13 @@ class Subscriptions:
 
     @staticmethod
     def _skip(place: PartitionPlace, offset: int) -> None:
-        """The same stream goes on at `offset`: what is between was lost. What is held from before it is this member's as before."""
+        """The same stream goes on at `offset`: what is between was lost. What is held from before it is this member's as before; if
+        nothing is, what was lost is done with as soon as what was handed out is.
+        """
+        if place.taken == place.position < offset:
+            if place.processed == place.taken:
+                place.processed = offset
+            place.taken = offset
         place.position = max(place.position, offset)
         place.pushed = offset
 

@@ -458,3 +458,32 @@ def test_a_broker_that_has_not_heard_of_added_partitions_takes_none_away(client:
 
 def test_the_topic_is_asked_for_by_its_id(client: Client) -> None:
     assert client.stream().hear_open()[0].topic_id == "x"
+
+
+def test_what_was_lost_behind_everything_that_is_done_with_is_done_with_too(member: Client) -> None:
+    stream = member.stream()
+    stream.hear_open()
+    stream.opened(0)
+    stream.push(0, 1)
+    assert member.offsets(2) == [0, 1]
+    stream.opened(5, active=True, error=to_wire(OffsetOutOfRange("offsets 2 to 4 were lost: go on at 5", 5)))
+    place = member.subscriptions.places["t", 0]
+    eventually(lambda: place.position == 5)
+    with pytest.raises(queue.Empty):
+        member.queue.get_nowait()
+    eventually(lambda: place.settled == 5)
+
+
+def test_a_loss_told_to_a_former_subscription_does_not_move_the_present_one(client: Client) -> None:
+    stream = client.stream()
+    stream.hear_open()
+    stream.opened(0)
+    eventually(lambda: client.subscriptions.places["t", 0].active)
+    client.subscriptions.remove("t")
+    client.subscriptions.add(client.refreshed())
+    stream.hear_open()
+    stream.opened(5, active=True, error=to_wire(OffsetOutOfRange("offsets 0 to 4 were lost: go on at 5", 5)))
+    stream.opened(3)
+    stream.push(3, 4)
+    waiting = client.subscriptions.queues["t"]
+    assert [waiting.get(timeout=WAIT_S).offset, waiting.get(timeout=WAIT_S).offset] == [3, 4]
