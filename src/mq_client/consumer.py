@@ -147,10 +147,10 @@ class Consumer:
                 if record is not None or self._stopped:
                     return record
                 wait = None if deadline is None else deadline - time.monotonic()
-                if wait is not None and wait <= 0:
+                if wait is not None and not wait > 0:  # NaN has passed as well
                     return None
                 # Bounded, so that a signal is seen in the main thread.
-                changed.wait(threading.TIMEOUT_MAX if wait is None else wait)
+                changed.wait(threading.TIMEOUT_MAX if wait is None else min(wait, threading.TIMEOUT_MAX))
 
     def _take_any(self) -> ConsumerRecord | None:
         """Topics in turn, so that a busy one does not starve the others."""

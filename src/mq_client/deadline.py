@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import random
 import time
+from typing import Final
 
 from mq_client.errors import InvalidSetting
 
 _FIRST_MS = 20.0
 _MOST_MS = 500.0
+
+LONGEST_MS: Final = 1e11
+"""Three years, which stand for ever: the platform and gRPC count no further than some hundred."""
 
 
 class Deadline:
@@ -60,7 +64,7 @@ class Backoff:
 
 
 def positive_ms(name: str, value: float) -> float:
-    """The value. Raises `InvalidSetting` unless it is a positive number of milliseconds."""
+    """The value, infinity cut to what can be waited for. Raises `InvalidSetting` unless it is a positive number of milliseconds."""
     if not value > 0:
         raise InvalidSetting(f"{name}={value} must be a positive number of milliseconds")
-    return value
+    return min(value, LONGEST_MS)

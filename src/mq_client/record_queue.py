@@ -155,9 +155,9 @@ class RecordQueue:
                 if self.error is not None:
                     raise self.error
                 wait = None if deadline is None else deadline - time.monotonic()
-                if not block or self._closed or (wait is not None and wait <= 0):
+                if not block or self._closed or (wait is not None and not wait > 0):  # NaN has passed as well
                     raise queue.Empty
-                self._changed.wait(wait)
+                self._changed.wait(None if wait is None else min(wait, threading.TIMEOUT_MAX))
 
     def get_nowait(self) -> ConsumerRecord:
         return self.get(block=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections import Counter
@@ -146,6 +147,18 @@ def test_a_stopped_consumer_says_so(admin: Admin, bootstrap: str, topic: str) ->
     assert not waiting.is_alive()
     with pytest.raises(InvalidRequest, match="make a new one"):
         consumer.start()
+
+
+def test_a_wait_may_be_without_end_and_is_over_if_it_is_no_number(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    publish(bootstrap, topic, range(1))
+    consumer = Consumer(bootstrap, start="earliest", timeout_ms=math.inf, idle_ms=math.inf)
+    consumer.subscribe(topic)
+    with consumer:
+        assert next(iter(consumer)).offset == 0
+        assert consumer.take(math.nan) is None
+        threading.Timer(0.05, publish, (bootstrap, topic, range(1, 2))).start()
+        assert next(iter(consumer)).offset == 1
 
 
 def test_a_topic_that_is_deleted_ends_its_subscription_with_an_error(admin: Admin, bootstrap: str, topic: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import threading
 
 import pytest
 
@@ -41,3 +43,13 @@ def test_two_clients_do_not_wait_alike() -> None:
 def test_a_timeout_must_be_positive(value: float) -> None:
     with pytest.raises(InvalidSetting, match="linger_ms"):
         positive_ms("linger_ms", value)
+
+
+def test_for_ever_is_what_can_be_waited_for() -> None:
+    changed = threading.Condition()
+    with changed, pytest.raises(OverflowError):
+        changed.wait(math.inf)
+    waiting = Deadline(positive_ms("timeout_ms", math.inf)).remaining_s
+    assert threading.TIMEOUT_MAX > waiting > 365 * 86_400
+    with pytest.raises(InvalidSetting):
+        positive_ms("timeout_ms", math.nan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -120,3 +121,11 @@ def test_a_typed_record_is_a_row() -> None:
     batch = pa.RecordBatch.from_pylist([{"a": 1, "b": "x"}], parse_schema("a long, b string"))
     [record] = batch_to_records(batch, "t", 0, 5, 77, typed=True)
     assert record == ConsumerRecord("t", 0, 5, None, {"a": 1, "b": "x"}, (), 77)
+
+
+def test_a_wait_that_is_no_number_has_passed_and_one_without_end_is_one() -> None:
+    pushed, place = Pushed(), PartitionPlace("t", 0)
+    with pytest.raises(queue.Empty):
+        pushed.queue.get(timeout=math.nan)
+    threading.Timer(0.02, pushed.push, (place, 7, 1)).start()
+    assert pushed.queue.get(timeout=math.inf).offset == 7
