@@ -179,7 +179,8 @@ class RecordQueue:
         return not self._chunks or self._chunks[0].row == 0
 
     def put(self, chunk: Chunk) -> None:
-        self._chunks.append(chunk)
+        if not self._closed:
+            self._chunks.append(chunk)
 
     def take(self) -> ConsumerRecord | None:
         """The next record if one is here. What was handed out before is done with."""
@@ -216,9 +217,13 @@ class RecordQueue:
         if self._handed is place and below is None:
             self._handed = None
 
-    def close(self) -> None:
-        """Hand out nothing any more, and give back the credit of what is here: in a group it is given to others."""
-        self._closed = True
+    def give_back(self) -> None:
+        """Forget all that is here, and give its credit back."""
         while self._chunks:
             chunk = self._chunks.popleft()
             chunk.release(len(chunk.payload))
+
+    def close(self) -> None:
+        """Hand out nothing any more, neither of what is here nor of what is still pushed: in a group it is given to others."""
+        self._closed = True
+        self._chunks.clear()

@@ -96,6 +96,7 @@ class Subscriptions:
                 return
             found.done_with_last()
             self._leave(topic)
+            found.give_back()
             found.close()
             self.changed.notify_all()
 

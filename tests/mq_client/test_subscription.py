@@ -487,3 +487,28 @@ def test_a_loss_told_to_a_former_subscription_does_not_move_the_present_one(clie
     stream.push(3, 4)
     waiting = client.subscriptions.queues["t"]
     assert [waiting.get(timeout=WAIT_S).offset, waiting.get(timeout=WAIT_S).offset] == [3, 4]
+
+
+def test_what_is_pushed_while_a_consumer_stops_is_not_handed_out(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = member.stream()
+    stream.hear_open()
+    stream.opened(0)
+    size = stream.push(0, 1, 2)
+    assert member.offsets(1) == [0]
+
+    def meanwhile(*_told: object) -> None:
+        stream.push(3, 4, 5)
+        eventually(lambda: member.subscriptions.places["t", 0].position == 6)
+        stream.cancel()
+
+    monkeypatch.setattr(subscription, "move_cursors", meanwhile)
+    member.subscriptions.stop(Deadline(1), last_is_done=True)
+    assert size > 250, "enough to be given back at once"
+    assert member.subscriptions._sessions == {}
+    with pytest.raises(queue.Empty):
+        member.queue.get_nowait()
+    heard = []
+    with contextlib.suppress(StopIteration):
+        while True:
+            heard.append(stream.hear())
+    assert not [word for word in heard if word.credit.bytes], "more would be pushed for nothing"
