@@ -393,7 +393,7 @@ class Subscriptions:
                 waiting.close()
             positions: dict[str, dict[int, int]] = {}
             for place in self.places.values():
-                if self.group and place.active and place.processed > place.began:
+                if self.group and place.processed > place.began:  # also one that is just being opened again
                     positions.setdefault(place.topic, {})[place.partition] = place.processed
             self.changed.notify_all()
             self._work.notify()

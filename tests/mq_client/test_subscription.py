@@ -348,6 +348,9 @@ def test_what_is_held_when_a_consumer_stops_is_not_handed_out_any_more(member: C
     stream.push(0, 1, 2)
     assert member.offsets(1) == [0]
     stream.cancel()
+    again = member.stream()
+    again.hear_open()  # and is not answered: what is done with is told all the same
+    threading.Timer(0.01, again.cancel).start()
     member.subscriptions.stop(Deadline(1), last_is_done=True)
     assert moved == [{"t": {0: 1}}]
     with pytest.raises(queue.Empty):
