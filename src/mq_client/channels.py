@@ -1,7 +1,7 @@
 """gRPC channels to brokers, and what a failed call means.
 
 One channel an address a process, opened on first use and kept: a worker that Spark forks opens its own, because channels are keyed
-by process id. Not here: which broker to ask, and whether to ask again (connection.py).
+by process id. Not here: which broker to ask, and whether to ask again (connection.py); Subscribe streams (push_streams.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mq_protocol.envelope import Envelope, decode, encode
 SERVICE: Final = "tritonmq.v1.Broker"
 ERROR_METADATA: Final = "tritonmq-error-bin"
 
-_OPTIONS: Final[list[tuple[str, int]]] = [
+OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
     # A machine that vanished is noticed in 15 s; a killed process closes its connection at once.
@@ -79,7 +79,7 @@ def channel(address: str) -> grpc.Channel:
     with _lock:
         found = _channels.get(key)
         if found is None:
-            found = _channels[key] = grpc.insecure_channel(address, options=_OPTIONS)
+            found = _channels[key] = grpc.insecure_channel(address, options=OPTIONS)
         return found
 
 
@@ -110,15 +110,9 @@ def open_produce(address: str, requests: Iterator[Envelope[pb.ProduceHeader]]) -
     return stream(requests)
 
 
-def open_subscribe(address: str, requests: Iterator[pb.SubscribeRequest]) -> Any:
-    """A Subscribe stream: the call, iterated for `Envelope[pb.BatchesHeader]`."""
-    stream = channel(address).stream_stream(f"/{SERVICE}/Subscribe", pb.SubscribeRequest.SerializeToString, _decode_batches)
-    return stream(requests)
-
-
 def open_fetch(address: str, request: pb.FetchRequest, timeout_s: float | None = None) -> Any:
     """A Fetch stream: the call, iterated for `Envelope[pb.BatchesHeader]`."""
-    stream = channel(address).unary_stream(f"/{SERVICE}/Fetch", pb.FetchRequest.SerializeToString, _decode_batches)
+    stream = channel(address).unary_stream(f"/{SERVICE}/Fetch", pb.FetchRequest.SerializeToString, decode_batches)
     return stream(request, timeout=timeout_s)
 
 
@@ -160,5 +154,6 @@ def error_of(error: grpc.RpcError, address: str) -> TritonMQError:
             return InternalError(f"broker at {address} failed with {code.name}: {details}")
 
 
-def _decode_batches(data: bytes) -> Envelope[pb.BatchesHeader]:
+def decode_batches(data: bytes) -> Envelope[pb.BatchesHeader]:
+    """A message of a Fetch or Subscribe stream; the payload stays where it is."""
     return decode(data, pb.BatchesHeader)

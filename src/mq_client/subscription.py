@@ -6,20 +6,21 @@ broker says where to begin; what this member already holds is not taken twice.
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import queue
 import threading
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import grpc
 
-from mq_client.channels import error_of, open_subscribe
+from mq_client.channels import error_of
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Backoff, Deadline
 from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_client.leaders import move_cursors
+from mq_client.push_streams import PushStream
 from mq_client.record_queue import Chunk, PartitionPlace, RecordQueue
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_nodes
@@ -219,21 +220,25 @@ class Subscriptions:
                 if (view.name, number) not in self.places:
                     self.places[view.name, number] = PartitionPlace(view.name, number, added=True)
 
-    def _learn_columns(self, header: pb.BatchesHeader, payloads: list[memoryview]) -> None:
-        """Before batches are handed out that have more columns than are known of their topic, it is asked which those are."""
+    def with_unknown_columns(self, header: pb.BatchesHeader, payloads: list[memoryview]) -> set[str]:
+        """The topics of which batches have more columns than are known."""
         with self.changed:
             views = dict(self.views)
-        for stored, payload in zip(header.batches, payloads, strict=True):
-            view = views.get(stored.topic)
-            if view is None or not view.typed or node_count(payload) <= schema_nodes(view.schema):
-                continue
+        return {
+            stored.topic
+            for stored, payload in zip(header.batches, payloads, strict=True)
+            if (view := views.get(stored.topic)) is not None and view.typed and node_count(payload) > schema_nodes(view.schema)
+        }
+
+    def learn_columns(self, topics: Iterable[str]) -> None:
+        """Before batches are handed out that have more columns than are known of their topic, it is asked which those are."""
+        for topic in topics:
             try:
-                views[stored.topic] = self.connection.refresh(stored.topic, Deadline(_REFRESH_MS))
+                view = self.connection.refresh(topic, Deadline(_REFRESH_MS))
             except TritonMQError as error:
-                log.warning("topic %s: columns that were added are left out, nobody says which they are: %s", view.name, error)
-                del views[stored.topic]
+                log.warning("topic %s: columns that were added are left out, nobody says which they are: %s", topic, error)
             else:
-                self._learn(views[stored.topic])
+                self._learn(view)
 
     def _session(self, address: str) -> _Session:
         session = self._sessions.get(address)
@@ -257,7 +262,7 @@ class Subscriptions:
             self._failed = True
             self._work.notify()
 
-    # ------------------------------------------------------------------ what is pushed (in the sessions' threads)
+    # ------------------------------------------------------------------ what is pushed (on the loop of all streams)
 
     def opened(self, session: _Session, told: pb.PartitionOpened) -> None:
         with self.changed:
@@ -321,10 +326,7 @@ class Subscriptions:
         place.position = max(place.position, offset)
         place.pushed = offset
 
-    def pushed(self, session: _Session, batches: Envelope[pb.BatchesHeader]) -> None:
-        header = batches.header
-        payloads = list(split(batches.payload, (stored.payload_bytes for stored in header.batches)))
-        self._learn_columns(header, payloads)
+    def pushed(self, session: _Session, header: pb.BatchesHeader, payloads: list[memoryview]) -> None:
         with self.changed:
             for stored, payload in zip(header.batches, payloads, strict=True):
                 place = self.places.get((stored.topic, stored.partition))
@@ -405,15 +407,15 @@ class Subscriptions:
             sessions = list(self._sessions.values())
         for session in sessions:
             session.end()
-        for thread in (self._thread, *(session.thread for session in sessions)):
-            if thread is not None and thread is not threading.current_thread():
-                thread.join(_JOIN_S)
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
         for session in sessions:
+            session.wait_over(_JOIN_S)
             session.cancel()
 
 
 class _Session:
-    """Owns one Subscribe stream, its thread, and the credit that is to be given back on it."""
+    """Owns one Subscribe stream, and the credit that is to be given back on it."""
 
     def __init__(self, subscriptions: Subscriptions, address: str) -> None:
         self.address = address
@@ -421,12 +423,8 @@ class _Session:
         self._subscriptions = subscriptions
         credit = subscriptions.credit_bytes - subscriptions.held(address)
         self._owed = min(0, credit)
-        # A request for each change of what is subscribed, each settling and each quarter of the credit.
-        self._requests: queue.SimpleQueue[pb.SubscribeRequest | None] = queue.SimpleQueue()
-        self._requests.put(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=max(0, credit))))
-        self._call: Any = open_subscribe(address, iter(self._requests.get, None))
-        self.thread = threading.Thread(target=self._run, name=f"tritonmq-subscribe-{address}", daemon=True)
-        self.thread.start()
+        self._stream = PushStream(address, self._heard, self._over)
+        self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=max(0, credit))))
 
     # -- under the lock
 
@@ -449,48 +447,54 @@ class _Session:
             place.active = False
             wanted.append(request)
         opening = pb.SubscribeOpen(group=self._subscriptions.group, member_id=self._subscriptions.member_id, partitions=wanted)
-        self._requests.put(pb.SubscribeRequest(open=opening))
+        self._stream.say(pb.SubscribeRequest(open=opening))
 
     def close_partition(self, place: PartitionPlace) -> None:
         closing = pb.SubscribeClose(partitions=[pb.TopicPartition(topic=place.topic, partition=place.partition)])
-        self._requests.put(pb.SubscribeRequest(close=closing))
+        self._stream.say(pb.SubscribeRequest(close=closing))
 
     def settle(self, places: Iterable[PartitionPlace]) -> None:
         request = pb.SubscribeRequest()
         for place in places:
             request.settled.add(topic=place.topic, partition=place.partition, offset=place.to_settle)
             place.settled = place.to_settle
-        self._requests.put(request)
+        self._stream.say(request)
 
     def give_back(self, count: int) -> None:
         """Credit for a batch that was taken. In portions: a request for each small batch would cost more than the batch."""
         self._owed += count
         if self._owed * 4 >= self._subscriptions.credit_bytes and not self.ended:
-            self._requests.put(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=self._owed)))
+            self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=self._owed)))
             self._owed = 0
-
-    # -- its thread
-
-    def _run(self) -> None:
-        try:
-            for message in self._call:
-                for told in message.header.opened:
-                    self._subscriptions.opened(self, told)
-                if message.header.batches:
-                    self._subscriptions.pushed(self, message)
-        except grpc.RpcError as error:
-            if not self.ended:
-                log.info("subscription at %s ended: %s", self.address, error_of(error, self.address))
-        finally:
-            self._requests.put(None)
-            self._subscriptions.session_ended(self)
 
     def end(self) -> None:
         """Say the last word; the broker ends the stream once it has heard all before it."""
         if not self.ended:
             self.ended = True
-            self._requests.put(None)
+            self._stream.say_last()
+
+    # -- from any thread
+
+    def wait_over(self, timeout_s: float) -> None:
+        self._stream.wait_over(timeout_s)
 
     def cancel(self) -> None:
         """Do not wait for the broker's last word any longer."""
-        self._call.cancel()
+        self._stream.cancel()
+
+    # -- on the loop of all streams
+
+    async def _heard(self, message: Envelope[pb.BatchesHeader]) -> None:
+        for told in message.header.opened:
+            self._subscriptions.opened(self, told)
+        if message.header.batches:
+            payloads = list(split(message.payload, (stored.payload_bytes for stored in message.header.batches)))
+            unknown = self._subscriptions.with_unknown_columns(message.header, payloads)
+            if unknown:  # a broker is asked: not on the loop
+                await asyncio.to_thread(self._subscriptions.learn_columns, unknown)
+            self._subscriptions.pushed(self, message.header, payloads)
+
+    def _over(self, broke: grpc.RpcError | None) -> None:
+        if broke is not None and not self.ended:
+            log.info("subscription at %s ended: %s", self.address, error_of(broke, self.address))
+        self._subscriptions.session_ended(self)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
@@ -16,6 +16,7 @@ from mq_client.batches import records_to_batch
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Deadline
 from mq_client.errors import NotLeader, OffsetOutOfRange, UnknownTopic
+from mq_client.push_streams import Heard, Over
 from mq_client.record_queue import ConsumerRecord
 from mq_client.subscription import Subscriptions
 from mq_protocol import mq_pb2 as pb
@@ -27,37 +28,64 @@ WAIT_S = 5.0
 
 
 class Stream:
-    """Owns the broker's end of one stream."""
+    """Owns the broker's end of one stream. What the broker says is heard before the call returns."""
 
-    def __init__(self, address: str, requests: Iterator[pb.SubscribeRequest]) -> None:
+    def __init__(self, address: str, heard: Heard, over: Over) -> None:
         self.address = address
-        self._requests = requests
-        self._answers: queue.SimpleQueue[Envelope[pb.BatchesHeader] | None] = queue.SimpleQueue()
+        self._heard = heard
+        self._over = over
+        self._requests: queue.SimpleQueue[pb.SubscribeRequest | None] = queue.SimpleQueue()
+        self._open = True
 
-    # -- as gRPC's call
+    # -- as the client's
 
-    def __iter__(self) -> Iterator[Envelope[pb.BatchesHeader]]:
-        return iter(self._answers.get, None)
+    def say(self, request: pb.SubscribeRequest) -> None:
+        self._requests.put(request)
+
+    def say_last(self) -> None:
+        self._requests.put(None)
 
     def cancel(self) -> None:
-        self._answers.put(None)
+        if self._open:
+            self._open = False
+            self._over(None)
+
+    def wait_over(self, timeout_s: float) -> bool:
+        return True
 
     # -- as the broker
 
     def hear(self) -> pb.SubscribeRequest:
         """The client's next word."""
-        return next(self._requests)
+        request = self._requests.get(timeout=WAIT_S)
+        assert request is not None, "the client has said its last"
+        return request
+
+    def rest(self) -> list[pb.SubscribeRequest]:
+        """All that the client has said and that was not heard yet."""
+        said = []
+        while not self._requests.empty():
+            request = self._requests.get_nowait()
+            if request is not None:
+                said.append(request)
+        return said
 
     def hear_open(self) -> list[pb.SubscribePartition]:
         while not (request := self.hear()).HasField("open"):
             pass
         return list(request.open.partitions)
 
+    def _tell(self, message: Envelope[pb.BatchesHeader]) -> None:
+        async def heard() -> None:
+            await self._heard(message)
+
+        asyncio.run(heard())
+
     def opened(self, offset: int = 0, *, active: bool | None = None, error: pb.Error | None = None) -> None:
         """An error without being active refuses it; with it, something was lost on the way to `offset`."""
         active = error is None if active is None else active
         told = pb.PartitionOpened(topic="t", partition=0, offset=offset, active=active, error=error)
-        self._answers.put(Envelope(pb.BatchesHeader(opened=[told])))
+        self._tell(Envelope(pb.BatchesHeader(opened=[told])))
 
     def push(self, *numbers: int) -> int:
         """Numbers at the offsets that are equal to them; the payload's bytes."""
@@ -66,7 +94,7 @@ class Stream:
             encode_batch(records_to_batch([None] * count, [b"%d" % n for n in numbers], [None] * count, [0] * count))
         )
         stored = pb.StoredBatch(topic="t", partition=0, base_offset=numbers[0], record_count=count, payload_bytes=len(payload))
-        self._answers.put(Envelope(pb.BatchesHeader(batches=[stored]), (payload,)))
+        self._tell(Envelope(pb.BatchesHeader(batches=[stored]), (payload,)))
         return len(payload)
 
 
@@ -78,7 +106,7 @@ class Client:
         self._opened: list[Stream] = []
         self.connection = Connection("b:1")
         self.lead(1, 1)
-        monkeypatch.setattr(subscription, "open_subscribe", self._open)
+        monkeypatch.setattr(subscription, "PushStream", self._open)
         monkeypatch.setattr(self.connection, "refresh", self._refresh)
 
         def earliest(request: pb.SubscribePartition) -> None:
@@ -108,8 +136,8 @@ class Client:
         assert view is not None
         return view
 
-    def _open(self, address: str, requests: Iterator[pb.SubscribeRequest]) -> Any:
-        stream = Stream(address, requests)
+    def _open(self, address: str, heard: Heard, over: Over) -> Stream:
+        stream = Stream(address, heard, over)
         self._streams.put(stream)
         self._opened.append(stream)
         return stream
@@ -364,9 +392,9 @@ def test_a_partition_without_a_leader_while_its_stream_breaks_is_opened_when_it_
     opened = {0, 1} - {wanted.partition for wanted in first.hear_open()}
     if opened:
         assert {wanted.partition for wanted in first.hear_open()} == opened
-    with client.subscriptions.changed:  # its thread has to wait before it can say that the stream has ended
+    with client.subscriptions.changed:  # who has to say that the stream has ended waits for this
         client.lead(1, 3, 0)
-        first.cancel()
+        threading.Thread(target=first.cancel, daemon=True).start()
         with contextlib.suppress(AssertionError):
             eventually(lambda: client.subscriptions._sessions["b:1"].ended, 0.2)
         client.subscriptions._follow_leaders()
@@ -510,8 +538,4 @@ def test_what_is_pushed_while_a_consumer_stops_is_not_handed_out(member: Client,
     assert member.subscriptions._sessions == {}
     with pytest.raises(queue.Empty):
         member.queue.get_nowait()
-    heard = []
-    with contextlib.suppress(StopIteration):
-        while True:
-            heard.append(stream.hear())
-    assert not [word for word in heard if word.credit.bytes], "more would be pushed for nothing"
+    assert not [word for word in stream.rest() if word.credit.bytes], "more would be pushed for nothing"

@@ -1,0 +1,178 @@
+"""Subscribe streams: all of a process on one event loop, in one thread.
+
+gRPC's synchronous streams have two threads each, and a process with a hundred consumers spends itself on handing the interpreter's
+lock from one to the next (benchmarks/NOTES.md). Not here: what is said on a stream, and what comes of it (subscription.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+import grpc
+from grpc import aio
+
+from mq_client.channels import OPTIONS, SERVICE, decode_batches
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope
+
+Heard = Callable[[Envelope[pb.BatchesHeader]], Awaitable[None]]
+Over = Callable[[grpc.RpcError | None], None]
+
+_CLOSE_S: Final = 2.0
+
+
+class PushStream:
+    """Owns one stream to the broker at `address`.
+
+    On the loop's thread, which must not be held up: `heard` is awaited for each message in its order, and `over` is called once,
+    with what broke the stream or None.
+    """
+
+    def __init__(self, address: str, heard: Heard, over: Over) -> None:
+        self._address = address
+        self._heard = heard
+        self._over = over
+        # Bounded by who speaks: a request for each change of what is subscribed, each settling and each quarter of the credit.
+        self._requests: asyncio.Queue[pb.SubscribeRequest | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._broke: grpc.RpcError | None = None
+        self._ended = threading.Event()
+        self._loop = _this_process()
+        self._loop.call(self._begin)
+
+    # -- from any thread
+
+    def say(self, request: pb.SubscribeRequest) -> None:
+        self._loop.call(self._requests.put_nowait, request)
+
+    def say_last(self) -> None:
+        """The broker ends the stream once it has heard all before."""
+        self._loop.call(self._requests.put_nowait, None)
+
+    def cancel(self) -> None:
+        self._loop.call(self._cancel)
+
+    def wait_over(self, timeout_s: float) -> bool:
+        return self._ended.wait(timeout_s)
+
+    # -- on the loop
+
+    def _begin(self) -> None:
+        self._task = self._loop.spawn(self._run())
+        self._task.add_done_callback(self._finish)  # a task that is cancelled before its first step runs none of its own code
+
+    def _finish(self, _: asyncio.Task[None]) -> None:
+        self._over(self._broke)
+        self._ended.set()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        writing: asyncio.Task[None] | None = None
+        call = _open(self._loop.channel(self._address))
+        try:
+            writing = self._loop.spawn(self._write(call))
+            while (message := await call.read()) is not aio.EOF:  # type: ignore[attr-defined]
+                await self._heard(message)
+        except grpc.RpcError as error:
+            self._broke = error
+        finally:
+            if writing is not None:
+                writing.cancel()
+            call.cancel()
+
+    async def _write(self, call: Any) -> None:
+        # Why a stream cannot be written to any more is what reading it raises.
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            while (request := await self._requests.get()) is not None:
+                await call.write(request)
+            await call.done_writing()
+
+
+def _open(channel: aio.Channel) -> Any:
+    stream: Any = channel.stream_stream(f"/{SERVICE}/Subscribe", pb.SubscribeRequest.SerializeToString, decode_batches)
+    return stream()
+
+
+class _Loop:
+    """Owns the event loop, its thread, its channels (one an address) and what runs on it. Kept while the process lives."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._channels: dict[str, aio.Channel] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tritonmq-pushes", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """From any thread: soon, in the order of the calls."""
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def channel(self, address: str) -> aio.Channel:
+        """It connects when first used, and again by itself."""
+        found = self._channels.get(address)
+        if found is None:
+            found = self._channels[address] = aio.insecure_channel(address, options=OPTIONS)
+        return found
+
+    def stop(self) -> None:
+        closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            closing.result(_CLOSE_S)
+        # Never closed: a consumer that was not stopped may still speak.
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_S)
+
+    async def _close(self) -> None:
+        mine = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in mine:
+            task.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)
+        for channel in self._channels.values():
+            await channel.close(None)
+
+
+_lock = threading.Lock()
+_loops: dict[int, _Loop] = {}
+
+
+def _after_fork() -> None:
+    """The lock may have been held by a thread that the child does not have."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _this_process() -> _Loop:
+    """A process that was forked has a loop of its own."""
+    with _lock:
+        found = _loops.get(os.getpid())
+        if found is None:
+            found = _loops[os.getpid()] = _Loop()
+        return found
+
+
+@atexit.register
+def _stop() -> None:
+    """While gRPC's threads still run, as in channels.py."""
+    with _lock:
+        mine = _loops.get(os.getpid())
+    if mine is not None:
+        mine.stop()
