@@ -361,7 +361,20 @@ class Oracle:
         propose = waiting[0]
         if propose.wait is Wait.COMMITTED and not isinstance(result, Refused):
             self._check_promise(host, propose, result)
+        elif propose.wait is Wait.WRITTEN and isinstance(result, Done) and not result.duplicate:
+            self._check_written(host, propose, result.index)
         return waiting
+
+    def _check_written(self, host: Host, propose: Propose, index: int) -> None:
+        """acks=leader: the leader's own disk has it, though others may not."""
+        journal = host.journal
+        if host.replica.identity.log_id != journal.log_id:
+            return  # damaged a moment ago, as in `acknowledged`
+        if index > journal.durable_end or (index > journal.durable_base and journal.durable_entry(index).uuid != propose.uuid):
+            raise self.violation(
+                host.partition,
+                f"batch {propose.uuid!r} is acknowledged as written at {index}, and is not surely kept: {journal.durable_end} is",
+            )
 
     def _check_promise(self, host: Host, propose: Propose, result: Done | Decided) -> None:
         life = self.life_of(host)

@@ -303,6 +303,13 @@ REPLICATION = (
         "if True:",
     ),
     Mutation(
+        "acks=leader is answered before the leader's disk has the entry",
+        "rule 2, trap 6",
+        "leader:Leader.flushed",
+        "while self._written < shared.log.flushed:",
+        "while self._written < shared.log.last_index:",
+    ),
+    Mutation(
         "a new leader does not look for UUIDs in its tail",
         "rule 12, trap 13",
         "leader:Leader.__init__",
