@@ -278,6 +278,7 @@ class Broker:
                 self._open_soon(1, partition)
             else:
                 self.cluster.faults["log deleted after a move"] += 1
+                self.cluster.oracle.given_up(self.number, partition)
                 journal.delete()
 
     # ------------------------------------------------------------------ registration
@@ -489,6 +490,7 @@ class Broker:
         """Under a new log id. A crash before the snapshot is written leaves an empty log of that id."""
         journal, life = host.journal, self.life
         self._opening.add(host.partition)
+        self.cluster.oracle.given_up(self.number, host.partition)
         journal.empty()
         journal.recovery = recovery
         self.cluster.faults["log begun anew" if snapshot is None else "snapshot installed"] += 1

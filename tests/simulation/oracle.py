@@ -274,6 +274,12 @@ class Oracle:
                     partition, f"log {log_id} is in the ISR and does not surely keep entry {end}, which is committed"
                 )
 
+    def given_up(self, broker: int, partition: int) -> None:
+        """A broker is about to drop its log, for a snapshot, another log or nothing: not one that is counted on."""
+        log_id, state = self.cluster.brokers[broker].journals[partition].log_id, self.cluster.coordination.nodes[partition].state
+        if (broker, log_id) in state.isr:
+            raise self.violation(partition, f"broker {broker} drops log {log_id}, which is in the ISR")
+
     # ------------------------------------------------------------------ effects
 
     def written(self, host: Host, entries: tuple[Entry, ...]) -> None:

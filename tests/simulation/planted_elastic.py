@@ -121,6 +121,14 @@ ELASTIC = (
         ("total_losses", "retention"),
         profile="recoveries",
     ),
+    Mutation(
+        "a log that the partition was recovered from begins anew",
+        "rule 15",
+        "replica:Replica._recovered_elsewhere",
+        "if shared.my_member in state.isr or",
+        "if",
+        ("total_losses",),
+    ),
     # ------------------------------------------------------------------ moves
     Mutation(
         "a leader that is no replica any more leads on",
