@@ -106,6 +106,12 @@ class Operator:
                 choice = choose(f"t-{partition}", state, statuses, f"recover.{partition}.{number}", force=force)
             except InvalidRequest:
                 continue
+            # By rule 15, whatever the logs have of what was committed: the oracle, which knows, holds no lower epoch against it.
+            best, kept = max((each.last_epoch, each.last_index) for each in statuses.values() if each.open), choice.kept
+            if (kept.last_epoch, kept.last_index) != best or not (force or all(each.open for each in statuses.values())):
+                raise self.cluster.oracle.violation(
+                    partition, f"it would be recovered from broker {kept.broker}, and another has {best}, or is yet to open"
+                )
             if left:
                 raise self.cluster.oracle.violation(partition, f"it would be recovered though a named log is left: {state}")
             yield self.loop.often_short(1, 500)

@@ -503,10 +503,9 @@ class Oracle:
             count for index, count in truth.lives[-2].readable.values() if index > life.end
         )
         life.offset_floor = state.offset_floor
-        if state.offset_floor < life.next_offset:
-            raise self.violation(
-                partition, f"offsets up to {life.next_offset} are known, and new ones begin at {state.offset_floor}"
-            )
+        given = max(each.next_offset for each in truth.lives)  # by logs that were lost, too
+        if state.offset_floor < given:
+            raise self.violation(partition, f"offsets up to {given} were given, and new ones begin at {state.offset_floor}")
         reach = truth.known(journal.base, journal.entries)[1] if there else 0
         for number in self.cluster.operator.asked[partition]:
             other = self.cluster.brokers[number].journals[partition]
