@@ -187,6 +187,8 @@ class Oracle:
         journal = host.journal
         if host.replica.leader_epoch < host.epoch:
             raise self.violation(host.partition, f"the epoch of broker {host.broker.number} fell to {host.replica.leader_epoch}")
+        # It may commit and stand back in one step; one that hears of a new leader in it has committed nothing as a leader.
+        led = host.replica.leading or (host.was_leading and host.replica.leader_epoch == host.epoch)
         host.epoch = host.replica.leader_epoch
         high_watermark = host.replica.high_watermark
         if high_watermark == host.high_watermark:
@@ -197,12 +199,12 @@ class Oracle:
             )
         life = self.life_of(host)
         for index in range(life.end + 1, host.high_watermark + 1):  # of a former life, and here only since that was over
-            life.commit(journal.entry(index))
+            life.commit(journal.entry(index), host.epoch)
             self.truths[host.partition].lost.discard(journal.entry(index).uuid)
         for index in range(host.high_watermark + 1, high_watermark + 1):
             entry = journal.entry(index)
             if index > life.end:
-                self._committed(host, life, entry)
+                self._committed(host, life, entry, led=led)
             elif life.committed[index - 1] is not entry and life.committed[index - 1] != entry:
                 here, there = self.story.entry(entry), self.story.entry(life.committed[index - 1])
                 raise self.violation(host.partition, f"broker {host.broker.number} believes {here} committed, but {there} was")
@@ -222,9 +224,9 @@ class Oracle:
                     f"{life.states[high_watermark]}",
                 )
 
-    def _committed(self, host: Host, life: Life, entry: Entry) -> None:
-        """For the first time anywhere."""
-        if not (host.replica.leading or host.was_leading):  # it may commit and stand back in one step
+    def _committed(self, host: Host, life: Life, entry: Entry, *, led: bool) -> None:
+        """For the first time anywhere. `led`: whoever commits it led the epoch that it is in."""
+        if not led:
             raise self.violation(
                 host.partition, f"broker {host.broker.number} follows, and commits {self.story.entry(entry)} first"
             )
@@ -237,7 +239,7 @@ class Oracle:
                 raise self.violation(host.partition, f"batch {entry.uuid!r} was refused for good, and is at entry {entry.index}")
         if isinstance(entry.operation, Publish) and entry.leader_epoch >= life.first_epoch and life.names_missing(entry.operation):
             raise self.violation(host.partition, f"{self.story.entry(entry)} is published, and its payload is nowhere")
-        life.commit(entry)
+        life.commit(entry, host.epoch)
         if entry.leader_epoch >= life.first_epoch and life.next_offset < life.offset_floor:
             raise self.violation(
                 host.partition, f"epoch {entry.leader_epoch} begins with offset {life.next_offset}, below {life.offset_floor}"
@@ -309,12 +311,15 @@ class Oracle:
             raise self.violation(host.partition, f"broker {host.broker.number} cuts to {last_index}, below its high watermark")
         if by_disk and host.replica.leading:
             self._withdrawn(host, last_index)
-        committed = self.life_of(host).committed
-        both = min(len(committed), host.journal.last_index)
-        # A log that is not named may: a leader that is over may be heard of late, and nobody counts on that log (seed 6495).
+        life = self.life_of(host)
+        if by_disk or last_index >= min(life.end, host.journal.last_index):
+            return
+        # A log that is not named may, in an epoch before that in which the entry was committed: a leader that is over may be heard
+        # late, and nobody counts on that log (seed 6495). Whoever leads in that epoch or a later one has the entry.
         named = (host.broker.number, host.journal.log_id) in self.cluster.coordination.nodes[host.partition].state.isr
-        if named and last_index < both and not by_disk and host.journal.entry(last_index + 1) == committed[last_index]:
-            what = self.story.entry(committed[last_index])
+        since = host.replica.leader_epoch >= life.committed_in[last_index]
+        if (named or since) and host.journal.entry(last_index + 1) == life.committed[last_index]:
+            what = self.story.entry(life.committed[last_index])
             raise self.violation(host.partition, f"broker {host.broker.number} cuts {what}, which is committed")
 
     def _withdrawn(self, host: Host, last_index: int) -> None:

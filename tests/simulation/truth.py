@@ -24,6 +24,8 @@ class Life:
         self.offset_floor = 0
         """New records get no offset below it."""
         self.committed: list[Entry] = []
+        self.committed_in: list[int] = []
+        """The leader epochs in which they were committed, which are those in which they were written, or later ones."""
         self.uuid_at: dict[bytes, int] = {}
         self.next_offset = 0
         self.log_start_offset = 0
@@ -48,8 +50,9 @@ class Life:
     def end(self) -> int:
         return len(self.committed)
 
-    def commit(self, entry: Entry) -> None:
+    def commit(self, entry: Entry, leader_epoch: int) -> None:
         self.committed.append(entry)
+        self.committed_in.append(leader_epoch)
         match entry.operation:
             case Append():
                 self.uuid_at[entry.uuid] = entry.index
@@ -153,8 +156,8 @@ class PartitionTruth:
         former, end = self.known(base, entries)
         dropped = max(max(life.dropped, life.log_start_offset) for life in self.lives)
         life = Life(recovery, first_epoch, base, dropped)  # what let the journal begin there may be lost
-        for entry in former.committed[:end]:
-            life.commit(entry)
+        for entry, leader_epoch in zip(former.committed[:end], former.committed_in, strict=False):
+            life.commit(entry, leader_epoch)
         life.snapshots.update((index, snapshot) for index, snapshot in former.snapshots.items() if index <= end)
         life.states.update((index, state) for index, state in former.states.items() if index <= end)
         self.lost |= self.present.uuid_at.keys() - life.uuid_at.keys()
