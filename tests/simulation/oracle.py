@@ -338,7 +338,7 @@ class Oracle:
     def acknowledged(self, host: Host, ack: AppendAck) -> None:
         """What is acknowledged is durable, and is what the leader of that epoch has."""
         journal = host.journal
-        if ack.log_id != journal.log_id:
+        if Journal.life_of(ack.log_id) < Journal.life_of(journal.log_id):
             return  # the log was damaged a moment ago, and its replica is about to hear of it
         if ack.acknowledged_index > journal.durable_end:
             raise self.violation(
