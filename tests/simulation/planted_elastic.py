@@ -122,6 +122,15 @@ ELASTIC = (
         profile="recoveries",
     ),
     Mutation(
+        "a decision is not taken up by the first leader after a recovery",
+        "exactly-once: publish",
+        "leader:Leader._advance",
+        "if not known.finished:",
+        "if not known.finished and not shared.recovery:",
+        ("total_losses",),
+        profile="recoveries",
+    ),
+    Mutation(
         "a log that the partition was recovered from begins anew",
         "rule 15",
         "replica:Replica._recovered_elsewhere",

@@ -328,7 +328,7 @@ class Workload:
                 run += 1  # the one thought to be dead was heard of later than this one: this one fails, loudly, and begins again
                 continue
             if isinstance(result, Refused) and not isinstance(result.error, ReplayMismatch):
-                if not result.error.retriable and not self._recoveries(self.coordinator):
+                if not result.error.retriable:
                     raise self.cluster.oracle.violation(self.coordinator, f"micro-batch {batch_id} is refused: {result.error}")
                 continue
             if isinstance(result, Decided):
@@ -339,8 +339,8 @@ class Workload:
 
     def _decided_rows(self, key: TransactionKey, batch_id: int, rows: int) -> int:
         decide = self.cluster.oracle.life(self.coordinator).decided.get((key, batch_id))
-        if decide is None and self._recoveries(self.coordinator):
-            return rows
+        if decide is None and any((key, batch_id) in life.decided for life in self.cluster.oracle.truths[self.coordinator].lives):
+            return rows  # it was, and that went with the logs that had it
         if decide is None:
             raise self.cluster.oracle.violation(self.coordinator, f"micro-batch {batch_id} is said to be decided, and is not")
         return decide.row_count
@@ -412,10 +412,29 @@ class Workload:
         """False if there is nothing left to publish: its batches went with the logs that had them."""
         error: TritonMQError | None = result.error if result is not None else None
         if isinstance(error, StagedBatchMissing):
-            if self._recoveries(partition):
+            if self._went_with_logs(partition, operation):
                 return False
             raise self.cluster.oracle.violation(partition, f"{operation} was decided, and its batches are gone: {error}")
         return True
+
+    def _went_with_logs(self, partition: int, publish: Publish) -> bool:
+        """Why a decided batch may never be published (rule 15): some of it, or that it was published once, or what had been decided
+        of this micro-batch or a later one, was in logs that were lost."""
+        oracle = self.cluster.oracle
+        *former, present = oracle.truths[partition].lives
+        for uuid in publish.uuids:
+            if uuid in present.uuid_at:
+                gone = present.missing(present.uuid_at[uuid])
+            else:
+                gone = any(uuid in life.uuid_at for life in former)
+            if gone or any(life.uuid_at.get(uuid) in life.placed for life in former):
+                return True
+        *former, present = oracle.truths[self.coordinator].lives
+        return any(
+            key == publish.key and batch_id >= publish.batch_id and present.decided.get((key, batch_id)) != decide
+            for life in former
+            for (key, batch_id), decide in life.decided.items()
+        )
 
     def _discard_losers(self, host: Host, decide: Decide) -> Process:
         """What was staged under a finished micro-batch and is in no manifest is forgotten."""
@@ -438,18 +457,17 @@ class Workload:
             if uuid not in oracle.life(partition).uuid_at and uuid not in self.lost(partition):
                 raise oracle.violation(partition, f"batch {uuid!r} was acknowledged, and is nowhere")
         for name, (partition, sent) in self._chains.items():
-            if not self.lost(partition).isdisjoint(sent):
-                continue
-            places = [oracle.life(partition).uuid_at.get(uuid) for uuid in sent]
-            if None in places or places != sorted(places, key=lambda place: place or 0):
-                raise oracle.violation(partition, f"the chain of {name} is not in its order: {places}")
+            places, lost = [oracle.life(partition).uuid_at.get(uuid) for uuid in sent], self.lost(partition)
+            if any(place is None and uuid not in lost for place, uuid in zip(places, sent, strict=True)):
+                raise oracle.violation(partition, f"the chain of {name} has gaps: {places}")
+            for place, following, uuid in zip(places, places[1:], sent, strict=False):  # what was lost may come again, at any place
+                if place is not None and following is not None and place > following and uuid not in lost:
+                    raise oracle.violation(partition, f"the chain of {name} is not in its order: {places}")
         for (key, batch_id), decide in oracle.life(self.coordinator).decided.items():
             for line in decide.manifest:
-                if self._recoveries(line.partition) or self._recoveries(self.coordinator):
-                    continue
                 truth = oracle.life(line.partition)
                 places = [truth.placed.get(truth.uuid_at.get(uuid, 0)) for uuid in line.uuids]
-                if None in places:
+                if None in places and not self._went_with_logs(line.partition, Publish(key, batch_id, line.uuids)):
                     raise oracle.violation(
                         line.partition, f"micro-batch {batch_id} of {key} was decided, and is not all readable: {line}"
                     )
