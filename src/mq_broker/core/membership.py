@@ -73,6 +73,8 @@ class Membership:
         why = []
         for progress in followers.values():
             complete = progress.log_id and progress.acknowledged >= max(shared.high_watermark, epoch_start)
+            if progress.disputed:
+                continue  # the newest log heard of may be the other one
             if progress.behind_ms(shared.now_ms) > shared.settings.replica_lag_ms_max:
                 continue  # it has what is committed only because nothing can be committed without it
             if progress.broker not in shared.settings.replicas:

@@ -36,6 +36,7 @@ class Progress:
         self.lag_target = 0
         self.lacks_base = False  # it was shown to lack the entry that this leader's journal begins after
         self._log_since = -1  # the last message sent before `log_id` was first heard of
+        self.disputed = False  # another log was heard of, and which of the two is over is not known yet: this one joins nothing
 
     def hears(self, ack: AppendAck, now_ms: int) -> bool:
         """Is this of the follower's present life and log? A new one starts from nothing (rules 4, 5; trap 10)."""
@@ -45,6 +46,7 @@ class Progress:
             # A log that was over before this one spoke answers nothing that was sent since; one that followed it will.
             if ack.incarnation == self.incarnation and ack.sequence <= self._log_since:
                 self.lacks_base = False
+                self.disputed = True
                 self.rewind()  # which of the two is over cannot be told yet: the answer to what is sent next will tell
                 return False
             self._log_since = self.last_sequence
@@ -53,6 +55,8 @@ class Progress:
             self.step_back(self.next_index)
             self.lacks_base = False
             self.behind_since_ms = None
+            self.disputed = False
+        self.disputed = self.disputed and ack.sequence <= self._log_since
         self.last_heard_ms = now_ms
         return True
 

@@ -32,3 +32,21 @@ def test_a_log_that_has_just_begun_is_asked_at_once_though_it_cannot_be_told_fro
     assert not progress.hears(ack("begun anew", 0), 0)
     assert not progress.sent, "nothing is waited for, so the next message goes at once"
     assert not progress.lacks_base
+
+
+def test_of_two_logs_of_which_either_may_be_the_newer_none_joins_until_a_later_message_is_answered() -> None:
+    progress = Progress(2, 1, 0)
+    for sequence in (1, 2, 3):
+        progress.sent_message(sequence, 0, 0, 0)
+    assert progress.hears(ack("former", 1), 0)
+    assert not progress.hears(ack("present", 3), 0)
+    assert progress.disputed
+    assert progress.hears(ack("former", 2), 0)
+    assert progress.disputed, "it was said before, or it is said late: nobody knows"
+    progress.sent_message(4, 0, 0, 0)
+    assert progress.hears(ack("present", 4), 0)
+    assert not progress.disputed
+    assert not progress.hears(ack("former", 3), 0)
+    progress.sent_message(5, 0, 0, 0)
+    assert progress.hears(ack("present", 5), 0)
+    assert not progress.disputed
