@@ -267,11 +267,13 @@ class Oracle:
                 if not log_id:
                     raise self.violation(partition, f"entry {end} is committed, and broker {broker} is named without a log")
                 continue
-            if journal.durable_base >= end and journal.durable_snapshot == life.snapshots.get(journal.durable_base):
-                continue
-            if journal.durable_end < end or (
-                journal.durable_entry(end) is not life.committed[-1] and journal.durable_entry(end) != life.committed[-1]
-            ):
+            if journal.durable_base >= end:
+                kept = journal.durable_snapshot == life.snapshots.get(journal.durable_base)
+            elif journal.durable_end >= end:
+                kept = journal.durable_entry(end) is life.committed[-1] or journal.durable_entry(end) == life.committed[-1]
+            else:
+                kept = False
+            if not kept:
                 raise self.violation(
                     partition, f"log {log_id} is in the ISR and does not surely keep entry {end}, which is committed"
                 )

@@ -123,12 +123,16 @@ class Follower:
         self._sequence = max(self._sequence, message.sequence)
         if snapshot is None:
             return False
-        if log.epoch_at(snapshot.last_index) == snapshot.last_epoch or snapshot.last_index <= log.base_index:
-            self.matched = max(self.matched, snapshot.last_index)
-            self._ack_due = True
+        if log.epoch_at(snapshot.last_index) == snapshot.last_epoch:
+            self._has_up_to(snapshot.last_index)
             return False
-        if shared.node is None:  # nor before it is known what is named, and which recovery the new log belongs to
+        if shared.node is None or shared.node.state.leader_epoch < message.leader_epoch:
+            # Nor before it is known what is named, and of which recovery. It may be another than this log is of, in which what a
+            # snapshot here stands for was not committed.
             shared.read_node()
+            return False
+        if snapshot.last_index <= log.base_index:
+            self._has_up_to(snapshot.last_index)
             return False
         if shared.my_member in shared.node.state.isr:
             shared.audit(f"a snapshot up to {snapshot.last_index} was sent to a log that is named in sync, as last read: refused")
@@ -137,6 +141,10 @@ class Follower:
         shared.audit(f"begin anew with a snapshot up to entry {snapshot.last_index}: the log ended at {log.last_index}")
         shared.emit(Install(snapshot, shared.recovery))
         return True
+
+    def _has_up_to(self, index: int) -> None:
+        self.matched = max(self.matched, index)
+        self._ack_due = True
 
     def disk_refused(self) -> None:
         """The end of the log did not fit the disk: what was matched is so no longer."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mq_broker.core.entries import Append, Entry, EpochStart, Operation
 from mq_broker.core.messages import (
+    AppendAck,
     AppendEntries,
     BrokersSeen,
     Effect,
@@ -18,6 +19,7 @@ from mq_broker.core.messages import (
     RecoveredLog,
     RecoveryAdopted,
     ReplicaSettings,
+    Send,
     StartOver,
     Tick,
     Truncate,
@@ -85,6 +87,27 @@ def test_a_snapshot_is_installed_only_once_the_node_was_read() -> None:
     assert of(effects, ReadNode)
     fresh.step(NodeRead(9, NodeState(OTHER, 6, ((2, "two"),), 0, "w")))
     assert of(fresh.step(snapshot), Install)
+
+
+def test_a_snapshot_is_not_taken_for_what_one_of_a_former_recovery_stands_for() -> None:
+    settings = ReplicaSettings((1, 2), 1)
+    former = RecoveredLog((), Snapshot(1, 1, 1, MachineState()))
+    behind = Replica("t", 0, Identity(1, 1, "one"), settings, former, 0)
+    behind.step(NodeRead(8, NodeState(OTHER, 5, ((2, "two"),), 0, "w")))
+    sent = InstallSnapshot(2, 1, 6, 1, Snapshot(1, 6, 1, MachineState(next_offset=1 << 40)))
+    effects = behind.step(sent) + behind.step(TurnEnded(0))
+    assert of(effects, ReadNode)
+    assert not [e for e in of(effects, Send) if isinstance(e, Send) and getattr(e.message, "matched_index", 0)], (
+        "they are not the same"
+    )
+    assert of(behind.step(NodeRead(9, RECOVERED)), StartOver)
+
+    same_recovery = Replica("t", 0, Identity(1, 1, "one"), settings, RecoveredLog((), Snapshot(3, 5, 1, MachineState())), 0)
+    same_recovery.step(NodeRead(9, NodeState(OTHER, 6, ((2, "two"),), 0, "w")))
+    effects = same_recovery.step(sent) + same_recovery.step(TurnEnded(0))
+    [ack] = [e.message for e in of(effects, Send) if isinstance(e, Send)]
+    assert isinstance(ack, AppendAck)
+    assert ack.matched_index == 1, "what is committed before the end of its own snapshot it has"
 
 
 def claims(state: NodeState, *, begins_empty: bool = True) -> list[Effect]:
