@@ -7,6 +7,7 @@ arrives.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,7 @@ class Broker:
         self.session: Session | None = None
         self._live: BrokersSeen = BrokersSeen(())
         self._opening: set[int] = set()
+        self._closings: Counter[int] = Counter()  # of replicas that were moved away
         self._requests = 0
         self._backlog: dict[str, list[tuple[Callable[..., object], tuple[Any, ...]]]] = {}
         self._seeing = self._see_again = False
@@ -260,11 +262,15 @@ class Broker:
             return
         self.loop.after(self.loop.between(100, 1_500), self._leave, life, partition)
         if not self.paused and not self.stopping and partition not in self._opening:
+            closings = self._closings[partition]
             self.cluster.coordination.read(
-                self.number, partition, lambda found: self.arrive("coordination", self._may_leave, life, partition, found)
+                self.number, partition, lambda found: self.arrive("coordination", self._may_leave, life, partition, closings, found)
             )
 
-    def _may_leave(self, life: int, partition: int, found: tuple[int, NodeState | None] | None) -> None:
+    def _may_leave(self, life: int, partition: int, closings: int, found: tuple[int, NodeState | None] | None) -> None:
+        """`closings`: how often it had been closed when the node was asked for. Only what it said since counts (seed 3109)."""
+        if closings != self._closings[partition]:
+            return
         if life != self.life or self.is_assigned(partition) or self.stopping or found is None or found[1] is None:
             return
         host, journal = self.hosts.get(partition), self.journals[partition]
@@ -272,6 +278,7 @@ class Broker:
         if host is not None and not host.closed:
             if not named and not host.replica.leading:
                 self._end(host)
+                self._closings[partition] += 1
                 del self.hosts[partition]
         elif partition not in self._opening and journal.present:
             if named:  # again, since it was closed

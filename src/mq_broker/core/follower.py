@@ -126,13 +126,14 @@ class Follower:
         if log.epoch_at(snapshot.last_index) == snapshot.last_epoch:
             self._has_up_to(snapshot.last_index)
             return False
-        if shared.node is None or shared.node.state.leader_epoch < message.leader_epoch:
-            # Nor before it is known what is named, and of which recovery. It may be another than this log is of, in which what a
-            # snapshot here stands for was not committed.
+        if shared.node is None:  # nor before it is known what is named, and which recovery the new log belongs to
             shared.read_node()
             return False
         if snapshot.last_index <= log.base_index:
-            self._has_up_to(snapshot.last_index)
+            if shared.node.state.leader_epoch < message.leader_epoch:
+                shared.read_node()  # if the partition was recovered, what this log's own snapshot stands for is of no use
+            else:
+                self._has_up_to(snapshot.last_index)
             return False
         if shared.my_member in shared.node.state.isr:
             shared.audit(f"a snapshot up to {snapshot.last_index} was sent to a log that is named in sync, as last read: refused")
