@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
-from mq_client.batches import records_to_batch, rows_to_batch
+from mq_client.batches import RECORD_OVERHEAD_BYTES, records_to_batch, rows_to_batch
 from mq_client.connection import TopicView
 from mq_client.errors import TritonMQError
 from mq_client.futures import BatchOutcome, BatchPlace, Outcome, RecordFuture
@@ -24,6 +25,9 @@ from mq_protocol.arrow import encode_batch
 
 _HELD_S: Final = 0.05
 """How long another batch's answer is waited for. Long beside a round trip; short beside what a slow broker may make others wait."""
+
+
+_new: Final = object.__new__
 
 
 class AccumulatorSettings(NamedTuple):
@@ -38,19 +42,31 @@ class AccumulatorSettings(NamedTuple):
 
 
 class OpenBatch:
-    """Records of one partition, a list a column, until the batch closes. Of a typed topic: `rows`."""
+    """Records of one partition, a list a column, until the batch closes. Of a typed topic: `rows`.
 
-    __slots__ = ("headers", "keys", "opened_at", "outcome", "rows", "size", "timestamps", "values")
+    Most records are a value and no more, so `keys` and `headers` end with the last record that has any: the rest have none.
+    `clock_ns` is when each record came; the few whose timestamp was given are in `given_us`, by their place in the batch.
+    """
+
+    __slots__ = ("clock_ns", "given_us", "headers", "keys", "opened_at", "outcome", "rows", "size", "values")
 
     def __init__(self, topic: str, now: float) -> None:
-        self.keys: list[bytes | None] = []
         self.values: list[bytes | None] = []
+        self.clock_ns: list[int] = []
+        self.keys: list[bytes | None] = []
         self.headers: list[Sequence[tuple[str, bytes | None]] | None] = []
-        self.timestamps: list[int] = []
+        self.given_us: dict[int, int] = {}
         self.rows: list[Mapping[str, object]] = []
         self.size = 0
         self.opened_at = now
         self.outcome = BatchOutcome(topic)
+
+    def built(self) -> pa.RecordBatch:
+        """The records as a batch of a topic of records."""
+        timestamps_us = np.array(self.clock_ns, np.int64) // 1000
+        for index, given in self.given_us.items():
+            timestamps_us[index] = given
+        return records_to_batch(self.keys, self.values, self.headers, timestamps_us)
 
 
 class Target:
@@ -59,13 +75,14 @@ class Target:
     Records without a key go to one partition until its batch closes, then to the next: few full batches instead of many small ones.
     """
 
-    __slots__ = ("batch_bytes_max", "dropped", "open", "record_bytes_max", "sticky", "view")
+    __slots__ = ("batch_bytes_max", "dropped", "open", "plain_size_max", "record_bytes_max", "sticky", "view")
 
     def __init__(self, view: TopicView, batch_bytes_max: int, random: Random) -> None:
         self.view = view
         self.dropped = False  # the topic has changed: another stands for it, or will
         self.batch_bytes_max = min(batch_bytes_max, view.settings.batch_bytes_max - limits.BATCH_OVERHEAD_BYTES)
         self.record_bytes_max = view.settings.record_bytes_max
+        self.plain_size_max = -1 if view.typed else self.record_bytes_max + RECORD_OVERHEAD_BYTES  # of what `add_plain` takes
         self.open: list[OpenBatch | None] = [None] * view.partitions
         self.sticky = random.randrange(view.partitions)
 
@@ -117,6 +134,24 @@ class Accumulator:
 
     # ------------------------------------------------------------------ records in
 
+    def add_plain(self, target: Target, value: bytes, size: int, clock_ns: int, pending_bytes_max: int) -> RecordFuture | None:
+        """`add` for what most records are: a value and no more, which goes where the one before it went. None if there is no open
+        batch, or this would fill it, or is not allowed: `add` it then. Nothing is called that need not be: this is done a million
+        times a second."""
+        batch = target.open[target.sticky]
+        if batch is None or size > target.plain_size_max:
+            return None
+        filled, pending = batch.size + size, self.pending_bytes + size
+        if filled >= target.batch_bytes_max or pending > pending_bytes_max:
+            return None
+        batch.size, self.pending_bytes = filled, pending
+        values = batch.values
+        future: RecordFuture = _new(RecordFuture)
+        future.outcome, future.index = batch.outcome, len(values)
+        values.append(value)
+        batch.clock_ns.append(clock_ns)
+        return future
+
     def add(
         self,
         target: Target,
@@ -124,17 +159,27 @@ class Accumulator:
         key: bytes | None,
         value: bytes | None,
         headers: Sequence[tuple[str, bytes | None]] | None,
-        timestamp: int,
+        timestamp_us: int | None,
         size: int,
+        clock_ns: int,
         now: float,
     ) -> tuple[RecordFuture, bool]:
-        """A record into its partition's open batch. Its future, and whether the sender has something new to look at."""
+        """A record into its partition's open batch. Its future, and whether the sender has something new to look at.
+
+        `clock_ns`: the wall clock's time, for a record without a timestamp of its own.
+        """
         batch, partition, news = self._room(target, partition, size, now)
         index = len(batch.values)
-        batch.keys.append(key)
         batch.values.append(value)
-        batch.headers.append(headers)
-        batch.timestamps.append(timestamp)
+        batch.clock_ns.append(clock_ns)
+        if key is not None:
+            batch.keys += [None] * (index - len(batch.keys))
+            batch.keys.append(key)
+        if headers is not None:
+            batch.headers += [None] * (index - len(batch.headers))
+            batch.headers.append(headers)
+        if timestamp_us is not None:
+            batch.given_us[index] = timestamp_us
         future = RecordFuture(batch.outcome, index)
         if batch.size >= target.batch_bytes_max:
             self._close(target, partition, now)
@@ -223,7 +268,7 @@ class Accumulator:
         def build() -> pa.RecordBatch:
             if view.typed:
                 return rows_to_batch(batch.rows, view.schema, view.name)
-            return records_to_batch(batch.keys, batch.values, batch.headers, batch.timestamps)
+            return batch.built()
 
         count = len(batch.rows) if view.typed else len(batch.values)
         self._enqueue(view, partition, None, count, batch.size, batch.outcome, build, batch.opened_at)

@@ -71,24 +71,36 @@ def to_timestamp_us(timestamp: int | datetime) -> int:
     return (timestamp - _EPOCH) // _MICROSECOND
 
 
-def header_bytes(pairs: Sequence[tuple[str, bytes | None]]) -> int:
-    return sum(len(name) + len(value or b"") + 8 for name, value in pairs)
+def record_size(key: bytes | None, value: bytes | None, pairs: Sequence[tuple[str, bytes | None]] | None) -> int:
+    """What a record takes of a batch and of the producer's memory, about, in bytes."""
+    headers = sum(len(name) + len(content or b"") + 8 for name, content in pairs) if pairs else 0
+    return RECORD_OVERHEAD_BYTES + len(key or b"") + len(value or b"") + headers
 
 
 def records_to_batch(
     keys: Sequence[bytes | None],
     values: Sequence[bytes | None],
     headers: Sequence[Sequence[tuple[str, bytes | None]] | None],
-    timestamps: Sequence[int],
+    timestamps_us: Sequence[int] | np.ndarray,
 ) -> pa.RecordBatch:
-    """The batch of a topic of records, built a column at a time."""
+    """The batch of a topic of records, built a column at a time. Records beyond the end of `keys` or `headers` have none."""
+    count = len(values)
     columns = [
-        pa.array(keys, pa.binary()),
+        _with_nulls(pa.array(keys, pa.binary()), count),
         pa.array(values, pa.binary()),
-        _header_column(headers),
-        pa.array(timestamps, pa.int64()).view(pa.timestamp("us", tz="UTC")),
+        _with_nulls(_header_column(headers), count),
+        pa.array(timestamps_us, pa.int64()).view(pa.timestamp("us", tz="UTC")),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA)
+
+
+def _with_nulls(column: pa.Array, count: int) -> pa.Array:
+    """The column, `count` long."""
+    missing = count - len(column)
+    if not missing:
+        return column
+    nulls = pa.nulls(missing, column.type)
+    return pa.concat_arrays([column, nulls]) if len(column) else nulls
 
 
 def _header_column(headers: Sequence[Sequence[tuple[str, bytes | None]] | None]) -> pa.Array:

@@ -20,9 +20,9 @@ from mq_client.batches import (
     RECORD_OVERHEAD_BYTES,
     Headers,
     conform,
-    header_bytes,
     largest_record_bytes,
     record_key_column,
+    record_size,
     records_to_batch,
     rows_to_batch,
     split_by_partition,
@@ -103,6 +103,7 @@ class Producer:
         settings = AccumulatorSettings(batch_bytes_max, linger_ms / 1000, timeout_ms / 1000, retries, max_in_flight, compression)
         self._sender = Sender(self._connection, settings, _ACKS[acks], self._forget, self._metadata_age_s_max)
         self._accumulator = self._sender.accumulator
+        self._lock = self._sender.lock
         self._targets: dict[str, Target] = {}
         self._closed = False
         atexit.register(_close_at_exit, weakref.ref(self))
@@ -130,47 +131,65 @@ class Producer:
         Raises at once what can be known at once: `UnknownTopic`, `UnknownPartition`, `BatchTooLarge`, `SchemaMismatch`,
         `InvalidRequest`; `Overloaded` when no room was made within `timeout_ms`; `Unreachable` when no broker answers.
         """
-        target = self._targets.get(topic) or self._target(topic)
+        target = self._targets.get(topic)
+        if (
+            target is not None
+            and type(value) is bytes
+            and key is None
+            and headers is None
+            and partition is None
+            and timestamp is None
+            and uuid is None
+        ):
+            clock_ns = time.time_ns()
+            with self._lock:
+                future = self._accumulator.add_plain(
+                    target, value, len(value) + RECORD_OVERHEAD_BYTES, clock_ns, self._buffer_bytes_max
+                )
+            if future is not None:
+                return future
+        target = target or self._target(topic)
         if target.view.typed:
             return self._publish_row(target, value, key, headers, partition, timestamp, uuid)
-        size = RECORD_OVERHEAD_BYTES
-        if value is not None:
-            if type(value) is not bytes:
-                value = to_bytes(value, "value")
-            size += len(value)
-        if key is not None:
-            if type(key) is not bytes:
-                key = to_bytes(key, "key")
-            size += len(key)
-        pairs = None
-        if headers is not None:
-            pairs = to_header_pairs(headers)
-            size += header_bytes(pairs)
+        return self._publish_record(target, value, key, headers, partition, timestamp, uuid)
+
+    def _publish_record(
+        self,
+        target: Target,
+        value: object,
+        key: bytes | str | None,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp: int | datetime | None,
+        uuid: uuids.UUID | bytes | str | None,
+    ) -> RecordFuture:
+        name = target.view.name
+        value = None if value is None else to_bytes(value, "value")
+        key = None if key is None else to_bytes(key, "key")
+        pairs = None if headers is None else to_header_pairs(headers)
+        size = record_size(key, value, pairs)
         if size > target.record_bytes_max + RECORD_OVERHEAD_BYTES:
             raise BatchTooLarge(
-                f"record of {size - RECORD_OVERHEAD_BYTES} bytes is above {topic!r}'s record_bytes_max={target.record_bytes_max}: "
+                f"record of {size - RECORD_OVERHEAD_BYTES} bytes is above {name!r}'s record_bytes_max={target.record_bytes_max}: "
                 "send less in a record or raise the setting"
             )
-        stamp = time.time_ns() // 1000 if timestamp is None else to_timestamp_us(timestamp)
+        timestamp_us = None if timestamp is None else to_timestamp_us(timestamp)
+        clock_ns = time.time_ns()
         if uuid is not None:
-            alone = records_to_batch([key], [value], [pairs], [stamp])
+            alone = records_to_batch([key], [value], [pairs], [clock_ns // 1000 if timestamp_us is None else timestamp_us])
             return self._publish_alone(target, alone, _uuid_bytes(uuid), key, partition)
-        chosen = partition
-        if partition is None:
-            if key is not None:
-                chosen = _partition_of_key(key, len(target.open))
-        elif not 0 <= partition < len(target.open):
-            target = self._target_with(topic, partition)
-        sender = self._sender
-        with sender.lock:
+        target, chosen = self._choose(target, key, partition)
+        with self._lock:
             self._make_room(size)
             if not target.dropped:
-                future, news = self._accumulator.add(target, chosen, key, value, pairs, stamp, size, time.monotonic())
+                future, news = self._accumulator.add(
+                    target, chosen, key, value, pairs, timestamp_us, size, clock_ns, time.monotonic()
+                )
                 if news:
-                    sender.work.notify()
+                    self._sender.work.notify()
                 return future
         # The topic has just changed.
-        return self.publish(topic, value, key=key, headers=pairs, partition=partition, timestamp=stamp)
+        return self.publish(name, value, key=key, headers=pairs, partition=partition, timestamp=timestamp_us)
 
     def _publish_row(
         self,
@@ -199,7 +218,7 @@ class Producer:
         if uuid is not None:
             return self._publish_alone(target, batch, _uuid_bytes(uuid), key, partition)
         target, chosen = self._choose(target, key, partition)
-        with self._sender.lock:
+        with self._lock:
             self._make_room(size)
             if not target.dropped:
                 future, news = self._accumulator.add_row(target, chosen, dict(row), size, time.monotonic())
@@ -216,7 +235,7 @@ class Producer:
         target, chosen = self._choose(target, key if key is not None else uuid, partition)
         assert chosen is not None
         outcome = BatchOutcome(target.view.name)
-        with self._sender.lock:
+        with self._lock:
             self._make_room(batch.nbytes)
             self._accumulator.add_closed(target.view, chosen, batch, outcome, time.monotonic(), uuid=uuid)
             self._sender.work.notify()
@@ -272,7 +291,7 @@ class Producer:
         try:
             for at, (chosen, piece) in enumerate(pieces):
                 piece_uuid = None if uuid is None else _piece_uuid(_uuid_bytes(uuid), at, len(pieces), piece.num_rows)
-                with self._sender.lock:
+                with self._lock:
                     self._make_room(piece.nbytes, deadline)
                     self._accumulator.add_closed(view, chosen, piece, outcome.piece(), time.monotonic(), uuid=piece_uuid)
                     self._sender.work.notify()
@@ -303,7 +322,7 @@ class Producer:
                 elif uuid is not None:
                     pieces.append((_partition_of_key(uuid, len(target.open)), piece))
                 else:
-                    with self._sender.lock:
+                    with self._lock:
                         pieces.append((self._accumulator.turn(target), piece))
         return pieces
 
@@ -320,10 +339,11 @@ class Producer:
 
     def close(self, timeout_ms: float | None = None) -> None:
         """Flush, then end threads and streams. Raises as `flush` does, once all is closed. A second call does nothing."""
-        with self._sender.lock:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
+            self._accumulator.close_all(time.monotonic())
         deadline = Deadline(self._timeout_ms + 1_000 if timeout_ms is None else positive_ms("timeout_ms", timeout_ms))
         try:
             self._sender.flush(deadline)
@@ -356,7 +376,7 @@ class Producer:
 
     def _target_of(self, view: TopicView) -> Target:
         """The target that is made as the view is, or as what was heard of later."""
-        with self._sender.lock:
+        with self._lock:
             view = self._connection.known_topic(view.name) or view
             found = self._targets.get(view.name)
             if found is not None and found.view is not view and not found.view.is_made_as(view):
@@ -381,7 +401,7 @@ class Producer:
             self._sender.wait_for_room(size, self._buffer_bytes_max, deadline or Deadline(self._timeout_ms))
 
     def _raise_failures(self) -> None:
-        with self._sender.lock:
+        with self._lock:
             failures = list(self._sender.failures)
             self._sender.failures.clear()
         if failures:

@@ -146,6 +146,7 @@ class Sender:
     def _give_up_all(self, error: TritonMQError) -> None:
         with self.lock:
             self.died = error
+            self.accumulator.close_all(time.monotonic())
             answers = [answer for lane in self.accumulator.busy() for answer in self.accumulator.refuse_all(lane, error)]
         self._tell(answers)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from mq_client.accumulator import Accumulator, AccumulatorSettings, Target
+from mq_client.batches import RECORD_OVERHEAD_BYTES
 from mq_client.connection import TopicView
 from mq_client.errors import InvalidRequest, NotSent, OutcomeUnknown, Unreachable
 from mq_client.futures import BatchOutcome, BatchPlace, RecordFuture
@@ -47,7 +49,7 @@ def accumulator(**options: float) -> Accumulator:
 
 
 def add(made: Accumulator, target: Target, value: bytes, now: float, partition: int | None = 0) -> RecordFuture:
-    future, _ = made.add(target, partition, None, value, None, 0, len(value), now)
+    future, _ = made.add(target, partition, None, value, None, None, len(value), 0, now)
     return future
 
 
@@ -143,8 +145,60 @@ def test_a_full_batch_waits_for_no_answer() -> None:
 def test_the_sender_is_told_only_when_there_is_something_new() -> None:
     made = accumulator(batch_bytes_max=100)
     target = made.add_target(view())
-    news = [made.add(target, 0, None, b"x" * 40, None, 0, 40, 1.0)[1] for _ in range(4)]
+    news = [made.add(target, 0, None, b"x" * 40, None, None, 40, 0, 1.0)[1] for _ in range(4)]
     assert news == [True, False, True, False]
+
+
+def test_a_plain_record_goes_where_the_one_before_it_went_and_counts_as_any_other() -> None:
+    made = accumulator()
+    target = made.add_target(view())
+    first = add(made, target, b"a", now=1.0, partition=None)
+    plain = made.add_plain(target, b"b", 40, 7_000, 1_000)
+    assert plain is not None
+    assert (plain.outcome, first.index, plain.index) == (first.outcome, 0, 1)
+    assert made.pending_bytes == 41
+    made.close_all(1.0)
+    [(batch, correlation, _)] = take_all(made, 1.0)
+    assert (values(batch), batch.record_count, batch.size) == ([b"a", b"b"], 2, 41)
+    made.answer(correlation, BatchPlace(2, 10, 2, 0, False)).tell()  # type: ignore[union-attr]
+    assert plain.result(0).offset == 11
+    assert made.pending_bytes == 0
+
+
+def test_a_plain_record_that_needs_more_than_its_place_in_a_batch_is_not_taken() -> None:
+    made = accumulator(batch_bytes_max=100)
+    target = made.add_target(view())
+    assert made.add_plain(target, b"x", 10, 0, 1_000) is None, "no batch is open: the sender must be told of a new one"
+    add(made, target, b"x" * 50, now=1.0, partition=None)
+    assert made.add_plain(target, b"x", 50, 0, 1_000) is None, "it would fill the batch, which has to be closed then"
+    assert made.add_plain(target, b"x", 40, 0, 80) is None, "there is no room in memory"
+    assert made.add_plain(target, b"x", 40, 0, 90) is not None
+    made.drop_target(target, 1.0)
+    assert made.add_plain(target, b"x", 1, 0, 1_000) is None, "the topic has changed"
+    small = made.add_target(replace(view(), settings=parse_settings({"record_bytes_max": "4"}, 1)))
+    add(made, small, b"x", now=1.0, partition=None)
+    assert made.add_plain(small, b"x", 4 + RECORD_OVERHEAD_BYTES + 1, 0, 1_000) is None, "it is larger than the topic allows"
+    typed = made.add_target(replace(view(), typed=True))
+    made.add_row(typed, None, {}, 1, 1.0)
+    assert made.add_plain(typed, b"x", 1, 0, 1_000) is None, "a row is not bytes"
+
+
+def test_what_few_records_have_stays_with_those_that_have_it() -> None:
+    made = accumulator()
+    target = made.add_target(view(1))
+    made.add(target, 0, None, b"0", None, None, 1, 5_999, 1.0)
+    made.add(target, 0, b"k", b"1", None, -8, 1, 6_000, 1.0)
+    made.add_plain(target, b"2", 1, 7_000, 1_000)
+    made.add(target, 0, None, None, [("h", b"x")], None, 1, 8_000, 1.0)
+    made.add_plain(target, b"4", 1, 9_000, 1_000)
+    made.close_all(1.0)
+    [(batch, _, _)] = take_all(made, 1.0)
+    found = decode_batch(batch.encoded(), RECORD_SCHEMA)
+    found.validate(full=True)
+    assert found.column("key").to_pylist() == [None, b"k", None, None, None]
+    assert found.column("value").to_pylist() == [b"0", b"1", b"2", None, b"4"]
+    assert found.column("headers").to_pylist() == [None, None, None, [{"key": "h", "value": b"x"}], None]
+    assert found.column("timestamp").cast(pa.int64()).to_pylist() == [5, -8, 7, 8, 9]
 
 
 def test_memory_is_counted_from_publish_to_answer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from mq_cli.local_cluster import LocalCluster
 from mq_client import (
     Admin,
     BatchTooLarge,
+    InternalError,
     InvalidRequest,
     InvalidSetting,
     InvalidTopicName,
@@ -258,6 +260,21 @@ def test_a_closed_producer_says_so_and_closing_again_does_nothing(bootstrap: str
     assert future.result(0).offset == 0
     with pytest.raises(InvalidRequest, match="closed"):
         producer.publish(topic, b"x")
+
+
+def test_a_producer_whose_thread_failed_tells_everyone(
+    bootstrap: str, admin: Admin, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.create_topic(topic, partitions=1)
+    monkeypatch.setattr(threading, "excepthook", lambda failure: None)
+    producer = Producer(bootstrap, linger_ms=25_000)
+    waiting = producer.publish(topic, b"in an open batch")
+    monkeypatch.setattr(producer._sender, "_plan", lambda now: 1 / 0)
+    producer._sender._wake()
+    assert isinstance(waiting.exception(10), InternalError)
+    with pytest.raises(InternalError, match="make a new producer"):
+        producer.publish(topic, b"next")
+    producer.close()
 
 
 def test_a_topic_made_anew_is_met_anew(bootstrap: str, admin: Admin, topic: str) -> None:
