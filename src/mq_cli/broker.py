@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mq_protocol.allocator import keep_freed_memory
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import SESSION_TIMEOUT_MS
 
@@ -110,6 +111,7 @@ def broker(
 
 
 def _run(config: BrokerConfig, *, stop_at_eof: bool) -> int:
+    keep_freed_memory()
     try:
         asyncio.run(_serve(config, stop_at_eof=stop_at_eof))
     except ExceptionGroup as group:

@@ -20,7 +20,12 @@ Offsets: TypeAlias = dict[str, dict[int, int]]
 ROWS_PER_TASK_MIN = 20_000
 """Below this a task's fixed cost (20 to 55 ms) is more than its work."""
 
-ROWS_PER_TASK_MAX = 250_000
+ROWS_PER_TASK = 250_000
+"""With more rows than that for each core there are up to `TASKS_PER_CORE` tasks for it, so that one that is late holds up less."""
+
+TASKS_PER_CORE = 2
+
+ROWS_PER_TASK_MAX = 1_000_000
 """Above it a larger cluster than the driver's machine would be left idle."""
 
 
@@ -200,14 +205,14 @@ def plan(
 ) -> list[tuple[OffsetRange, ...]]:
     """The ranges laid end to end and cut into tasks of about equal rows, in the same order.
 
-    About `cores` tasks, fewer for few rows, more for very many; at least `tasks_min` if so many rows are there; none of more than
-    `rows_max` rows. A cut falls on a border between ranges when one is near, because two tasks that share a stored batch both fetch
-    it, unless `rows_max` is to be kept.
+    About `cores` tasks, fewer for few rows, more for many, and then a multiple of `cores`; at least `tasks_min` if so many rows are
+    there; none of more than `rows_max` rows. A cut falls on a border between ranges when one is near, because two tasks that share
+    a stored batch both fetch it, unless `rows_max` is to be kept.
     """
     rows = sum(map(len, parts))
     if not rows:
         return []
-    tasks = max(min(cores, -(-rows // ROWS_PER_TASK_MIN)), -(-rows // (rows_max or ROWS_PER_TASK_MAX)), tasks_min or 1)
+    tasks = max(_tasks(rows, cores), -(-rows // rows_max) if rows_max else 1, tasks_min or 1)
     tasks = min(tasks, rows)
     cuts = [rows * number // tasks for number in range(1, tasks)] + [rows]
     near = rows // tasks // 8 if rows_max is None else 0
@@ -229,3 +234,11 @@ def plan(
                 planned.append(tuple(task))
                 task = []
     return [*planned, tuple(task)] if task else planned
+
+
+def _tasks(rows: int, cores: int) -> int:
+    """How many tasks are best if nobody asks for more. A core's last task must not leave the others idle: whole rounds of them."""
+    if rows <= cores * ROWS_PER_TASK:
+        return min(cores, -(-rows // ROWS_PER_TASK_MIN))
+    tasks = max(min(-(-rows // ROWS_PER_TASK), cores * TASKS_PER_CORE), -(-rows // ROWS_PER_TASK_MAX))
+    return -(-tasks // cores) * cores

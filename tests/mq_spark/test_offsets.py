@@ -103,10 +103,18 @@ def test_a_cut_falls_on_a_border_that_is_near() -> None:
 
 
 def test_very_many_rows_become_more_tasks_than_cores_and_min_partitions_is_a_floor() -> None:
-    parts = [OffsetRange("t", 0, 0, 2_500_000)]
-    assert len(plan(parts, cores=2)) == 10
+    assert len(plan([OffsetRange("t", 0, 0, 500_000)], cores=2)) == 2
+    assert len(plan([OffsetRange("t", 0, 0, 2_500_000)], cores=2)) == 4
+    assert len(plan([OffsetRange("t", 0, 0, 25_000_000)], cores=2)) == 26
     assert len(plan([OffsetRange("t", 0, 0, 10)], cores=2, tasks_min=4)) == 4
     assert len(plan([OffsetRange("t", 0, 0, 2)], cores=2, tasks_min=4)) == 2
+
+
+def test_more_tasks_than_cores_are_whole_rounds_of_them_and_of_one_size() -> None:
+    for rows in range(1_100_000, 9_000_000, 700_000):
+        tasks = [sum(map(len, task)) for task in plan([OffsetRange("t", 0, 0, rows)], cores=4)]
+        assert len(tasks) % 4 == 0
+        assert max(tasks) - min(tasks) <= 1
 
 
 def test_no_task_has_more_rows_than_it_may() -> None:

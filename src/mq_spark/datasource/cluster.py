@@ -19,6 +19,7 @@ from mq_client.offsets import OffsetWatch
 from mq_client.reader import Reader
 from mq_protocol.names import INTERNAL_PREFIX
 from mq_spark.datasource.progress import Place, Reporter
+from mq_spark.datasource.worker import WORKER
 from mq_spark.manifest import MicroBatch, Staged
 from mq_spark.offsets import OffsetRange, Size
 from mq_spark.option_values import ByPartition
@@ -37,7 +38,8 @@ _clusters: dict[tuple[int, str, int], Cluster] = {}
 
 
 def connect(bootstrap: str, timeout_ms: int) -> Cluster:
-    """This process's view of the cluster. Connects when it is first asked for something."""
+    """This process's view of the cluster, at the beginning of each piece of work. Connects when it is first asked for something."""
+    WORKER.begins()
     key = (os.getpid(), bootstrap, timeout_ms)
     with _lock:
         found = _clusters.get(key)

@@ -1,0 +1,61 @@
+"""A process that Spark keeps: what lives as long as it does is taken out of the collector's sight. Nobody else's is touched."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import sys
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from mq_spark.datasource import worker
+
+
+@pytest.fixture(autouse=True)
+def unfrozen() -> Iterator[None]:
+    yield
+    gc.unfreeze()
+
+
+def pretend_main(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name=name))
+    monkeypatch.setattr(worker, "keep_freed_memory", lambda: True)
+
+
+def test_the_second_piece_of_work_leaves_all_that_is_there_out_of_later_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_main(monkeypatch, "pyspark.daemon")
+    process = worker._Worker()
+    process.begins()
+    assert gc.get_freeze_count() == 0
+    process.begins()
+    frozen = gc.get_freeze_count()
+    assert frozen > 1000
+    process.begins()
+    assert gc.get_freeze_count() == frozen
+
+
+def test_garbage_of_later_work_is_still_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_main(monkeypatch, "pyspark.daemon")
+    process = worker._Worker()
+    for _ in range(3):
+        process.begins()
+    ring: list[object] = []
+    ring.append(ring)
+    del ring
+    assert gc.collect() >= 1
+
+
+def test_nothing_is_done_to_a_process_that_is_not_sparks(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_main(monkeypatch, "somebody.elses.program")
+    process = worker._Worker()
+    for _ in range(3):
+        process.begins()
+    assert gc.get_freeze_count() == 0
+
+
+def test_sparks_daemon_is_where_it_is_looked_for() -> None:
+    found = importlib.util.find_spec(worker._DAEMON)
+    assert found is not None
+    assert "gc.collect()" in (found.loader.get_source(worker._DAEMON) or "")  # type: ignore[union-attr]
