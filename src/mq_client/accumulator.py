@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,8 @@ _HELD_S: Final = 0.05
 
 _new: Final = object.__new__
 
+_T = TypeVar("_T")
+
 
 class AccumulatorSettings(NamedTuple):
     """`linger_s`: how long a batch waits for more records. `delivery_s`: from a batch's first record to giving it up."""
@@ -46,6 +48,9 @@ class OpenBatch:
 
     Most records are a value and no more, so `keys` and `headers` end with the last record that has any: the rest have none.
     `clock_ns` is when each record came; the few whose timestamp was given are in `given_us`, by their place in the batch.
+
+    A signal's exception may come between any two calls of the main thread. The value is what makes a record, and is appended behind
+    all that belongs to it: what was appended for one that never came is written over, or cut off.
     """
 
     __slots__ = ("clock_ns", "given_us", "headers", "keys", "opened_at", "outcome", "rows", "size", "values")
@@ -63,10 +68,18 @@ class OpenBatch:
 
     def built(self) -> pa.RecordBatch:
         """The records as a batch of a topic of records."""
-        timestamps_us = np.array(self.clock_ns, np.int64) // 1000
+        count = len(self.values)
+        timestamps_us = np.array(self.clock_ns[:count], np.int64) // 1000
         for index, given in self.given_us.items():
             timestamps_us[index] = given
-        return records_to_batch(self.keys, self.values, self.headers, timestamps_us)
+        return records_to_batch(self.keys[:count], self.values, self.headers[:count], timestamps_us)
+
+
+def _put(column: list[_T | None], index: int, item: _T) -> None:
+    """At `index` of a column that ends before it, or goes beyond it: see `OpenBatch`."""
+    del column[index:]
+    column += [None] * (index - len(column))
+    column.append(item)
 
 
 class Target:
@@ -134,11 +147,22 @@ class Accumulator:
 
     # ------------------------------------------------------------------ records in
 
-    def add_plain(self, target: Target, value: bytes, size: int, clock_ns: int, pending_bytes_max: int) -> RecordFuture | None:
-        """`add` for what most records are: a value and no more, which goes where the one before it went. None if there is no open
-        batch, or this would fill it, or is not allowed: `add` it then. Nothing is called that need not be: this is done a million
-        times a second."""
-        batch = target.open[target.sticky]
+    def add_plain(
+        self,
+        target: Target,
+        partition: int | None,
+        key: bytes | None,
+        value: bytes,
+        size: int,
+        clock_ns: int,
+        pending_bytes_max: int,
+    ) -> RecordFuture | None:
+        """`add` for what most records are: a value, perhaps a key, for a batch that is open and stays so.
+
+        None if there is no such batch, or this would fill it, or is not allowed: `add` it then. Nothing is called that need not be,
+        as this is done a million times a second.
+        """
+        batch = target.open[target.sticky if partition is None else partition]
         if batch is None or size > target.plain_size_max:
             return None
         filled, pending = batch.size + size, self.pending_bytes + size
@@ -146,10 +170,13 @@ class Accumulator:
             return None
         batch.size, self.pending_bytes = filled, pending
         values = batch.values
+        index = len(values)
+        if key is not None:
+            _put(batch.keys, index, key)
         future: RecordFuture = _new(RecordFuture)
-        future.outcome, future.index = batch.outcome, len(values)
-        values.append(value)
+        future.outcome, future.index = batch.outcome, index
         batch.clock_ns.append(clock_ns)
+        values.append(value)
         return future
 
     def add(
@@ -159,27 +186,25 @@ class Accumulator:
         key: bytes | None,
         value: bytes | None,
         headers: Sequence[tuple[str, bytes | None]] | None,
-        timestamp_us: int | None,
+        given_us: int | None,
         size: int,
         clock_ns: int,
         now: float,
     ) -> tuple[RecordFuture, bool]:
         """A record into its partition's open batch. Its future, and whether the sender has something new to look at.
 
-        `clock_ns`: the wall clock's time, for a record without a timestamp of its own.
+        `given_us`: its timestamp; without one it is `clock_ns`, the wall clock's time.
         """
         batch, partition, news = self._room(target, partition, size, now)
         index = len(batch.values)
-        batch.values.append(value)
-        batch.clock_ns.append(clock_ns)
         if key is not None:
-            batch.keys += [None] * (index - len(batch.keys))
-            batch.keys.append(key)
+            _put(batch.keys, index, key)
         if headers is not None:
-            batch.headers += [None] * (index - len(batch.headers))
-            batch.headers.append(headers)
-        if timestamp_us is not None:
-            batch.given_us[index] = timestamp_us
+            _put(batch.headers, index, headers)
+        batch.clock_ns.append(clock_ns)
+        batch.values.append(value)
+        if given_us is not None:
+            batch.given_us[index] = given_us
         future = RecordFuture(batch.outcome, index)
         if batch.size >= target.batch_bytes_max:
             self._close(target, partition, now)

@@ -135,17 +135,20 @@ class Producer:
         if (
             target is not None
             and type(value) is bytes
-            and key is None
+            and (key is None or type(key) is bytes)
+            and (partition is None or 0 <= partition < len(target.open))
             and headers is None
-            and partition is None
             and timestamp is None
             and uuid is None
         ):
+            size, chosen = len(value) + RECORD_OVERHEAD_BYTES, partition
+            if key is not None:
+                size += len(key)
+                if partition is None:
+                    chosen = _partition_of_key(key, len(target.open))
             clock_ns = time.time_ns()
             with self._lock:
-                future = self._accumulator.add_plain(
-                    target, value, len(value) + RECORD_OVERHEAD_BYTES, clock_ns, self._buffer_bytes_max
-                )
+                future = self._accumulator.add_plain(target, chosen, key, value, size, clock_ns, self._buffer_bytes_max)
             if future is not None:
                 return future
         target = target or self._target(topic)
@@ -164,8 +167,10 @@ class Producer:
         uuid: uuids.UUID | bytes | str | None,
     ) -> RecordFuture:
         name = target.view.name
-        value = None if value is None else to_bytes(value, "value")
-        key = None if key is None else to_bytes(key, "key")
+        if value is not None and type(value) is not bytes:
+            value = to_bytes(value, "value")
+        if key is not None and type(key) is not bytes:
+            key = to_bytes(key, "key")
         pairs = None if headers is None else to_header_pairs(headers)
         size = record_size(key, value, pairs)
         if size > target.record_bytes_max + RECORD_OVERHEAD_BYTES:
@@ -173,23 +178,21 @@ class Producer:
                 f"record of {size - RECORD_OVERHEAD_BYTES} bytes is above {name!r}'s record_bytes_max={target.record_bytes_max}: "
                 "send less in a record or raise the setting"
             )
-        timestamp_us = None if timestamp is None else to_timestamp_us(timestamp)
+        given_us = None if timestamp is None else to_timestamp_us(timestamp)
         clock_ns = time.time_ns()
         if uuid is not None:
-            alone = records_to_batch([key], [value], [pairs], [clock_ns // 1000 if timestamp_us is None else timestamp_us])
+            alone = records_to_batch([key], [value], [pairs], [clock_ns // 1000 if given_us is None else given_us])
             return self._publish_alone(target, alone, _uuid_bytes(uuid), key, partition)
         target, chosen = self._choose(target, key, partition)
         with self._lock:
             self._make_room(size)
             if not target.dropped:
-                future, news = self._accumulator.add(
-                    target, chosen, key, value, pairs, timestamp_us, size, clock_ns, time.monotonic()
-                )
+                future, news = self._accumulator.add(target, chosen, key, value, pairs, given_us, size, clock_ns, time.monotonic())
                 if news:
                     self._sender.work.notify()
                 return future
         # The topic has just changed.
-        return self.publish(name, value, key=key, headers=pairs, partition=partition, timestamp=timestamp_us)
+        return self.publish(name, value, key=key, headers=pairs, partition=partition, timestamp=given_us)
 
     def _publish_row(
         self,

@@ -153,7 +153,7 @@ def test_a_plain_record_goes_where_the_one_before_it_went_and_counts_as_any_othe
     made = accumulator()
     target = made.add_target(view())
     first = add(made, target, b"a", now=1.0, partition=None)
-    plain = made.add_plain(target, b"b", 40, 7_000, 1_000)
+    plain = made.add_plain(target, None, None, b"b", 40, 7_000, 1_000)
     assert plain is not None
     assert (plain.outcome, first.index, plain.index) == (first.outcome, 0, 1)
     assert made.pending_bytes == 41
@@ -168,19 +168,21 @@ def test_a_plain_record_goes_where_the_one_before_it_went_and_counts_as_any_othe
 def test_a_plain_record_that_needs_more_than_its_place_in_a_batch_is_not_taken() -> None:
     made = accumulator(batch_bytes_max=100)
     target = made.add_target(view())
-    assert made.add_plain(target, b"x", 10, 0, 1_000) is None, "no batch is open: the sender must be told of a new one"
+    assert made.add_plain(target, None, None, b"x", 10, 0, 1_000) is None, "no batch is open: the sender must be told of a new one"
     add(made, target, b"x" * 50, now=1.0, partition=None)
-    assert made.add_plain(target, b"x", 50, 0, 1_000) is None, "it would fill the batch, which has to be closed then"
-    assert made.add_plain(target, b"x", 40, 0, 80) is None, "there is no room in memory"
-    assert made.add_plain(target, b"x", 40, 0, 90) is not None
+    assert made.add_plain(target, None, None, b"x", 50, 0, 1_000) is None, "it would fill the batch, which has to be closed then"
+    assert made.add_plain(target, None, None, b"x", 40, 0, 80) is None, "there is no room in memory"
+    assert made.add_plain(target, None, None, b"x", 40, 0, 90) is not None
     made.drop_target(target, 1.0)
-    assert made.add_plain(target, b"x", 1, 0, 1_000) is None, "the topic has changed"
+    assert made.add_plain(target, None, None, b"x", 1, 0, 1_000) is None, "the topic has changed"
     small = made.add_target(replace(view(), settings=parse_settings({"record_bytes_max": "4"}, 1)))
     add(made, small, b"x", now=1.0, partition=None)
-    assert made.add_plain(small, b"x", 4 + RECORD_OVERHEAD_BYTES + 1, 0, 1_000) is None, "it is larger than the topic allows"
+    assert made.add_plain(small, None, None, b"x", 4 + RECORD_OVERHEAD_BYTES + 1, 0, 1_000) is None, (
+        "it is larger than the topic allows"
+    )
     typed = made.add_target(replace(view(), typed=True))
     made.add_row(typed, None, {}, 1, 1.0)
-    assert made.add_plain(typed, b"x", 1, 0, 1_000) is None, "a row is not bytes"
+    assert made.add_plain(typed, None, None, b"x", 1, 0, 1_000) is None, "a row is not bytes"
 
 
 def test_what_few_records_have_stays_with_those_that_have_it() -> None:
@@ -188,17 +190,37 @@ def test_what_few_records_have_stays_with_those_that_have_it() -> None:
     target = made.add_target(view(1))
     made.add(target, 0, None, b"0", None, None, 1, 5_999, 1.0)
     made.add(target, 0, b"k", b"1", None, -8, 1, 6_000, 1.0)
-    made.add_plain(target, b"2", 1, 7_000, 1_000)
+    made.add_plain(target, None, None, b"2", 1, 7_000, 1_000)
     made.add(target, 0, None, None, [("h", b"x")], None, 1, 8_000, 1.0)
-    made.add_plain(target, b"4", 1, 9_000, 1_000)
+    made.add_plain(target, 0, b"q", b"4", 1, 9_000, 1_000)
     made.close_all(1.0)
     [(batch, _, _)] = take_all(made, 1.0)
     found = decode_batch(batch.encoded(), RECORD_SCHEMA)
     found.validate(full=True)
-    assert found.column("key").to_pylist() == [None, b"k", None, None, None]
+    assert found.column("key").to_pylist() == [None, b"k", None, None, b"q"]
     assert found.column("value").to_pylist() == [b"0", b"1", b"2", None, b"4"]
     assert found.column("headers").to_pylist() == [None, None, None, [{"key": "h", "value": b"x"}], None]
     assert found.column("timestamp").cast(pa.int64()).to_pylist() == [5, -8, 7, 8, 9]
+
+
+def test_a_record_of_which_a_signal_left_only_a_part_is_none() -> None:
+    made = accumulator()
+    target = made.add_target(view(1))
+    add(made, target, b"0", now=1.0)
+    batch = target.open[0]
+    assert batch is not None
+    for _ in range(2):
+        batch.keys += [None, b"of no value"]
+        batch.headers += [None, [("of", b"no value")]]
+        batch.clock_ns.append(1)
+        made.add(target, 0, b"k", b"x", [("h", b"x")], None, 1, 8_000, 1.0)
+    batch.clock_ns.append(2)
+    made.close_all(1.0)
+    [(sent, _, _)] = take_all(made, 1.0)
+    found = decode_batch(sent.encoded(), RECORD_SCHEMA)
+    assert sent.record_count == found.num_rows == 3
+    assert found.column("key").to_pylist() == [None, b"k", b"k"]
+    assert found.column("headers").to_pylist() == [None, [{"key": "h", "value": b"x"}], [{"key": "h", "value": b"x"}]]
 
 
 def test_memory_is_counted_from_publish_to_answer() -> None:
