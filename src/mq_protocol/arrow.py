@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from mq_protocol import limits
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import BatchTooLarge, CorruptBatch, SchemaMismatch
-from mq_protocol.record_batch_message import RecordBatchMessage, node_count, read_record_batch_message
+from mq_protocol.record_batch_message import RecordBatchMessage, codec_of, node_count, read_record_batch_message
 
 RECORD_SCHEMA: pa.Schema = pa.schema(
     [
@@ -227,7 +227,7 @@ def _schema_message_bytes(stream: pa.Buffer) -> int:
 
 
 def _is_compressed(payload: pa.Buffer) -> bool:
-    return read_record_batch_message(memoryview(payload)).codec is not None
+    return codec_of(memoryview(payload)) is not None
 
 
 def _index(schema: pa.Schema, name: str) -> int:

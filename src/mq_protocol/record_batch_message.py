@@ -56,13 +56,22 @@ class RecordBatchMessage:
 def node_count(payload: memoryview) -> int:
     """How many nodes a record batch message has: columns, nested ones counted. For one that was checked when it was stored: no more
     than that is looked at. Raises `CorruptBatch` if it has none to tell."""
+    return _checked_before(payload).pairs_count(1)
+
+
+def codec_of(payload: memoryview) -> str | None:
+    """How its buffers are compressed: None, "lz4" or "zstd". Looks at no more than `node_count` does."""
+    return _codec(_checked_before(payload))
+
+
+def _checked_before(payload: memoryview) -> _Table:
     if len(payload) < _PREFIX.size:
         raise CorruptBatch(f"corrupt batch: {len(payload)} bytes are no Arrow message")
     _, metadata_bytes = _PREFIX.unpack_from(payload)
     batch = _Table.root(payload[_PREFIX.size : _PREFIX.size + metadata_bytes]).table(2)
     if batch is None:
         raise CorruptBatch("corrupt batch: the record batch is missing from its message")
-    return batch.pairs_count(1)
+    return batch
 
 
 def read_record_batch_message(payload: memoryview) -> RecordBatchMessage:

@@ -7,6 +7,7 @@ import importlib
 import pytest
 
 PUBLIC = {
+    "allocator": "HEAP_BUFFER_BYTES_MAX KEPT_BYTES_MAX keep_freed_memory",
     "arrow": "RECORD_SCHEMA check_untrusted decode_batch encode_batch schema_fingerprint schema_from_bytes schema_nodes "
     "schema_to_bytes",
     "ddl": "check_schema format_schema format_type parse_schema",
@@ -16,7 +17,7 @@ PUBLIC = {
     "check_group_name check_topic_name "
     "did_you_mean nearest parse_settings",
     "partitioner": "coordinator_partition murmur2 partition_for_key partitions_for_keys",
-    "record_batch_message": "RecordBatchMessage node_count read_record_batch_message",
+    "record_batch_message": "RecordBatchMessage codec_of node_count read_record_batch_message",
     "row_filter": "RowFilter parse_filter",
 }
 

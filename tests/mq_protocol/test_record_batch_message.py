@@ -9,7 +9,7 @@ import pytest
 
 from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import CorruptBatch
-from mq_protocol.record_batch_message import read_record_batch_message
+from mq_protocol.record_batch_message import codec_of, read_record_batch_message
 
 BATCH = pa.record_batch({"a": pa.array([1, None, 3]), "b": ["x", "yy", "zzz"]})
 PAYLOAD = bytes(encode_batch(BATCH))
@@ -32,6 +32,15 @@ def test_declared_sizes_of_compressed_buffers_are_summed(codec: str) -> None:
     message = read_record_batch_message(memoryview(encode_batch(BATCH, codec)))
     assert message.codec == codec
     assert message.decoded_bytes() == 1 + 24 + 16 + 6
+
+
+@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
+def test_how_a_batch_is_compressed_is_told_without_reading_the_rest(codec: str | None) -> None:
+    payload = memoryview(encode_batch(BATCH, codec))
+    assert codec_of(payload) == codec == read_record_batch_message(payload).codec
+    for length in range(64):
+        with pytest.raises(CorruptBatch):
+            codec_of(payload[:length])
 
 
 def test_every_cut_is_noticed() -> None:

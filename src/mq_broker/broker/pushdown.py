@@ -18,7 +18,7 @@ from mq_protocol.arrow import decode_batch, encode_batch, schema_nodes
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import InvalidRequest, SchemaMismatch
 from mq_protocol.names import did_you_mean
-from mq_protocol.record_batch_message import node_count, read_record_batch_message
+from mq_protocol.record_batch_message import codec_of, node_count
 from mq_protocol.row_filter import parse_filter
 
 
@@ -60,7 +60,7 @@ class Pushdown:
 
     def _apply(self, batch: Published, payload: memoryview) -> tuple[pb.StoredBatch, Buffer]:
         described = stored(batch)
-        codec = read_record_batch_message(payload).codec
+        codec = codec_of(payload)
         if self._filter is None:
             sent: Buffer = memoryview(encode_batch(decode_batch(payload, self._schema, self._columns), codec))
         else:
