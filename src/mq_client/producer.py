@@ -75,7 +75,7 @@ class Producer:
         timeout_ms: float = limits.REQUEST_TIMEOUT_MS,
         retries: int = _RETRIES,
         max_in_flight: int = 5,
-        linger_ms: float = 5,
+        linger_ms: float = 2,
         batch_bytes_max: int = _BATCH_BYTES,
         *,
         compression: str | None = None,
@@ -407,8 +407,9 @@ class Producer:
         with self._lock:
             failures = list(self._sender.failures)
             self._sender.failures.clear()
-        if failures:
-            raise failures[0]
+        for failure in failures:
+            if failure.error is not None and not failure.outcome.observed:
+                raise failure.error
 
 
 def _uuid_bytes(uuid: uuids.UUID | bytes | str) -> bytes:

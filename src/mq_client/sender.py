@@ -41,6 +41,7 @@ from mq_protocol.errors import from_wire
 
 _IDLE_S: Final = 1.0
 _STALL_S: Final = 2.0
+_FAILURES_MAX: Final = 100
 """Unanswered for so long, it is asked whether somebody else leads by now: a stopped process holds its connections open."""
 
 _REFRESH_MS: Final = 5_000.0
@@ -70,7 +71,7 @@ class Sender:
         self.work = threading.Condition(self.lock)
         self.progress = threading.Condition(self.lock)
         self.accumulator = Accumulator(settings, Random())  # noqa: S311 - spreads load, guards nothing
-        self.failures: list[TritonMQError] = []
+        self.failures: list[Answer] = []  # nobody had looked at these when they were told
         self.died: TritonMQError | None = None
         self._connection = connection
         self._acks = acks
@@ -254,8 +255,8 @@ class Sender:
 
     def _tell(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
-            if answer.error is not None and not answer.outcome.observed and not self.failures:
-                self.failures.append(answer.error)
+            if answer.error is not None and not answer.outcome.observed and len(self.failures) < _FAILURES_MAX:
+                self.failures.append(answer)
             answer.tell()
         if answers:
             with self.lock:

@@ -32,6 +32,7 @@ from mq_client import (
     Unreachable,
 )
 from mq_protocol.partitioner import partition_for_key
+from tests.cluster.harness import wait_until
 
 
 def values(bootstrap: str, topic: str, partition: int = 0) -> list[bytes]:
@@ -275,6 +276,16 @@ def test_a_producer_whose_thread_failed_tells_everyone(
     with pytest.raises(InternalError, match="make a new producer"):
         producer.publish(topic, b"next")
     producer.close()
+
+
+def test_an_error_that_is_looked_at_after_it_came_is_not_raised_again(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=1)
+    with Producer(bootstrap) as producer:
+        producer.publish(topic, b"x").result(10)
+        admin.delete_topic(topic)
+        failed = producer.publish(topic, b"y")
+        wait_until(lambda: producer._sender.failures, "the error")
+        assert isinstance(failed.exception(0), UnknownTopic)
 
 
 def test_a_topic_made_anew_is_met_anew(bootstrap: str, admin: Admin, topic: str) -> None:
