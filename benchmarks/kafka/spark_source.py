@@ -27,7 +27,7 @@ from benchmarks.kafka.compare import Compared, Comparison
 from benchmarks.kafka.spark_runs import SCHEMAS, TABLE_ROWS, filled_ours, filled_theirs, read_ours, read_theirs
 
 GROUP: Final = "Spark source to noop"
-ROWS: Final = {"value": 3_000_000, "typed": 1_500_000, "wide": 2_400_000}
+ROWS: Final = {"value": 9_000_000, "typed": 4_500_000, "wide": 7_200_000}
 FEW_ROWS: Final = PARTITIONS * TABLE_ROWS
 """Enough to be read by as many tasks as there are cores."""
 

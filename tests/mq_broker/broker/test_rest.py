@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -108,7 +109,8 @@ def test_of_more_replicas_than_a_turn_ticks_each_has_its_turn(monkeypatch: pytes
     asyncio.run(scenario())
 
 
-def test_a_follower_at_rest_that_hears_nothing_of_its_leader_is_ticked_again() -> None:
+def test_a_follower_at_rest_that_hears_nothing_of_its_leader_is_ticked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "_REST_SLICES", 50)
     ticking = Ticking()
     follower, leader = Idle(False, ticking), Idle(True, ticking)
 
@@ -133,7 +135,48 @@ def test_a_follower_at_rest_that_hears_nothing_of_its_leader_is_ticked_again() -
         async def gone() -> bool:
             return ticking.awake == 0 and not ticking._slices
 
-        await until(gone, deadline_s=2 * rest.REST_TICK_S)
+        await until(gone)
+        running.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_loop_that_is_late_ticks_fewer_and_all_of_them_again_once_it_keeps_up() -> None:
+    ticking = Ticking()
+    busy = [Idle(True, ticking, at_rest=False) for _ in range(8 * rest.TICKS_AT_ONCE_MAX)]
+
+    async def ticks_in_a_turn() -> int:
+        """The most that were ticked between two looks that are shorter apart than turns."""
+        most = 0
+        for _ in range(10):
+            before = sum(each.ticks for each in busy)
+            await asyncio.sleep(rest.TICK_S / rest.SLICES / 2)
+            most = max(most, sum(each.ticks for each in busy) - before)
+        return most
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        for each in busy:
+            ticking.add(each)
+        running = asyncio.create_task(ticking.run())
+        hold_up = True
+
+        def held_up() -> None:
+            if hold_up:
+                time.sleep(2 * rest.LATE_S)
+                loop.call_later(0.001, held_up)
+
+        async def few() -> bool:
+            return await ticks_in_a_turn() <= rest.TICKS_AT_ONCE_MIN
+
+        async def many() -> bool:
+            return await ticks_in_a_turn() >= rest.TICKS_AT_ONCE_MAX
+
+        await until(many)
+        held_up()
+        await until(few)
+        hold_up = False
+        await until(many)
         running.cancel()
 
     asyncio.run(scenario())
