@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -136,6 +137,7 @@ def _leaf(group: ExceptionGroup[TritonMQError]) -> TritonMQError:
 async def _serve(config: BrokerConfig, *, stop_at_eof: bool) -> None:
     from mq_broker.broker.server import serve
 
+    modules_are_loaded()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     serving = asyncio.current_task()
@@ -156,6 +158,13 @@ async def _serve(config: BrokerConfig, *, stop_at_eof: bool) -> None:
     if stop_at_eof:
         loop.add_reader(sys.stdin.fileno(), heard_from_stdin)
     await serve(config, stop=stop)
+
+
+def modules_are_loaded() -> None:
+    """What is there before the first partition lives as long as the process. It is taken out of the garbage collector's sight: a
+    full pass would walk over it, and hold up every partition for 12 to 50 ms meanwhile."""
+    gc.collect()
+    gc.freeze()
 
 
 @contextlib.contextmanager

@@ -40,8 +40,8 @@ from mq_protocol.envelope import Envelope
 from mq_protocol.errors import from_wire
 
 _IDLE_S: Final = 1.0
-_STALL_S: Final = 2.0
 _FAILURES_MAX: Final = 100
+_STALL_S: Final = 2.0
 """Unanswered for so long, it is asked whether somebody else leads by now: a stopped process holds its connections open."""
 
 _REFRESH_MS: Final = 5_000.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,15 @@ def test_a_broker_id_that_a_live_process_has_is_refused_and_that_process_goes_on
         assert last.startswith("Error: another process runs as broker 3")
         assert address in last
         assert broker.end() == 0
+
+
+def test_the_collector_does_not_walk_over_what_lives_as_long_as_the_broker() -> None:
+    """Counted, not timed: in a process of its own, as a broker's is."""
+    counting = (
+        "import gc; from mq_broker.broker.server import serve; from mq_cli.broker import modules_are_loaded; "
+        "before = len(gc.get_objects()); modules_are_loaded(); print(before, len(gc.get_objects()))"
+    )
+    found = subprocess.run([sys.executable, "-c", counting], capture_output=True, text=True, timeout=60, check=True)
+    before, after = map(int, found.stdout.split())
+    assert before > 20_000
+    assert after < before / 20
