@@ -49,8 +49,7 @@ class OpenBatch:
     Most records are a value and no more, so `keys` and `headers` end with the last record that has any: the rest have none.
     `clock_ns` is when each record came; the few whose timestamp was given are in `given_us`, by their place in the batch.
 
-    A signal's exception may come between any two calls of the main thread. The value is what makes a record, and is appended behind
-    all that belongs to it: what was appended for one that never came is written over, or cut off.
+    A signal's exception may come between any two calls of the main thread: what was appended by then is cut off again.
     """
 
     __slots__ = ("clock_ns", "given_us", "headers", "keys", "opened_at", "outcome", "rows", "size", "values")
@@ -66,18 +65,22 @@ class OpenBatch:
         self.opened_at = now
         self.outcome = BatchOutcome(topic)
 
+    def cut(self, count: int) -> None:
+        """There are `count` records, and nothing of another."""
+        for column in (self.values, self.clock_ns, self.keys, self.headers, self.rows):
+            del column[count:]
+        self.given_us.pop(count, None)
+
     def built(self) -> pa.RecordBatch:
         """The records as a batch of a topic of records."""
-        count = len(self.values)
-        timestamps_us = np.array(self.clock_ns[:count], np.int64) // 1000
+        timestamps_us = np.array(self.clock_ns, np.int64) // 1000
         for index, given in self.given_us.items():
             timestamps_us[index] = given
-        return records_to_batch(self.keys[:count], self.values, self.headers[:count], timestamps_us)
+        return records_to_batch(self.keys, self.values, self.headers, timestamps_us)
 
 
 def _put(column: list[_T | None], index: int, item: _T) -> None:
-    """At `index` of a column that ends before it, or goes beyond it: see `OpenBatch`."""
-    del column[index:]
+    """At `index` of a column that may end before it: see `OpenBatch`."""
     column += [None] * (index - len(column))
     column.append(item)
 
@@ -171,12 +174,16 @@ class Accumulator:
         batch.size, self.pending_bytes = filled, pending
         values = batch.values
         index = len(values)
-        if key is not None:
-            _put(batch.keys, index, key)
-        future: RecordFuture = _new(RecordFuture)
-        future.outcome, future.index = batch.outcome, index
-        batch.clock_ns.append(clock_ns)
-        values.append(value)
+        try:
+            if key is not None:
+                _put(batch.keys, index, key)
+            future: RecordFuture = _new(RecordFuture)
+            future.outcome, future.index = batch.outcome, index
+            batch.clock_ns.append(clock_ns)
+            values.append(value)
+        except BaseException:  # a signal's
+            batch.cut(index)
+            raise
         return future
 
     def add(
@@ -197,14 +204,18 @@ class Accumulator:
         """
         batch, partition, news = self._room(target, partition, size, now)
         index = len(batch.values)
-        if key is not None:
-            _put(batch.keys, index, key)
-        if headers is not None:
-            _put(batch.headers, index, headers)
-        batch.clock_ns.append(clock_ns)
-        batch.values.append(value)
-        if given_us is not None:
-            batch.given_us[index] = given_us
+        try:
+            if key is not None:
+                _put(batch.keys, index, key)
+            if headers is not None:
+                _put(batch.headers, index, headers)
+            if given_us is not None:
+                batch.given_us[index] = given_us
+            batch.clock_ns.append(clock_ns)
+            batch.values.append(value)
+        except BaseException:  # a signal's
+            batch.cut(index)
+            raise
         future = RecordFuture(batch.outcome, index)
         if batch.size >= target.batch_bytes_max:
             self._close(target, partition, now)
@@ -257,7 +268,11 @@ class Accumulator:
             self._close(target, partition, now)
         size = batch.nbytes
         self.pending_bytes += size
-        self._enqueue(view, partition, uuid, batch.num_rows, size, outcome, lambda: batch, now, stage=stage, deadline=deadline)
+        lane, closed = self._closed(
+            view, partition, uuid, batch.num_rows, size, outcome, lambda: batch, now, stage=stage, deadline=deadline
+        )
+        self._busy[lane] = None
+        lane.add(closed)
 
     # ------------------------------------------------------------------ batches out
 
@@ -284,10 +299,6 @@ class Accumulator:
         batch = target.open[partition]
         if batch is None:
             return
-        target.open[partition] = None
-        del self._open[target, partition]
-        if partition == target.sticky:
-            target.sticky = self._next_sticky(target)
         view = target.view
 
         def build() -> pa.RecordBatch:
@@ -296,7 +307,18 @@ class Accumulator:
             return batch.built()
 
         count = len(batch.rows) if view.typed else len(batch.values)
-        self._enqueue(view, partition, None, count, batch.size, batch.outcome, build, batch.opened_at)
+        lane, closed = self._closed(view, partition, None, count, batch.size, batch.outcome, build, batch.opened_at)
+        sticky = self._next_sticky(target) if partition == target.sticky else target.sticky
+        if count:
+            self._busy[lane] = None
+        # A signal's exception comes after a call, if it comes: open or closed, but nowhere the batch cannot be.
+        target.sticky = sticky
+        target.open[partition] = None
+        del self._open[target, partition]
+        if count:
+            lane.batches.append(closed)
+        else:  # the only record was one that a signal broke off
+            self.pending_bytes -= batch.size
 
     def turn(self, target: Target) -> int:
         """The partition whose turn it is among those that take what has no key."""
@@ -315,7 +337,7 @@ class Accumulator:
                 return partition
         return candidates[0]
 
-    def _enqueue(
+    def _closed(
         self,
         view: TopicView,
         partition: int,
@@ -328,23 +350,20 @@ class Accumulator:
         *,
         stage: pb.StageOf | None = None,
         deadline: float | None = None,
-    ) -> None:
+    ) -> tuple[Lane, OutgoingBatch]:
+        """The batch, and the lane that it is to enter."""
         compression = self.settings.compression
-        lane = self._lane(view.name, partition, stage is not None)
-        self._busy[lane] = None
-        lane.add(
-            OutgoingBatch(
-                topic=view.name,
-                partition=partition,
-                uuid=uuid or self._new_uuid(),
-                record_count=count,
-                size=size,
-                fingerprint=view.fingerprint,
-                outcome=outcome,
-                build=lambda: encode_batch(build(), compression),
-                deadline=opened_at + self.settings.delivery_s if deadline is None else deadline,
-                stage=stage,
-            )
+        return self._lane(view.name, partition, stage is not None), OutgoingBatch(
+            topic=view.name,
+            partition=partition,
+            uuid=uuid or self._new_uuid(),
+            record_count=count,
+            size=size,
+            fingerprint=view.fingerprint,
+            outcome=outcome,
+            build=lambda: encode_batch(build(), compression),
+            deadline=opened_at + self.settings.delivery_s if deadline is None else deadline,
+            stage=stage,
         )
 
     def _lane(self, topic: str, partition: int, staged: bool) -> Lane:

@@ -71,7 +71,7 @@ class Outcome(Protocol):
 class BatchOutcome:
     """Owns the one answer that all records of a batch share: where it is, or why it is not there. Settled exactly once."""
 
-    __slots__ = ("_error", "_lock", "_looked_at", "_place", "_settled", "topic")
+    __slots__ = ("_error", "_lock", "_looked_at", "_place", "_settled", "observed", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -80,11 +80,7 @@ class BatchOutcome:
         self._place: BatchPlace | None = None
         self._error: TritonMQError | None = None
         self._settled = False
-
-    @property
-    def observed(self) -> bool:
-        """Whether somebody holds a future of it that has been looked at: its error will be seen there."""
-        return bool(self._looked_at)
+        self.observed = False  # whether a future of it was asked for its result or error: it will be seen there
 
     def settle(self, place: BatchPlace | None, error: TritonMQError | None) -> None:
         """The answer. Callbacks of futures run in this thread."""
@@ -140,6 +136,18 @@ class RecordFuture(Future[RecordMetadata]):
     def cancel(self) -> bool:
         """Always False."""
         return False
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        self.outcome.observed = True
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self.outcome.observed = True
+        return super().exception(timeout)
+
+    def add_done_callback(self, fn: Callable[[Future[RecordMetadata]], object]) -> None:
+        self.outcome.observed = True
+        super().add_done_callback(fn)
 
 
 class TableFuture(Future[BatchMetadata]):

@@ -186,7 +186,7 @@ class Producer:
         target, chosen = self._choose(target, key, partition)
         with self._lock:
             self._make_room(size)
-            if not target.dropped:
+            if not target.dropped and not target.view.typed:
                 future, news = self._accumulator.add(target, chosen, key, value, pairs, given_us, size, clock_ns, time.monotonic())
                 if news:
                     self._sender.work.notify()
@@ -223,7 +223,7 @@ class Producer:
         target, chosen = self._choose(target, key, partition)
         with self._lock:
             self._make_room(size)
-            if not target.dropped:
+            if not target.dropped and target.view.typed:
                 future, news = self._accumulator.add_row(target, chosen, dict(row), size, time.monotonic())
                 if news:
                     self._sender.work.notify()
@@ -402,6 +402,7 @@ class Producer:
         self._sender.ensure_started()
         if self._accumulator.pending_bytes + size > self._buffer_bytes_max:
             self._sender.wait_for_room(size, self._buffer_bytes_max, deadline or Deadline(self._timeout_ms))
+            self._make_room(0)  # closed meanwhile, or the thread failed: nobody would send what is added now
 
     def _raise_failures(self) -> None:
         with self._lock:

@@ -10,7 +10,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from random import Random
 from typing import Final
 
@@ -40,7 +40,9 @@ from mq_protocol.envelope import Envelope
 from mq_protocol.errors import from_wire
 
 _IDLE_S: Final = 1.0
-_FAILURES_MAX: Final = 100
+_FAILURES_MAX: Final = 10_000
+"""Batches whose error nobody has looked at so far, until the next flush."""
+
 _STALL_S: Final = 2.0
 """Unanswered for so long, it is asked whether somebody else leads by now: a stopped process holds its connections open."""
 
@@ -125,6 +127,7 @@ class Sender:
             self.accumulator.close_all(time.monotonic())
             for lane in self.accumulator.busy():
                 answers += [self.accumulator.give_up(lane, batch) for batch in list(lane.batches)]
+            self._note(answers)
             self.work.notify()
             streams = list(self._streams.values())
         self._tell(answers)
@@ -149,6 +152,7 @@ class Sender:
             self.died = error
             self.accumulator.close_all(time.monotonic())
             answers = [answer for lane in self.accumulator.busy() for answer in self.accumulator.refuse_all(lane, error)]
+            self._note(answers)
         self._tell(answers)
 
     def _send_for_ever(self) -> None:
@@ -158,6 +162,7 @@ class Sender:
                     return
                 now = time.monotonic()
                 ready, answers, wake = self._plan(now)
+                self._note(answers)
                 if not ready and not answers:
                     self.work.wait(max(0.0, min(wake - now, _IDLE_S)))
                     continue
@@ -253,10 +258,16 @@ class Sender:
             self._renew_at = 0.0
             self.work.notify()
 
+    def _note(self, answers: Iterable[Answer]) -> None:
+        """Under `lock`, before a flush can see that nothing is left to wait for: the errors that it has to raise."""
+        for answer in answers:
+            if answer.error is not None and not answer.outcome.observed:
+                if len(self.failures) >= _FAILURES_MAX:
+                    self.failures = [failure for failure in self.failures if not failure.outcome.observed][: _FAILURES_MAX - 1]
+                self.failures.append(answer)
+
     def _tell(self, answers: Sequence[Answer]) -> None:
         for answer in answers:
-            if answer.error is not None and not answer.outcome.observed and len(self.failures) < _FAILURES_MAX:
-                self.failures.append(answer)
             answer.tell()
         if answers:
             with self.lock:
@@ -265,29 +276,30 @@ class Sender:
     # ------------------------------------------------------------------ answers (in the streams' threads)
 
     def _on_results(self, stream: ProduceStream, results: Sequence[pb.ProduceResult]) -> None:
-        answers: list[Answer | None] = []
+        answers: list[Answer] = []
         now = time.monotonic()
         with self.lock:
             for result in results:
                 stream.bytes -= stream.correlations.pop(result.correlation, 0)
                 if not result.HasField("error"):
-                    answers.append(self._placed(result))
+                    answers += self._placed(result)
                     continue
                 error = from_wire(result.error)
                 found = self.accumulator.in_flight.get(result.correlation)
                 if found is not None:
                     self._learn(found[0], error)
-                answers.append(self.accumulator.refuse(result.correlation, error, now))
+                answers += _final(self.accumulator.refuse(result.correlation, error, now))
+            self._note(answers)
             self.work.notify()
-        self._tell([answer for answer in answers if answer is not None])
+        self._tell(answers)
 
-    def _placed(self, result: pb.ProduceResult) -> Answer | None:
+    def _placed(self, result: pb.ProduceResult) -> list[Answer]:
         found = self.accumulator.in_flight.get(result.correlation)
         if found is None:
-            return None
+            return []
         batch = found[1]
         place = BatchPlace(batch.partition, result.base_offset, batch.record_count, result.timestamp_us, result.duplicate)
-        return self.accumulator.answer(result.correlation, place)
+        return _final(self.accumulator.answer(result.correlation, place))
 
     def _learn(self, lane: Lane, error: TritonMQError) -> None:
         if isinstance(error, UnknownTopic | UnknownPartition | SchemaMismatch):
@@ -299,7 +311,7 @@ class Sender:
             self._refresher.ask(lane.topic, lane.address)
 
     def _on_broken(self, stream: ProduceStream, error: TritonMQError, reached: bool) -> None:
-        answers: list[Answer | None] = []
+        answers: list[Answer] = []
         now = time.monotonic()
         with self.lock:
             if self._streams.get(stream.address) is stream:
@@ -308,9 +320,15 @@ class Sender:
                 found = self.accumulator.in_flight.get(correlation)
                 if found is not None:
                     self._learn(found[0], error)
-                answers.append(self.accumulator.refuse(correlation, error, now, reached=reached))
+                answers += _final(self.accumulator.refuse(correlation, error, now, reached=reached))
+            self._note(answers)
             self.work.notify()
-        self._tell([answer for answer in answers if answer is not None])
+        self._tell(answers)
+
+
+def _final(answer: Answer | None) -> list[Answer]:
+    """None: the batch will be sent again, or has been given up."""
+    return [] if answer is None else [answer]
 
 
 class Refresher:

@@ -31,4 +31,4 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # another C library, or none that can be asked
         return False
-    return bool(mallopt(_TRIM_THRESHOLD, KEPT_BYTES_MAX)) and bool(mallopt(_MMAP_THRESHOLD, HEAP_BUFFER_BYTES_MAX))
+    return bool(mallopt(_MMAP_THRESHOLD, HEAP_BUFFER_BYTES_MAX)) and bool(mallopt(_TRIM_THRESHOLD, KEPT_BYTES_MAX))

@@ -6,6 +6,7 @@ import itertools
 import random
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -203,24 +204,64 @@ def test_what_few_records_have_stays_with_those_that_have_it() -> None:
     assert found.column("timestamp").cast(pa.int64()).to_pylist() == [5, -8, 7, 8, 9]
 
 
-def test_a_record_of_which_a_signal_left_only_a_part_is_none() -> None:
+class Interrupted(list[bytes | None]):
+    """A signal's exception comes when something is appended to it: it is there already, as after any call."""
+
+    def append(self, item: bytes | None) -> None:
+        super().append(item)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_record_whose_publishing_a_signal_broke_off_leaves_nothing_to_the_next(plain: bool) -> None:
     made = accumulator()
     target = made.add_target(view(1))
     add(made, target, b"0", now=1.0)
     batch = target.open[0]
     assert batch is not None
-    for _ in range(2):
-        batch.keys += [None, b"of no value"]
-        batch.headers += [None, [("of", b"no value")]]
-        batch.clock_ns.append(1)
-        made.add(target, 0, b"k", b"x", [("h", b"x")], None, 1, 8_000, 1.0)
-    batch.clock_ns.append(2)
+    batch.values = Interrupted(batch.values)
+    by_short_way = partial(made.add_plain, target, 0, b"key", b"broken off", 1, 7_000, 1 << 20)
+    by_long_way = partial(made.add, target, 0, b"key", b"broken off", [("its", b"header")], 5, 1, 7_000, 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        (by_short_way if plain else by_long_way)()
+    batch.values = list(batch.values)
+    assert made.add_plain(target, 0, None, b"next", 1, 8_000, 1 << 20) is not None
     made.close_all(1.0)
     [(sent, _, _)] = take_all(made, 1.0)
     found = decode_batch(sent.encoded(), RECORD_SCHEMA)
-    assert sent.record_count == found.num_rows == 3
-    assert found.column("key").to_pylist() == [None, b"k", b"k"]
-    assert found.column("headers").to_pylist() == [None, [{"key": "h", "value": b"x"}], [{"key": "h", "value": b"x"}]]
+    assert sent.record_count == found.num_rows == 2
+    assert found.column("value").to_pylist() == [b"0", b"next"]
+    assert found.column("key").null_count == found.column("headers").null_count == 2
+    assert found.column("timestamp").cast(pa.int64()).to_pylist()[1] == 8
+
+
+def test_a_batch_whose_only_record_was_broken_off_is_not_sent() -> None:
+    made = accumulator()
+    target = made.add_target(view(1))
+    add(made, target, b"0", now=1.0)
+    batch = target.open[0]
+    assert batch is not None
+    batch.cut(0)
+    made.close_all(1.0)
+    assert made.idle
+    assert made.pending_bytes == 0
+
+
+def test_a_signal_while_a_batch_closes_loses_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = accumulator()
+    target = made.add_target(view(2))
+    add(made, target, b"0", now=1.0, partition=None)
+
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(made, "_next_sticky", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.close_all(1.0)
+    made.close_all(1.0)
+    [(sent, _, _)] = take_all(made, 1.0)
+    assert sent.record_count == 1
 
 
 def test_memory_is_counted_from_publish_to_answer() -> None:

@@ -27,6 +27,8 @@ def test_a_future_that_nobody_looks_at_is_never_made() -> None:
     assert "_condition" not in vars(future)
     assert not future.outcome.observed
     assert future.done()
+    assert not future.outcome.observed, "an error that it had would not be seen"
+    assert future.exception(0) is None
     assert future.outcome.observed
 
 

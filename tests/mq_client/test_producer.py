@@ -285,7 +285,18 @@ def test_an_error_that_is_looked_at_after_it_came_is_not_raised_again(bootstrap:
         admin.delete_topic(topic)
         failed = producer.publish(topic, b"y")
         wait_until(lambda: producer._sender.failures, "the error")
-        assert isinstance(failed.exception(0), UnknownTopic)
+        assert isinstance(failed.exception(10), UnknownTopic)
+
+
+def test_to_ask_whether_it_is_done_is_not_to_look_at_its_error(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=1)
+    producer = Producer(bootstrap)
+    producer.publish(topic, b"x").result(10)
+    admin.delete_topic(topic)
+    lost = producer.publish(topic, b"y")
+    wait_until(lost.done, "the answer")
+    with pytest.raises(UnknownTopic):
+        producer.close()
 
 
 def test_a_topic_made_anew_is_met_anew(bootstrap: str, admin: Admin, topic: str) -> None:
