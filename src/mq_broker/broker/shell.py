@@ -169,8 +169,10 @@ class Shell:
             partition.feed(event)
 
     def brokers_seen(self, live: Sequence[LeaderName]) -> None:
-        self._live = tuple(live)
-        self._feed_all(BrokersSeen(self._live))
+        """The list was read, which happens now and then without a change as well: that wakes no replica."""
+        if tuple(live) != self._live:
+            self._live = tuple(live)
+            self._feed_all(BrokersSeen(self._live))
 
     def session_lost(self) -> None:
         self._live = tuple(name for name in self._live if name.broker != self.broker)
