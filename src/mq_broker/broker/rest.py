@@ -41,12 +41,12 @@ TICKS_AT_ONCE_MAX: Final = 100
 """Of replicas in use. A broker that starts with thousands gives all of them time, if more seldom, and with ticks their heartbeats
 become fewer: else these would take more than a processor, and no partition would ever come to rest."""
 
-TICKS_AT_ONCE_MIN: Final = 10
-LATE_S: Final = 0.05
+TICKS_AT_ONCE_MIN: Final = 5
+LATE_S: Final = 0.02
 """A loop that comes this much too late to its ticks has more to do than it gets done, most of it what ticks bring about. So it is
 given half as many, down to that least, and more again once it keeps up: or ten thousand partitions that start together are kept by
-their heartbeats from being led. With so few, a thousand in use are ticked every two seconds at best, which the core takes for sleep
-of its own: a broker that is that late drops nobody for being late."""
+their heartbeats from being led. With so few, five hundred in use are ticked every two seconds at best, which the core takes for
+sleep of its own: a broker that is that late drops nobody for being late."""
 
 REST_TICK_S: Final = 20.0
 _SLICE_S: Final = TICK_S / SLICES
