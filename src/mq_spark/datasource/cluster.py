@@ -85,7 +85,7 @@ class Cluster:
         """
         found: dict[str, dict[int, Bounds]] = {}
         for topic in topics:
-            self._connection.refresh(topic, self._deadline())
+            self._connection.refresh(topic, self._deadline(), age_ms_max=0)  # what was told a moment ago lacks those just added
             found[topic] = _bounds_of(self._connection, topic, (partitions or {}).get(topic), self._deadline())
         return found
 

@@ -15,6 +15,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 
 from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
+from mq_client.connection import Connection
 from mq_protocol.errors import DataLoss, InvalidSetting, SchemaMismatch
 from mq_spark.datasource import cluster, subscribed
 from mq_spark.datasource.batch_reader import BatchReader
@@ -235,7 +236,10 @@ def go_on(stream: Stream, deadline_s: float = 20) -> None:
         stream.next()
 
 
-def test_partitions_that_are_added_and_those_that_are_assigned(bootstrap: str, admin: Admin, name: str) -> None:
+def test_partitions_that_are_added_and_those_that_are_assigned(
+    bootstrap: str, admin: Admin, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(Connection.refresh.__kwdefaults__, "age_ms_max", 60_000.0)  # what this process was told before will not do
     admin.create_topic(name)
     publish(bootstrap, name, "a")
     stream = Stream(bootstrap, VALUE, subscribe=name, startingOffsets="earliest")
