@@ -18,6 +18,7 @@ import click
 from mq_protocol.allocator import keep_freed_memory
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import SESSION_TIMEOUT_MS
+from mq_protocol.polling import wait_without_event_engine
 
 if TYPE_CHECKING:
     from mq_broker.broker.config import BrokerConfig
@@ -91,6 +92,7 @@ def broker(
     if standalone == bool(zookeeper):
         raise click.UsageError("give either --zookeeper HOSTS, for a broker of a cluster, or --standalone, for one without")
     _log_to_stderr("debug" if verbose else log_level)
+    wait_without_event_engine()  # before anything of ours imports gRPC
     from mq_broker.broker.config import BrokerConfig
     from mq_protocol.errors import InvalidSetting
 

@@ -17,6 +17,7 @@ PUBLIC = {
     "check_group_name check_topic_name "
     "did_you_mean nearest parse_settings",
     "partitioner": "coordinator_partition murmur2 partition_for_key partitions_for_keys",
+    "polling": "FIRST_VERSION LAST_VERSION VARIABLE WITHOUT_EVENT_ENGINE wait_without_event_engine",
     "record_batch_message": "RecordBatchMessage codec_of node_count read_record_batch_message",
     "row_filter": "RowFilter parse_filter",
 }

@@ -1,0 +1,3 @@
+from mq_spark.datasource.worker import before_grpc
+
+before_grpc()

@@ -11,6 +11,7 @@ import sys
 from typing import Final
 
 from mq_protocol.allocator import keep_freed_memory
+from mq_protocol.polling import wait_without_event_engine
 
 _DAEMON: Final = "pyspark.daemon"
 
@@ -40,6 +41,12 @@ def _kept_by_spark() -> bool:
     """Whether Spark's daemon forked this process: nothing is done to a process that is somebody else's."""
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     return spec is not None and spec.name == _DAEMON
+
+
+def before_grpc() -> None:
+    """Once in each process, when the first of this package's modules is imported: gRPC asks only when it is imported itself."""
+    if _kept_by_spark():
+        wait_without_event_engine()
 
 
 WORKER: Final = _Worker()

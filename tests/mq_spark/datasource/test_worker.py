@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
+from mq_protocol import polling
 from mq_spark.datasource import worker
 
 
@@ -59,3 +62,23 @@ def test_sparks_daemon_is_where_it_is_looked_for() -> None:
     found = importlib.util.find_spec(worker._DAEMON)
     assert found is not None
     assert "gc.collect()" in (found.loader.get_source(worker._DAEMON) or "")  # type: ignore[union-attr]
+
+
+CHOOSE = """
+import os, sys
+from types import SimpleNamespace
+sys.modules["__main__"].__spec__ = SimpleNamespace(name=sys.argv[1])
+import mq_spark.datasource.cluster
+assert "grpc" in sys.modules
+print(os.environ.get("GRPC_EXPERIMENTS", "as it comes"))
+"""
+
+
+def test_how_grpc_waits_is_chosen_before_it_is_imported_and_only_in_sparks_own_processes() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != polling.VARIABLE}
+    said = []
+    for main in ("pyspark.daemon", "somebody.elses.program"):
+        run = [sys.executable, "-c", CHOOSE, main]
+        done = subprocess.run(run, stdout=subprocess.PIPE, text=True, check=True, timeout=60, env=environment)
+        said.append(done.stdout.strip())
+    assert said == [polling.WITHOUT_EVENT_ENGINE, "as it comes"]

@@ -1,0 +1,45 @@
+"""Which of gRPC's two ways to wait for sockets a process uses. Not the wire, but both of its ends need it.
+
+From 1.80 on gRPC's core waits on threads of its own (its "EventEngine") in Python too, and hands every event on to the thread that
+waits for it. The way before, in which that thread waits for the socket itself, is a wake-up less for each message: a fifth
+less processor time for small ones, a quarter for 1 MiB (benchmarks/NOTES.md). It can still be chosen, as long as gRPC calls it an
+experiment; it chooses once, when it is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Final
+
+VARIABLE: Final = "GRPC_EXPERIMENTS"
+WITHOUT_EVENT_ENGINE: Final = "-event_engine_client,-event_engine_listener"
+
+FIRST_VERSION, LAST_VERSION = (1, 80), (1, 85)
+"""Of gRPC, between which it was seen to have the choice. A later one that has not would complain about the names."""
+
+
+def wait_without_event_engine() -> bool:
+    """Have this process's gRPC wait for its sockets itself. To be called before anything imports gRPC.
+
+    False if nothing was done: it is imported already, it is another version, or the environment says what it is to try.
+    """
+    if VARIABLE in os.environ or "grpc" in sys.modules or not FIRST_VERSION <= _installed_version() <= LAST_VERSION:
+        return False
+    os.environ[VARIABLE] = WITHOUT_EVENT_ENGINE
+    return True
+
+
+def _installed_version() -> tuple[int, int]:
+    """Of gRPC, read from its file: to import it would be too late, and package metadata take 80 ms to ask."""
+    spec = importlib.util.find_spec("grpc")
+    if spec is None or spec.origin is None:
+        return 0, 0
+    try:
+        found = re.search(r"(\d+)\.(\d+)", Path(spec.origin).with_name("_grpcio_metadata.py").read_text())
+    except OSError:
+        return 0, 0
+    return (int(found[1]), int(found[2])) if found else (0, 0)
