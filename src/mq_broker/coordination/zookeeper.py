@@ -38,6 +38,7 @@ from mq_broker.coordination.interface import (
     TopicSpec,
 )
 from mq_broker.coordination.kazoo_session import AnswerLost, KazooSession
+from mq_broker.coordination.node_reads import NodeReads
 from mq_broker.coordination.state_writes import StateWrites
 from mq_broker.coordination.unreadable import Unreadable
 from mq_broker.core.messages import CasOutcome, NodeState
@@ -49,8 +50,6 @@ _log = logging.getLogger(__name__)
 
 TRANSACTION_OPERATIONS_MAX = 500
 """At about 300 bytes a state, a seventh of the megabyte that ZooKeeper takes in one request."""
-
-READS_AT_ONCE = 256
 
 _NOTE_ATTEMPTS = 20
 """To note a new topic together with its making, while other brokers make theirs. One broker makes one at a time."""
@@ -80,6 +79,7 @@ class ZooKeeperCoordination:
         self._session = KazooSession(
             addresses, session_timeout_ms, connect_timeout_ms, request_timeout_ms or 2 * session_timeout_ms
         )
+        self._reads = NodeReads(self._session)
         self._writes = StateWrites(self._session)
         self._unreadable = Unreadable()
         self._listener: Listener = lambda _event: None
@@ -137,13 +137,7 @@ class ZooKeeperCoordination:
 
     async def _read(self, path: str, deadline: float) -> tuple[bytes, Any] | None:
         """(data, stat) of a node as it is now (after a sync); None if there is none."""
-
-        try:
-            await self._session.sync(deadline)
-            data, stat = await self._session.ask_again(lambda client: client.get_async(path), deadline)
-        except NoNodeError:
-            return None
-        return data, stat
+        return await self._reads.read(path, deadline)
 
     # -------------------------------------------------------------- the cluster and its brokers
 
@@ -229,7 +223,7 @@ class ZooKeeperCoordination:
         live = self._path("brokers/live")
         deadline = self._session.deadline()
         names = await self._children(live, self._brokers_watch, deadline)
-        found = await self._read_many([f"{live}/{name}" for name in names], deadline)
+        found = await self._reads.read_many([f"{live}/{name}" for name in names], deadline)
         read = [self._unreadable.read(path, data, documents.registration_from_json) for path, data in found]
         registrations = [registration for registration in read if registration is not None]
         return {registration.broker: registration for registration in sorted(registrations, key=lambda r: r.broker)}
@@ -257,7 +251,7 @@ class ZooKeeperCoordination:
         )
         changed = change_notes.since(note, stat.version, since) if since >= 0 else None
         names = changed if changed is not None else sorted(await self._children(topics, None, deadline))
-        found = await self._read_many([f"{topics}/{name}" for name in names], deadline)
+        found = await self._reads.read_many([f"{topics}/{name}" for name in names], deadline)
         read = {path.rpartition("/")[2]: self._unreadable.read(path, data, documents.topic_from_json) for path, data in found}
         present = {name: spec for name, spec in read.items() if spec is not None}
         unreadable = tuple(name for name, spec in read.items() if spec is None)
@@ -439,22 +433,6 @@ class ZooKeeperCoordination:
         await self._session.sync(deadline)
         names: list[str] = await self._session.ask_again(lambda client: client.get_children_async(path, watch=watch), deadline)
         return names
-
-    async def _read_many(self, paths: Sequence[str], deadline: float) -> list[tuple[str, bytes]]:
-        """Those that are there. One that went meanwhile is left out: the watch on the list will tell."""
-
-        async def read(path: str) -> tuple[str, bytes] | None:
-            try:
-                data, _stat = await self._session.ask_again(lambda client: client.get_async(path), deadline)
-            except NoNodeError:
-                return None
-            return path, data
-
-        found: list[tuple[str, bytes]] = []
-        for first in range(0, len(paths), READS_AT_ONCE):
-            answers = await asyncio.gather(*(read(path) for path in paths[first : first + READS_AT_ONCE]))
-            found += [answer for answer in answers if answer is not None]
-        return found
 
 
 def _taken(registration: BrokerRegistration, other: BrokerRegistration) -> InvalidRequest:

@@ -1,0 +1,127 @@
+"""Readings of many nodes are few questions, and each finds what it would have found alone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import UnimplementedError
+
+from mq_broker.coordination import node_reads
+from mq_broker.coordination.interface import TopicSpec
+from mq_broker.coordination.node_reads import BATCH_READS_MAX
+from mq_protocol.errors import CoordinationUnavailable
+from tests.mq_broker.coordination.test_zookeeper import session
+from tests.mq_broker.coordination.wire import Fate, Wire, operation_of, state_of
+
+MULTI_READ, GET_DATA = 22, 4
+PARTITIONS = 250
+WIDE = TopicSpec("wide", "id-w", ((1,),) * PARTITIONS)
+STATES = tuple(state_of(epoch=number) for number in range(PARTITIONS))
+
+
+def test_readings_that_come_together_are_few_questions(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        asked: list[int] = []
+
+        def passes(request: bytes) -> Fate:
+            asked.append(operation_of(request))
+            return Fate.PASSES
+
+        async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
+            await service.create_topic(WIDE, STATES)
+            with KazooClientOf(zookeeper) as other:
+                other.set(f"{root}/states/id-w/7", b"not what TritonMQ writes")
+            wire.fate_of = passes
+            wanted = [*range(PARTITIONS), 1_000]
+            found = await asyncio.gather(*(service.read_state("id-w", p) for p in wanted), return_exceptions=True)
+            assert GET_DATA not in asked
+            assert asked.count(MULTI_READ) == -(-len(wanted) // BATCH_READS_MAX)
+            assert isinstance(found[7], CoordinationUnavailable), "it alone"
+            assert found[-1] is None
+            assert all(found[p] == (0, STATES[p]) for p in range(PARTITIONS) if p != 7)
+            assert await service.read_state("id-w", 3) == (0, STATES[3])
+            assert asked[-1] == GET_DATA, "one alone needs no more than before"
+
+    asyncio.run(main())
+
+
+class KazooClientOf:
+    """A client of the server itself, for a block."""
+
+    def __init__(self, hosts: str) -> None:
+        self._client = KazooClient(hosts=hosts)
+
+    def __enter__(self) -> KazooClient:
+        self._client.start(timeout=10)
+        return self._client
+
+    def __exit__(self, *_error: object) -> None:
+        self._client.stop()
+        self._client.close()
+
+
+def test_a_reading_is_never_older_than_its_asking(zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is asked for once a question's sync is under way belongs to the next question."""
+    questions: list[list[str]] = []
+    put = node_reads._multi_read
+
+    def noted(client: KazooClient, paths: Any) -> Any:
+        questions.append([path.rpartition("/")[2] for path in paths])
+        return put(client, paths)
+
+    monkeypatch.setattr(node_reads, "_multi_read", noted)
+
+    async def main() -> None:
+        async with session(zookeeper, root) as service:
+            await service.create_topic(WIDE, STATES)
+            sync, late = service._session.sync, list[asyncio.Task[Any]]()
+
+            async def and_meanwhile(deadline: float) -> None:
+                if not late:
+                    late.extend(asyncio.create_task(service.read_state("id-w", p)) for p in (10, 11))
+                    await asyncio.sleep(0)
+                await sync(deadline)
+
+            monkeypatch.setattr(service._session, "sync", and_meanwhile)
+            await asyncio.gather(*(service.read_state("id-w", p) for p in (0, 1, 2)))
+            await asyncio.gather(*late)
+
+    asyncio.run(main())
+    assert sorted(questions) == [["0", "1", "2"], ["10", "11"]]
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
+            await service.create_topic(WIDE, STATES)
+            wire.fate_of = lambda request: Fate.ANSWER_IS_LOST if operation_of(request) == MULTI_READ else Fate.PASSES
+            found = await asyncio.gather(*(service.read_state("id-w", p) for p in range(20)))
+            assert wire.lost == 1
+            assert found == [(0, STATES[p]) for p in range(20)]
+
+    asyncio.run(main())
+
+
+def test_a_server_that_knows_no_such_question_is_asked_singly(zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def refused(client: KazooClient, paths: Any) -> Any:
+        tried.append(len(paths))
+        answer = client.handler.async_result()
+        answer.set_exception(UnimplementedError())
+        return answer
+
+    monkeypatch.setattr(node_reads, "_multi_read", refused)
+
+    async def main() -> None:
+        async with session(zookeeper, root) as service:
+            await service.create_topic(WIDE, STATES)
+            for _ in range(2):
+                found = await asyncio.gather(*(service.read_state("id-w", p) for p in range(20)))
+                assert found == [(0, STATES[p]) for p in range(20)]
+
+    asyncio.run(main())
+    assert tried == [20], "it is not tried twice"
