@@ -48,7 +48,6 @@ from mq_broker.core.messages import (
     Tick,
     Trimmed,
     Truncate,
-    TurnEnded,
     WriteEntries,
     WriteNode,
 )
@@ -371,9 +370,6 @@ class Broker:
         now_ms = self.loop.now_ms
         if not host.rest.asleep:
             self.feed(host, Tick(now_ms))
-            if self.cluster.plan.rests and not host.closed and host.rest.settled(host, now_ms):
-                self.cluster.faults["replica at rest"] += 1
-                host.next_tick_ms = now_ms + REST_TICK_MS
         elif not host.replica.leading:
             if host.rest.impatient(now_ms):
                 self._step(host, host.rest.wake(now_ms))
@@ -408,9 +404,16 @@ class Broker:
         if host.closed or host.life != self.life:
             return
         host.touched = False
-        self._step(host, TurnEnded(self.loop.now_ms))
-        if host.rest.asleep and not host.closed and not host.at_rest:
-            self._step(host, host.rest.wake(self.loop.now_ms))
+        now_ms = self.loop.now_ms
+        self._step(host, host.rest.turn_ended(now_ms))
+        if host.closed:
+            return
+        if not host.rest.asleep:
+            if self.cluster.plan.rests and host.rest.settled(host, now_ms):
+                self.cluster.faults["replica at rest"] += 1
+                host.next_tick_ms = now_ms + REST_TICK_MS
+        elif not host.at_rest:
+            self._step(host, host.rest.wake(now_ms))
 
     def _step(self, host: Host, event: Event) -> None:
         oracle = self.cluster.oracle

@@ -55,7 +55,6 @@ from mq_broker.core.messages import (
     TransferLeadership,
     Trimmed,
     Truncate,
-    TurnEnded,
     Wait,
     WriteEntries,
     WriteNode,
@@ -293,8 +292,11 @@ class Partition:
         if self.closed:
             return
         self._touched = False
-        self._step(TurnEnded(now_ms), b"")
-        if self.rest.asleep and not self.at_rest:  # a heartbeat, its answer or the node brought something new
+        self._step(self.rest.turn_ended(now_ms), b"")
+        if not self.rest.asleep:
+            if self.rest.settled(self, now_ms):
+                self._shell.ticking.slept(self)
+        elif not self.at_rest:  # a heartbeat, its answer or the node brought something new
             self.wake(now_ms)
         if self._changed:
             self._changed = False

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import deque
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -113,6 +113,11 @@ class Rest:
             return TurnEnded(now_ms), event, Tick(now_ms)
         return (event,)
 
+    def turn_ended(self, now_ms: int) -> TurnEnded:
+        """The end of a turn. For whoever is at rest, a leader too, no time has passed in it: that comes with the heartbeat. If it were
+        told that an answer took long, as so much else goes on, a leader would ask again, and all of them together for ever."""
+        return TurnEnded(0 if self.asleep else now_ms)
+
     def wake(self, now_ms: int) -> Event:
         """It is awake from now on. What its core is to be told of that."""
         self.asleep = False
@@ -120,7 +125,8 @@ class Rest:
         return TurnEnded(now_ms)
 
     def settled(self, replica: AtRest, now_ms: int) -> bool:
-        """After a tick: whether it is asleep from now on."""
+        """At the end of each turn: whether it is asleep from now on. Not only after a tick, which is late when there is much to do:
+        what is awake for nothing costs the most then."""
         if self._stirred:
             self._stirred = False
             self._calm_since_ms = now_ms
@@ -140,7 +146,7 @@ class Rest:
 
 
 class Ticked(AtRest, Protocol):
-    """A partition of this broker. It calls `Ticking.woke` when its rest is over."""
+    """A partition of this broker. It calls `Ticking.slept` and `woke` when its rest begins and is over."""
 
     rest: Rest
     closed: bool
@@ -156,7 +162,7 @@ class Ticking:
     """Owns the round of ticks: those in use one after another, those at rest each in its slice of `REST_TICK_S`."""
 
     def __init__(self) -> None:
-        self._awake: deque[Ticked] = deque()
+        self._awake: OrderedDict[Ticked, None] = OrderedDict()
         self._asleep: list[dict[Ticked, None]] = [{} for _ in range(_REST_SLICES)]
         self._slices: dict[Ticked, int] = {}
         self._next_slice = itertools.cycle(range(_REST_SLICES))
@@ -164,14 +170,17 @@ class Ticking:
     def add(self, partition: Ticked) -> None:
         """From now on, until it is closed."""
         self._slices[partition] = next(self._next_slice)
-        self._awake.append(partition)
+        self._awake[partition] = None
+
+    def slept(self, partition: Ticked) -> None:
+        """It is hardly ticked from now on."""
+        del self._awake[partition]
+        self._asleep[self._slices[partition]][partition] = None
 
     def woke(self, partition: Ticked) -> None:
         """It is ticked as any other again."""
-        slept = self._asleep[self._slices[partition]]
-        if partition in slept:
-            del slept[partition]
-            self._awake.append(partition)
+        del self._asleep[self._slices[partition]][partition]
+        self._awake[partition] = None
 
     @property
     def awake(self) -> int:
@@ -189,7 +198,7 @@ class Ticking:
             late = now - due > LATE_S
             at_once = max(at_once // 2, TICKS_AT_ONCE_MIN) if late else min(at_once + TICKS_AT_ONCE_MIN, TICKS_AT_ONCE_MAX)
             for _ in range(min(-(-len(self._awake) // SLICES), at_once)):
-                self._tick(self._awake.popleft(), now_ms, now)
+                self._tick(next(iter(self._awake)), now_ms, now)
             # By the clock, not by turns: a late loop's heartbeats would come too seldom for its followers' patience.
             for turn in range(max(ticked, int(now / _SLICE_S) - _REST_SLICES) + 1, int(now / _SLICE_S) + 1):
                 for partition in list(self._asleep[turn % _REST_SLICES]):
@@ -198,13 +207,10 @@ class Ticking:
 
     def _tick(self, partition: Ticked, now_ms: int, now: float) -> None:
         if partition.closed:
-            del self._slices[partition]
-            return
-        partition.tick(now_ms, now)
-        if partition.rest.settled(partition, now_ms):
-            self._asleep[self._slices[partition]][partition] = None
+            del self._awake[partition], self._slices[partition]
         else:
-            self._awake.append(partition)
+            self._awake.move_to_end(partition)
+            partition.tick(now_ms, now)
 
     def _tick_at_rest(self, partition: Ticked, now_ms: int, now: float) -> None:
         if partition.closed:

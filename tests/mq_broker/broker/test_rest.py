@@ -12,7 +12,10 @@ import pytest
 from mq_broker.broker import rest
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.rest import Rest, RestTimes, Ticked, Ticking
+from mq_broker.broker.shell import Shell
+from mq_broker.core.leader import Leader
 from mq_broker.core.messages import AppendEntries
+from mq_protocol import mq_pb2 as pb
 from tests.mq_broker.broker.cluster import until
 from tests.mq_broker.broker.test_three_brokers import three
 
@@ -36,7 +39,10 @@ class Idle:
     def tick(self, now_ms: int, now: float) -> None:
         """It hears of its leader for as long as it is ticked."""
         self.ticks += 1
+        asleep = self.rest.asleep
         self.rest.told(HEARTBEAT, now_ms)
+        if not asleep and self.rest.settled(self, now_ms):
+            self.ticking.slept(self)
 
     def wake(self, now_ms: int) -> None:
         self.rest.wake(now_ms)
@@ -88,6 +94,65 @@ def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
             successor = await cluster.leader("t", at=witness, not_=leader)
             await until(lambda: cluster[successor].produce("t", 3))
             assert await cluster[successor].numbers("t") == [1, 2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_at_rest_stays_so_while_answers_take_long(zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a broker with much else to do: if each late answer woke a leader, to ask again, all would keep each other awake."""
+    monkeypatch.setattr("mq_broker.broker.partition.IN_EARNEST", SOON)
+    replicas: list[Partition] = []
+    woken: list[str] = []
+    heard: list[int] = []
+    add, wake, append_ack = Ticking.add, Partition.wake, Shell.append_ack
+
+    def noted_ack(shell: Shell, message: pb.AppendAck) -> None:
+        def hear() -> None:
+            append_ack(shell, message)
+            heard.append(message.follower)
+
+        asyncio.get_running_loop().call_later(0.05 * message.follower, hear)  # so that a turn ends between the two
+
+    def noted(ticking: Ticking, partition: Ticked) -> None:
+        assert isinstance(partition, Partition)
+        replicas.append(partition)
+        add(ticking, partition)
+
+    def noted_wake(partition: Partition, now_ms: int) -> None:
+        woken.append(partition.name)
+        wake(partition, now_ms)
+
+    monkeypatch.setattr(Ticking, "add", noted)
+
+    async def all_asleep() -> bool:
+        return bool(replicas) and all(replica.rest.asleep for replica in replicas)
+
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            await cluster[1].create_topic("t", partitions=1, replicas=3)
+            await until(all_asleep)
+            [led] = [replica for replica in replicas if replica.replica.leading]
+            leader = led.replica._role
+            assert isinstance(leader, Leader)
+
+            async def heartbeats_are_due() -> bool:
+                now_ms = time.monotonic_ns() // 1_000_000
+                return all(now_ms - follower.last_sent_ms > 250 and not follower.sent for follower in leader.followers.values())
+
+            await until(heartbeats_are_due)
+            monkeypatch.setattr(Partition, "wake", noted_wake)
+            monkeypatch.setattr(Shell, "append_ack", noted_ack)
+            led.tick(time.monotonic_ns() // 1_000_000, asyncio.get_running_loop().time())
+            await asyncio.sleep(0)  # the heartbeats are on their way
+            time.sleep(1.2)  # noqa: ASYNC251 - all brokers are held up for longer than a leader waits for an answer
+
+            async def answered() -> bool:
+                return len(heard) == 2
+
+            await until(answered)
+            await asyncio.sleep(0)
+            assert woken == []
+            assert led.rest.asleep
 
     asyncio.run(scenario())
 
