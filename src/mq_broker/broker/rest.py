@@ -50,12 +50,14 @@ sleep of its own: a broker that is that late drops nobody for being late."""
 
 REST_TICK_S: Final = 20.0
 _SLICE_S: Final = TICK_S / SLICES
-_REST_SLICES: Final = round(REST_TICK_S / _SLICE_S)
+_REST_SLICE_S: Final = 0.1
+"""Those at rest are ticked in turns as well. Not in shorter ones: what is due together shares messages and questions."""
+
+_REST_SLICES: Final = round(REST_TICK_S / _REST_SLICE_S)
 
 
 _ROUTINE: Final = (Tick, AppendEntries, AppendAck, NodeRead)
 """What idle replicas are told: alone it wakes none of them. (AppendEntries without entries, that is.)"""
-
 
 _OF_THE_DISK: Final = (Flushed, DiskRefused, LogReplaced, JournalBegins)
 
@@ -72,7 +74,7 @@ class RestTimes:
     """How long a follower at rest waits for a heartbeat."""
 
 
-IN_EARNEST: Final = RestTimes(calm_ms=2_000, follower_calm_ms=1_000, patience_ms=45_000)
+IN_EARNEST: Final = RestTimes(calm_ms=1_000, follower_calm_ms=500, patience_ms=45_000)
 
 
 class AtRest(Protocol):
@@ -114,8 +116,8 @@ class Rest:
         return (event,)
 
     def turn_ended(self, now_ms: int) -> TurnEnded:
-        """The end of a turn. For whoever is at rest, a leader too, no time has passed in it: that comes with the heartbeat. If it were
-        told that an answer took long, as so much else goes on, a leader would ask again, and all of them together for ever."""
+        """The end of a turn. For whoever is at rest, a leader too, no time has passed in it: that comes with the heartbeat. If it
+        were told that an answer took long, as so much else goes on, a leader would ask again, and all of them together for ever."""
         return TurnEnded(0 if self.asleep else now_ms)
 
     def wake(self, now_ms: int) -> Event:
@@ -190,7 +192,7 @@ class Ticking:
         """Runs until cancelled."""
         loop = asyncio.get_running_loop()
         at_once = TICKS_AT_ONCE_MAX
-        ticked = int(loop.time() / _SLICE_S)
+        ticked = int(loop.time() / _REST_SLICE_S)
         while True:
             due = loop.time() + _SLICE_S
             await asyncio.sleep(_SLICE_S)
@@ -200,10 +202,11 @@ class Ticking:
             for _ in range(min(-(-len(self._awake) // SLICES), at_once)):
                 self._tick(next(iter(self._awake)), now_ms, now)
             # By the clock, not by turns: a late loop's heartbeats would come too seldom for its followers' patience.
-            for turn in range(max(ticked, int(now / _SLICE_S) - _REST_SLICES) + 1, int(now / _SLICE_S) + 1):
+            turn_now = int(now / _REST_SLICE_S)
+            for turn in range(max(ticked, turn_now - _REST_SLICES) + 1, turn_now + 1):
                 for partition in list(self._asleep[turn % _REST_SLICES]):
                     self._tick_at_rest(partition, now_ms, now)
-            ticked = int(now / _SLICE_S)
+            ticked = turn_now
 
     def _tick(self, partition: Ticked, now_ms: int, now: float) -> None:
         if partition.closed:

@@ -178,7 +178,7 @@ def test_of_more_replicas_than_a_turn_ticks_each_has_its_turn(monkeypatch: pytes
 
 
 def test_a_follower_at_rest_that_hears_nothing_of_its_leader_is_ticked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "_REST_SLICES", 50)
+    monkeypatch.setattr(rest, "_REST_SLICES", 10)
     ticking = Ticking()
     follower, leader = Idle(False, ticking), Idle(True, ticking)
 
