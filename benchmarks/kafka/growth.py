@@ -136,19 +136,20 @@ def _leaderless(address: str) -> bool:
 def _at_rest(pids: Sequence[int | None]) -> Readings:
     """What the brokers take while nothing is asked of them."""
     time.sleep(_SETTLE_S)
-    before = sum(map(_processor_seconds, pids))
+    before = sum(map(processor_seconds, pids))
     with Stopwatch() as watch:
         time.sleep(_IDLE_S)
-    idle = (sum(map(_processor_seconds, pids)) - before) / watch.seconds
-    return {"memory": sum(map(_private_bytes, pids)) / 1e6, "idle processor time": 100 * idle}
+    idle = (sum(map(processor_seconds, pids)) - before) / watch.seconds
+    return {"memory": sum(map(private_bytes, pids)) / 1e6, "idle processor time": 100 * idle}
 
 
-def _processor_seconds(pid: int | None) -> float:
+def processor_seconds(pid: int | None) -> float:
+    """That it has taken so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _private_bytes(pid: int | None) -> int:
+def private_bytes(pid: int | None) -> int:
     """Anonymous resident memory: files that are mapped belong to the page cache."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("RssAnon:"))
