@@ -61,6 +61,7 @@ class _MultiRead:
                 offset += int_struct.size
             else:
                 data, stat = GetData.deserialize(answer, offset)
+                data = data or b""  # None is what somebody made without any
                 found.append((data, stat))
                 offset += int_struct.size + len(data) + stat_struct.size
             header, offset = MultiHeader.deserialize(answer, offset)
@@ -168,7 +169,7 @@ class NodeReads:
         except ZookeeperError as error:
             refused: Exception = error
             return refused
-        return data, stat
+        return data or b"", stat
 
 
 def _multi_read(client: KazooClient, paths: Sequence[str]) -> Any:

@@ -34,14 +34,17 @@ def test_readings_that_come_together_are_few_questions(zookeeper: str, root: str
             await service.create_topic(WIDE, STATES)
             with KazooClientOf(zookeeper) as other:
                 other.set(f"{root}/states/id-w/7", b"not what TritonMQ writes")
+                other.set(f"{root}/states/id-w/8", None)  # nothing at all, which ZooKeeper tells from no bytes
             wire.fate_of = passes
             wanted = [*range(PARTITIONS), 1_000]
             found = await asyncio.gather(*(service.read_state("id-w", p) for p in wanted), return_exceptions=True)
             assert GET_DATA not in asked
             assert asked.count(MULTI_READ) == -(-len(wanted) // BATCH_READS_MAX)
-            assert isinstance(found[7], CoordinationUnavailable), "it alone"
+            assert all(isinstance(found[p], CoordinationUnavailable) for p in (7, 8)), "they alone"
             assert found[-1] is None
-            assert all(found[p] == (0, STATES[p]) for p in range(PARTITIONS) if p != 7)
+            assert all(found[p] == (0, STATES[p]) for p in range(PARTITIONS) if p not in (7, 8))
+            with pytest.raises(CoordinationUnavailable):
+                await service.read_state("id-w", 8)
             assert await service.read_state("id-w", 3) == (0, STATES[3])
             assert asked[-1] == GET_DATA, "one alone needs no more than before"
 
