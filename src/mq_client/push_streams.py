@@ -65,10 +65,13 @@ class PushStream:
     # -- on the loop
 
     def _begin(self) -> None:
+        if self._loop.closing:  # a consumer that was left open, whose stream the end of the process has just broken
+            self._finish()
+            return
         self._task = self._loop.spawn(self._run())
         self._task.add_done_callback(self._finish)  # a task that is cancelled before its first step runs none of its own code
 
-    def _finish(self, _: asyncio.Task[None]) -> None:
+    def _finish(self, _: asyncio.Task[None] | None = None) -> None:
         self._over(self._broke)
         self._ended.set()
 
@@ -107,6 +110,7 @@ class _Loop:
     """Owns the event loop, its thread, its channels (one an address) and what runs on it. Kept while the process lives."""
 
     def __init__(self) -> None:
+        self.closing = False
         self._loop = asyncio.new_event_loop()
         self._channels: dict[str, aio.Channel] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -139,6 +143,7 @@ class _Loop:
         self._thread.join(_CLOSE_S)
 
     async def _close(self) -> None:
+        self.closing = True
         mine = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in mine:
             task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import queue
 import socket
@@ -124,6 +125,25 @@ def test_a_loop_belongs_to_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forked is not mine
     forked.stop()
     assert not forked._thread.is_alive()
+
+
+def test_a_stream_that_is_opened_while_the_process_ends_is_over_and_touches_no_closed_channel(
+    monkeypatch: pytest.MonkeyPatch, bootstrap: str
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: -2)
+    loop = push_streams._this_process()
+    first = Listener(bootstrap)
+    unheard: list[object] = []
+    loop.call(loop._loop.set_exception_handler, lambda _, context: unheard.append(context))
+    asyncio.run_coroutine_threadsafe(loop._close(), loop._loop).result(WAIT_S)
+    assert first.stream.wait_over(WAIT_S)
+    late = Listener(bootstrap)  # as a consumer does when its stream breaks
+    assert late.stream.wait_over(WAIT_S)
+    assert late.ends.get(timeout=WAIT_S) is None
+    del late
+    loop.stop()
+    gc.collect()  # what a task has raised and nobody asked for is told when it is dropped
+    assert unheard == []
 
 
 LEFT_OPEN = """
