@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, NamedTuple, TypeAlias, assert_never
@@ -118,8 +119,19 @@ class Tail(NamedTuple):
     last_index: int
 
 
+class _Apart(NamedTuple):
+    """A sync that another thread makes: when it is done, and the index and the place in the segment that it covers."""
+
+    done: Future[None]
+    written: int
+    end: int
+
+
 class LogFiles:
     """Owns the files of one journal for writing. Used by the writer thread only, once it is made.
+
+    Another thread may be syncing the last segment meanwhile (`sync_apart`): until it is done, entries are written after what it
+    covers, and everything else waits for it.
 
     - `_synced <= _written`; the files hold exactly the entries up to `_written`, except while `_tail_dirty` (garbage follows);
     - `_owed` is a truncation that failed: nothing is written or flushed before it has been made good;
@@ -143,6 +155,7 @@ class LogFiles:
         self._writable = False
         self._tail_dirty = False
         self._owed: Truncate | None = None
+        self._apart: _Apart | None = None
         self._dead = ""
         self._refused: tuple[int, str] | None = None
         self._replaced: tuple[str, str] | None = None
@@ -178,6 +191,8 @@ class LogFiles:
 
     def sync(self) -> bool:
         """All that is written onto the disk, an owed truncation first. False if that failed: `outcome` tells what came of it."""
+        if not self.settle_sync():
+            return False
         if not self.dirty:
             return True
         if self._owed is not None:
@@ -191,10 +206,37 @@ class LogFiles:
         except OSError as error:
             self._sync_failed(error)
             return False
-        self._synced, self._synced_end = self._written, self._end
-        with contextlib.suppress(OSError):  # it stays behind the truth, which it may
-            self._write_mark(self._synced)
+        self._is_synced(self._written, self._end)
         return True
+
+    def sync_apart(self, ask: Callable[[int], Future[None]]) -> None:
+        """Have another thread sync what is written, which is something and has no truncation owing. `ask` takes the descriptor."""
+        assert self._apart is None, f"{self.directory} is being synced"
+        assert not self.owing, f"{self.directory} owes a truncation"
+        self._apart = _Apart(ask(self._fd), self._written, self._end)
+
+    @property
+    def synced_apart(self) -> bool:
+        """No other thread is syncing it, or not any more."""
+        return self._apart is None or self._apart.done.done()
+
+    def settle_sync(self) -> bool:
+        """Wait for the other thread's sync, if there is one. False if that failed: `outcome` tells what came of it."""
+        apart, self._apart = self._apart, None
+        if apart is None:
+            return True
+        try:
+            apart.done.result()
+        except OSError as error:
+            self._sync_failed(error)
+            return False
+        self._is_synced(apart.written, apart.end)
+        return True
+
+    def _is_synced(self, written: int, end: int) -> None:
+        self._synced, self._synced_end = written, end
+        with contextlib.suppress(OSError):  # it stays behind the truth, which it may
+            self._write_mark(written)
 
     def release(self) -> bool:
         """Give the descriptors back for as long as nothing is written. False where something is still to be done with them."""
@@ -318,6 +360,7 @@ class LogFiles:
     # -------------------------------------------------------------- truncating
 
     def _truncate(self, order: Truncate) -> None:
+        self.settle_sync()
         if self._refused is not None:
             if order.last_index >= self._refused[0]:
                 return
@@ -429,6 +472,7 @@ class LogFiles:
             self._mark_fd = -1
 
     def _close_segment(self) -> None:
+        assert self._apart is None, f"{self.directory}: its last segment is being synced"
         if self._fd >= 0:
             self._files.close(self._fd)
             self._fd = -1

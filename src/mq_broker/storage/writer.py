@@ -2,7 +2,8 @@
 
 A round takes all that waits in the queue, writes it (per journal one write of everything pending), then syncs each journal that was
 written to (`durability=fsync`), and carries every result back to the event loop in one call. While a round syncs, the next one
-gathers: that is the group commit. Journals of `durability=os` are synced about once a second in the same thread.
+gathers: that is the group commit. Journals of `durability=os` are synced about once a second by another thread, which nobody waits
+for (background_syncs.py).
 
 Only the event loop submits, and only the event loop hears. The queue is bounded by bytes and orders: `has_room` tells when it is
 full, and what is appended nevertheless is refused (journal.py).
@@ -15,10 +16,10 @@ import contextlib
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, Protocol
 
+from mq_broker.storage.background_syncs import BackgroundSyncs
 from mq_broker.storage.files import Files, OsFiles
 from mq_broker.storage.frame_caches import FrameCaches
 from mq_broker.storage.segments import LogFiles, Order, Outcome
@@ -50,8 +51,12 @@ class _Job(NamedTuple):
     nbytes: int
 
 
+class _Woken(NamedTuple):
+    """A background sync is done."""
+
+
 class Writer:
-    """Owns the thread, its queue, the list of journals that wait for their background sync, and of those whose files are open.
+    """Owns the thread, its queue, the background syncs, and the list of journals whose files are open.
 
     Made and started on the event loop. `died` is done when the thread has ended: with an exception if it broke, after which nothing
     is flushed any more and the broker must stop.
@@ -62,12 +67,13 @@ class Writer:
         self.caches = FrameCaches(JOURNAL_CACHES_BYTES_MAX)
         self.pending_bytes = 0
         self.pending_orders = 0
-        self._sync_interval_s = sync_interval_s
         self.loop = asyncio.get_running_loop()
         self.died: asyncio.Future[None] = self.loop.create_future()
-        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Job | _Woken | None] = queue.SimpleQueue()
+        self.syncs: BackgroundSyncs[OutcomeListener] = BackgroundSyncs(
+            self.files, sync_interval_s, lambda: self._queue.put(_Woken())
+        )
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
-        self._unsynced: dict[LogFiles, OutcomeListener] = {}
         self._open: dict[LogFiles, None] = {}  # least recently written first
         self._some_done = asyncio.Event()
 
@@ -127,31 +133,28 @@ class Writer:
             self._post(self._ended, None)
 
     def _rounds(self) -> None:
-        sync_at = 0.0
         stopping = False
         while not stopping:
-            jobs, stopping = self._gather(sync_at)
+            jobs, stopping = self._gather()
             if jobs:
-                idle = not self._unsynced
                 self._post(self._deliver, self._carry_out(jobs), len(jobs), sum(job.nbytes for job in jobs))
-                if idle:
-                    sync_at = time.monotonic() + self._sync_interval_s
-            if self._unsynced and (stopping or time.monotonic() >= sync_at):
-                self._post(self._deliver, self._sync_in_background(), 0, 0)
-                sync_at = time.monotonic() + self._sync_interval_s
+            outcomes = self.syncs.finish() if stopping else self.syncs.work()
+            if outcomes:
+                self._post(self._deliver, outcomes, 0, 0)
+            self._keep_few_open()
 
-    def _gather(self, sync_at: float) -> tuple[list[_Job], bool]:
-        """All that waits, up to the size of a round; waits for the first, but not past a sync that is due."""
-        timeout = max(0.0, sync_at - time.monotonic()) if self._unsynced else None
+    def _gather(self) -> tuple[list[_Job], bool]:
+        """All that waits, up to the size of a round; waits for the first, but not past a background sync that is due."""
         jobs: list[_Job] = []
         nbytes = 0
         try:
-            job = self._queue.get(timeout=timeout)
+            job = self._queue.get(timeout=self.syncs.wait_s)
             while job is not None:
-                jobs.append(job)
-                nbytes += job.nbytes
-                if nbytes >= ROUND_BYTES_MAX:
-                    return jobs, False
+                if isinstance(job, _Job):
+                    jobs.append(job)
+                    nbytes += job.nbytes
+                    if nbytes >= ROUND_BYTES_MAX:
+                        return jobs, False
                 job = self._queue.get_nowait()
         except queue.Empty:
             return jobs, False
@@ -167,16 +170,15 @@ class Writer:
             log.carry_out(orders)
         for log in by_log:
             if log.closed:
-                self._unsynced.pop(log, None)
+                self.syncs.forget(log)
                 self._open.pop(log, None)
                 continue
             if log.sync_each_round:
                 log.sync()
             if log.dirty:
-                self._unsynced[log] = journals[log]
+                self.syncs.add(log, journals[log])
             self._open.pop(log, None)
             self._open[log] = None
-        self._keep_few_open()
         return [(journals[log], log.outcome()) for log in by_log]
 
     def _keep_few_open(self) -> None:
@@ -188,17 +190,6 @@ class Writer:
             if not log.release():
                 self._open[log] = None
                 return
-
-    def _sync_in_background(self) -> list[tuple[OutcomeListener, Outcome]]:
-        outcomes = []
-        for log, journal in list(self._unsynced.items()):
-            owing = log.owing
-            if not log.sync() or owing:
-                outcomes.append((journal, log.outcome()))
-            if not log.dirty:
-                del self._unsynced[log]
-        self._keep_few_open()
-        return outcomes
 
     def _post(self, callback: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: there is nobody left to tell

@@ -136,6 +136,9 @@ class TrickFiles(OsFiles):
         self.go_on = threading.Event()
         self.go_on.set()
         self.waiting = threading.Event()
+        self.sync_on = threading.Event()  # cleared: a sync waits, once it has begun
+        self.sync_on.set()
+        self.syncing = threading.Event()
         self.one_at_a_time = False  # each `go_on.set()` lets one write pass
         self.events: list[str] = []
 
@@ -164,6 +167,9 @@ class TrickFiles(OsFiles):
     def sync(self, fd: int) -> None:
         self.events.append("sync")
         self.syncs += 1
+        self.syncing.set()
+        assert self.sync_on.wait(DEADLINE_S)
+        self.syncing.clear()
         if self.failing_syncs:
             self.failing_syncs -= 1
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -206,6 +212,7 @@ class Bed:
 
     async def __aexit__(self, *_: object) -> None:
         self.files.go_on.set()
+        self.files.sync_on.set()
         await self.writer.stop()
 
     def open(self, durability: str | None = None) -> tuple[Journal, Heard, OpenJournal]:
@@ -223,7 +230,13 @@ class Bed:
         """From its next write on the writer waits."""
         self.files.go_on.clear()
 
+    async def hold_background_sync(self) -> None:
+        """The next sync waits, once it has begun; returns then."""
+        self.files.sync_on.clear()
+        assert await asyncio.to_thread(self.files.syncing.wait, DEADLINE_S)
+
     def let_go(self) -> None:
+        self.files.sync_on.set()
         self.files.one_at_a_time = False
         self.files.go_on.set()
 
