@@ -27,7 +27,7 @@ from mq_broker.storage import snapshot as snapshots
 from mq_broker.storage.files import Files
 from mq_broker.storage.frame import Place
 from mq_broker.storage.identity import Cut, LogIdentity, load_identity, new_log_id
-from mq_broker.storage.recovery import segment_firsts
+from mq_broker.storage.recovery import holds_entries, segment_firsts
 from mq_broker.storage.segments import MARK_FILE_NAME, pack_mark, segment_path
 
 ASIDES_MAX: Final = 10
@@ -58,8 +58,7 @@ def start_over(directory: Path, place: Place, identity: LogIdentity, reason: str
     """
     former = load_identity(directory, place)
     begun = former.cut.aside if former is not None and former.cut is not None and former.cut.segment == 0 else ""
-    anything = bool(segment_firsts(directory)) or (directory / snapshots.FILE_NAME).exists()
-    aside = begun or (next_aside(directory) if anything else "")
+    aside = begun or (next_aside(directory) if holds_entries(directory) else "")
     finish_cut(directory, place, begin_cut(directory, identity, Cut(0, 0, 0, aside, reason), files), files)
     return directory / aside if aside else None
 

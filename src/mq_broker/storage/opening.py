@@ -24,9 +24,8 @@ from mq_broker.storage.frame import Place
 from mq_broker.storage.identity import FILE_NAME, Cut, LogIdentity, boot_id, load_identity, new_log_id
 from mq_broker.storage.interface import JournalListener, OpenJournal
 from mq_broker.storage.journal import DiskJournal
-from mq_broker.storage.recovery import LogDamaged, Recovered, recover, segment_firsts
+from mq_broker.storage.recovery import LogDamaged, Recovered, holds_entries, recover, segment_firsts
 from mq_broker.storage.segments import MARK_FILE_NAME, LogFiles, pack_mark, segment_path
-from mq_broker.storage.snapshot import FILE_NAME as SNAPSHOT_FILE_NAME
 from mq_broker.storage.writer import Writer
 from mq_protocol.errors import StorageFailed
 from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
@@ -83,7 +82,7 @@ class _Found(NamedTuple):
 def _open_files(directory: Path, place: Place, durability: str, files: Files, topic: str, boot: str) -> _Found:
     identity = load_identity(directory, place)
     if identity is None:
-        return _Found(_new_log(directory, place, durability, files, topic, boot), Recovered(), "")
+        return _Found(_new_log(directory, place, durability, files, topic, boot), Recovered(segments=[(1, 0)]), "")
     damaged = ""
     if identity.cut is not None:
         damaged = identity.cut.reason
@@ -113,15 +112,22 @@ def _open_files(directory: Path, place: Place, durability: str, files: Files, to
 
 
 def _new_log(directory: Path, place: Place, durability: str, files: Files, topic: str, boot: str) -> LogIdentity:
-    if directory.exists() and (segment_firsts(directory) or (directory / SNAPSHOT_FILE_NAME).exists()):
+    """An empty log with the mark and the first segment, which the first append would have to name durably. They become durable with
+    `log.json`, which names them an empty log whatever else of them a crash has left."""
+    if holds_entries(directory):
         raise StorageFailed(
             f"{directory / FILE_NAME} is missing beside segments: put it back, or move {directory} away and restart"
         )
     identity = LogIdentity(new_log_id(), boot, False, durability, place.topic_id, place.partition, topic)
     directory.mkdir(parents=True, exist_ok=True)
-    files.sync_directory(directory.parent)
-    files.replace(directory / MARK_FILE_NAME, pack_mark(place, 0))
+    files.close(files.open(segment_path(directory, 1)))
+    mark_fd = files.open(directory / MARK_FILE_NAME)
+    try:
+        files.write(mark_fd, (pack_mark(place, 0),), 0)
+    finally:
+        files.close(mark_fd)
     identity.store(directory, files)
+    files.sync_directory(directory.parent)
     return identity
 
 

@@ -123,6 +123,12 @@ def segment_firsts(directory: Path) -> list[int]:
     return sorted(firsts)
 
 
+def holds_entries(directory: Path) -> bool:
+    """Whether anything was ever written there that a log would lack."""
+    written = any(segment_path(directory, first).stat().st_size for first in segment_firsts(directory))
+    return written or (directory / SNAPSHOT_FILE_NAME).exists()
+
+
 def recover(directory: Path, place: Place, files: Files, *, clean: bool, lossy: bool, rebooted: bool) -> Recovered:
     """Scan, cut, sync. `clean`: the log was stopped cleanly; `lossy`: it has just got a new id because of a reboot.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -20,7 +21,7 @@ from mq_broker.storage.interface import Frame
 from mq_broker.storage.segments import pack_mark, unpack_mark
 from mq_protocol.errors import StorageFailed
 
-from .bed import PLACE, Bed, Saved, frame_of, frames_of, joined, on_a_bed, random_frame
+from .bed import PLACE, Bed, Killed, MortalFiles, Saved, frame_of, frames_of, joined, on_a_bed, random_frame
 
 ALL = 1 << 40
 
@@ -244,6 +245,45 @@ def test_a_reboot_may_leave_holes_in_what_os_never_synced_but_not_below_the_mark
         await repaired(bed, "entries up to 1 had been flushed", 0, b"?" + whole[1:])
 
     on_a_bed(test, tmp_path, "os")
+
+
+def test_a_new_log_is_named_durably_once_and_takes_its_first_entries_without_another_name(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        assert [event for event in bed.files.events if event != "mark"] == ["replace", "sync_directory", "sync_directory"]
+        bed.files.events.clear()
+        journal.append(frames_of(1, 2))
+        await heard.until_flushed(2)
+        assert bed.files.events == ["write", "sync", "mark"]
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+@pytest.mark.parametrize("lost", ["", "flushed", "*.log", "*"])
+@pytest.mark.parametrize("step", range(5))
+def test_a_new_log_that_a_crash_interrupts_is_made_again(tmp_path: Path, step: int, lost: str) -> None:
+    """`lost`: what did not reach the disk of what was not synced by name."""
+
+    async def test(bed: Bed) -> None:
+        bed.files = bed.writer.files = files = MortalFiles(step)
+        with contextlib.suppress(Killed):
+            journal, _, _ = bed.open()
+            await bed.crash(journal)
+        files.steps_left = 1 << 30
+        if step < 3 and lost:  # the third step is the directory's sync
+            for path in bed.path.glob(lost):
+                path.unlink()
+        again, heard, opened = bed.open()
+        assert (opened.damaged, opened.recovered.entries) == ("", ())
+        again.append(frames_of(1, 2))
+        await heard.until_flushed(2)
+        await bed.crash(again)
+        third, _, opened = bed.open()
+        assert (third.log_id, opened.damaged, len(opened.recovered.entries)) == (again.log_id, "", 2)
+        await third.close()
+
+    on_a_bed(test, tmp_path)
 
 
 def test_recovered_files_are_synced_before_they_are_served(tmp_path: Path) -> None:
