@@ -382,8 +382,16 @@ class Broker:
             self.feed(host, event)
 
     def _shorten(self, host: Host) -> None:
-        if not host.closed and host.life == self.life:
+        if not host.closed and host.life == self.life and not self._followed(host):
             host.shorten(wholly=self.loop.chance(0.5))
+
+    def _followed(self, host: Host) -> bool:
+        """As brokers do, a leader leaves its journal as it is while somebody is still to follow from its beginning, but for as long
+        as things go wrong: two snapshots in a row happen too (a leader that is new shortens at once), and take as long as two."""
+        if not (self.cluster.nemesis.healing and host.replica.leading):
+            return False
+        isr, assigned = host.replica.isr, self.cluster.coordination.assigned[host.partition][1]
+        return any(name.broker not in isr for name in self._live.live if name.broker in assigned)
 
     def hear(self, partition: int, message: AppendEntries | AppendAck | InstallSnapshot) -> None:
         host = self.hosts.get(partition)
