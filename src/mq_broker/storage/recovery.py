@@ -124,8 +124,8 @@ def segment_firsts(directory: Path) -> list[int]:
 
 
 def holds_entries(directory: Path) -> bool:
-    """Whether anything was ever written there that a log would lack."""
-    written = any(segment_path(directory, first).stat().st_size for first in segment_firsts(directory))
+    """Whether anything was ever written there that a log would lack. A later segment, though empty, follows something."""
+    written = any(first > 1 or segment_path(directory, first).stat().st_size for first in segment_firsts(directory))
     return written or (directory / SNAPSHOT_FILE_NAME).exists()
 
 

@@ -433,5 +433,8 @@ def test_segments_without_their_name_are_not_opened(tmp_path: Path) -> None:
         (bed.path / "log.json").unlink()
         with pytest.raises(StorageFailed, match=r"log\.json is missing"):
             bed.open()
+        bed.segments[0].rename(bed.path / f"{2:020d}.log").write_bytes(b"")  # empty, but it follows something
+        with pytest.raises(StorageFailed, match=r"log\.json is missing"):
+            bed.open()
 
     on_a_bed(test, tmp_path, "fsync")
