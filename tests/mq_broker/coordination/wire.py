@@ -101,7 +101,7 @@ class Wire:
     async def _requests(
         self, reader: asyncio.StreamReader, far_writer: asyncio.StreamWriter, muted: asyncio.Event, answers: asyncio.Task[None]
     ) -> None:
-        while request := await reader.read(1 << 20):
+        while request := await _message(reader):
             fate = self.fate_of(request)
             if fate is Fate.PASSES:
                 far_writer.write(request)
@@ -121,6 +121,15 @@ class Wire:
                 if muted.is_set():
                     return
                 writer.write(answer)
+
+
+async def _message(reader: asyncio.StreamReader) -> bytes:
+    """One request, however many came at once: its length and what it says. Empty at the end of the stream."""
+    try:
+        length = await reader.readexactly(4)
+        return length + await reader.readexactly(int.from_bytes(length, "big"))
+    except asyncio.IncompleteReadError:
+        return b""
 
 
 def state_of(leader: int = 1, epoch: int = 0, token: str = "t") -> NodeState:
