@@ -38,6 +38,8 @@ BROKER_KILL_AT = 0.30
 BROKER_BACK_AFTER_S = 6.0
 DRIVER_KILL_AT = 0.55
 IN_FLIGHT_BATCHES_MAX = 32
+FRAMES_SHOWN = 6
+LINES_SHOWN = 80
 TOPICS = {
     "flights": (6, data.FLIGHTS_SCHEMA),
     "flights_enriched": (6, data.ENRICHED_SCHEMA),
@@ -53,6 +55,17 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> float:
             raise SystemExit(f"demo failed: {what} did not happen within {seconds:.0f} s")
         time.sleep(0.02)
     return time.monotonic() - started
+
+
+def last_words(lines: list[str]) -> list[str]:
+    """The end of a driver's log, with the first frames of each Java stack: what was thrown stands above dozens of others."""
+    kept: list[str] = []
+    frames = 0
+    for line in lines:
+        frames = frames + 1 if line.startswith("\tat ") else 0
+        if frames <= FRAMES_SHOWN:
+            kept.append(line)
+    return kept[-LINES_SHOWN:]
 
 
 class Driver:
@@ -80,7 +93,7 @@ class Driver:
         assert self.process is not None
         if self.process.poll() not in {None, 0}:
             log = (self._work / f"driver-{self._lives}.log").read_text(errors="replace")
-            raise SystemExit("demo failed: the Spark driver ended by itself\n" + "\n".join(log.splitlines()[-40:]))
+            raise SystemExit("demo failed: the Spark driver ended by itself\n" + "\n".join(last_words(log.splitlines())))
 
     def in_flight(self) -> int | None:
         """The micro-batch of the first query that is planned and not committed, by Spark's own checkpoint files."""
