@@ -1,7 +1,7 @@
-"""What `durability=os` has written is synced about once a second, in a thread that nobody waits for.
+"""What `durability=os` has written is synced about once a second, in a thread of its own.
 
-The writer goes on writing meanwhile: an append does not wait until the disk has taken a second's worth of bytes of every journal.
-One journal is synced at a time; with more of them than the disk syncs in a second, each has its turn later.
+The writer goes on appending meanwhile; only a truncation, a new segment or the close of the journal that is being synced waits
+until it is. One journal is synced at a time; with more of them than the disk syncs in a second, each has its turn later.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from mq_broker.storage.files import Files
-from mq_broker.storage.segments import LogFiles, Outcome
+from mq_broker.storage.segments import LogFiles, Outcome, OutcomeListener
 
 JOIN_S: Final = 5.0
 
-L = TypeVar("L")
 
-
-class BackgroundSyncs(Generic[L]):
+class BackgroundSyncs:
     """Owns which journals are to be synced, each with who hears of it, and the thread that does it.
 
     All methods are for the writer's thread. `wake` is called by the other one when a sync is done: `work` is to be called then.
@@ -32,14 +30,14 @@ class BackgroundSyncs(Generic[L]):
         self.interval_s = interval_s
         self._files = files
         self._wake = wake
-        self._unsynced: dict[LogFiles, L] = {}
+        self._unsynced: dict[LogFiles, OutcomeListener] = {}
         self._due: deque[LogFiles] = deque()  # the rest of the turn that is under way
         self._syncing: LogFiles | None = None
         self._next_turn = 0.0
         self._asked: queue.SimpleQueue[tuple[int, Future[None]] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="journal-syncs", daemon=True)
 
-    def add(self, log: LogFiles, listener: L) -> None:
+    def add(self, log: LogFiles, listener: OutcomeListener) -> None:
         """Something was written to it."""
         if not self._unsynced:
             self._next_turn = time.monotonic() + self.interval_s
@@ -56,9 +54,9 @@ class BackgroundSyncs(Generic[L]):
             return None
         return max(0.0, self._next_turn - time.monotonic())
 
-    def work(self) -> list[tuple[L, Outcome]]:
+    def work(self) -> list[tuple[OutcomeListener, Outcome]]:
         """Take what a sync that is done has come to, and begin the next that is due. Where a journal stands, if that is news."""
-        outcomes: list[tuple[L, Outcome]] = []
+        outcomes: list[tuple[OutcomeListener, Outcome]] = []
         if self._syncing is not None:
             if not self._syncing.synced_apart:
                 return outcomes
@@ -80,9 +78,9 @@ class BackgroundSyncs(Generic[L]):
             self._next_turn = now + self.interval_s
         return outcomes
 
-    def finish(self) -> list[tuple[L, Outcome]]:
+    def finish(self) -> list[tuple[OutcomeListener, Outcome]]:
         """Sync the rest here and now, and end the thread."""
-        outcomes: list[tuple[L, Outcome]] = []
+        outcomes: list[tuple[OutcomeListener, Outcome]] = []
         for log in list(self._unsynced):
             self._sync_here(log, outcomes)
         self._asked.put(None)
@@ -90,12 +88,12 @@ class BackgroundSyncs(Generic[L]):
             self._thread.join(JOIN_S)
         return outcomes
 
-    def _sync_here(self, log: LogFiles, outcomes: list[tuple[L, Outcome]]) -> None:
+    def _sync_here(self, log: LogFiles, outcomes: list[tuple[OutcomeListener, Outcome]]) -> None:
         """On the writer's thread; a truncation that is owed is made good, which lets what was kept be flushed."""
         owing = log.owing
         self._look_at(log, log.sync() and not owing, outcomes)
 
-    def _look_at(self, log: LogFiles, as_expected: bool, outcomes: list[tuple[L, Outcome]]) -> None:
+    def _look_at(self, log: LogFiles, as_expected: bool, outcomes: list[tuple[OutcomeListener, Outcome]]) -> None:
         listener = self._unsynced.get(log)
         if listener is None:
             return

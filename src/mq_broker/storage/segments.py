@@ -28,7 +28,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, NamedTuple, TypeAlias, assert_never
+from typing import Final, NamedTuple, Protocol, TypeAlias, assert_never
 
 import google_crc32c
 
@@ -109,6 +109,13 @@ class Outcome(NamedTuple):
     replaced: tuple[str, str] | None
     adopted: tuple[int, str] | None
     closed: bool
+
+
+class OutcomeListener(Protocol):
+    """A journal, as the writer sees it from afar."""
+
+    def settle(self, outcome: Outcome) -> None:
+        """Called on the event loop."""
 
 
 class Tail(NamedTuple):

@@ -2,8 +2,8 @@
 
 A round takes all that waits in the queue, writes it (per journal one write of everything pending), then syncs each journal that was
 written to (`durability=fsync`), and carries every result back to the event loop in one call. While a round syncs, the next one
-gathers: that is the group commit. Journals of `durability=os` are synced about once a second by another thread, which nobody waits
-for (background_syncs.py).
+gathers: that is the group commit. Journals of `durability=os` are synced about once a second by another thread
+(background_syncs.py).
 
 Only the event loop submits, and only the event loop hears. The queue is bounded by bytes and orders: `has_room` tells when it is
 full, and what is appended nevertheless is refused (journal.py).
@@ -17,12 +17,12 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from mq_broker.storage.background_syncs import BackgroundSyncs
 from mq_broker.storage.files import Files, OsFiles
 from mq_broker.storage.frame_caches import FrameCaches
-from mq_broker.storage.segments import LogFiles, Order, Outcome
+from mq_broker.storage.segments import LogFiles, Order, Outcome, OutcomeListener
 from mq_protocol.limits import JOURNAL_CACHES_BYTES_MAX, WRITER_PENDING_BYTES_MAX, WRITER_PENDING_ORDERS_MAX
 
 ROUND_BYTES_MAX: Final = 32 << 20
@@ -35,13 +35,6 @@ have open; of more than these in use, some open theirs anew for a write, which i
 STOP_DEADLINE_S: Final = 30.0
 
 _logger = logging.getLogger(__name__)
-
-
-class OutcomeListener(Protocol):
-    """A journal, as the writer sees it from afar."""
-
-    def settle(self, outcome: Outcome) -> None:
-        """Called on the event loop."""
 
 
 class _Job(NamedTuple):
@@ -70,9 +63,7 @@ class Writer:
         self.loop = asyncio.get_running_loop()
         self.died: asyncio.Future[None] = self.loop.create_future()
         self._queue: queue.SimpleQueue[_Job | _Woken | None] = queue.SimpleQueue()
-        self.syncs: BackgroundSyncs[OutcomeListener] = BackgroundSyncs(
-            self.files, sync_interval_s, lambda: self._queue.put(_Woken())
-        )
+        self.syncs = BackgroundSyncs(self.files, sync_interval_s, lambda: self._queue.put(_Woken()))
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._open: dict[LogFiles, None] = {}  # least recently written first
         self._some_done = asyncio.Event()

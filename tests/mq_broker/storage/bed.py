@@ -136,7 +136,7 @@ class TrickFiles(OsFiles):
         self.go_on = threading.Event()
         self.go_on.set()
         self.waiting = threading.Event()
-        self.sync_on = threading.Event()  # cleared: a sync waits, once it has begun
+        self.sync_on = threading.Event()  # cleared: a background sync waits, once it has begun
         self.sync_on.set()
         self.syncing = threading.Event()
         self.one_at_a_time = False  # each `go_on.set()` lets one write pass
@@ -167,9 +167,10 @@ class TrickFiles(OsFiles):
     def sync(self, fd: int) -> None:
         self.events.append("sync")
         self.syncs += 1
-        self.syncing.set()
-        assert self.sync_on.wait(DEADLINE_S)
-        self.syncing.clear()
+        if threading.current_thread().name == "journal-syncs":
+            self.syncing.set()
+            assert self.sync_on.wait(DEADLINE_S)
+            self.syncing.clear()
         if self.failing_syncs:
             self.failing_syncs -= 1
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -230,10 +231,17 @@ class Bed:
         """From its next write on the writer waits."""
         self.files.go_on.clear()
 
-    async def hold_background_sync(self) -> None:
-        """The next sync waits, once it has begun; returns then."""
+    async def append_and_hold_sync(self, journal: Journal, frames: list[Frame]) -> None:
+        """Their background sync has begun, and waits."""
         self.files.sync_on.clear()
+        journal.append(frames)
         assert await asyncio.to_thread(self.files.syncing.wait, DEADLINE_S)
+
+    async def until_waiting_for_sync(self, journal: Journal) -> None:
+        """The writer waits for the background sync of this journal, which waits as well."""
+        files: LogFiles = journal._files  # type: ignore[attr-defined]
+        await eventually(lambda: files._apart is None)
+        assert self.files.syncing.is_set()
 
     def let_go(self) -> None:
         self.files.sync_on.set()
@@ -274,6 +282,11 @@ def on_a_bed(
             await test(bed)
 
     asyncio.run(scene())
+
+
+def open_files_under(path: Path) -> list[str]:
+    names = [os.path.realpath(descriptor) for descriptor in Path("/proc/self/fd").iterdir()]
+    return [name for name in names if name.startswith(str(path))]
 
 
 class Killed(BaseException):

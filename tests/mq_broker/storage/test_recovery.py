@@ -251,6 +251,7 @@ def test_a_new_log_is_named_durably_once_and_takes_its_first_entries_without_ano
     async def test(bed: Bed) -> None:
         journal, heard, _ = bed.open()
         assert [event for event in bed.files.events if event != "mark"] == ["replace", "sync_directory", "sync_directory"]
+        assert [path.name for path in bed.segments] == [f"{1:020d}.log"], "or the first append would have to sync its name"
         bed.files.events.clear()
         journal.append(frames_of(1, 2))
         await heard.until_flushed(2)

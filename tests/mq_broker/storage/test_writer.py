@@ -14,12 +14,10 @@ from pathlib import Path
 import pytest
 
 import mq_broker.storage.writer as writer_module
-from mq_broker.storage.identity import load_identity
 from mq_broker.storage.opening import open_disk_journal
-from mq_broker.storage.recovery import read_mark
 from mq_protocol.errors import StorageFailed
 
-from .bed import DEADLINE_S, PLACE, Bed, Heard, eventually, frame_of, frames_of, joined, on_a_bed
+from .bed import DEADLINE_S, PLACE, Bed, Heard, eventually, frame_of, frames_of, joined, on_a_bed, open_files_under
 
 ALL = 1 << 40
 
@@ -142,141 +140,6 @@ def test_more_parts_than_one_write_takes(tmp_path: Path) -> None:
         await journal.close()
 
     on_a_bed(test, tmp_path, cache_bytes_max=0)
-
-
-# ------------------------------------------------------------------ the background sync of `os`
-
-
-def test_entries_are_flushed_while_a_background_sync_is_under_way(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        other_heard = Heard()
-        other = open_disk_journal(tmp_path / "other", PLACE, "os", other_heard, bed.writer).journal
-        journal.append(frames_of(1, 3))
-        await bed.hold_background_sync()
-        journal.append(frames_of(4, 5))
-        other.append(frames_of(1, 1))
-        await heard.until_flushed(5)
-        await other_heard.until_flushed(1)
-        assert read_mark(bed.path, PLACE) in (0, 3)  # the disk has not said so yet, or had before the second sync began
-        bed.let_go()
-        await eventually(lambda: read_mark(bed.path, PLACE) == 5)
-        await eventually(lambda: read_mark(tmp_path / "other", PLACE) == 1)
-        await other.close()
-        await journal.close()
-
-    on_a_bed(test, tmp_path, "os")
-
-
-def test_a_background_sync_marks_no_more_than_was_written_before_it(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        marks = []
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 3))
-        await bed.hold_background_sync()
-        journal.append(frames_of(4, 5))
-        await heard.until_flushed(5)
-        bed.writer.syncs.interval_s = 3600
-        bed.let_go()
-        await eventually(lambda: marks.append(read_mark(bed.path, PLACE)) or marks[-1] != 0)  # type: ignore[func-returns-value]
-        assert marks[-1] == 3
-        await journal.close()
-        assert read_mark(bed.path, PLACE) == 5
-
-    on_a_bed(test, tmp_path, "os")
-
-
-def test_a_background_sync_that_fails_has_all_that_it_missed_written_again(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        name = journal.log_id
-        bed.files.failing_syncs = 1
-        journal.append(frames_of(1, 3))
-        await bed.hold_background_sync()
-        journal.append(frames_of(4, 5))
-        await heard.until_flushed(5)
-        writes = bed.files.writes
-        bed.let_go()
-        await heard.until_heard("replaced")
-        assert journal.log_id != name
-        assert bed.files.writes == writes + 1
-        await eventually(lambda: read_mark(bed.path, PLACE) == 5)
-        assert bed.segments[0].read_bytes() == joined(frames_of(1, 5))
-        await journal.close()
-
-    on_a_bed(test, tmp_path, "os")
-
-
-@pytest.mark.parametrize("failing", [0, 1])
-def test_a_truncation_waits_for_the_background_sync_and_is_what_counts(tmp_path: Path, failing: int) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        bed.files.failing_syncs = failing
-        journal.append(frames_of(1, 5))
-        await bed.hold_background_sync()
-        journal.truncate(2)
-        journal.append(frames_of(3, 3, epoch=2))
-        await asyncio.sleep(0.05)  # for it to go wrong: it cannot be waited for
-        assert "truncate" not in bed.files.events
-        bed.let_go()
-        await heard.until(lambda: ("flushed", 3, 2) in heard.calls)
-        assert len(heard.of("replaced")) == failing
-        await eventually(lambda: read_mark(bed.path, PLACE) == 3)
-        await bed.crash(journal)
-        again, _, opened = bed.open()
-        assert (opened.damaged, [entry.leader_epoch for entry in opened.recovered.entries]) == ("", [1, 1, 2])
-        await again.close()
-
-    on_a_bed(test, tmp_path, "os")
-
-
-def test_a_new_segment_waits_for_the_background_sync_of_the_one_before(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 2))
-        await bed.hold_background_sync()
-        journal.append(frames_of(3, 3))
-        await asyncio.sleep(0.05)  # for it to go wrong: it cannot be waited for
-        assert len(bed.segments) == 1
-        bed.let_go()
-        await heard.until_flushed(3)
-        assert len(bed.segments) == 2
-        await journal.close()
-
-    on_a_bed(test, tmp_path, "os", segment_bytes_max=290)
-
-
-def test_a_journal_that_is_closed_while_it_is_synced_is_whole_and_clean(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 2))
-        await bed.hold_background_sync()
-        journal.append(frames_of(3, 3))
-        await heard.until_flushed(3)
-        closing = asyncio.create_task(journal.close())
-        await asyncio.sleep(0.05)
-        assert not closing.done()
-        bed.let_go()
-        await closing
-        identity = load_identity(bed.path, PLACE)
-        assert identity is not None
-        assert identity.clean
-        assert open_files_under(tmp_path) == []
-
-    on_a_bed(test, tmp_path, "os")
-
-
-def test_a_background_sync_that_breaks_is_heard_of(tmp_path: Path) -> None:
-    async def scene() -> None:
-        bed = Bed(tmp_path, "os")
-        await bed.__aenter__()
-        journal, _, _ = bed.open()
-        bed.files.sync = lambda fd: 1 // 0  # type: ignore[method-assign,assignment,return-value]
-        journal.append(frames_of(1, 1))
-        with pytest.raises(ZeroDivisionError):
-            await asyncio.wait_for(bed.writer.died, 10)
-
-    asyncio.run(scene())
 
 
 # ------------------------------------------------------------------ a full disk
@@ -687,11 +550,6 @@ def test_the_writer_needs_no_descriptors_for_journals_that_are_closed(tmp_path: 
         assert open_files_under(tmp_path) == []
 
     on_a_bed(test, tmp_path, segment_bytes_max=300, cache_bytes_max=0)
-
-
-def open_files_under(path: Path) -> list[str]:
-    names = [os.path.realpath(descriptor) for descriptor in Path("/proc/self/fd").iterdir()]
-    return [name for name in names if name.startswith(str(path))]
 
 
 def test_many_idle_journals_hold_few_files_open_and_take_entries_all_the_same(
