@@ -7,7 +7,9 @@ outlive a machine wants a ZooKeeper of its own; give brokers its address with --
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
+import itertools
 import os
 import random
 import shutil
@@ -15,6 +17,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from mq_protocol.errors import CoordinationUnavailable
@@ -212,9 +215,15 @@ def _serves(host: str, port: int) -> bool:
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nobody listens on, from below the range out of which systems give ports to outgoing connections: a server that is
-    killed and started again must find its port free."""
-    for port in random.sample(range(*_PORTS), 200):
+    killed and started again must find its port free. No other call in this process is given the same while there are others: whom
+    it was given to may not listen yet."""
+    for port in itertools.islice(_ports_by_chance(), 200):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind((host, port))
             return port
     raise CoordinationUnavailable(f"no free port among {_PORTS[0]} to {_PORTS[1]} on {host}: end some of what listens there")
+
+
+@functools.cache
+def _ports_by_chance() -> Iterator[int]:
+    return itertools.cycle(random.sample(range(*_PORTS), _PORTS[1] - _PORTS[0]))

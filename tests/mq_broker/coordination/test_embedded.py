@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mq_broker.coordination.embedded import EmbeddedZooKeeper
+from mq_broker.coordination.embedded import EmbeddedZooKeeper, free_port
 from mq_protocol.errors import CoordinationUnavailable
 
 
@@ -42,6 +42,12 @@ def test_it_listens_on_a_loopback_address_only(tmp_path: Path) -> None:
         assert len(listening) == 1  # no admin server, no JMX
     finally:
         server.stop()
+
+
+def test_no_port_is_given_twice_before_whoever_has_it_listens() -> None:
+    """One of 1,000 clusters of three had two processes with the same port, and one that did not start."""
+    given = [free_port() for _ in range(1_000)]  # by chance alone, one of 17,000 each: the same twice, all but surely
+    assert len(set(given)) == len(given)
 
 
 def test_a_port_that_is_taken_is_said_with_the_servers_own_words(tmp_path: Path) -> None:
