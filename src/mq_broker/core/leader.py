@@ -365,9 +365,6 @@ class Leader:
         elif shared.now_ms - self._commit_moved_ms > settings.leader_stuck_ms and self._relief():
             shared.audit(f"nothing was committed for {settings.leader_stuck_ms} ms: standing back", alarm=True)
             self._resigning = self._relief()
-        for progress in self.followers.values():
-            if progress.sent_high_watermark < shared.high_watermark and not progress.sent:
-                progress.last_sent_ms = min(progress.last_sent_ms, shared.now_ms - settings.heartbeat_ms)
         self._forget_removed()
         self._leave()
         self._hand_over()
