@@ -5,7 +5,7 @@
 Topics of one partition and three replicas are put into ZooKeeper while no broker runs, as `tritonmq topic create` leaves them
 there: to make them through brokers would take much longer than what is to be measured. A hundred of them, by chance, are asked for
 once a second; to ask for all would cost the brokers as much as to lead them. Processor time is the three brokers' together. Last,
-what they take while all is idle. Ours alone; beside Kafka, up to 1,000: `python -m benchmarks.kafka --only growth`.
+what they take while all is idle. Ours alone; beside Kafka: `python -m benchmarks.kafka --only growth`.
 """
 
 from __future__ import annotations
@@ -22,20 +22,15 @@ from pathlib import Path
 
 from kazoo.client import KazooClient
 
-from benchmarks.kafka.growth import private_bytes, processor_seconds
+from benchmarks.kafka.growth import SAMPLE, led, private_bytes, processor_seconds
 from mq_broker.broker.topics import first_state
 from mq_broker.coordination import documents
 from mq_broker.coordination.interface import TopicSpec
 from mq_cli.local_cluster import LocalCluster
-from mq_client.channels import call_unary
-from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import TritonMQError
 
 BROKERS = 3
 ASSIGNMENTS = ((1, 2, 3), (2, 3, 1), (3, 1, 2))
-SAMPLE = 100
 POLL_S = 1.0
-ASK_TIMEOUT_S = 20.0
 LED_TIMEOUT_S = 900.0
 IN_FLIGHT = 200
 _ROOT = "/tritonmq"
@@ -65,15 +60,6 @@ def seed(hosts: str, count: int) -> list[str]:
         client.stop()
         client.close()
     return names
-
-
-def led(address: str, names: Sequence[str]) -> float:
-    """The part of them that has a leader, as that broker knows."""
-    try:
-        answer = call_unary(address, "Metadata", pb.MetadataRequest(topics=names), pb.MetadataResponse, ASK_TIMEOUT_S)
-    except TritonMQError:
-        return 0.0
-    return sum(1 for topic in answer.topics for partition in topic.partitions if partition.leader) / len(names)
 
 
 def start_and_wait(cluster: LocalCluster, names: Sequence[str], what: str) -> None:

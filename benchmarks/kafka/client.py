@@ -23,9 +23,14 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[import-n
 from benchmarks.bench.measure import Schedule, Stopwatch, paced
 
 ASK_TIMEOUT_S: Final = 150.0
+LED_TIMEOUT_S: Final = 900.0
+_LED_POLL_S: Final = 0.5
+"""As growth.py asks ours: to list ten thousand topics takes a broker a while."""
+TOPICS_AT_ONCE: Final = 500
 STAMP_BYTES: Final = 8
 LEAD_S: Final = 0.05
 DIFFERENT: Final = 1_000
+_POLL_S: Final = 0.05
 _POLL_EVERY: Final = 1_000
 _MS: Final = 1e6
 
@@ -36,16 +41,19 @@ _MS: Final = 1e6
 def create_topics(bootstrap: str, names: list[str], partitions: int, replicas: int, config: dict[str, str]) -> Iterator[None]:
     """Answers once every broker names a leader for each partition."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    for name, made in admin.create_topics([NewTopic(name, partitions, replicas, config=config) for name in names]).items():
-        made.result(ASK_TIMEOUT_S)
-        assert name in names
+    for at in range(0, len(names), TOPICS_AT_ONCE):
+        wanted = [NewTopic(name, partitions, replicas, config=config) for name in names[at : at + TOPICS_AT_ONCE]]
+        for made in admin.create_topics(wanted).values():
+            made.result(ASK_TIMEOUT_S)
     yield from wait_led(bootstrap, names, partitions)
 
 
 def wait_led(bootstrap: str, names: list[str], partitions: int) -> Iterator[None]:
+    total = partitions * len(names)
     for address in bootstrap.split(","):
         admin = AdminClient({"bootstrap.servers": address})
-        _wait(lambda admin=admin: _led(admin, names) == partitions * len(names), f"leaders of {names[0]}")  # type: ignore[misc]
+        poll_s = _POLL_S if len(names) == 1 else _LED_POLL_S
+        _wait(lambda admin=admin: _led(admin, names) == total, f"leaders of {names[0]}", LED_TIMEOUT_S, poll_s)  # type: ignore[misc]
     yield None
 
 
@@ -81,12 +89,12 @@ def _leaders(address: str, name: str) -> dict[int, int]:
     return {number: partition.leader for number, partition in found.partitions.items() if partition.leader > 0}
 
 
-def _wait(true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + ASK_TIMEOUT_S
+def _wait(true: Callable[[], bool], what: str, timeout_s: float = ASK_TIMEOUT_S, poll_s: float = _POLL_S) -> None:
+    deadline = time.monotonic() + timeout_s
     while not true():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"still waiting for {what} after {ASK_TIMEOUT_S:g} s")
-        time.sleep(0.05)
+            raise TimeoutError(f"still waiting for {what} after {timeout_s:g} s")
+        time.sleep(poll_s)
 
 
 # ---------------------------------------------------------------- records in

@@ -20,7 +20,7 @@ from mq_broker.coordination.embedded import free_port
 HOST: Final = "127.0.0.1"
 BROKERS: Final = 3
 _CONTROLLER: Final = 100
-START_TIMEOUT_S: Final = 240.0
+START_TIMEOUT_S: Final = 600.0
 STOP_TIMEOUT_S: Final = 30.0
 _FORMAT_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.1
