@@ -45,7 +45,7 @@ def test_it_listens_on_a_loopback_address_only(tmp_path: Path) -> None:
 
 
 def test_no_port_is_given_twice_before_whoever_has_it_listens() -> None:
-    """One of 1,000 clusters of three had two processes with the same port, and one that did not start."""
+    """One of 3,000 clusters of three had two processes with the same port, and one that did not start."""
     given = [free_port() for _ in range(1_000)]  # by chance alone, one of 17,000 each: the same twice, all but surely
     assert len(set(given)) == len(given)
 
