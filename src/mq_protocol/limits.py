@@ -74,6 +74,9 @@ FETCH_CHUNK_BYTES: Final = 1 << 20
 FILTER_CHARACTERS_MAX: Final = 4_096
 """A filter travels with every fetch: a page of text says what a person can mean."""
 
+FILTER_NUMBER_CHARACTERS_MAX: Final = 400
+"""One number in a filter. The longest double that is written out in full has 309 digits before its point."""
+
 FILTER_DEPTH_MAX: Final = 32
 """Parentheses and NOTs within one another: what Python's stack bears many times over."""
 

@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import reduce
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -31,9 +31,10 @@ from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
 
 _TOKEN: Final = re.compile(
-    r"(?P<blank>\s+)|(?P<number>[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?(?![\w.]))|(?P<text>'(?:[^']|'')*')"
+    r"(?P<blank>\s+)|(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.]))|(?P<text>'(?:[^']|'')*')"
     r"|(?P<name>[^\W\d]\w*)|(?P<quoted>`[^`]+`)|(?P<compare><=|>=|<>|!=|==|=|<|>)|(?P<sign>[(),])"
 )
+_SHOWN_CHARACTERS: Final = 100
 _WORDS: Final = frozenset({"and", "or", "not", "is", "in", "null", "true", "false"})
 _MIRRORED: Final = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
@@ -287,16 +288,45 @@ def _value(column: pa.Field, literal: _Token) -> pa.Scalar:
         raise InvalidSetting(f"filter compares column {column.name!r}, which is {kind}: only IS NULL can be asked of it")
     try:
         return pa.scalar(makers[0](kind, literal), pa.float64() if pa.types.is_floating(kind) else kind)
-    except (ValueError, OverflowError, InvalidOperation, pa.ArrowException):
+    except (ValueError, OverflowError, pa.ArrowException):
+        shown = literal.text if len(literal.text) <= _SHOWN_CHARACTERS else literal.text[:_SHOWN_CHARACTERS] + "..."
         raise InvalidSetting(
-            f"filter compares column {column.name!r}, which is {kind}, with {literal.text}: write a value of that type"
+            f"filter compares column {column.name!r}, which is {kind}, with {shown}: write a value of that type"
         ) from None
 
 
 def _number(literal: _Token) -> str:
     if literal.kind != "number":
         raise ValueError
+    if len(literal.text) > limits.FILTER_NUMBER_CHARACTERS_MAX:
+        raise InvalidSetting(
+            f"filter has a number of {len(literal.text)} characters at character {literal.at + 1}: "
+            f"at most {limits.FILTER_NUMBER_CHARACTERS_MAX} are allowed"
+        )
     return literal.text
+
+
+def _integer(kind: pa.DataType, literal: _Token) -> int:
+    value, half = int(_number(literal)), 1 << kind.bit_width - 1
+    if not -half <= value < half:
+        raise ValueError
+    return value
+
+
+def _decimal(kind: pa.Decimal128Type, literal: _Token) -> Decimal:
+    """Exactly the column's scale, and digits that fit its precision. Worked out from the text: Arrow reads outside its tables for
+    an exponent that is far from the column's, and Python would write out the zeros of a billion."""
+    mantissa, _, exponent = _number(literal).lower().partition("e")
+    whole, _, fraction = mantissa.lstrip("+-").partition(".")
+    significant = (whole + fraction).lstrip("0")
+    digits = significant.rstrip("0")
+    if not digits:
+        return Decimal((0, (0,), -kind.scale))
+    power = int(exponent or "0") - len(fraction) + len(significant) - len(digits)  # the value is digits * 10**power
+    zeros = power + kind.scale
+    if zeros < 0 or len(digits) + zeros > kind.precision:
+        raise ValueError
+    return Decimal((mantissa[0] == "-", tuple(map(int, digits + "0" * zeros)), -kind.scale))
 
 
 def _text(literal: _Token) -> str:
@@ -312,19 +342,20 @@ def _truth(_kind: pa.DataType, literal: _Token) -> bool:
 
 
 def _moment(kind: pa.TimestampType, literal: _Token) -> datetime:
+    """In the years 1 to 9999 of UTC, which is what `datetime` can hold."""
     moment = datetime.fromisoformat(_text(literal))
     if kind.tz is None:
         if moment.tzinfo is not None:
             raise ValueError
         return moment
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return moment.astimezone(UTC) if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 _LITERALS: Final[tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any, _Token], object]], ...]] = (
     (pa.types.is_boolean, _truth),
-    (pa.types.is_integer, lambda _kind, literal: int(_number(literal))),
+    (pa.types.is_signed_integer, _integer),
     (pa.types.is_floating, lambda _kind, literal: float(_number(literal))),
-    (pa.types.is_decimal, lambda _kind, literal: Decimal(_number(literal))),
+    (pa.types.is_decimal128, _decimal),
     (pa.types.is_string, lambda _kind, literal: _text(literal)),
     (pa.types.is_binary, lambda _kind, literal: _text(literal).encode()),
     (pa.types.is_date, lambda _kind, literal: date.fromisoformat(_text(literal))),

@@ -72,6 +72,43 @@ def test_rows_are_kept_for_which_the_whole_is_true(text: str, ids: list[int]) ->
     assert kept(text) == ids
 
 
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("price < 1e1", [0]),
+        ("price = +999e-2", [0]),
+        ("price = 9.990000", [0]),
+        ("price > -0.0e-999999999", [0, 3]),
+        ("price = 00000000000000000000000000000000000000000010", [3]),
+        ("price in (0e999999999, .1E+2)", [3]),
+    ],
+)
+def test_a_decimal_is_worked_out_from_its_text(text: str, ids: list[int]) -> None:
+    assert kept(text) == ids
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "price = 1e-999999999",  # Arrow reads outside a table of its own for this and dies
+        "price = 1e-39",
+        "price = 1e999999999",
+        "price = 0.001",
+        "price = 1000000",  # decimal(8,2) has six digits before its point
+        "price = -1e6",
+        "price in (1, 1e-2147483648)",
+        f"id = {'9' * 400}",
+        "at > '0001-01-01T00:00:00+23:59'",  # a year before the first one, in UTC
+        "at > '9999-12-31T23:59:59-00:01'",
+        "at > '10000-01-01'",
+        "day = '0000-01-01'",
+    ],
+)
+def test_a_literal_that_the_column_cannot_hold_never_reaches_arrow(text: str) -> None:
+    with pytest.raises(InvalidSetting, match="write a value of that type"):
+        parse_filter(text, SCHEMA)
+
+
 def test_it_says_which_columns_it_looks_at() -> None:
     assert parse_filter("carrier = 'UA' or ID > 3 or id < 0", SCHEMA).columns == ("id", "carrier")
 
@@ -102,6 +139,8 @@ def test_it_says_which_columns_it_looks_at() -> None:
         ("not " * (limits.FILTER_DEPTH_MAX + 1) + "ok", "filter is nested more than 32 deep"),
         ("(" * 2_000 + "ok", "filter is nested more than 32 deep"),
         ("x" * (limits.FILTER_CHARACTERS_MAX + 1), "filter has 4097 characters"),
+        ("delay > 0." + "1" * 399, "filter has a number of 401 characters at character 9: at most 400 are allowed"),
+        ("id = ٣", "filter is not understood at character 6"),  # a digit to Python, not to SQL
     ],
 )
 def test_what_is_wrong_is_said_by_column_or_character(text: str, first_words: str) -> None:

@@ -263,6 +263,9 @@ def test_a_filter_that_the_topic_cannot_have_is_refused_where_spark_plans(bootst
         Stream(bootstrap, VALUE, subscribe=name, filter="key is null")
     with pytest.raises(InvalidSetting, match="filter compares column 'n', which is int64, with 'x'"):
         read(bootstrap, NUMBERS, subscribe=f"{name}-n", filter="n = 'x'")
+    admin.create_topic(f"{name}-d", schema="n long, d decimal(8,2)")
+    with pytest.raises(InvalidSetting, match=r"filter compares column 'd', which is decimal128.8, 2., with 1e-999999999"):
+        read(bootstrap, NUMBERS, subscribe=f"{name}-d", filter="d = 1e-999999999")
 
 
 def test_a_run_keeps_the_columns_that_it_was_started_with_and_the_next_has_those_that_were_added(
