@@ -23,6 +23,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.limits import ERROR_BYTES_MAX
+
+_CUT = "..."
 
 
 class TritonMQError(Exception):
@@ -202,9 +205,19 @@ def _leaves(cls: type[TritonMQError]) -> list[type[TritonMQError]]:
 _BY_CODE: dict[int, type[TritonMQError]] = {c.code: c for c in _leaves(TritonMQError) if "code" in vars(c)}
 
 
+def shortened(text: str, bytes_max: int) -> str:
+    """The beginning of the text that takes at most so many bytes in UTF-8, with three dots behind it where something is left out.
+    Surrogates, which UTF-8 cannot carry, are written as escapes."""
+    encoded = text.encode("utf-8", "backslashreplace")
+    if len(encoded) > bytes_max:
+        encoded = encoded[: bytes_max - len(_CUT)]
+        return encoded.decode("utf-8", "ignore") + _CUT
+    return encoded.decode()
+
+
 def to_wire(error: TritonMQError) -> pb.Error:
-    """The error as the wire's message; `from_wire` gives back an equal one."""
-    message = pb.Error(code=error.code, message=str(error))
+    """The error as the wire's message; `from_wire` gives back an equal one, but for the end of a text that is too long."""
+    message = pb.Error(code=error.code, message=shortened(str(error), ERROR_BYTES_MAX))
     if isinstance(error, NotLeader):
         message.leader = error.leader
         message.leader_epoch = error.leader_epoch

@@ -68,6 +68,12 @@ def next_life(offset: int) -> int:
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_CEILING + (1 << 20)
 """gRPC's bound on a message: the largest batch and its header."""
 
+ERROR_BYTES_MAX: Final = 4 << 10
+"""An error's text in UTF-8. It travels in HTTP/2 headers, in base64 there, and gRPC takes 8 KiB of headers for certain."""
+
+ERROR_STATUS_BYTES_MAX: Final = 1 << 10
+"""The same text in gRPC's status, for tools that know only gRPC. There each byte beyond ASCII takes three."""
+
 FETCH_CHUNK_BYTES: Final = 1 << 20
 """grpcio moves about 1.8 GB/s at 1 MiB a message; larger gains nothing."""
 

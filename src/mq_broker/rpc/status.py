@@ -5,6 +5,7 @@ The status is for people and for tools that know only gRPC; the trailing metadat
 
 from __future__ import annotations
 
+import urllib.parse
 from typing import Any, Final, NoReturn
 
 import grpc
@@ -14,23 +15,30 @@ from grpc import aio
 from mq_protocol import errors
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
+from mq_protocol.limits import ERROR_STATUS_BYTES_MAX
 
 ERROR_METADATA: Final = "tritonmq-error-bin"
-DETAILS_CHARACTERS_MAX: Final = 1_000
-"""A status message travels in an HTTP/2 header, which peers bound at 8 KiB."""
+
+_UNENCODED: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 
 async def abort(context: aio.ServicerContext[Any, Any], error: TritonMQError) -> NoReturn:
     """End the call with the error. Never returns: gRPC raises."""
-    details = str(error)[:DETAILS_CHARACTERS_MAX]
     wire = errors.to_wire(error)
-    wire.message = details
     await context.abort(
         grpc.StatusCode[error.grpc_status],
-        details,
+        _details(wire.message),
         trailing_metadata=((ERROR_METADATA, wire.SerializeToString()),),
     )
     raise AssertionError("gRPC's abort returned")
+
+
+def _details(text: str) -> str:
+    """The beginning of the text that fits the status as gRPC writes it, percent-encoded."""
+    bytes_max = ERROR_STATUS_BYTES_MAX
+    while len(urllib.parse.quote(short := errors.shortened(text, bytes_max), safe=_UNENCODED)) > ERROR_STATUS_BYTES_MAX:
+        bytes_max = bytes_max * 2 // 3
+    return short
 
 
 def from_call(error: aio.AioRpcError, address: str) -> TritonMQError:

@@ -16,6 +16,7 @@ from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.service import UNARY, Batches, BrokerService, ProduceRequests, Send, handlers, parse, path
 from mq_broker.rpc.status import ERROR_METADATA, from_call
+from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
 from mq_protocol.errors import (
@@ -126,6 +127,24 @@ def test_payloads_go_both_ways_untouched() -> None:
             fetch: Any = channel.unary_stream(path("Fetch"), None, None)
             answers = [decode(a, pb.BatchesHeader) async for a in fetch(pb.FetchRequest(end_offset=3).SerializeToString())]
             assert [(a.header.batches[0].base_offset, bytes(a.payload)) for a in answers] == [(n, b"abcd") for n in range(3)]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "話題" * 2_000, "100 % " * 2_000, "\n" * 5_000, "\ud800" * 2_000, "😀" * 2_000])
+def test_an_error_with_a_long_text_comes_back_as_itself_shortened(text: str) -> None:
+    async def scenario() -> None:
+        async with served() as (service, channel, address):
+            service.error = InvalidSetting(text)
+            with pytest.raises(aio.AioRpcError) as refused:
+                await _unary(channel, "Metadata", b"")
+            error = from_call(refused.value, address)
+            assert type(error) is InvalidSetting, error
+            assert str(error).endswith("...")
+            assert text.encode("utf-8", "backslashreplace").decode().startswith(str(error)[:-3])
+            assert 4_000 < len(str(error).encode()) <= limits.ERROR_BYTES_MAX
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert (refused.value.details() or "").endswith("...")
 
     asyncio.run(scenario())
 
