@@ -387,12 +387,13 @@ class Admin:
         return _describe_group(name, cursors, silent)
 
     def move_group(self, name: str, positions: Mapping[str, Mapping[int, int]]) -> None:
-        """Move the group's cursors to `positions[topic][partition]`. Members that are running go on from where they are."""
+        """Move the group's cursors to `positions[topic][partition]`, also back: nobody else can. Members that are running go on
+        from where they are. A Spark query goes by its checkpoint: it only shows another lag until its next report."""
         check_group_name(name)
         for topic, offsets in positions.items():
             if any(offset < 0 for offset in offsets.values()):
                 raise InvalidRequest(f"offsets of {topic!r} must not be negative: ask `offsets` where the log begins")
-        move_cursors(self._connection, name, positions, Deadline(self._timeout_ms))
+        move_cursors(self._connection, name, positions, Deadline(self._timeout_ms), reset=True)
 
     def _cursors(self, group: str) -> tuple[list[pb.GroupCursor], list[str]]:
         """Every cursor, and which brokers did not answer. Each replica tells what it knows: the leader's word holds, and without

@@ -60,11 +60,20 @@ def measure_spans(
 
 
 def move_cursors(
-    connection: Connection, group: str, positions: Mapping[str, Mapping[int, int]], deadline: Deadline, *, kind: str = "consumer"
+    connection: Connection,
+    group: str,
+    positions: Mapping[str, Mapping[int, int]],
+    deadline: Deadline,
+    *,
+    kind: str = "consumer",
+    member_id: str = "",
+    reset: bool = False,
 ) -> dict[str, dict[int, int]]:
     """Move the group's cursors to `positions[topic][partition]`, the next offsets to deliver. Where each log ends.
 
-    `kind` says who reads: "consumer" or "spark". Raises the first error that asking again did not mend.
+    `kind` says who reads: "consumer" or "spark". A consumer names itself, by `member_id`: its word counts forward only, and not
+    where another member has the partition. `reset`: an administrator's word, which goes anywhere. Raises the first error that
+    asking again did not mend.
     """
     ends: dict[str, dict[int, int]] = {}
     for topic, offsets in positions.items():
@@ -76,7 +85,9 @@ def move_cursors(
         ) -> Iterable[pb.PartitionOffsets]:
             request = pb.MoveCursorsRequest(
                 group=group,
-                kind=kind,
+                kind="" if reset else kind,
+                member_id=member_id,
+                reset=reset,
                 positions=[pb.CursorPosition(topic=topic, partition=number, offset=offsets[number]) for number in numbers],
             )
             return connection.ask(address, "MoveCursors", request, pb.MoveCursorsResponse, limit).partitions

@@ -400,7 +400,7 @@ class Subscriptions:
             self.changed.notify_all()
             self._work.notify()
         try:
-            move_cursors(self.connection, self.group, positions, deadline)
+            move_cursors(self.connection, self.group, positions, deadline, member_id=self.member_id)
         except TritonMQError as error:
             log.warning("group %s may be given some records again: %s", self.group, error)
         with self.changed:

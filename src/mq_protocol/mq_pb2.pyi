@@ -1662,8 +1662,15 @@ class MoveCursorsRequest(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
+    MEMBER_ID_FIELD_NUMBER: _builtins.int
+    RESET_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     kind: _builtins.str
+    """who reads: "consumer" or "spark"; with `reset` it may be empty: as it is"""
+    member_id: _builtins.str
+    """of a consumer: counts only forward, and only if no other member has the partition"""
+    reset: _builtins.bool
+    """an administrator's word: to any offset of the log, also back"""
     @_builtins.property
     def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___CursorPosition]: ...
     def __init__(
@@ -1672,10 +1679,12 @@ class MoveCursorsRequest(_message.Message):
         group: _builtins.str = ...,
         positions: _abc.Iterable[Global___CursorPosition] | None = ...,
         kind: _builtins.str = ...,
+        member_id: _builtins.str = ...,
+        reset: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "positions", b"positions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "member_id", b"member_id", "positions", b"positions", "reset", b"reset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2478,19 +2487,22 @@ class CursorMeta(_message.Message):
     GROUP_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
+    FORWARD_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     offset: _builtins.int
     kind: _builtins.str
+    forward: _builtins.bool
     def __init__(
         self,
         *,
         group: _builtins.str = ...,
         offset: _builtins.int = ...,
         kind: _builtins.str = ...,
+        forward: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward", b"forward", "group", b"group", "kind", b"kind", "offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -351,7 +351,7 @@ def test_a_place_that_others_have_moved_on_is_not_moved_back_when_a_member_stops
     member: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved: list[object] = []
-    monkeypatch.setattr(subscription, "move_cursors", lambda *told: moved.append(told[2]))
+    monkeypatch.setattr(subscription, "move_cursors", lambda *told, **_: moved.append(told[2]))
     first = member.stream()
     first.hear_open()
     first.opened(0)
@@ -369,7 +369,7 @@ def test_a_place_that_others_have_moved_on_is_not_moved_back_when_a_member_stops
 
 def test_what_is_held_when_a_consumer_stops_is_not_handed_out_any_more(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[object] = []
-    monkeypatch.setattr(subscription, "move_cursors", lambda *told: moved.append(told[2]))
+    monkeypatch.setattr(subscription, "move_cursors", lambda *told, **_: moved.append(told[2]))
     stream = member.stream()
     stream.hear_open()
     stream.opened(0)
@@ -527,7 +527,7 @@ def test_what_is_pushed_while_a_consumer_stops_is_not_handed_out(member: Client,
     size = stream.push(0, 1, 2)
     assert member.offsets(1) == [0]
 
-    def meanwhile(*_told: object) -> None:
+    def meanwhile(*_told: object, **_options: object) -> None:
         stream.push(3, 4, 5)
         eventually(lambda: member.subscriptions.places["t", 0].position == 6)
         stream.cancel()

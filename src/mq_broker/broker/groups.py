@@ -31,6 +31,8 @@ MOVE_AGAIN_S: Final = 1.0
 """After a move was refused for now: too few replicas are in sync, or the leadership is being handed over."""
 
 MembersOf = Callable[[Partition, str], list[str]]
+CountsOf = Callable[[Partition, str, str, int], bool]
+"""Whether a member's word that it is done with all below an offset of a partition counts."""
 
 
 @dataclass(eq=False, slots=True)
@@ -74,7 +76,7 @@ class CursorMoves:
 
     def _propose(self, partition: Partition, group: str, moving: _Moving) -> None:
         deadline = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_MS / 1000
-        operation = MoveCursor(group, moving.offset, CONSUMER)
+        operation = MoveCursor(group, moving.offset, CONSUMER, forward=True)
         partition.propose(operation, lambda result: self._moved(partition, group, moving, result), deadline)
 
     def _moved(self, partition: Partition, group: str, moving: _Moving, result: Result) -> None:
@@ -103,31 +105,62 @@ class CursorMoves:
 class Groups:
     """What clients ask about groups. Owns nothing: cursors are in the partitions."""
 
-    def __init__(self, shell: Shell, topics: Topics, members_of: MembersOf) -> None:
+    def __init__(self, shell: Shell, topics: Topics, members_of: MembersOf, counts: CountsOf) -> None:
         self._shell = shell
         self._topics = topics
         self._members_of = members_of
+        self._counts = counts
 
     async def move_cursors(self, request: pb.MoveCursorsRequest, deadline: float) -> pb.MoveCursorsResponse:
-        """Each position by itself: its answer is at its place in the response, with an error where it did not move."""
+        """Each position by itself: its answer is at its place in the response, with an error where it was refused.
+
+        A consumer's counts only forward, and only from the member that has the partition; where no member is known to have it (its
+        leader is new, or the last member's stream ended before this came), from any. Told by another one it is no error: what was
+        settled since holds. A Spark query's may go back, since its checkpoint is the truth. An administrator's goes anywhere.
+        """
         check_group_name(request.group)
-        if request.kind not in KINDS:
+        if request.kind not in KINDS and not (request.reset and not request.kind):
             raise InvalidRequest(f"kind {request.kind!r} is not known: one of {', '.join(KINDS)}")
+        if request.kind == CONSUMER and not request.reset and not request.member_id:
+            raise InvalidRequest(
+                f"only a member of group {request.group!r} moves its cursor: name the member, or let an administrator move the "
+                "group (Admin.move_group)"
+            )
         if len(request.positions) > PARTITIONS_PER_TOPIC_MAX:
             raise InvalidRequest(f"at most {PARTITIONS_PER_TOPIC_MAX} cursors can be moved at once")
-        answers = [self._move(request.group, request.kind, position, deadline) for position in request.positions]
+        answers = [self._move(request, position, deadline) for position in request.positions]
         return pb.MoveCursorsResponse(partitions=await asyncio.gather(*answers))
 
-    async def _move(self, group: str, kind: str, position: pb.CursorPosition, deadline: float) -> pb.PartitionOffsets:
+    async def _move(self, request: pb.MoveCursorsRequest, position: pb.CursorPosition, deadline: float) -> pb.PartitionOffsets:
         answer = pb.PartitionOffsets(partition=position.partition)
         try:
             partition = self._shell.leader(await self._topics.get(position.topic), position.partition)
-            await partition.ask(MoveCursor(group, position.offset, kind), deadline)
+            move = self._judged(request, position.offset, partition)
+            if move is not None:
+                await partition.ask(move, deadline)
             answer.log_end_offset = partition.next_offset
             answer.leader_epoch = partition.replica.leader_epoch
         except TritonMQError as error:
             answer.error.CopyFrom(to_wire(error))
         return answer
+
+    def _judged(self, request: pb.MoveCursorsRequest, offset: int, partition: Partition) -> MoveCursor | None:
+        """What is to be written; None if it does not count. Raises `InvalidRequest`."""
+        group, kind = request.group, request.kind
+        cursor = partition.replica.machine.cursors.get(group)
+        if request.reset:
+            return MoveCursor(group, offset, cursor.kind if cursor is not None else kind or CONSUMER)
+        if kind == CONSUMER:
+            if self._counts(partition, group, request.member_id, offset):
+                return MoveCursor(group, offset, kind, forward=True)
+            log.info("%s: member %r of group %s stopped; another has the partition", partition.name, request.member_id, group)
+            return None
+        if cursor is not None and cursor.kind == CONSUMER:
+            raise InvalidRequest(
+                f"group {group!r} is one of consumers in {partition.name}: a query's progress would move their place. Give the "
+                "query another kafka.group.id"
+            )
+        return MoveCursor(group, offset, kind)
 
     async def groups(self, request: pb.GroupsRequest, _deadline: float) -> pb.GroupsResponse:
         """The cursors of one group, or of all, in every replica here.

@@ -148,7 +148,7 @@ class _Broker:
             self._producing,
             Reading(shell, self._topics),
             delivery,
-            Groups(shell, self._topics, delivery.shares.members_of),
+            Groups(shell, self._topics, delivery.shares.members_of, delivery.shares.counts),
             self._transactions,
         )
         self._server.add_generic_rpc_handlers((rpc_service.handlers(services), self._links.handler()))

@@ -78,6 +78,15 @@ class Share:
         if self._leaving is not None and self._has_settled(member):
             self._switch()
 
+    def counts(self, member_id: str, offset: int) -> bool:
+        """Whether a word of that member which did not come on its stream counts: unless another one has the partition. The next
+        owner then begins no earlier than at that offset."""
+        if self._owner is not None and self._owner.member_id != member_id:
+            return False
+        if self._settled >= 0:
+            self._settled = max(self._settled, min(offset, self._partition.next_offset))
+        return True
+
     @staticmethod
     def _has_settled(member: Member) -> bool:
         return member.settled >= member.position
@@ -149,6 +158,11 @@ class Shares:
             share.leave(member)
             if not share.members:
                 del self._shares[partition, group]
+
+    def counts(self, partition: Partition, group: str, member_id: str, offset: int) -> bool:
+        """As `Share.counts`. Of a group without members here everybody's word counts: it only goes forward."""
+        share = self._shares.get((partition, group))
+        return share is None or share.counts(member_id, offset)
 
     def members_of(self, partition: Partition, group: str) -> list[str]:
         share = self._shares.get((partition, group))

@@ -120,6 +120,8 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
                     ),
                     of_absence=True,
                 )
+            if machine.has_passed(move):
+                return Answer(Done(0, duplicate=True))
             return Admit(move)
         case Decide() as decide:
             return _judge_decide(decide, propose.keep_on_mismatch, machine, overlay)

@@ -91,11 +91,13 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class MoveCursor:
-    """The next offset that a group wants from this partition. `kind` says who reads: "consumer" or "spark"."""
+    """The next offset that a group wants from this partition. `kind` says who reads: "consumer" or "spark". `forward`: it changes
+    nothing where the cursor is at that offset or beyond it."""
 
     group: str
     offset: int
     kind: str
+    forward: bool = False
 
 
 @dataclass(frozen=True, slots=True)

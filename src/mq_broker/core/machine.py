@@ -68,6 +68,11 @@ class PartitionMachine:
         """The first entry whose payload may yet be given offsets: the journal may not begin after it (rule 13)."""
         return min((batch.index for batch in self.staged.values()), default=None)
 
+    def has_passed(self, move: MoveCursor) -> bool:
+        """Whether the group's cursor is where this would move it, or beyond, and may only go forward."""
+        cursor = self.cursors.get(move.group)
+        return move.forward and cursor is not None and move.offset <= cursor.offset
+
     def apply(self, entry: Entry) -> Sequence[Change]:
         """Take in one committed entry; returns what readers see of it."""
         match entry.operation:
@@ -82,8 +87,9 @@ class PartitionMachine:
             case Discard(uuids=uuids):
                 for uuid in uuids:
                     self.staged.pop(uuid, None)
-            case MoveCursor(group=group, offset=offset, kind=kind):
-                self.cursors[group] = Cursor(offset, kind, entry.timestamp_us)
+            case MoveCursor() as move:
+                if not self.has_passed(move):
+                    self.cursors[move.group] = Cursor(move.offset, move.kind, entry.timestamp_us)
             case Decide() as decide:
                 self._decide(decide)
             case Finish(key=key, batch_id=batch_id):

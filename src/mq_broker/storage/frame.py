@@ -248,8 +248,9 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
             return EntryKind.PUBLISH, pb.PublishMeta(key=_key_to_wire(key), batch_id=batch_id, uuids=uuids).SerializeToString()
         case Discard(key, uuids):
             return EntryKind.DISCARD, pb.DiscardMeta(key=_key_to_wire(key), uuids=uuids).SerializeToString()
-        case MoveCursor(group, offset, kind):
-            return EntryKind.CURSOR, pb.CursorMeta(group=group, offset=offset, kind=kind).SerializeToString()
+        case MoveCursor(group, offset, kind, forward):
+            cursor = pb.CursorMeta(group=group, offset=offset, kind=kind, forward=forward)
+            return EntryKind.CURSOR, cursor.SerializeToString()
         case Decide(key, batch_id, run_id, row_count, manifest):
             lines = [line_to_wire(line) for line in manifest]
             meta = pb.DecideMeta(key=_key_to_wire(key), batch_id=batch_id, run_id=run_id, row_count=row_count, manifest=lines)
@@ -284,7 +285,7 @@ def _discard(meta: bytes) -> Operation:
 
 def _cursor(meta: bytes) -> Operation:
     m = pb.CursorMeta.FromString(meta)
-    return MoveCursor(m.group, m.offset, m.kind)
+    return MoveCursor(m.group, m.offset, m.kind, m.forward)
 
 
 def _decide(meta: bytes) -> Operation:

@@ -40,6 +40,7 @@ class Reporter:
         self._wake = threading.Condition(self._lock)
         self._waiting: dict[str, dict[Place, int]] = {}
         self._told: dict[str, dict[Place, int]] = {}
+        self._refused: set[str] = set()
         self._thread: threading.Thread | None = None
         self._sending = False
         self._hurry = False
@@ -86,7 +87,10 @@ class Reporter:
         try:
             self._send(group, positions)
         except TritonMQError as error:
-            log.debug("progress of group %s was not reported: %s", group, error)
+            told_before = error.retriable or group in self._refused
+            log.log(logging.DEBUG if told_before else logging.WARNING, "progress of group %s was not reported: %s", group, error)
+            if not error.retriable:
+                self._refused.add(group)
             with self._lock:
                 self._failed(group, positions, again=error.retriable)
         else:

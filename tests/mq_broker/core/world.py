@@ -199,8 +199,8 @@ class World:
                 what = f"stage({name_of(entry.uuid)} of {batch_id})"
             case Publish(uuids=uuids) | Discard(uuids=uuids):
                 what = f"{type(entry.operation).__name__.lower()}({','.join(name_of(u) for u in uuids)})"
-            case MoveCursor(group, offset):
-                what = f"cursor({group}={offset})"
+            case MoveCursor(group, offset, forward=forward):
+                what = f"cursor({group}{'>' if forward else ''}={offset})"
             case Trim(start):
                 what = f"trim({start})"
             case Decide(batch_id=batch_id) | Finish(batch_id=batch_id):
@@ -434,8 +434,8 @@ class World:
     def do_discard(self, broker: str, *names: str) -> None:
         self._propose(broker, Discard(KEY, tuple(uuid(n) for n in names)))
 
-    def do_cursor(self, broker: str, group: str, offset: str) -> None:
-        self._propose(broker, MoveCursor(group, int(offset), "consumer"))
+    def do_cursor(self, broker: str, group: str, offset: str, forward: str = "no") -> None:
+        self._propose(broker, MoveCursor(group, int(offset), "consumer", forward=forward == "yes"))
 
     def do_decide(self, broker: str, batch: str, rows: str = "10", run: str = "run1", keep: str = "no") -> None:
         manifest = (StagedBatches("t", 0, (uuid("s"),), int(rows)),)
@@ -451,6 +451,8 @@ class World:
             role = "leader" if replica.leading else "follower"
             log = (f"snapshot({host.base}) " if host.base else "") + (" ".join(self.entry(e) for e in host.disk) or "empty")
             offsets = f"offsets {replica.machine.log_start_offset}..{replica.machine.next_offset}"
+            cursors = "".join(f" {group}={cursor.offset}" for group, cursor in replica.machine.cursors.items())
+            log += cursors and " cursors" + cursors
             self.say(host, f"{role} epoch {replica.leader_epoch} hw {replica.high_watermark} {offsets} log {log}")
         self.out.append(f"node version {self.version}: {self.state(self.node)}")
 
