@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import mq_client  # noqa: F401 - before anything imports gRPC, as applications are told to
 from mq_broker.coordination.embedded import EmbeddedZooKeeper
 
 

@@ -6,6 +6,8 @@ Every wait has a deadline. Leader changes, restarts and timeouts are survived in
 it is there once. Every error derives from `TritonMQError` and says whether to retry and whether the outcome is known.
 
 The classes are imported when they are first asked for: Spark starts processes that only read, and many of them.
+
+Import this before `grpc`: gRPC's handlers of forks would now and then abort a child process (mq_client/forks.py).
 """
 
 from __future__ import annotations
@@ -47,6 +49,9 @@ from mq_client.errors import (
     UnknownTopic,
     Unreachable,
 )
+from mq_client.forks import leave_children_alone
+
+leave_children_alone()
 
 if TYPE_CHECKING:
     from mq_client.admin import (

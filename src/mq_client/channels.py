@@ -1,7 +1,8 @@
 """gRPC channels to brokers, and what a failed call means.
 
 One channel an address a process, opened on first use and kept: a worker that Spark forks opens its own, because channels are keyed
-by process id. Not here: which broker to ask, and whether to ask again (connection.py); Subscribe streams (push_streams.py).
+by process id (it can, as the daemon that it is forked from has none: forks.py). Not here: which
+broker to ask, and whether to ask again (connection.py); Subscribe streams (push_streams.py).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Final, TypeVar
 import grpc
 from google.protobuf.message import DecodeError, Message
 
+from mq_client import forks
 from mq_client.errors import InternalError, InvalidRequest, OutcomeUnknown, TritonMQError, Unreachable
 from mq_protocol import errors, limits
 from mq_protocol import mq_pb2 as pb
@@ -74,11 +76,16 @@ R = TypeVar("R", bound=Message)
 
 
 def channel(address: str) -> grpc.Channel:
-    """This process's channel to `host:port`. It connects when first used, and again by itself."""
+    """This process's channel to `host:port`. It connects when first used, and again by itself.
+
+    Raises `InvalidRequest` in a process that was forked from one that had channels (forks.py).
+    """
     key = (os.getpid(), address)
     with _lock:
         found = _channels.get(key)
         if found is None:
+            forks.check_usable()
+            forks.note_used()
             found = _channels[key] = grpc.insecure_channel(address, options=OPTIONS)
         return found
 

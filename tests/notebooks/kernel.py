@@ -24,8 +24,6 @@ VARIES = "varies"
 CELL_TIMEOUT_S = 150
 ENVIRONMENT = {
     "SPARK_LOCAL_IP": "127.0.0.1",
-    # PySpark starts its JVM by a fork; where gRPC is in use already, gRPC's own handlers of forks now and then kill the child.
-    "GRPC_ENABLE_FORK_SUPPORT": "0",
     # A JVM that compiles little starts quicker, and these end before more would pay. A reader's own runs without it.
     "PYSPARK_SUBMIT_ARGS": '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" '
     "--conf spark.ui.showConsoleProgress=false pyspark-shell",
