@@ -6,7 +6,8 @@
     │   ├── SchemaMismatch · BatchTooLarge · CorruptBatch
     │   ├── OffsetOutOfRange · DataLoss
     │   ├── NotEnoughBrokers
-    │   └── ReplayMismatch · StaleMicroBatch · FencedRun · StagedBatchMissing
+    │   ├── ReplayMismatch · StaleMicroBatch · FencedRun · StagedBatchMissing
+    │   └── TransactionAborted · TooManyTransactions · UnknownTransaction
     ├── RetriableError            it did not happen; ask again (clients do so by themselves until their deadline)
     │   └── NotLeader · NotEnoughReplicas · OutOfOrder · Overloaded · DiskFull · StorageFailed · CoordinationUnavailable
     └── UnknownOutcome            it may or may not have happened
@@ -143,6 +144,26 @@ class FencedRun(RefusedError):
 
 class StagedBatchMissing(RefusedError):
     code = pb.STAGED_BATCH_MISSING
+
+
+class TransactionAborted(RefusedError):
+    """An administrator has fenced the key for ever (`tritonmq transaction abort`)."""
+
+    code = pb.TRANSACTION_ABORTED
+
+
+class TooManyTransactions(RefusedError):
+    """The coordinator keeps as many keys as it takes."""
+
+    code = pb.TOO_MANY_TRANSACTIONS
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
+class UnknownTransaction(RefusedError):
+    """Nobody has staged or decided anything under that key."""
+
+    code = pb.UNKNOWN_TRANSACTION
+    grpc_status = "NOT_FOUND"
 
 
 class NotLeader(RetriableError):

@@ -66,6 +66,12 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     STORAGE_FAILED: _ErrorCode.ValueType  # 25
     DATA_LOSS: _ErrorCode.ValueType  # 26
     UNKNOWN_GROUP: _ErrorCode.ValueType  # 27
+    TRANSACTION_ABORTED: _ErrorCode.ValueType  # 40
+    """an administrator has fenced the query's key: nothing more is written under it"""
+    TOO_MANY_TRANSACTIONS: _ErrorCode.ValueType  # 41
+    """the coordinator keeps as many keys as it takes"""
+    UNKNOWN_TRANSACTION: _ErrorCode.ValueType  # 42
+    """nobody has staged or decided anything under that key"""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """---------------------------------------------------------------- errors"""
@@ -104,6 +110,12 @@ UNREACHABLE: ErrorCode.ValueType  # 24
 STORAGE_FAILED: ErrorCode.ValueType  # 25
 DATA_LOSS: ErrorCode.ValueType  # 26
 UNKNOWN_GROUP: ErrorCode.ValueType  # 27
+TRANSACTION_ABORTED: ErrorCode.ValueType  # 40
+"""an administrator has fenced the query's key: nothing more is written under it"""
+TOO_MANY_TRANSACTIONS: ErrorCode.ValueType  # 41
+"""the coordinator keeps as many keys as it takes"""
+UNKNOWN_TRANSACTION: ErrorCode.ValueType  # 42
+"""nobody has staged or decided anything under that key"""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 class _Acks:
@@ -2517,9 +2529,11 @@ class DecideMeta(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     ROW_COUNT_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
+    ONCE_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     run_id: _builtins.str
     row_count: _builtins.int
+    once: _builtins.bool
     @_builtins.property
     def key(self) -> Global___TransactionKey: ...
     @_builtins.property
@@ -2532,10 +2546,11 @@ class DecideMeta(_message.Message):
         run_id: _builtins.str = ...,
         row_count: _builtins.int = ...,
         manifest: _abc.Iterable[Global___StagedBatches] | None = ...,
+        once: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "key", b"key", "manifest", b"manifest", "row_count", b"row_count", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "key", b"key", "manifest", b"manifest", "once", b"once", "row_count", b"row_count", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2563,6 +2578,70 @@ class FinishMeta(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FinishMeta: _TypeAlias = FinishMeta  # noqa: Y015
+
+@_typing.final
+class AbortMeta(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___TransactionKey: ...
+    def __init__(
+        self,
+        *,
+        key: Global___TransactionKey | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortMeta: _TypeAlias = AbortMeta  # noqa: Y015
+
+@_typing.final
+class FenceMeta(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___TransactionKey: ...
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        key: Global___TransactionKey | None = ...,
+        kept: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FenceMeta: _TypeAlias = FenceMeta  # noqa: Y015
+
+@_typing.final
+class ForgetMeta(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionKey]: ...
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[Global___TransactionKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetMeta: _TypeAlias = ForgetMeta  # noqa: Y015
 
 @_typing.final
 class TrimMeta(_message.Message):
@@ -2730,10 +2809,16 @@ class TransactionStateMeta(_message.Message):
     MANIFEST_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     SUPERSEDED_FIELD_NUMBER: _builtins.int
+    ONCE_FIELD_NUMBER: _builtins.int
+    ABORTED_FIELD_NUMBER: _builtins.int
+    CHANGED_US_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     run_id: _builtins.str
     row_count: _builtins.int
     finished: _builtins.bool
+    once: _builtins.bool
+    aborted: _builtins.bool
+    changed_us: _builtins.int
     @_builtins.property
     def key(self) -> Global___TransactionKey: ...
     @_builtins.property
@@ -2750,10 +2835,13 @@ class TransactionStateMeta(_message.Message):
         manifest: _abc.Iterable[Global___StagedBatches] | None = ...,
         finished: _builtins.bool = ...,
         superseded: _abc.Iterable[_builtins.str] | None = ...,
+        once: _builtins.bool = ...,
+        aborted: _builtins.bool = ...,
+        changed_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "finished", b"finished", "key", b"key", "manifest", b"manifest", "row_count", b"row_count", "run_id", b"run_id", "superseded", b"superseded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "batch_id", b"batch_id", "changed_us", b"changed_us", "finished", b"finished", "key", b"key", "manifest", b"manifest", "once", b"once", "row_count", b"row_count", "run_id", b"run_id", "superseded", b"superseded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2773,6 +2861,7 @@ class SnapshotState(_message.Message):
     PUBLISHED_FIELD_NUMBER: _builtins.int
     CURSORS_FIELD_NUMBER: _builtins.int
     TRANSACTIONS_FIELD_NUMBER: _builtins.int
+    FENCED_FIELD_NUMBER: _builtins.int
     last_index: _builtins.int
     last_epoch: _builtins.int
     timestamp_us: _builtins.int
@@ -2788,6 +2877,8 @@ class SnapshotState(_message.Message):
     def cursors(self) -> _containers.RepeatedCompositeFieldContainer[Global___CursorState]: ...
     @_builtins.property
     def transactions(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionStateMeta]: ...
+    @_builtins.property
+    def fenced(self) -> _containers.RepeatedCompositeFieldContainer[Global___TransactionKey]: ...
     def __init__(
         self,
         *,
@@ -2801,10 +2892,11 @@ class SnapshotState(_message.Message):
         published: _abc.Iterable[Global___PublishedState] | None = ...,
         cursors: _abc.Iterable[Global___CursorState] | None = ...,
         transactions: _abc.Iterable[Global___TransactionStateMeta] | None = ...,
+        fenced: _abc.Iterable[Global___TransactionKey] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["uuids", b"uuids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "last_epoch", b"last_epoch", "last_index", b"last_index", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "published", b"published", "staged", b"staged", "timestamp_us", b"timestamp_us", "transactions", b"transactions", "uuids", b"uuids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "fenced", b"fenced", "last_epoch", b"last_epoch", "last_index", b"last_index", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "published", b"published", "staged", b"staged", "timestamp_us", b"timestamp_us", "transactions", b"transactions", "uuids", b"uuids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,21 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from mq_broker.core.entries import Append, Decide, Discard, Entry, EpochStart, Finish, MoveCursor, Publish, Stage, Trim
+from mq_broker.core.entries import (
+    Abort,
+    Append,
+    Decide,
+    Discard,
+    Entry,
+    EpochStart,
+    Fence,
+    Finish,
+    Forget,
+    MoveCursor,
+    Publish,
+    Stage,
+    Trim,
+)
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
@@ -172,6 +186,10 @@ class Story:
                 what = f"cursor({group}={offset})"
             case Trim(start):
                 what = f"trim({start})"
+            case Abort(key) | Fence(key):
+                what = f"{type(entry.operation).__name__.lower()}({key.query_id})"
+            case Forget(keys):
+                what = f"forget({','.join(key.query_id for key in keys)})"
             case Decide(batch_id=batch_id) | Finish(batch_id=batch_id):
                 what = f"{type(entry.operation).__name__.lower()}({batch_id})"
         return f"{entry.index}/{entry.leader_epoch}:{what}"

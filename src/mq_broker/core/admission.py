@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mq_broker.core.entries import (
+    Abort,
     Append,
     Decide,
     Discard,
     Entry,
+    Fence,
     Finish,
+    Forget,
     MoveCursor,
     Operation,
     Publish,
@@ -23,7 +26,7 @@ from mq_broker.core.entries import (
     Trim,
 )
 from mq_broker.core.machine import PartitionMachine
-from mq_broker.core.messages import Decided, Done, Propose, Refused, Result
+from mq_broker.core.messages import AreStaged, Decided, Done, Propose, Refused, Result
 from mq_broker.core.state import TransactionState
 from mq_protocol.errors import (
     FencedRun,
@@ -32,8 +35,17 @@ from mq_protocol.errors import (
     ReplayMismatch,
     StagedBatchMissing,
     StaleMicroBatch,
+    TooManyTransactions,
+    TransactionAborted,
     TritonMQError,
 )
+
+TRANSACTION_KEYS_MAX = 20_000
+"""Keys that one partition of the coordinators' topic keeps: some 10 MB of names, and what eight partitions forget in an hour is 40
+atomic writes a second."""
+
+ABORTED_KEYS_MAX = 2_000
+"""So many more may be aborted that had decided nothing: a full coordinator must not keep a journal from being freed."""
 
 
 class Overlay:
@@ -42,6 +54,7 @@ class Overlay:
     def __init__(self, tail: list[Entry]) -> None:
         self._uuids: dict[bytes, int] = {}
         self._keys: dict[TransactionKey, int] = {}
+        self._fences: dict[TransactionKey, int] = {}
         for entry in tail:
             self.add(entry)
 
@@ -49,10 +62,11 @@ class Overlay:
         match entry.operation:
             case Append() | Stage():
                 self._uuids[entry.uuid] = entry.index
-            case Publish(key=key) | Discard(key=key) | Decide(key=key) | Finish(key=key):
-                self._keys[key] = entry.index
-            case _:
-                pass
+            case operation:
+                for key in _keys_of(operation):
+                    self._keys[key] = entry.index
+                if isinstance(operation, Fence):
+                    self._fences[operation.key] = entry.index
 
     def remove(self, entry: Entry) -> None:
         """The entry was applied: the state machine knows it now."""
@@ -60,17 +74,35 @@ class Overlay:
             case Append() | Stage():
                 if self._uuids.get(entry.uuid) == entry.index:
                     del self._uuids[entry.uuid]
-            case Publish(key=key) | Discard(key=key) | Decide(key=key) | Finish(key=key):
-                if self._keys.get(key) == entry.index:
-                    del self._keys[key]
-            case _:
-                pass
+            case operation:
+                for key in _keys_of(operation):
+                    for known in (self._keys, self._fences):
+                        if known.get(key) == entry.index:
+                            del known[key]
 
     def uuid_index(self, uuid: bytes) -> int | None:
         return self._uuids.get(uuid)
 
     def key_index(self, key: TransactionKey) -> int | None:
         return self._keys.get(key)
+
+    def fence_index(self, key: TransactionKey) -> int | None:
+        return self._fences.get(key)
+
+    @property
+    def key_count(self) -> int:
+        """Keys that something in the tail is about: at least as many as it will add to those known."""
+        return len(self._keys)
+
+
+def _keys_of(operation: Operation) -> tuple[TransactionKey, ...]:
+    match operation:
+        case Publish(key=key) | Discard(key=key) | Decide(key=key) | Finish(key=key) | Abort(key=key) | Fence(key=key):
+            return (key,)
+        case Forget(keys=keys):
+            return keys
+        case _:
+            return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +138,8 @@ def _refuse(error: TritonMQError, *, of_absence: bool = False) -> Answer:
 def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_index: int) -> Verdict:
     """The verdict on one request. Pure: changes nothing. `first_index`: where the journal begins."""
     match propose.operation:
-        case Append() | Stage():
-            return _judge_batch(propose, machine, overlay)
+        case Append() | Stage() as batch:
+            return _judge_batch(propose, batch, machine, overlay)
         case Publish() as publish:
             return _judge_publish(publish, machine, overlay, first_index)
         case Discard() as discard:
@@ -123,9 +155,7 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
             if machine.has_passed(move):
                 return Answer(Done(0, duplicate=True))
             return Admit(move)
-        case Decide() as decide:
-            return _judge_decide(decide, propose.keep_on_mismatch, machine, overlay)
-        case Trim(log_start_offset=start):
+        case Trim(log_start_offset=start) as trim:
             if start <= machine.log_start_offset:
                 return Answer(Done(0, duplicate=True))
             if start > machine.next_offset:
@@ -133,26 +163,54 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
                     InvalidRequest(f"records below {start} cannot be dropped: the log ends at {machine.next_offset}"),
                     of_absence=True,
                 )
-            return Admit(propose.operation)
+            return Admit(trim)
+        case AreStaged(key, batch_id, uuids):
+            verdict = _judge_publish(Publish(key, batch_id, uuids), machine, overlay, first_index)
+            return Answer(Done(0)) if isinstance(verdict, Admit) else verdict
+        case _:
+            return _judge_for_coordinator(propose.operation, propose.keep_on_mismatch, machine, overlay)
+
+
+def _judge_for_coordinator(operation: Operation, keep_on_mismatch: bool, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    match operation:
+        case Decide() as decide:
+            return _judge_decide(decide, keep_on_mismatch, machine, overlay)
         case Finish() as finish:
             return _judge_finish(finish, machine, overlay)
+        case Abort() as abort:
+            return _judge_abort(abort, machine, overlay)
+        case Fence() as fence:
+            return _judge_fence(fence, machine, overlay)
+        case Forget(keys=keys):
+            known = machine.transactions
+            keys = tuple(
+                key for key in keys if overlay.key_index(key) is None and key in known and known[key].once and _is_over(known[key])
+            )
+            return Admit(Forget(keys)) if keys else Answer(Done(0, duplicate=True))
         case _:
             return _refuse(InvalidRequest("an epoch start is written by a new leader alone"))
 
 
-def _judge_batch(propose: Propose, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+def _judge_batch(propose: Propose, operation: Append | Stage, machine: PartitionMachine, overlay: Overlay) -> Verdict:
     placed = machine.uuids.get(propose.uuid)
     if placed is not None:
         return Answer(Done(placed.index, placed.base_offset, placed.timestamp_us, duplicate=True))
     index = overlay.uuid_index(propose.uuid)
     if index is not None:
         return WaitFor(index)
+    if isinstance(operation, Stage):
+        key = operation.key
+        if key in machine.fenced:
+            return _refuse(_aborted(key))
+        fence = overlay.fence_index(key)
+        if fence is not None:
+            return WaitFor(fence)
     after = propose.after
     if after and after not in machine.uuids and overlay.uuid_index(after) is None:
         return _refuse(
             OutOfOrder(f"batch {propose.uuid.hex()} must follow batch {after.hex()}, which is not here: send that one first")
         )
-    return Admit(propose.operation)
+    return Admit(operation)
 
 
 def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay, first_index: int) -> Verdict:
@@ -164,15 +222,18 @@ def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay
     wait = 0
     for uuid in publish.uuids:
         batch = machine.staged.get(uuid)
-        if batch is not None and batch.index >= first_index and batch.key == publish.key:
+        mine = batch is not None and (batch.key, batch.batch_id) == (publish.key, publish.batch_id)
+        if batch is not None and mine and batch.index >= first_index:
             continue
         # Staged, and its payload gone: it was published and trimmed by entries that a recovery lost (rule 15, trap 32).
         index = overlay.uuid_index(uuid)
+        if index is None and publish.key in machine.fenced:
+            return _refuse(_aborted(publish.key))
         if index is None:
             return _refuse(
                 StagedBatchMissing(
                     f"staged batch {uuid.hex()} of query {publish.key.query_id} micro-batch {publish.batch_id} is not in this "
-                    "partition: it was discarded by an administrator, or the manifest was not made by this query's tasks"
+                    "partition: it was discarded, or the manifest was not made by this query's tasks for this micro-batch"
                 ),
                 of_absence=True,
             )
@@ -196,7 +257,8 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
         return WaitFor(pending)
     known = machine.transactions.get(decide.key)
     if known is None:
-        return Admit(decide)
+        full = len(machine.transactions) + overlay.key_count >= TRANSACTION_KEYS_MAX
+        return _refuse(_too_many(machine)) if full else Admit(decide)
     if decide.run_id in known.superseded:
         return _refuse(
             FencedRun(
@@ -205,6 +267,8 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
             )
         )
     if decide.batch_id > known.batch_id:
+        if known.aborted:
+            return _refuse(_aborted(decide.key))
         if not known.finished:
             return _refuse(
                 OutOfOrder(f"micro-batch {known.batch_id} of query {decide.key.query_id} is still being published: ask again")
@@ -220,7 +284,7 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
                 "offset log was lost). Set onReplayMismatch=keep to keep what was decided, or use a new checkpoint"
             )
         )
-    if decide.run_id != known.run_id:
+    if decide.run_id != known.run_id and not known.aborted:
         return Admit(Decide(decide.key, decide.batch_id, decide.run_id, known.row_count, ()))
     return Answer(Decided(known.row_count, already=True, finished=known.finished))
 
@@ -240,3 +304,41 @@ def _judge_finish(finish: Finish, machine: PartitionMachine, overlay: Overlay) -
     if known is None or known.batch_id != finish.batch_id or known.finished:
         return Answer(Done(0, duplicate=True))
     return Admit(finish)
+
+
+def _judge_abort(abort: Abort, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    """Always possible, whatever is decided and not yet published: that is still published, and nothing after it is decided."""
+    pending = overlay.key_index(abort.key)
+    if pending is not None:
+        return WaitFor(pending)
+    known = machine.transactions.get(abort.key)
+    if known is None and len(machine.transactions) + overlay.key_count >= TRANSACTION_KEYS_MAX + ABORTED_KEYS_MAX:
+        return _refuse(_too_many(machine))
+    return Answer(Done(0, duplicate=True)) if known is not None and known.aborted else Admit(abort)
+
+
+def _judge_fence(fence: Fence, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    pending = overlay.key_index(fence.key)
+    if pending is not None:
+        return WaitFor(pending)
+    over = fence.key in machine.fenced and not machine.undecided(fence)
+    return Answer(Done(0, duplicate=True)) if over else Admit(fence)
+
+
+def _is_over(known: TransactionState) -> bool:
+    """Nothing of it need be known any more, but that it was."""
+    return known.finished and not known.aborted
+
+
+def _aborted(key: TransactionKey) -> TransactionAborted:
+    return TransactionAborted(
+        f"query {key.query_id} was aborted by an administrator (tritonmq transaction abort), and nothing is written under its key "
+        "any more: start it with a new checkpoint directory; a batch write, with another txnAppId"
+    )
+
+
+def _too_many(machine: PartitionMachine) -> TooManyTransactions:
+    return TooManyTransactions(
+        f"this transaction coordinator keeps {len(machine.transactions)} keys and takes no more: use one txnAppId for an "
+        "application, not one for each write; keys of writes without one are forgotten an hour after they are published"
+    )

@@ -25,6 +25,9 @@ class EntryKind(IntEnum):
     DECIDE = 7
     FINISH = 8
     TRIM = 9
+    ABORT = 10
+    FENCE = 11
+    FORGET = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +105,15 @@ class MoveCursor:
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """Coordinator only: micro-batch `batch_id` of `key` is exactly this manifest."""
+    """Coordinator only: micro-batch `batch_id` of `key` is exactly this manifest. `once`: the key is for this decision alone, and
+    may be forgotten some time after it is published."""
 
     key: TransactionKey
     batch_id: int
     run_id: str
     row_count: int
     manifest: tuple[StagedBatches, ...]
+    once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +125,38 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Abort:
+    """Coordinator only: nothing more is decided under this key, ever. What is decided already is published all the same."""
+
+    key: TransactionKey
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The key is aborted: from now on nothing is staged under it here, and what is staged is forgotten, but for `kept`, the batches
+    that a decision names which is not published yet."""
+
+    key: TransactionKey
+    kept: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Coordinator only: these keys were for one decision each, which was published long ago."""
+
+    keys: tuple[TransactionKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Trim:
     """Retention: records below `log_start_offset` are no longer kept; their offsets are never given again (trap 23)."""
 
     log_start_offset: int
 
 
-Operation: TypeAlias = EpochStart | Append | Stage | Publish | Discard | MoveCursor | Decide | Finish | Trim
+Operation: TypeAlias = (
+    EpochStart | Append | Stage | Publish | Discard | MoveCursor | Decide | Finish | Trim | Abort | Fence | Forget
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +192,11 @@ def stored_bytes(entry: Entry) -> int:
             named = _bytes(key.query_id, key.sink, run_id) + lines
         case MoveCursor(group):
             named = _bytes(group)
-        case Finish(key):
+        case Fence(key, kept):
+            named = _bytes(key.query_id, key.sink) + _UUID_LINE_BYTES * len(kept)
+        case Forget(keys):
+            named = sum(_bytes(key.query_id, key.sink) for key in keys)
+        case Finish(key) | Abort(key):
             named = _bytes(key.query_id, key.sink)
         case _:
             named = 0

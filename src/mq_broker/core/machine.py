@@ -13,12 +13,15 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from mq_broker.core.entries import (
+    Abort,
     Append,
     Decide,
     Discard,
     Entry,
     EpochStart,
+    Fence,
     Finish,
+    Forget,
     MoveCursor,
     Publish,
     Stage,
@@ -33,6 +36,10 @@ Change: TypeAlias = Published | Trimmed | OffsetsSkipped
 
 PUBLISHED_KEYS_MAX = 100_000
 """Keys whose last published micro-batch a partition remembers. A publish is retried for seconds, not for 100,000 other queries."""
+
+FENCED_KEYS_MAX = 10_000
+"""Aborted keys under which a partition refuses to stage. What is staged under one that it has forgotten cannot be decided, since
+the coordinator forgets none; it is discarded as what lost is."""
 
 SUPERSEDED_RUNS_MAX = 100
 """Former runs of one query that are still refused by name."""
@@ -51,6 +58,7 @@ class PartitionMachine:
         self.published: OrderedDict[TransactionKey, int] = OrderedDict(state.published)
         self.cursors: dict[str, Cursor] = dict(state.cursors)
         self.transactions: dict[TransactionKey, TransactionState] = dict(state.transactions)
+        self.fenced: OrderedDict[TransactionKey, None] = OrderedDict.fromkeys(state.fenced)
 
     def state(self) -> MachineState:
         """All of it as one value, from which a machine like this one can be made."""
@@ -62,6 +70,7 @@ class PartitionMachine:
             tuple(self.published.items()),
             tuple(self.cursors.items()),
             tuple(self.transactions.items()),
+            tuple(self.fenced),
         )
 
     def oldest_staged_index(self) -> int | None:
@@ -90,12 +99,10 @@ class PartitionMachine:
             case MoveCursor() as move:
                 if not self.has_passed(move):
                     self.cursors[move.group] = Cursor(move.offset, move.kind, entry.timestamp_us)
-            case Decide() as decide:
-                self._decide(decide)
-            case Finish(key=key, batch_id=batch_id):
-                known = self.transactions.get(key)
-                if known is not None and known.batch_id == batch_id:
-                    self.transactions[key] = replace(known, finished=True, manifest=())
+            case Fence() as fence:
+                self._fence(fence)
+            case Decide() | Finish() | Abort() | Forget():
+                self._coordinate(entry)
             case EpochStart(offset_floor=floor):
                 return self._skip_to(floor)
             case Trim(log_start_offset=start):
@@ -154,15 +161,52 @@ class PartitionMachine:
             self.published.popitem(last=False)
         return readable
 
-    def _decide(self, decide: Decide) -> None:
+    def undecided(self, fence: Fence) -> list[bytes]:
+        """What is staged here under the key, and what it keeps does not name."""
+        kept = set(fence.kept)
+        return [uuid for uuid, batch in self.staged.items() if batch.key == fence.key and uuid not in kept]
+
+    def _fence(self, fence: Fence) -> None:
+        for uuid in self.undecided(fence):
+            del self.staged[uuid]
+        self.fenced[fence.key] = None
+        if len(self.fenced) > FENCED_KEYS_MAX:
+            self.fenced.popitem(last=False)
+
+    def _coordinate(self, entry: Entry) -> None:
+        """What coordinators alone have in their journals."""
+        match entry.operation:
+            case Decide() as decide:
+                self._decide(decide, entry.timestamp_us)
+            case Finish(key=key, batch_id=batch_id):
+                known = self.transactions.get(key)
+                if known is not None and known.batch_id == batch_id:
+                    self.transactions[key] = replace(known, finished=True, manifest=(), changed_us=entry.timestamp_us)
+            case Abort(key=key):
+                known = self.transactions.get(key) or TransactionState(-1, "", 0, (), finished=True, superseded=())
+                self.transactions[key] = replace(known, aborted=True, changed_us=entry.timestamp_us)
+            case Forget(keys=keys):
+                for key in keys:
+                    self.transactions.pop(key, None)
+            case _:
+                pass
+
+    def _decide(self, decide: Decide, timestamp_us: int) -> None:
         known = self.transactions.get(decide.key)
         superseded = known.superseded if known is not None else ()
         if known is not None and known.run_id != decide.run_id:
             superseded = (*superseded, known.run_id)[-SUPERSEDED_RUNS_MAX:]
         if known is not None and decide.batch_id == known.batch_id:  # asked again by another run: only the run is news
-            self.transactions[decide.key] = replace(known, run_id=decide.run_id, superseded=superseded)
+            self.transactions[decide.key] = replace(known, run_id=decide.run_id, superseded=superseded, changed_us=timestamp_us)
             return
         finished = not decide.manifest
         self.transactions[decide.key] = TransactionState(
-            decide.batch_id, decide.run_id, decide.row_count, decide.manifest, finished, superseded
+            decide.batch_id,
+            decide.run_id,
+            decide.row_count,
+            decide.manifest,
+            finished,
+            superseded,
+            once=decide.once,
+            changed_us=timestamp_us,
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from mq_broker.core.entries import Entry, Operation
+from mq_broker.core.entries import Entry, Operation, TransactionKey
 from mq_broker.core.state import Snapshot
 from mq_protocol.errors import TritonMQError
 
@@ -107,15 +107,25 @@ class Wait(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class AreStaged:
+    """A question, which is never written: could micro-batch `batch_id` of the key publish these batches here? Answered by `Done` or
+    `Refused`, as surely as what is written: a leader that was deposed unawares does not say that a batch is missing."""
+
+    key: TransactionKey
+    batch_id: int
+    uuids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Propose:
-    """A client (or the shell) wants an operation in the journal.
+    """A client (or the shell) wants an operation in the journal, or the answer to a question.
 
     `uuid` deduplicates APPEND and STAGE. `after`, if not empty, is a UUID that must already be in the log or its tail, else
     the request is refused with OUT_OF_ORDER. `keep_on_mismatch` is for DECIDE (onReplayMismatch=keep).
     """
 
     request: RequestId
-    operation: Operation
+    operation: Operation | AreStaged
     timestamp_us: int
     uuid: bytes = bytes(16)
     record_count: int = 0

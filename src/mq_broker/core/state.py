@@ -45,7 +45,11 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class TransactionState:
-    """The last decided micro-batch of a key. `manifest` is emptied once everything is published (`finished`)."""
+    """The last decided micro-batch of a key, -1 if there is none. `manifest` is emptied once everything is published (`finished`).
+
+    `once`: the key is for this one decision. `aborted`: no other will be made. `changed_us`: when any of this changed last, by the
+    leader's wall clock.
+    """
 
     batch_id: int
     run_id: str
@@ -53,11 +57,15 @@ class TransactionState:
     manifest: tuple[StagedBatches, ...]
     finished: bool
     superseded: tuple[str, ...]
+    once: bool = False
+    aborted: bool = False
+    changed_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """Everything that `PartitionMachine` knows, in the order in which it knows it (the oldest UUIDs are forgotten first)."""
+    """Everything that `PartitionMachine` knows, in the order in which it knows it (the oldest UUIDs are forgotten first). `fenced`:
+    keys under which nothing is staged here any more."""
 
     next_offset: int = 0
     log_start_offset: int = 0
@@ -66,6 +74,7 @@ class MachineState:
     published: tuple[tuple[TransactionKey, int], ...] = ()
     cursors: tuple[tuple[str, Cursor], ...] = ()
     transactions: tuple[tuple[TransactionKey, TransactionState], ...] = ()
+    fenced: tuple[TransactionKey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

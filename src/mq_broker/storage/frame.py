@@ -19,13 +19,16 @@ from typing import Final, NamedTuple
 import google_crc32c
 
 from mq_broker.core.entries import (
+    Abort,
     Append,
     Decide,
     Discard,
     Entry,
     EntryKind,
     EpochStart,
+    Fence,
     Finish,
+    Forget,
     MoveCursor,
     Operation,
     Publish,
@@ -251,10 +254,18 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
         case MoveCursor(group, offset, kind, forward):
             cursor = pb.CursorMeta(group=group, offset=offset, kind=kind, forward=forward)
             return EntryKind.CURSOR, cursor.SerializeToString()
-        case Decide(key, batch_id, run_id, row_count, manifest):
+        case Decide(key, batch_id, run_id, row_count, manifest, once):
             lines = [line_to_wire(line) for line in manifest]
-            meta = pb.DecideMeta(key=_key_to_wire(key), batch_id=batch_id, run_id=run_id, row_count=row_count, manifest=lines)
+            meta = pb.DecideMeta(
+                key=_key_to_wire(key), batch_id=batch_id, run_id=run_id, row_count=row_count, manifest=lines, once=once
+            )
             return EntryKind.DECIDE, meta.SerializeToString()
+        case Abort(key):
+            return EntryKind.ABORT, pb.AbortMeta(key=_key_to_wire(key)).SerializeToString()
+        case Fence(key, kept):
+            return EntryKind.FENCE, pb.FenceMeta(key=_key_to_wire(key), kept=kept).SerializeToString()
+        case Forget(keys):
+            return EntryKind.FORGET, pb.ForgetMeta(keys=[_key_to_wire(key) for key in keys]).SerializeToString()
         case Finish(key, batch_id):
             return EntryKind.FINISH, pb.FinishMeta(key=_key_to_wire(key), batch_id=batch_id).SerializeToString()
 
@@ -291,7 +302,7 @@ def _cursor(meta: bytes) -> Operation:
 def _decide(meta: bytes) -> Operation:
     m = pb.DecideMeta.FromString(meta)
     manifest = tuple(line_from_wire(line) for line in m.manifest)
-    return Decide(_key(m.key), m.batch_id, m.run_id, m.row_count, manifest)
+    return Decide(_key(m.key), m.batch_id, m.run_id, m.row_count, manifest, m.once)
 
 
 def _trim(meta: bytes) -> Operation:
@@ -303,6 +314,19 @@ def _finish(meta: bytes) -> Operation:
     return Finish(_key(m.key), m.batch_id)
 
 
+def _abort(meta: bytes) -> Operation:
+    return Abort(_key(pb.AbortMeta.FromString(meta).key))
+
+
+def _fence(meta: bytes) -> Operation:
+    m = pb.FenceMeta.FromString(meta)
+    return Fence(_key(m.key), tuple(m.kept))
+
+
+def _forget(meta: bytes) -> Operation:
+    return Forget(tuple(_key(key) for key in pb.ForgetMeta.FromString(meta).keys))
+
+
 _DECODERS: Final[dict[int, Callable[[bytes], Operation]]] = {
     EntryKind.EPOCH_START: _epoch_start,
     EntryKind.STAGE: _stage,
@@ -312,6 +336,9 @@ _DECODERS: Final[dict[int, Callable[[bytes], Operation]]] = {
     EntryKind.DECIDE: _decide,
     EntryKind.FINISH: _finish,
     EntryKind.TRIM: _trim,
+    EntryKind.ABORT: _abort,
+    EntryKind.FENCE: _fence,
+    EntryKind.FORGET: _forget,
 }
 
 

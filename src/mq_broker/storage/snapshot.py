@@ -58,6 +58,7 @@ def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
         published=[pb.PublishedState(key=_key_to_wire(key), batch_id=batch_id) for key, batch_id in state.published],
         cursors=[pb.CursorState(group=group, offset=c.offset, kind=c.kind, moved_us=c.moved_us) for group, c in state.cursors],
         transactions=[_transaction_to_wire(key, transaction) for key, transaction in state.transactions],
+        fenced=[_key_to_wire(key) for key in state.fenced],
     )
     body = message.SerializeToString()
     checked = _HEADER.pack(0, _MAGIC, _VERSION, len(body))[_CRC_BYTES:] + body
@@ -128,6 +129,9 @@ def _transaction_to_wire(key: TransactionKey, transaction: TransactionState) -> 
         manifest=[line_to_wire(line) for line in transaction.manifest],
         finished=transaction.finished,
         superseded=transaction.superseded,
+        once=transaction.once,
+        aborted=transaction.aborted,
+        changed_us=transaction.changed_us,
     )
 
 
@@ -147,6 +151,7 @@ def _from_wire(message: pb.SnapshotState) -> Snapshot:
             tuple((_key(line.key), line.batch_id) for line in message.published),
             tuple((line.group, Cursor(line.offset, line.kind, line.moved_us)) for line in message.cursors),
             tuple((_key(line.key), _transaction_from_wire(line)) for line in message.transactions),
+            tuple(_key(key) for key in message.fenced),
         ),
     )
 
@@ -184,6 +189,9 @@ def _transaction_from_wire(line: pb.TransactionStateMeta) -> TransactionState:
         tuple(line_from_wire(staged) for staged in line.manifest),
         line.finished,
         tuple(line.superseded),
+        once=line.once,
+        aborted=line.aborted,
+        changed_us=line.changed_us,
     )
 
 

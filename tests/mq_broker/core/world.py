@@ -10,12 +10,15 @@ import itertools
 from dataclasses import dataclass, field, replace
 
 from mq_broker.core.entries import (
+    Abort,
     Append,
     Decide,
     Discard,
     Entry,
     EpochStart,
+    Fence,
     Finish,
+    Forget,
     MoveCursor,
     Operation,
     Publish,
@@ -28,6 +31,7 @@ from mq_broker.core.machine import PartitionMachine
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
+    AreStaged,
     Audit,
     BrokersSeen,
     CasAnswer,
@@ -203,6 +207,12 @@ class World:
                 what = f"cursor({group}{'>' if forward else ''}={offset})"
             case Trim(start):
                 what = f"trim({start})"
+            case Abort():
+                what = "abort"
+            case Fence(kept=kept):
+                what = f"fence(keeps {','.join(name_of(u) for u in kept) or 'nothing'})"
+            case Forget(keys):
+                what = f"forget({','.join(key.query_id for key in keys)})"
             case Decide(batch_id=batch_id) | Finish(batch_id=batch_id):
                 what = f"{type(entry.operation).__name__.lower()}({batch_id})"
         return f"{entry.index}/{entry.leader_epoch}:{what}"
@@ -415,7 +425,7 @@ class World:
     def do_trim(self, broker: str, start: str) -> None:
         self._propose(broker, Trim(int(start)))
 
-    def _propose(self, broker: str, operation: Operation, **fields: object) -> None:
+    def _propose(self, broker: str, operation: Operation | AreStaged, **fields: object) -> None:
         request = next(self.requests)
         self.step(int(broker), Propose(request, operation, 0, **fields))  # type: ignore[arg-type]
 
@@ -437,9 +447,34 @@ class World:
     def do_cursor(self, broker: str, group: str, offset: str, forward: str = "no") -> None:
         self._propose(broker, MoveCursor(group, int(offset), "consumer", forward=forward == "yes"))
 
-    def do_decide(self, broker: str, batch: str, rows: str = "10", run: str = "run1", keep: str = "no") -> None:
-        manifest = (StagedBatches("t", 0, (uuid("s"),), int(rows)),)
-        self._propose(broker, Decide(KEY, int(batch), run, int(rows), manifest), keep_on_mismatch=keep == "yes")
+    def do_decide(
+        self, broker: str, batch: str, rows: str = "10", run: str = "run1", keep: str = "no", once: str = "no", staged: str = "s"
+    ) -> None:
+        manifest = (StagedBatches("t", 0, (uuid(staged),), int(rows)),)
+        decide = Decide(KEY, int(batch), run, int(rows), manifest, once=once == "yes")
+        self._propose(broker, decide, keep_on_mismatch=keep == "yes")
+
+    def do_are_staged(self, broker: str, batch: str, *names: str) -> None:
+        self._propose(broker, AreStaged(KEY, int(batch), tuple(uuid(n) for n in names)))
+
+    def do_abort(self, broker: str) -> None:
+        self._propose(broker, Abort(KEY))
+
+    def do_fence(self, broker: str, *kept: str) -> None:
+        self._propose(broker, Fence(KEY, tuple(uuid(n) for n in kept)))
+
+    def do_forget(self, broker: str, *queries: str) -> None:
+        self._propose(broker, Forget(tuple(TransactionKey(query, KEY.sink) for query in queries or [KEY.query_id])))
+
+    def do_keys(self, broker: str) -> None:
+        """What that broker knows as a coordinator, and as a partition."""
+        host = self.hosts[int(broker)]
+        machine = host.replica.machine
+        for key, known in machine.transactions.items():
+            words = [word for word in ("finished", "once", "aborted") if getattr(known, word)]
+            self.say(host, f"{key.query_id} decided {known.batch_id} {' '.join(words)}".rstrip())
+        self.say(host, "fenced " + (" ".join(key.query_id for key in machine.fenced) or "nothing"))
+        self.say(host, "staged " + (" ".join(name_of(name) for name in machine.staged) or "nothing"))
 
     def do_finish(self, broker: str, batch: str) -> None:
         self._propose(broker, Finish(KEY, int(batch)))

@@ -17,12 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mq_broker.core.entries import (
+    Abort,
     Append,
     Decide,
     Discard,
     Entry,
     EpochStart,
+    Fence,
     Finish,
+    Forget,
     MoveCursor,
     Operation,
     Publish,
@@ -64,6 +67,11 @@ def one_of_each_operation() -> list[Operation]:
         Decide(KEY, 13, "run-2", 500, (StagedBatches("flights", 2, (uuid_of(4),), 500), StagedBatches("flights", 3, (), 0))),
         Finish(KEY, 13),
         Trim(5),
+        Abort(KEY),
+        Fence(KEY, (uuid_of(3), uuid_of(9))),
+        Forget((KEY, TransactionKey("write:1", ""))),
+        Decide(KEY, 2**62, "run-3", 0, (), once=True),
+        MoveCursor("audit", 78, "consumer", forward=True),
     ]
 
 

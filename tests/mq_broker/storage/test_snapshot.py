@@ -36,8 +36,10 @@ FULL = Snapshot(
                     12, "run-2", 500, (StagedBatches("t", 2, (uuid_of(4), uuid_of(5)), 500, "t-id"),), False, ("run-1", "run-0")
                 ),
             ),
-            (TransactionKey("q", "s"), TransactionState(3, "r", 0, (), True, ())),
+            (TransactionKey("q", "s"), TransactionState(3, "r", 0, (), True, (), once=True, changed_us=17)),
+            (TransactionKey("q2", ""), TransactionState(-1, "", 0, (), True, (), aborted=True, changed_us=1_700_000_000_000_002)),
         ),
+        fenced=(KEY, TransactionKey("q2", "")),
     ),
 )
 
