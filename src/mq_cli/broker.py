@@ -17,7 +17,7 @@ import click
 
 from mq_protocol.allocator import keep_freed_memory
 from mq_protocol.errors import TritonMQError
-from mq_protocol.limits import SESSION_TIMEOUT_MS
+from mq_protocol.limits import NAME_BYTES_MAX, SESSION_TIMEOUT_MS
 from mq_protocol.polling import wait_without_event_engine
 
 if TYPE_CHECKING:
@@ -56,6 +56,14 @@ _LEVELS = ["debug", "info", "warning", "error"]
     "--rack", default="", metavar="NAME", help="Replicas of a partition are kept in different racks while there are enough."
 )
 @click.option(
+    "--topic-name-max",
+    type=click.IntRange(1, NAME_BYTES_MAX),
+    default=NAME_BYTES_MAX,
+    show_default=True,
+    metavar="BYTES",
+    help="How long the names of new topics may be. Give it to every broker of the cluster.",
+)
+@click.option(
     "--session-timeout-ms",
     type=click.IntRange(500, 60_000),
     default=SESSION_TIMEOUT_MS,
@@ -82,6 +90,7 @@ def broker(
     zookeeper: str | None,
     standalone: bool,
     rack: str,
+    topic_name_max: int,
     session_timeout_ms: int,
     stop_timeout_ms: int,
     log_level: str,
@@ -105,6 +114,7 @@ def broker(
                 zookeeper=hosts,
                 advertised=advertise,
                 rack=rack,
+                topic_name_max=topic_name_max,
                 session_timeout_ms=session_timeout_ms,
                 stop_timeout_ms=stop_timeout_ms,
             )

@@ -20,7 +20,7 @@ from mq_cli.output import (
     write_table,
 )
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
-from mq_protocol.names import SETTINGS, check_topic_name, parse_settings
+from mq_protocol.names import SETTINGS, check_new_topic_name, check_topic_name, parse_settings
 
 if TYPE_CHECKING:
     from mq_client import TopicDescription
@@ -67,7 +67,7 @@ def create(
 
     given = _settings(settings)
     with checking_what_was_typed():
-        check_topic_name(name)
+        check_new_topic_name(name)
         parse_settings(given, replicas or REPLICAS_MAX)
         columns = None if schema is None else parse_schema(schema)
     with open_admin(bootstrap, timeout_s) as admin:

@@ -15,9 +15,16 @@ from mq_client.leaders import ask_offsets, move_cursors
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
-from mq_protocol.ddl import check_schema, parse_schema
+from mq_protocol.ddl import check_column_names, check_schema, parse_schema
 from mq_protocol.evolution import extended
-from mq_protocol.names import INTERNAL_PREFIX, check_group_name, check_topic_name, did_you_mean, parse_settings
+from mq_protocol.names import (
+    INTERNAL_PREFIX,
+    check_group_name,
+    check_new_topic_name,
+    check_topic_name,
+    did_you_mean,
+    parse_settings,
+)
 
 _SPREAD_MS = 5_000.0
 """How long a new topic's name may take to reach every broker that answers."""
@@ -166,10 +173,11 @@ class Admin:
         `mq_protocol.names.SETTINGS`, e.g. `durability="os"`. Raises `TopicExists`, `InvalidTopicName`, `InvalidSetting` with the
         nearest right name, `InvalidRequest` for a schema that cannot be stored, `NotEnoughBrokers`.
         """
-        check_topic_name(name)
+        check_new_topic_name(name)
         given = {setting: str(value) for setting, value in settings.items()}
         parse_settings(given, replicas)
         stored = None if schema is None else parse_schema(schema) if isinstance(schema, str) else check_schema(schema)
+        check_column_names(stored or ())
         request = pb.CreateTopicRequest(
             name=name,
             partitions=partitions,

@@ -22,7 +22,7 @@ from mq_client.record_queue import ConsumerRecord, RecordQueue
 from mq_client.subscription import SetStart, Subscriptions
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.names import check_group_name, check_topic_name, did_you_mean
+from mq_protocol.names import check_group_name, check_member_id, check_topic_name, did_you_mean
 
 _BUFFER_BYTES: Final = 16 << 20
 _SETTLE_MS: Final = 200.0
@@ -56,6 +56,7 @@ class Consumer:
     ) -> None:
         if group is not None:
             check_group_name(group)
+            check_member_id(member_id or "-")
         if buffer_bytes_max < 1:
             raise InvalidSetting(f"buffer_bytes_max={buffer_bytes_max} must be positive")
         self._idle_ms = None if idle_ms is None else positive_ms("idle_ms", idle_ms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ _PREFIX_BYTES = 8  # continuation marker and length before a message's metadata
 _METADATA_LENGTH = struct.Struct("<i")
 _DEMANDS_MAX = 1024
 _BEGINNINGS_MAX = 64
+_EXTENSION = b"ARROW:extension:name"
 
 
 def schema_to_bytes(schema: pa.Schema) -> bytes:
@@ -45,13 +46,19 @@ def schema_to_bytes(schema: pa.Schema) -> bytes:
 
 
 def schema_from_bytes(data: Buffer) -> pa.Schema:
-    """The schema of `schema_to_bytes`; empty bytes mean the record schema. Raises `CorruptBatch`."""
+    """The schema of `schema_to_bytes`; empty bytes mean the record schema. Raises `CorruptBatch`, also for extension types: what
+    they carry would be parsed by whatever code is registered for them."""
     if not data:
         return RECORD_SCHEMA
+    if _EXTENSION in bytes(data):
+        raise CorruptBatch("corrupt schema: it has extension types; give the types that they are stored as")
     try:
-        return pa.ipc.read_schema(pa.py_buffer(data))
-    except (pa.ArrowException, OSError) as error:
+        schema = pa.ipc.read_schema(pa.py_buffer(data))
+        for _text in _texts(schema):
+            pass
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorruptBatch(f"corrupt schema: {error}") from error
+    return schema
 
 
 def schema_fingerprint(schema: pa.Schema) -> int:
@@ -144,6 +151,16 @@ def check_untrusted(
 
 
 # ---------------------------------------------------------------- private
+
+
+def _texts(fields: Iterable[pa.Field]) -> Iterator[str]:
+    """Every name and time zone. Arrow keeps their bytes unread, and raises `UnicodeDecodeError` here if they are no UTF-8."""
+    for field in fields:
+        kind = field.type
+        yield field.name
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            yield kind.tz
+        yield from _texts(kind.field(at) for at in range(kind.num_fields))
 
 
 def _decoded(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None) -> pa.RecordBatch:

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from mq_protocol import limits
 from mq_protocol.errors import InvalidRequest
-from mq_protocol.names import did_you_mean
+from mq_protocol.names import check_column_name, did_you_mean
 
 _SIMPLE: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
@@ -79,6 +79,17 @@ def check_schema(schema: pa.Schema) -> pa.Schema:
     if count > limits.SCHEMA_FIELDS_MAX:
         raise InvalidRequest(f"schema has {count} fields, nested ones counted: at most {limits.SCHEMA_FIELDS_MAX} are allowed")
     return stored
+
+
+def check_column_names(columns: Iterable[pa.Field]) -> None:
+    """For columns that are to be made, nested ones included. Raises `InvalidRequest` naming the first that cannot be a name."""
+    for field in columns:
+        check_column_name(field.name)
+        if pa.types.is_struct(field.type):
+            check_column_names(field.type)
+        else:
+            for at in range(field.type.num_fields):  # of lists and maps, whose own inner names are ours
+                check_column_names([field.type.field(at)])
 
 
 # ---------------------------------------------------------------- reading

@@ -11,7 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from mq_protocol.ddl import check_schema, format_type
+from mq_protocol.ddl import check_column_names, check_schema, format_type
 from mq_protocol.errors import InvalidRequest
 
 _INSTEAD: Final = "leave it out where it is read (.schema(...), columns=), or make another topic and copy"
@@ -27,6 +27,7 @@ def extended(topic: str, schema: pa.Schema, added: pa.Schema) -> pa.Schema:
                 f"topic {topic!r} has a column {known.name!r} already, which is {format_type(known.type)} and stays so: "
                 "choose another name"
             )
+    check_column_names(added)
     after = check_schema(pa.schema([*schema, *added]))
     check_extension(topic, schema, after)
     return after

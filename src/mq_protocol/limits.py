@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import Final
 
 # -- names
-TOPIC_NAME_CHARACTERS_MAX: Final = 255
-"""A file name's bound on every file system that brokers run on."""
+NAME_BYTES_MAX: Final = 255
+"""A new topic, group, member, column or rack, in UTF-8: a file name's bound on every file system that brokers run on."""
+
+NAME_CHARACTERS_MAX: Final = 255
+"""A topic or group that exists: names were once counted in characters, and stay usable."""
 
 PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 REPLICAS_MAX: Final = 9
-GROUP_NAME_CHARACTERS_MAX: Final = 255
 
-TRANSACTION_NAME_CHARACTERS_MAX: Final = 1_024
-"""A query id, a sink or a run id: they stand in every staged batch and decision, and coordinators remember them."""
+ID_BYTES_MAX: Final = 1_024
+"""A query id, a sink or a run id, in UTF-8: they stand in every staged batch and decision, and coordinators remember them."""
+
+QUOTED_CHARACTERS_MAX: Final = 200
+"""Text from outside in a log or an error: enough to know it by."""
 
 MANIFEST_BYTES_MAX: Final = 16 << 20
 """A decision is one entry, and so one message between brokers: this names 900,000 staged batches."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +23,8 @@ FOR_EVER = "forever"
 
 TRANSACTIONS_TOPIC = "__transactions"
 """Whose partitions' leaders are the transaction coordinators."""
+
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # controls, format characters, surrogates, separators of lines and paragraphs
 
 # Path separators, control characters, surrogates, private use and non-characters: what ZooKeeper refuses in a node's name. The
 # comma separates topics wherever a list of them is written (`subscribe`, the command line).
@@ -42,38 +45,109 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
 
 
 def check_topic_name(name: str, *, internal: bool = False) -> None:
-    """Raises `InvalidTopicName`, saying which character or rule. `internal`: names beginning with `__` are meant."""
-    fault = _fault(name, limits.TOPIC_NAME_CHARACTERS_MAX)
+    """Whether there can be a topic of that name. Raises `InvalidTopicName`, saying which character or rule. `internal`: names
+    beginning with `__` are meant. A new topic must also pass `check_new_topic_name`."""
+    fault = _fault(name)
     if fault:
-        raise InvalidTopicName(f"topic name {_shown(name)} {fault}")
+        raise InvalidTopicName(f"topic name {quoted(name)} {fault}")
     if name.startswith(INTERNAL_PREFIX) and not internal:
         raise InvalidTopicName(f"topic name {name!r} begins with {INTERNAL_PREFIX!r}, which is kept for the brokers' own topics")
 
 
-def check_group_name(name: str) -> None:
-    """Raises `InvalidRequest`, saying which character or rule."""
-    fault = _fault(name, limits.GROUP_NAME_CHARACTERS_MAX)
+def check_new_topic_name(name: str, bytes_max: int = limits.NAME_BYTES_MAX) -> None:
+    """For a topic that is to be made. Raises `InvalidTopicName`, saying which character or rule."""
+    check_topic_name(name)
+    fault = _fault_of_new(name, bytes_max)
     if fault:
-        raise InvalidRequest(f"group name {_shown(name)} {fault}")
+        raise InvalidTopicName(f"topic name {quoted(name)} {fault}")
 
 
-def _fault(name: str, characters_max: int) -> str | None:
+def check_group_name(name: str) -> None:
+    """Whether there can be a group of that name. Raises `InvalidRequest`, saying which character or rule. A new group must also
+    pass `check_new_group_name`."""
+    fault = _fault(name)
+    if fault:
+        raise InvalidRequest(f"group name {quoted(name)} {fault}")
+
+
+def check_new_group_name(name: str) -> None:
+    """For a group that has no cursor yet. Raises `InvalidRequest`, saying which character or rule."""
+    _check_new("group name", name)
+
+
+def check_member_id(name: str) -> None:
+    """The id of a group's member, which its broker forgets when the member leaves. Raises `InvalidRequest`."""
+    _check_new("member id", name)
+
+
+def check_column_name(name: str) -> None:
+    """For a column that is to be made; nested ones too. Names in back-quotes may hold any mark. Raises `InvalidRequest`."""
+    fault = _fault_of_new(name, limits.NAME_BYTES_MAX)
+    if fault:
+        raise InvalidRequest(f"column name {quoted(name)} {fault}")
+
+
+def check_rack(name: str) -> None:
+    """A rack's name; empty if a broker has none. Raises `InvalidSetting`."""
+    fault = _fault_of_new(name, limits.NAME_BYTES_MAX) if name else None
+    if fault:
+        raise InvalidSetting(f"rack {quoted(name)} {fault}")
+
+
+def check_id(what: str, text: str) -> None:
+    """Whether an id that a client chose (of a query, a sink, a run) is short enough to be kept with each batch. It may hold any
+    character: it is quoted wherever it is shown. Raises `InvalidRequest`."""
+    count = len(text.encode("utf-8", "surrogatepass"))
+    if count > limits.ID_BYTES_MAX:
+        raise InvalidRequest(f"a {what} of {count} bytes is too long: at most {limits.ID_BYTES_MAX} are allowed")
+
+
+def quoted(text: str) -> str:
+    """Text from outside as a log or an error shows it: in ASCII, in quotes, and at most 200 characters of it."""
+    shown = ascii(text[: limits.QUOTED_CHARACTERS_MAX])
+    cut = len(text) > limits.QUOTED_CHARACTERS_MAX or len(shown) > limits.QUOTED_CHARACTERS_MAX
+    return f"{shown[: limits.QUOTED_CHARACTERS_MAX]}..." if cut else shown
+
+
+def _check_new(what: str, name: str) -> None:
+    fault = _fault(name) or _fault_of_new(name, limits.NAME_BYTES_MAX)
+    if fault:
+        raise InvalidRequest(f"{what} {quoted(name)} {fault}")
+
+
+def _fault(name: str) -> str | None:
     if not name:
         return "is empty: give it at least one character"
     if name in (".", ".."):
         return "means a directory: choose another"
-    if len(name) > characters_max:
-        return f"has {len(name)} characters: at most {characters_max} are allowed"
+    if len(name) > limits.NAME_CHARACTERS_MAX:
+        return f"has {len(name)} characters: at most {limits.NAME_CHARACTERS_MAX} are allowed"
     found = _FORBIDDEN.search(name)
     if found:
-        return f"has the character U+{ord(found[0]):04X} at {found.start()}: use letters, digits, '.', '-', '_'"
+        return (
+            f"has the character U+{ord(found[0]):04X} at character {found.start() + 1}: "
+            "'/', ',', control characters and private ones cannot be in a name"
+        )
     if name != name.strip():
         return "begins or ends with a blank: leave it out"
     return None
 
 
-def _shown(name: str) -> str:
-    return ascii(name if len(name) <= 40 else name[:37] + "...")
+def _fault_of_new(name: str, bytes_max: int) -> str | None:
+    """What was once taken and is not taken any more: names that look like others, forge lines or change how text runs."""
+    if not name:
+        return "is empty: give it at least one character"
+    if len(name) > bytes_max:  # before anything looks at each character
+        return f"has {len(name)} characters: at most {bytes_max} bytes are allowed"
+    for at, character in enumerate(name, start=1):
+        if unicodedata.category(character) in _UNSEEN:
+            return f"has the character U+{ord(character):04X} at character {at}, which is not seen: leave it out"
+    count = len(name.encode())
+    if count > bytes_max:
+        return f"has {count} bytes in UTF-8: at most {bytes_max} are allowed"
+    if not unicodedata.is_normalized("NFC", name):
+        return f"looks like {quoted(unicodedata.normalize('NFC', name))} and is not the same: write that (Unicode's form NFC)"
+    return None
 
 
 # ---------------------------------------------------------------- settings of a topic

@@ -11,10 +11,17 @@ from mq_protocol.names import (
     TRANSACTIONS_TOPIC,
     Durability,
     OnTotalLoss,
+    check_column_name,
     check_group_name,
+    check_id,
+    check_member_id,
+    check_new_group_name,
+    check_new_topic_name,
+    check_rack,
     check_topic_name,
     nearest,
     parse_settings,
+    quoted,
 )
 
 BAD = ["", ".", "..", "a" * 256, "a/b", "a,b", " a", "a ", *(f"a{mark}b" for mark in "\0\x01\x18\x1f\x8f\ud805\ufffa")]
@@ -33,6 +40,73 @@ def test_a_bad_name_is_refused_and_shown(name: str) -> None:
 def test_a_good_name_passes(name: str) -> None:
     check_topic_name(name)
     check_group_name(name)
+
+
+@pytest.mark.parametrize("name", ["a", "a" * 255, "größe", "話題" * 42, "two words", "bad name!", "x*", ".hidden", "😀"])
+def test_a_new_name_may_have_any_letters_and_marks_but_those_that_are_forbidden(name: str) -> None:
+    check_new_topic_name(name)
+    check_new_group_name(name)
+    check_member_id(name)
+    check_column_name(name)
+    check_rack(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("話" * 86, "has 258 bytes in UTF-8: at most 255 are allowed"),
+        ("a" * 256, "has 256 characters: at most 255"),
+        ("pay\u200bments", r"has the character U\+200B at character 4, which is not seen: leave it out"),
+        ("\u202elive", r"U\+202E"),  # shown from right to left
+        ("\ufeffa", r"U\+FEFF"),
+        ("a\u2028b", r"U\+2028"),
+        ("a\u2029b", r"U\+2029"),
+        ("cafe\u0301", r"looks like 'caf\\xe9' and is not the same: write that"),
+    ],
+)
+def test_a_name_that_looks_like_another_is_refused_when_it_is_made_and_stays_usable(name: str, says: str) -> None:
+    with pytest.raises(InvalidTopicName, match=says):
+        check_new_topic_name(name)
+    for kind, check in [("group name", check_new_group_name), ("member id", check_member_id), ("column name", check_column_name)]:
+        with pytest.raises(InvalidRequest, match=f"{kind} .*{says}"):
+            check(name)
+    with pytest.raises(InvalidSetting, match=f"rack .*{says}"):
+        check_rack(name)
+    if len(name) <= 255:
+        check_topic_name(name)
+        check_group_name(name)
+
+
+def test_an_error_about_a_name_says_what_the_rule_is() -> None:
+    with pytest.raises(InvalidTopicName, match=r"'a/b' has the character U\+002F at character 2: '/', ',', control characters and"):
+        check_topic_name("a/b")
+    with pytest.raises(InvalidTopicName, match="'a-topic' has 7 characters: at most 5 bytes are allowed"):
+        check_new_topic_name("a-topic", 5)
+    check_new_topic_name("a-top", 5)
+
+
+@pytest.mark.parametrize("name", ["a/b", "a,b", "\\", "`", " a "])
+def test_a_column_may_be_named_as_spark_allows_in_back_quotes(name: str) -> None:
+    check_column_name(name)
+
+
+@pytest.mark.parametrize("name", ["", "a\nb", "a\x00"])
+def test_a_column_needs_a_name_that_is_one_line(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="column name"):
+        check_column_name(name)
+
+
+def test_an_id_is_bounded_in_bytes() -> None:
+    check_id("run id", "話" * 341)
+    with pytest.raises(InvalidRequest, match="a run id of 1026 bytes is too long: at most 1024 are allowed"):
+        check_id("run id", "話" * 342)
+
+
+def test_text_from_outside_is_quoted_in_ascii_and_bounded() -> None:
+    assert quoted("a\nb\u202e\x1b[2J") == r"'a\nb\u202e\x1b[2J'"
+    assert quoted("plain") == "'plain'"
+    for endless in ("x" * 10_000_000, "\U0001f600" * 10_000_000):
+        assert len(quoted(endless)) <= 210
 
 
 def test_internal_names_are_kept_from_users() -> None:

@@ -10,11 +10,12 @@ PUBLIC = {
     "allocator": "HEAP_BUFFER_BYTES_MAX KEPT_BYTES_MAX keep_freed_memory",
     "arrow": "RECORD_SCHEMA check_untrusted decode_batch encode_batch schema_fingerprint schema_from_bytes schema_nodes "
     "schema_to_bytes",
-    "ddl": "check_schema format_schema format_type parse_schema",
+    "ddl": "check_column_names check_schema format_schema format_type parse_schema",
     "envelope": "Buffer Envelope H Header decode encode split",
     "evolution": "check_extension extended versions",
     "names": "INTERNAL_PREFIX SETTINGS TRANSACTIONS_TOPIC Durability OnTotalLoss Setting TopicSettings "
-    "check_group_name check_topic_name "
+    "check_column_name check_group_name check_id check_member_id check_new_group_name check_new_topic_name check_rack "
+    "check_topic_name quoted "
     "did_you_mean nearest parse_settings",
     "partitioner": "coordinator_partition murmur2 partition_for_key partitions_for_keys",
     "polling": "FIRST_VERSION LAST_VERSION VARIABLE WITHOUT_EVENT_ENGINE wait_without_event_engine",

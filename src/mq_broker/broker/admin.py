@@ -27,7 +27,7 @@ from mq_broker.core.messages import NodeState
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
-from mq_protocol.ddl import check_schema
+from mq_protocol.ddl import check_column_names, check_schema
 from mq_protocol.errors import (
     CoordinationUnavailable,
     CorruptBatch,
@@ -38,8 +38,15 @@ from mq_protocol.errors import (
     TritonMQError,
     UnknownTopic,
 )
-from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
-from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, check_topic_name, did_you_mean, parse_settings
+from mq_protocol.limits import NAME_BYTES_MAX, PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
+from mq_protocol.names import (
+    INTERNAL_PREFIX,
+    TRANSACTIONS_TOPIC,
+    check_new_topic_name,
+    check_topic_name,
+    did_you_mean,
+    parse_settings,
+)
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +61,21 @@ TRANSACTIONS_REPLICAS: Final = 3
 class Admin:
     """Owns the cache of other brokers' partitions."""
 
-    def __init__(self, shell: Shell, cluster: Cluster, topics: Topics, coordination: CoordinationService, calls: Calls) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        cluster: Cluster,
+        topics: Topics,
+        coordination: CoordinationService,
+        calls: Calls,
+        topic_name_max: int = NAME_BYTES_MAX,
+    ) -> None:
         self._shell = shell
         self._cluster = cluster
         self._topics = topics
         self._coordination = coordination
         self._calls = calls
+        self._topic_name_max = topic_name_max
         self._states: dict[tuple[str, int], tuple[float, NodeState]] = {}
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._making_transactions = asyncio.Lock()
@@ -162,7 +178,7 @@ class Admin:
 
     async def create_topic(self, request: pb.CreateTopicRequest, deadline: float) -> pb.CreateTopicResponse:
         """Answers once every partition's leader serves, so that what the client asks next succeeds."""
-        check_topic_name(request.name)
+        check_new_topic_name(request.name, self._topic_name_max)
         topic = await self._create(request.name, request.partitions, request.replicas, request.schema, dict(request.settings))
         await self._wait_until_led(topic, deadline)
         return pb.CreateTopicResponse(topic=await self._topic_info(topic))
@@ -174,7 +190,9 @@ class Admin:
             raise InvalidSetting(f"replicas={replicas} is out of range: give 1 to {REPLICAS_MAX}")
         parse_settings(settings, replicas)
         if schema:
-            schema = schema_to_bytes(_schema_told(schema))
+            told = _schema_told(schema)
+            check_column_names(told)
+            schema = schema_to_bytes(told)
         await self._topics.refresh()
         if self._topics.find(name) is not None:
             raise TopicExists(f"topic {name!r} exists already: choose another name, or delete it first")

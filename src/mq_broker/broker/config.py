@@ -11,7 +11,8 @@ from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.limits import SESSION_TIMEOUT_MS
+from mq_protocol.limits import NAME_BYTES_MAX, SESSION_TIMEOUT_MS
+from mq_protocol.names import check_rack
 
 _BROKER_MAX = (1 << 31) - 1
 _ANY_ADDRESS = ("0.0.0.0", "[::]", "::", "")  # noqa: S104 - compared with, not bound to
@@ -21,8 +22,8 @@ _ANY_ADDRESS = ("0.0.0.0", "[::]", "::", "")  # noqa: S104 - compared with, not 
 class BrokerConfig:
     """`listen` is `host:port` (port 0: a free one). `advertised` is what clients and other brokers dial; by default `listen`, with
     this machine's name where that says "any address". `zookeeper` is `host:port,…`; empty: a broker that stands alone, its cluster
-    kept in the data directory. `stop_timeout_ms` bounds handing over leadership at a clean stop. `coordination`, if given, is used
-    instead.
+    kept in the data directory. `stop_timeout_ms` bounds handing over leadership at a clean stop. `topic_name_max` bounds the names
+    of topics that this broker is asked to make, in bytes. `coordination`, if given, is used instead.
 
     Raises `InvalidSetting` naming what is wrong.
     """
@@ -35,6 +36,7 @@ class BrokerConfig:
     rack: str = ""
     session_timeout_ms: int = SESSION_TIMEOUT_MS
     stop_timeout_ms: int = 10_000
+    topic_name_max: int = NAME_BYTES_MAX
     coordination: Callable[[], CoordinationService] | None = None
 
     def __post_init__(self) -> None:
@@ -43,6 +45,9 @@ class BrokerConfig:
         _split(self.listen, "--listen")
         if self.advertised:
             _split(self.advertised, "--advertise")
+        check_rack(self.rack)
+        if not 1 <= self.topic_name_max <= NAME_BYTES_MAX:
+            raise InvalidSetting(f"--topic-name-max={self.topic_name_max} is out of range: give 1 to {NAME_BYTES_MAX}")
 
     def address(self, port: int) -> str:
         """What others dial, given the port that was bound."""
@@ -61,6 +66,6 @@ class BrokerConfig:
 
 def _split(address: str, option: str) -> tuple[str, int]:
     host, separator, port = address.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65535:
+    if not separator or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:
         raise InvalidSetting(f"{option}={address!r} is not HOST:PORT: give e.g. localhost:7400")
     return host, int(port)

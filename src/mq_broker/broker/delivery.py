@@ -22,7 +22,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, TritonMQError, UnknownTopic, to_wire
 from mq_protocol.limits import FETCH_CHUNK_BYTES
-from mq_protocol.names import check_group_name
+from mq_protocol.names import check_group_name, check_member_id, check_new_group_name
 
 log = logging.getLogger(__name__)
 
@@ -195,6 +195,7 @@ class _Session:
             check_group_name(request.group)
             if not request.member_id:
                 raise InvalidRequest("a member of a group needs a member id of its own")
+            check_member_id(request.member_id)
         if self._named and (request.group, request.member_id) != (self.group, self.member_id):
             raise InvalidRequest(
                 f"this stream is member {self.member_id!r} of group {self.group!r}: open another stream for another"
@@ -205,6 +206,8 @@ class _Session:
         for wanted in request.partitions:
             try:
                 partition = self._delivery.shell.partition(await self._topic(wanted, renewed), wanted.partition)
+                if self.group and self.group not in partition.replica.machine.cursors:
+                    check_new_group_name(self.group)
             except TritonMQError as error:
                 self._refuse(wanted.topic, wanted.partition, error)
                 continue

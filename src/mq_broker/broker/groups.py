@@ -20,7 +20,7 @@ from mq_broker.core.messages import Refused, Result
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, TritonMQError, to_wire
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REQUEST_TIMEOUT_MS
-from mq_protocol.names import check_group_name
+from mq_protocol.names import check_group_name, check_new_group_name
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +135,8 @@ class Groups:
         answer = pb.PartitionOffsets(partition=position.partition)
         try:
             partition = self._shell.leader(await self._topics.get(position.topic), position.partition)
+            if request.group not in partition.replica.machine.cursors:
+                check_new_group_name(request.group)
             move = self._judged(request, position.offset, partition)
             if move is not None:
                 await partition.ask(move, deadline)

@@ -19,7 +19,7 @@ from mq_broker.broker.partition import Partition
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.streams import side_by_side
 from mq_broker.broker.topics import Topic, Topics
-from mq_broker.broker.transactions import check_transaction_name, key_of
+from mq_broker.broker.transactions import key_of
 from mq_broker.core.entries import NO_UUID, Append, Operation, Stage
 from mq_broker.core.messages import Done, Refused, Result, Wait
 from mq_broker.rpc.service import ProduceRequests, Send
@@ -28,7 +28,7 @@ from mq_protocol.arrow import check_untrusted
 from mq_protocol.envelope import Envelope
 from mq_protocol.errors import BatchTooLarge, InternalError, InvalidRequest, SchemaMismatch, TritonMQError, to_wire
 from mq_protocol.limits import BATCH_DECODED_BYTES_MAX, PRODUCE_IN_FLIGHT_BYTES_MAX, REQUEST_TIMEOUT_MS
-from mq_protocol.names import INTERNAL_PREFIX
+from mq_protocol.names import INTERNAL_PREFIX, check_id
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +219,7 @@ def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
         raise InvalidRequest(f"acks {header.acks} is not known: all (0), leader (1) or none (2)")
     if header.HasField("stage"):
         key_of(header.stage.key)
-        check_transaction_name("run id", header.stage.run_id)
+        check_id("run id", header.stage.run_id)
     schema = topic.versions.get(header.schema_fingerprint)
     if schema is None:
         raise SchemaMismatch(

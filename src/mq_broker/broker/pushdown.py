@@ -17,7 +17,8 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_nodes
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import InvalidRequest, SchemaMismatch
-from mq_protocol.names import did_you_mean
+from mq_protocol.limits import NAME_CHARACTERS_MAX
+from mq_protocol.names import did_you_mean, quoted
 from mq_protocol.record_batch_message import codec_of, node_count
 from mq_protocol.row_filter import parse_filter
 
@@ -82,10 +83,11 @@ class Pushdown:
 
 
 def _columns(schema: pa.Schema, request: pb.FetchRequest) -> list[str]:
-    columns = list(request.columns)
+    columns, known = list(request.columns), set(schema.names)
     for name in columns:
-        if name not in schema.names:
-            raise SchemaMismatch(f"topic {request.topic} has no column {name!r}{did_you_mean(name, schema.names)}")
+        if name not in known:
+            near = did_you_mean(name, known) if len(name) <= NAME_CHARACTERS_MAX else ""
+            raise SchemaMismatch(f"topic {request.topic} has no column {quoted(name)}{near}")
     if len(set(columns)) < len(columns):
         raise InvalidRequest(f"columns name one of {', '.join(columns[:10])} twice: name each once")
     return columns

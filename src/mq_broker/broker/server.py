@@ -135,7 +135,7 @@ class _Broker:
         self._topics = Topics(coordination, self._on_topics)
         me = BrokerRegistration(config.broker, shell.incarnation, self.address, config.rack)
         self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost)
-        self._admin = Admin(shell, self.cluster, self._topics, coordination, self._calls)
+        self._admin = Admin(shell, self.cluster, self._topics, coordination, self._calls, config.topic_name_max)
         self._moves = Moves(shell, self.cluster, self._topics, self._admin)
         self._total_loss = TotalLoss(shell, self.cluster, self._topics, coordination, self._calls)
         self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)

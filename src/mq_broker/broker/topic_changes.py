@@ -14,6 +14,7 @@ import pyarrow as pa
 from mq_broker.broker.rebalancing import Members
 from mq_broker.coordination.interface import Move, TopicSpec
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
+from mq_protocol.ddl import check_column_names
 from mq_protocol.errors import InvalidRequest, InvalidSetting, UnknownPartition
 from mq_protocol.evolution import check_extension
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
@@ -102,6 +103,7 @@ def with_columns(spec: TopicSpec, wanted: pa.Schema) -> TopicSpec:
     check_extension(spec.name, before, wanted)
     if len(wanted) == len(before):
         return spec
+    check_column_names(list(wanted)[len(before) :])
     return replace(spec, schema=schema_to_bytes(wanted), earlier=(*spec.earlier, len(before)))
 
 

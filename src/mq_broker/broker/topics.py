@@ -20,7 +20,7 @@ from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
 from mq_protocol.errors import CoordinationUnavailable, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_protocol.evolution import versions
-from mq_protocol.names import INTERNAL_PREFIX, Durability, TopicSettings, parse_settings
+from mq_protocol.names import INTERNAL_PREFIX, Durability, TopicSettings, check_topic_name, parse_settings
 
 log = logging.getLogger(__name__)
 
@@ -108,10 +108,11 @@ class Topics:
         return self._by_name.get(name)
 
     async def get(self, name: str) -> Topic:
-        """The topic, read anew if it is not known. Raises `UnknownTopic` or `CoordinationUnavailable`, which is also for one whose
-        document cannot be read."""
+        """The topic, read anew if it is not known. Raises `UnknownTopic`, `InvalidTopicName` or `CoordinationUnavailable`, which is
+        also for one whose document cannot be read."""
         topic = self._by_name.get(name)
         if topic is None:
+            check_topic_name(name, internal=True)  # one that cannot be there is not looked for, nor told back whole
             now = asyncio.get_running_loop().time()
             if now - self._refreshed_at >= REFRESH_S_MIN:
                 await self.refresh()

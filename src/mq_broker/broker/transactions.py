@@ -39,8 +39,8 @@ from mq_protocol.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from mq_protocol.limits import MANIFEST_BYTES_MAX, TRANSACTION_NAME_CHARACTERS_MAX
-from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC
+from mq_protocol.limits import MANIFEST_BYTES_MAX
+from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, check_id
 from mq_protocol.partitioner import coordinator_partition
 
 log = logging.getLogger(__name__)
@@ -59,17 +59,9 @@ def key_of(key: pb.TransactionKey) -> TransactionKey:
     """Raises `InvalidRequest` for a key without a query id (a made-up key would deduplicate strangers), and for an endless one."""
     if not key.query_id:
         raise InvalidRequest("the transaction key has no query id: the sink runs in a streaming query, or gives txnAppId")
-    check_transaction_name("query id", key.query_id)
-    check_transaction_name("sink", key.sink)
+    check_id("query id", key.query_id)
+    check_id("sink", key.sink)
     return TransactionKey(key.query_id, key.sink)
-
-
-def check_transaction_name(what: str, name: str) -> None:
-    """Raises `InvalidRequest` for a name that is too long to be kept in every entry."""
-    if len(name) > TRANSACTION_NAME_CHARACTERS_MAX:
-        raise InvalidRequest(
-            f"a {what} of {len(name)} characters is too long: at most {TRANSACTION_NAME_CHARACTERS_MAX} are allowed"
-        )
 
 
 def _uuids_of(request: pb.PublishRequest | pb.DiscardRequest) -> tuple[bytes, ...]:
@@ -427,7 +419,7 @@ def _by_partition(manifest: tuple[StagedBatches, ...]) -> dict[tuple[str, int, s
 def _check_manifest(request: pb.DecideRequest) -> None:
     if request.batch_id < 0:
         raise InvalidRequest(f"micro-batch ids count from 0; this one is {request.batch_id}")
-    check_transaction_name("run id", request.run_id)
+    check_id("run id", request.run_id)
     if request.ByteSize() > MANIFEST_BYTES_MAX:
         raise InvalidRequest(
             f"the manifest has {request.ByteSize()} bytes, at most {MANIFEST_BYTES_MAX} are allowed: write fewer, larger batches"

@@ -23,7 +23,7 @@ from mq_protocol.errors import (
     StaleMicroBatch,
     UnknownTopic,
 )
-from mq_protocol.limits import MANIFEST_BYTES_MAX, TRANSACTION_NAME_CHARACTERS_MAX
+from mq_protocol.limits import ID_BYTES_MAX, MANIFEST_BYTES_MAX
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 
@@ -204,7 +204,7 @@ def test_names_and_manifests_have_a_bound(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             await prepare(broker)
-            endless = "q" * (TRANSACTION_NAME_CHARACTERS_MAX + 1)
+            endless = "話" * (ID_BYTES_MAX // 3 + 1)
             for place in (
                 pb.StageOf(key=pb.TransactionKey(query_id=endless)),
                 pb.StageOf(key=pb.TransactionKey(query_id="q", sink=endless)),
