@@ -7,18 +7,19 @@ order. Everything here is bounded by the producer's memory: `pending_bytes` coun
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from mq_client.batches import RECORD_OVERHEAD_BYTES, records_to_batch, rows_to_batch
+from mq_client.batches import RECORD_OVERHEAD_BYTES, records_to_batch
 from mq_client.connection import TopicView
 from mq_client.errors import TritonMQError
 from mq_client.futures import BatchOutcome, BatchPlace, Outcome, RecordFuture
 from mq_client.lanes import Lane, OutgoingBatch
+from mq_client.rows import RowShape
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
@@ -60,7 +61,7 @@ class OpenBatch:
         self.keys: list[bytes | None] = []
         self.headers: list[Sequence[tuple[str, bytes | None]] | None] = []
         self.given_us: dict[int, int] = {}
-        self.rows: list[Mapping[str, object]] = []
+        self.rows: list[Sequence[Any]] = []
         self.size = 0
         self.opened_at = now
         self.outcome = BatchOutcome(topic)
@@ -91,7 +92,7 @@ class Target:
     Records without a key go to one partition until its batch closes, then to the next: few full batches instead of many small ones.
     """
 
-    __slots__ = ("batch_bytes_max", "dropped", "open", "plain_size_max", "record_bytes_max", "sticky", "view")
+    __slots__ = ("batch_bytes_max", "dropped", "open", "plain_size_max", "record_bytes_max", "rows", "sticky", "view")
 
     def __init__(self, view: TopicView, batch_bytes_max: int, random: Random) -> None:
         self.view = view
@@ -99,6 +100,7 @@ class Target:
         self.batch_bytes_max = min(batch_bytes_max, view.settings.batch_bytes_max - limits.BATCH_OVERHEAD_BYTES)
         self.record_bytes_max = view.settings.record_bytes_max
         self.plain_size_max = -1 if view.typed else self.record_bytes_max + RECORD_OVERHEAD_BYTES  # of what `add_plain` takes
+        self.rows = RowShape(view.schema, view.name) if view.typed else None
         self.open: list[OpenBatch | None] = [None] * view.partitions
         self.sticky = random.randrange(view.partitions)
 
@@ -223,9 +225,9 @@ class Accumulator:
         return future, news
 
     def add_row(
-        self, target: Target, partition: int | None, row: Mapping[str, object], size: int, now: float
+        self, target: Target, partition: int | None, row: Sequence[Any], size: int, now: float
     ) -> tuple[RecordFuture, bool]:
-        """As `add`, for a typed topic and a row that has been checked against its schema."""
+        """As `add`, for a typed topic and what `RowShape.fit` made of a row."""
         batch, partition, news = self._room(target, partition, size, now)
         index = len(batch.rows)
         batch.rows.append(row)
@@ -299,12 +301,10 @@ class Accumulator:
         batch = target.open[partition]
         if batch is None:
             return
-        view = target.view
+        view, rows = target.view, target.rows
 
         def build() -> pa.RecordBatch:
-            if view.typed:
-                return rows_to_batch(batch.rows, view.schema, view.name)
-            return batch.built()
+            return batch.built() if rows is None else rows.batch(batch.rows)
 
         count = len(batch.rows) if view.typed else len(batch.values)
         lane, closed = self._closed(view, partition, None, count, batch.size, batch.outcome, build, batch.opened_at)

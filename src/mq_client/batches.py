@@ -1,4 +1,4 @@
-"""From what users have to what a topic stores: records to columns, tables to batches of the topic's schema and size.
+"""From what users have to what a topic stores: records to columns, tables to batches of the topic's schema and size. Rows: rows.py.
 
 Pure: no clock, threads or network. Errors name the column.
 """
@@ -119,23 +119,6 @@ def _header_column(headers: Sequence[Sequence[tuple[str, bytes | None]] | None])
         [pa.array(names, pa.string()), pa.array(values, pa.binary())], fields=list(_HEADER_TYPE.value_type)
     )
     return pa.ListArray.from_arrays(pa.array(starts, pa.int32()), struct, type=_HEADER_TYPE)
-
-
-def rows_to_batch(rows: Sequence[Mapping[str, object]], schema: pa.Schema, topic: str) -> pa.RecordBatch:
-    """The batch of a typed topic from rows as dicts. Raises `SchemaMismatch` naming the column that does not fit."""
-    for row in rows:
-        for name in row:
-            if name not in schema.names:
-                raise SchemaMismatch(f"topic {topic!r} has no column {name!r}{did_you_mean(name, schema.names)}")
-    columns = []
-    for column in schema:
-        try:
-            array = pa.array([row.get(column.name) for row in rows], column.type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-            raise SchemaMismatch(f"column {column.name!r} of topic {topic!r} is {format_type(column.type)}: {error}") from None
-        _refuse_nulls(array, column, topic)
-        columns.append(array)
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 # ---------------------------------------------------------------- tables

@@ -24,7 +24,6 @@ from mq_client.batches import (
     record_key_column,
     record_size,
     records_to_batch,
-    rows_to_batch,
     split_by_partition,
     split_by_size,
     to_bytes,
@@ -33,7 +32,7 @@ from mq_client.batches import (
 )
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Deadline, positive_ms
-from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, TritonMQError
+from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, SchemaMismatch, TritonMQError
 from mq_client.futures import BatchOutcome, RecordFuture, TableFuture, TableOutcome
 from mq_client.leaders import topic_with
 from mq_client.sender import Sender
@@ -211,20 +210,28 @@ class Producer:
             )
         if headers is not None or timestamp is not None:
             raise InvalidRequest(f"topic {name!r} has its own schema: it has no place for headers or timestamp; make them columns")
-        if not row.keys() <= set(target.view.schema.names):
+        assert target.rows is not None
+        try:
+            values, size = target.rows.fit(row)
+        except SchemaMismatch:
+            if target.rows.knows(row):
+                raise
             target = self._target_with(name, columns=row)
-        batch = rows_to_batch([row], target.view.schema, name)
-        size = batch.nbytes
+            if target.rows is None:
+                return self.publish(name, row, key=key, partition=partition, uuid=uuid)  # made anew, without a schema
+            values, size = target.rows.fit(row)
         if size > target.record_bytes_max:
             raise BatchTooLarge(f"row of {size} bytes is above {name!r}'s record_bytes_max={target.record_bytes_max}: raise it")
         key = None if key is None else to_bytes(key, "key")
         if uuid is not None:
-            return self._publish_alone(target, batch, _uuid_bytes(uuid), key, partition)
+            assert target.rows is not None
+            return self._publish_alone(target, target.rows.batch([values]), _uuid_bytes(uuid), key, partition)
+        fitted = target
         target, chosen = self._choose(target, key, partition)
         with self._lock:
             self._make_room(size)
-            if not target.dropped and target.view.typed:
-                future, news = self._accumulator.add_row(target, chosen, dict(row), size, time.monotonic())
+            if target is fitted and not target.dropped:
+                future, news = self._accumulator.add_row(target, chosen, values, size, time.monotonic())
                 if news:
                     self._sender.work.notify()
                 return future

@@ -12,7 +12,6 @@ from mq_client.batches import (
     conform,
     largest_record_bytes,
     records_to_batch,
-    rows_to_batch,
     split_by_partition,
     split_by_size,
     to_bytes,
@@ -75,26 +74,6 @@ def test_timestamps_are_microseconds_or_datetimes_with_a_zone() -> None:
     for wrong in (datetime(2013, 1, 1), 1.5, 2**63):
         with pytest.raises(InvalidRequest):
             to_timestamp_us(wrong)  # type: ignore[arg-type]
-
-
-def test_rows_become_the_topics_columns() -> None:
-    batch = rows_to_batch([{"a": 1, "b": "x"}, {"a": 2, "c": ["y"]}], SCHEMA, "t")
-    assert batch.schema == SCHEMA
-    assert batch.column("b").to_pylist() == ["x", None]
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ({"a": 1, "bb": 2}, "no column 'bb': did you mean 'b'"),
-        ({"a": "1"}, "column 'a' of topic 't' is long"),
-        ({"a": 2**70}, "column 'a' of topic 't' is long"),
-        ({"b": "x"}, "column 'a' of topic 't' is NOT NULL"),
-    ],
-)
-def test_a_row_that_does_not_fit_names_its_column(row: dict[str, object], says: str) -> None:
-    with pytest.raises(SchemaMismatch, match=says):
-        rows_to_batch([row], SCHEMA, "t")
 
 
 # ---------------------------------------------------------------- tables

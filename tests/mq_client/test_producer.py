@@ -7,6 +7,8 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -151,6 +153,18 @@ def test_rows_go_to_a_topic_with_a_schema(bootstrap: str, admin: Admin, topic: s
             producer.publish(topic, {"a": 1}, headers={"h": b""})
     with Reader(bootstrap) as reader:
         assert [row for batch in reader.read(topic, 0) for row in batch.to_pylist()] == [{"a": 1, "b": "x"}, {"a": 2, "b": None}]
+
+
+def test_a_row_whose_value_would_be_changed_is_refused_and_its_neighbours_are_not(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, schema="l long, i int, f float, t date, m timestamp")
+    with Producer(bootstrap, linger_ms=60_000) as producer:
+        first = producer.publish(topic, {"l": 1})
+        for column, value in (("l", 1.5), ("i", Decimal("1.5")), ("f", 1e300), ("t", datetime.now()), ("m", 5.7)):
+            with pytest.raises(SchemaMismatch, match=f"column '{column}' of topic"):
+                producer.publish(topic, {column: value})
+        last = producer.publish(topic, {"i": 2})
+        producer.flush()
+        assert [first.result().offset, last.result().offset] == [0, 1]
 
 
 def test_what_can_be_refused_at_once_is(bootstrap: str, admin: Admin, topic: str) -> None:
