@@ -39,7 +39,19 @@ _LEVELS = ["debug", "info", "warning", "error"]
     help="Unique in the cluster, and always the same for the same data.",
 )
 @click.option("--listen", required=True, metavar="HOST:PORT", help="Where to serve.")
-@click.option("--advertise", default="", metavar="HOST:PORT", help="What others dial to reach it. Default: as --listen.")
+@click.option("--advertise", default="", metavar="HOST:PORT", help="What clients dial to reach it. Default: as --listen.")
+@click.option(
+    "--peer-listen",
+    default="",
+    metavar="HOST:PORT",
+    help="Where to serve the other brokers; clients need not reach it. Default: the host of --listen, a free port.",
+)
+@click.option(
+    "--peer-advertise",
+    default="",
+    metavar="HOST:PORT",
+    help="What other brokers dial to reach it. Default: as --peer-listen.",
+)
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
@@ -86,6 +98,8 @@ def broker(
     number: int,
     listen: str,
     advertise: str,
+    peer_listen: str,
+    peer_advertise: str,
     data: Path,
     zookeeper: str | None,
     standalone: bool,
@@ -98,6 +112,8 @@ def broker(
     stop_at_eof: bool,
 ) -> int:
     """Run one broker until SIGTERM or Ctrl-C, at which it hands over what it leads and ends with status 0."""
+    if standalone and (peer_listen or peer_advertise):
+        raise click.UsageError("a broker that stands alone serves no other: leave out --peer-listen and --peer-advertise")
     if standalone == bool(zookeeper):
         raise click.UsageError("give either --zookeeper HOSTS, for a broker of a cluster, or --standalone, for one without")
     _log_to_stderr("debug" if verbose else log_level)
@@ -117,6 +133,8 @@ def broker(
                 topic_name_max=topic_name_max,
                 session_timeout_ms=session_timeout_ms,
                 stop_timeout_ms=stop_timeout_ms,
+                peer_listen=peer_listen,
+                peer_advertised=peer_advertise,
             )
         except InvalidSetting as error:
             raise click.UsageError(str(error)) from error

@@ -7,7 +7,8 @@
     │   ├── OffsetOutOfRange · DataLoss
     │   ├── NotEnoughBrokers
     │   ├── ReplayMismatch · StaleMicroBatch · FencedRun · StagedBatchMissing
-    │   └── TransactionAborted · TooManyTransactions · UnknownTransaction
+    │   ├── TransactionAborted · TooManyTransactions · UnknownTransaction
+    │   └── PeerRefused           between brokers only
     ├── RetriableError            it did not happen; ask again (clients do so by themselves until their deadline)
     │   └── NotLeader · NotEnoughReplicas · OutOfOrder · Overloaded · DiskFull · StorageFailed · CoordinationUnavailable
     └── UnknownOutcome            it may or may not have happened
@@ -166,6 +167,17 @@ class UnknownTransaction(RefusedError):
     grpc_status = "NOT_FOUND"
 
 
+class PeerRefused(RefusedError):
+    """A broker does not talk to whoever calls itself another broker. `why` says so by a code: the text tells a stranger little."""
+
+    code = pb.PEER_REFUSED
+    grpc_status = "PERMISSION_DENIED"
+
+    def __init__(self, message: str, why: pb.PeerRefusal.ValueType = pb.PEER_REFUSAL_UNKNOWN) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 class NotLeader(RetriableError):
     """`leader` is the broker to ask instead, 0 if nobody is known to lead."""
 
@@ -244,6 +256,8 @@ def to_wire(error: TritonMQError) -> pb.Error:
         message.leader_epoch = error.leader_epoch
     if isinstance(error, OffsetOutOfRange) and error.next_offset >= 0:
         message.next_offset = error.next_offset
+    if isinstance(error, PeerRefused):
+        message.peer_refusal = error.why
     return message
 
 
@@ -254,4 +268,6 @@ def from_wire(message: pb.Error) -> TritonMQError:
         return NotLeader(message.message, message.leader, message.leader_epoch)
     if cls is OffsetOutOfRange and message.HasField("next_offset"):
         return OffsetOutOfRange(message.message, message.next_offset)
+    if cls is PeerRefused:
+        return PeerRefused(message.message, message.peer_refusal)
     return cls(message.message)

@@ -66,6 +66,8 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     STORAGE_FAILED: _ErrorCode.ValueType  # 25
     DATA_LOSS: _ErrorCode.ValueType  # 26
     UNKNOWN_GROUP: _ErrorCode.ValueType  # 27
+    PEER_REFUSED: _ErrorCode.ValueType  # 34
+    """between brokers only: see PeerRefusal"""
     TRANSACTION_ABORTED: _ErrorCode.ValueType  # 40
     """an administrator has fenced the query's key: nothing more is written under it"""
     TOO_MANY_TRANSACTIONS: _ErrorCode.ValueType  # 41
@@ -110,6 +112,8 @@ UNREACHABLE: ErrorCode.ValueType  # 24
 STORAGE_FAILED: ErrorCode.ValueType  # 25
 DATA_LOSS: ErrorCode.ValueType  # 26
 UNKNOWN_GROUP: ErrorCode.ValueType  # 27
+PEER_REFUSED: ErrorCode.ValueType  # 34
+"""between brokers only: see PeerRefusal"""
 TRANSACTION_ABORTED: ErrorCode.ValueType  # 40
 """an administrator has fenced the query's key: nothing more is written under it"""
 TOO_MANY_TRANSACTIONS: ErrorCode.ValueType  # 41
@@ -117,6 +121,60 @@ TOO_MANY_TRANSACTIONS: ErrorCode.ValueType  # 41
 UNKNOWN_TRANSACTION: ErrorCode.ValueType  # 42
 """nobody has staged or decided anything under that key"""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
+
+class _PeerRefusal:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PeerRefusalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PeerRefusal.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PEER_REFUSAL_UNKNOWN: _PeerRefusal.ValueType  # 0
+    PEER_NO_HELLO: _PeerRefusal.ValueType  # 1
+    """a link begins with a hello, and this was none"""
+    PEER_NO_PROOF: _PeerRefusal.ValueType  # 2
+    """it does not know the secret of this cluster's brokers"""
+    PEER_WRONG_WAY: _PeerRefusal.ValueType  # 3
+    """the broker with the lower id dials"""
+    PEER_SAME_ID: _PeerRefusal.ValueType  # 4
+    """it calls itself by the id of the broker that it dialled"""
+    PEER_WRONG_BROKER: _PeerRefusal.ValueType  # 5
+    """it is, or it meant, another broker"""
+    PEER_FORMER_LIFE: _PeerRefusal.ValueType  # 6
+    """a later life of that broker is known"""
+    PEER_NOT_REGISTERED: _PeerRefusal.ValueType  # 7
+    """that life of the broker is not registered yet, as last read: try again"""
+    PEER_EXPIRED: _PeerRefusal.ValueType  # 8
+    """the call's proof is too old, or of the future: the clocks differ"""
+    PEER_NOT_ITSELF: _PeerRefusal.ValueType  # 9
+    """a message in another broker's name, or in another life's"""
+    PEER_NONSENSE: _PeerRefusal.ValueType  # 10
+    """a message that no broker sends"""
+
+class PeerRefusal(_PeerRefusal, metaclass=_PeerRefusalEnumTypeWrapper):
+    """Why a broker does not talk to whoever calls itself another broker."""
+
+PEER_REFUSAL_UNKNOWN: PeerRefusal.ValueType  # 0
+PEER_NO_HELLO: PeerRefusal.ValueType  # 1
+"""a link begins with a hello, and this was none"""
+PEER_NO_PROOF: PeerRefusal.ValueType  # 2
+"""it does not know the secret of this cluster's brokers"""
+PEER_WRONG_WAY: PeerRefusal.ValueType  # 3
+"""the broker with the lower id dials"""
+PEER_SAME_ID: PeerRefusal.ValueType  # 4
+"""it calls itself by the id of the broker that it dialled"""
+PEER_WRONG_BROKER: PeerRefusal.ValueType  # 5
+"""it is, or it meant, another broker"""
+PEER_FORMER_LIFE: PeerRefusal.ValueType  # 6
+"""a later life of that broker is known"""
+PEER_NOT_REGISTERED: PeerRefusal.ValueType  # 7
+"""that life of the broker is not registered yet, as last read: try again"""
+PEER_EXPIRED: PeerRefusal.ValueType  # 8
+"""the call's proof is too old, or of the future: the clocks differ"""
+PEER_NOT_ITSELF: PeerRefusal.ValueType  # 9
+"""a message in another broker's name, or in another life's"""
+PEER_NONSENSE: PeerRefusal.ValueType  # 10
+"""a message that no broker sends"""
+Global___PeerRefusal: _TypeAlias = PeerRefusal  # noqa: Y015
 
 class _Acks:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -145,6 +203,7 @@ class Error(_message.Message):
     LEADER_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    PEER_REFUSAL_FIELD_NUMBER: _builtins.int
     code: Global___ErrorCode.ValueType
     message: _builtins.str
     """what to do next, with the setting to change"""
@@ -153,6 +212,8 @@ class Error(_message.Message):
     leader_epoch: _builtins.int
     next_offset: _builtins.int
     """OFFSET_OUT_OF_RANGE: where the records that are kept go on"""
+    peer_refusal: Global___PeerRefusal.ValueType
+    """PEER_REFUSED: why"""
     def __init__(
         self,
         *,
@@ -161,10 +222,11 @@ class Error(_message.Message):
         leader: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
         next_offset: _builtins.int | None = ...,
+        peer_refusal: Global___PeerRefusal.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "next_offset", b"next_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "code", b"code", "leader", b"leader", "leader_epoch", b"leader_epoch", "message", b"message", "next_offset", b"next_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "code", b"code", "leader", b"leader", "leader_epoch", b"leader_epoch", "message", b"message", "next_offset", b"next_offset", "peer_refusal", b"peer_refusal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_offset: _TypeAlias = _typing.Literal["next_offset"]  # noqa: Y015
     _WhichOneofArgType__next_offset: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset"]  # noqa: Y015
@@ -837,6 +899,7 @@ class ReplicaStatusResponse(_message.Message):
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
     RECOVERY_FIELD_NUMBER: _builtins.int
     LEADING_FIELD_NUMBER: _builtins.int
+    SEEN_EPOCH_FIELD_NUMBER: _builtins.int
     broker: _builtins.int
     open: _builtins.bool
     """there is a replica here, and it is open"""
@@ -847,6 +910,8 @@ class ReplicaStatusResponse(_message.Message):
     """no record in this log has an offset at or above it, uncommitted ones included"""
     recovery: _builtins.int
     leading: _builtins.bool
+    seen_epoch: _builtins.int
+    """the highest leader epoch that the replica knows of; at least last_epoch"""
     def __init__(
         self,
         *,
@@ -858,10 +923,11 @@ class ReplicaStatusResponse(_message.Message):
         next_offset: _builtins.int = ...,
         recovery: _builtins.int = ...,
         leading: _builtins.bool = ...,
+        seen_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "last_epoch", b"last_epoch", "last_index", b"last_index", "leading", b"leading", "log_id", b"log_id", "next_offset", b"next_offset", "open", b"open", "recovery", b"recovery"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "last_epoch", b"last_epoch", "last_index", b"last_index", "leading", b"leading", "log_id", b"log_id", "next_offset", b"next_offset", "open", b"open", "recovery", b"recovery", "seen_epoch", b"seen_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2157,30 +2223,72 @@ Global___StagedResponse: _TypeAlias = StagedResponse  # noqa: Y015
 
 @_typing.final
 class LinkHello(_message.Message):
-    """---------------------------------------------------------------- between brokers (one bidirectional stream a pair)"""
+    """---------------------------------------------------------------- between brokers (service Peer, on a port of its own)
+    A link is one bidirectional stream a pair. It begins with four messages that have a hello alone: the one that dials says who it is
+    (broker, incarnation, to, nonce); the other one says the same and adds its proof; the first adds its own (proof alone); the
+    other one says that it has accepted (an empty hello). See mq_broker/rpc/peer_proof.py for what is proved.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BROKER_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
-    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
     broker: _builtins.int
     incarnation: _builtins.int
-    cluster_id: _builtins.str
+    to: _builtins.int
+    """the broker that it means to talk to"""
+    nonce: _builtins.bytes
+    """32 random bytes, never used again"""
+    proof: _builtins.bytes
     def __init__(
         self,
         *,
         broker: _builtins.int = ...,
         incarnation: _builtins.int = ...,
-        cluster_id: _builtins.str = ...,
+        to: _builtins.int = ...,
+        nonce: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cluster_id", b"cluster_id", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "incarnation", b"incarnation", "nonce", b"nonce", "proof", b"proof", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkHello: _TypeAlias = LinkHello  # noqa: Y015
+
+@_typing.final
+class PeerCall(_message.Message):
+    """In the metadata of every other call between brokers, as `tritonmq-peer-bin`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    EXPIRES_MS_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    broker: _builtins.int
+    incarnation: _builtins.int
+    expires_ms: _builtins.int
+    proof: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        broker: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        expires_ms: _builtins.int = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "expires_ms", b"expires_ms", "incarnation", b"incarnation", "proof", b"proof"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PeerCall: _TypeAlias = PeerCall  # noqa: Y015
 
 @_typing.final
 class AppendEntries(_message.Message):

@@ -11,6 +11,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+from mq_broker.coordination.embedded import free_port
 from mq_client import Admin
 from tests.chaos.network import HOST, ZOOKEEPER, Network
 from tests.cluster.harness import Cluster, wait_until
@@ -36,6 +37,9 @@ class FireCluster(Cluster):
         self._mounted: list[Path] = []
         for number, broker in self.brokers.items():
             advertised = f"{HOST}:{self.network.listen(str(number), broker.port)}"
+            peer_port = free_port(HOST)  # links go through the network as well, by a way of their own
+            among_brokers = f"{HOST}:{self.network.listen(str(number), peer_port)}"
+            broker.arguments += ["--peer-listen", f"{HOST}:{peer_port}", "--peer-advertise", among_brokers]
             zookeeper = f"{HOST}:{self.network.listen(ZOOKEEPER, self.zookeeper.port, dialler=str(number))}"
             broker.arguments += ["--advertise", advertised, "--zookeeper", zookeeper]  # the last word counts
             self._advertised.append(advertised)

@@ -99,6 +99,8 @@ def test_a_wrong_word_is_misuse_and_the_nearest_right_one_is_named(
         "broker --id 1 --listen 127.0.0.1:7400 --data x",
         "broker --id 1 --listen 127.0.0.1:7400 --data x --standalone --zookeeper 127.0.0.1:2181",
         "broker --id 1 --listen nonsense --data x --standalone",
+        "broker --id 1 --listen 127.0.0.1:7400 --data x --standalone --peer-listen 127.0.0.1:7500",
+        "broker --id 1 --listen 127.0.0.1:7400 --data x --zookeeper 127.0.0.1:2181 --peer-listen nonsense",
         "broker --id 0 --listen 127.0.0.1:7400 --data x --standalone",
         "dev --brokers 3 --no-zookeeper",
     ],

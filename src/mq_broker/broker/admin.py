@@ -232,7 +232,7 @@ class Admin:
         if leader == self._shell.broker:
             info = await self._topic_info(topic)
         else:
-            address = self._cluster.address(leader)
+            address = self._cluster.peer_address(leader)
             if address is None:
                 return set()
             try:

@@ -52,9 +52,14 @@ class Cluster:
     def racks(self) -> dict[int, str]:
         return {broker: registration.rack for broker, registration in self.brokers.items()}
 
-    def address(self, broker: int) -> str | None:
+    def peer_address(self, broker: int) -> str | None:
+        """Where other brokers reach it; None if it is not registered, or has no such port."""
         registration = self.brokers.get(broker)
-        return registration.address if registration is not None else None
+        return (registration.peer_address or None) if registration is not None else None
+
+    def read_again(self) -> None:
+        """Something was heard of a broker that the list does not have: read it, soon."""
+        self._changed.set()
 
     def is_live(self, broker: int, incarnation: int) -> bool:
         registration = self.brokers.get(broker)

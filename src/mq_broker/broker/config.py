@@ -20,10 +20,12 @@ _ANY_ADDRESS = ("0.0.0.0", "[::]", "::", "")  # noqa: S104 - compared with, not 
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """`listen` is `host:port` (port 0: a free one). `advertised` is what clients and other brokers dial; by default `listen`, with
-    this machine's name where that says "any address". `zookeeper` is `host:port,…`; empty: a broker that stands alone, its cluster
-    kept in the data directory. `stop_timeout_ms` bounds handing over leadership at a clean stop. `topic_name_max` bounds the names
-    of topics that this broker is asked to make, in bytes. `coordination`, if given, is used instead.
+    """`listen` is `host:port` (port 0: a free one). `advertised` is what clients dial; by default `listen`, with this machine's
+    name where that says "any address". `peer_listen` is where other brokers are served, by default a free port of the same host;
+    `peer_advertised` is what they dial. A broker that stands alone has no such port. `zookeeper` is `host:port,…`; empty: a broker
+    that stands alone, its cluster kept in the data directory. `stop_timeout_ms` bounds handing over leadership at a clean stop.
+    `topic_name_max` bounds the names of topics that this broker is asked to make, in bytes. `coordination`, if given, is used
+    instead.
 
     Raises `InvalidSetting` naming what is wrong.
     """
@@ -38,23 +40,41 @@ class BrokerConfig:
     stop_timeout_ms: int = 10_000
     topic_name_max: int = NAME_BYTES_MAX
     coordination: Callable[[], CoordinationService] | None = None
+    peer_listen: str = ""
+    peer_advertised: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker <= _BROKER_MAX:
             raise InvalidSetting(f"broker id {self.broker} is out of range: give --id 1 or more")
         _split(self.listen, "--listen")
-        if self.advertised:
-            _split(self.advertised, "--advertise")
+        for address, option in (
+            (self.advertised, "--advertise"),
+            (self.peer_listen, "--peer-listen"),
+            (self.peer_advertised, "--peer-advertise"),
+        ):
+            if address:
+                _split(address, option)
         check_rack(self.rack)
         if not 1 <= self.topic_name_max <= NAME_BYTES_MAX:
             raise InvalidSetting(f"--topic-name-max={self.topic_name_max} is out of range: give 1 to {NAME_BYTES_MAX}")
 
     def address(self, port: int) -> str:
-        """What others dial, given the port that was bound."""
-        if self.advertised:
-            return self.advertised
-        host, _ = _split(self.listen, "--listen")
-        return f"{socket.gethostname() if host in _ANY_ADDRESS else host}:{port}"
+        """What clients dial, given the port that was bound."""
+        return self.advertised or f"{_dialled(_split(self.listen, '--listen')[0])}:{port}"
+
+    @property
+    def peers_at(self) -> str:
+        """Where to serve other brokers; port 0 is a free one."""
+        return self.peer_listen or f"{_split(self.listen, '--listen')[0]}:0"
+
+    def peer_address(self, port: int) -> str:
+        """What other brokers dial, given the port that was bound: that host, or the one that clients dial if it is any address."""
+        if self.peer_advertised:
+            return self.peer_advertised
+        host, _ = _split(self.peers_at, "--peer-listen")
+        if self.advertised and host in _ANY_ADDRESS:
+            host, _ = _split(self.advertised, "--advertise")
+        return f"{_dialled(host)}:{port}"
 
     def make_coordination(self) -> CoordinationService:
         if self.coordination is not None:
@@ -62,6 +82,10 @@ class BrokerConfig:
         if self.zookeeper:
             return ZooKeeperCoordination(self.zookeeper, self.session_timeout_ms)
         return FileCoordination(self.data_dir)
+
+
+def _dialled(host: str) -> str:
+    return socket.gethostname() if host in _ANY_ADDRESS else host
 
 
 def _split(address: str, option: str) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import signal
 from collections.abc import Callable, Collection
 from typing import Final
@@ -31,9 +32,11 @@ from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.links import Links, PeerAddress
+from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
+from mq_broker.rpc.peer_service import peer_handlers
+from mq_broker.rpc.refusals import Refusals
 from mq_broker.storage.directory import DataDirectory
 from mq_broker.storage.writer import Writer
-from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OutcomeUnknown
 
 log = logging.getLogger(__name__)
@@ -83,7 +86,7 @@ async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, t
         writer.start()
         undo.push_async_callback(writer.stop)
         shell = Shell(config.broker, incarnation, coordination, directory, writer, tasks)
-        broker = _Broker(config, shell, coordination, directory.cluster_id)
+        broker = _Broker(config, shell, coordination, directory.cluster_id, await coordination.peer_secret())
         undo.push_async_callback(broker.close)
         hints.to = broker.cluster
         stopping = shell.spawn(_wait(stop), "stop")
@@ -122,18 +125,28 @@ class _Hints:
 
 
 class _Broker:
-    """Owns the parts of one running broker, and the order in which they begin and end."""
+    """Owns the parts of one running broker, and the order in which they begin and end. `secret` None: it stands alone, and has no
+    port for other brokers."""
 
-    def __init__(self, config: BrokerConfig, shell: Shell, coordination: CoordinationService, cluster_id: str) -> None:
+    def __init__(
+        self, config: BrokerConfig, shell: Shell, coordination: CoordinationService, cluster_id: str, secret: bytes | None
+    ) -> None:
         self._server, port = rpc_server.listen(config.listen)
         self.address = config.address(port)
+        self._servers = [self._server]
+        self._peer_address = ""
         self._shell = shell
         self._coordination = coordination
-        hello = pb.LinkHello(broker=config.broker, incarnation=shell.incarnation, cluster_id=cluster_id)
-        self._links = shell.links = Links(hello, shell, shell.spawn)
-        self._calls = Calls()
+        refusals = Refusals()
+        proof = PeerProof(config.broker, shell.incarnation, cluster_id, secret or secrets.token_bytes(SECRET_BYTES))
+        self._links = shell.links = Links(proof, shell, shell.spawn, self._read_brokers, refusals)
+        self._calls = Calls(proof)
         self._topics = Topics(coordination, self._on_topics)
-        me = BrokerRegistration(config.broker, shell.incarnation, self.address, config.rack)
+        if secret is not None:
+            peer_server, peer_port = rpc_server.listen(config.peers_at, "--peer-listen")
+            self._servers.append(peer_server)
+            self._peer_address = config.peer_address(peer_port)
+        me = BrokerRegistration(config.broker, shell.incarnation, self.address, config.rack, self._peer_address)
         self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost)
         self._admin = Admin(shell, self.cluster, self._topics, coordination, self._calls, config.topic_name_max)
         self._moves = Moves(shell, self.cluster, self._topics, self._admin)
@@ -151,7 +164,12 @@ class _Broker:
             Groups(shell, self._topics, delivery.shares.members_of, delivery.shares.counts),
             self._transactions,
         )
-        self._server.add_generic_rpc_handlers((rpc_service.handlers(services), self._links.handler()))
+        self._server.add_generic_rpc_handlers((rpc_service.handlers(services),))
+        for server in self._servers[1:]:
+            server.add_generic_rpc_handlers((peer_handlers(services, self._links, proof, refusals),))
+
+    def _read_brokers(self) -> None:
+        self.cluster.read_again()
 
     def _on_topics(self, topics: dict[str, Topic], changed: Collection[str] | None) -> None:
         self._shell.follow_topics(topics, changed)
@@ -161,11 +179,12 @@ class _Broker:
 
     def _on_brokers(self) -> None:
         self._shell.brokers_seen(self.cluster.live)
-        self._links.know({b: PeerAddress(r.address, r.incarnation) for b, r in self.cluster.brokers.items()})
+        self._links.know({b: PeerAddress(r.peer_address, r.incarnation) for b, r in self.cluster.brokers.items()})
 
     async def start(self) -> None:
         """Serve. Returns once this broker is registered and what is assigned to it is open."""
-        await self._server.start()
+        for server in self._servers:
+            await server.start()
         await self._topics.refresh()
         await self.cluster.join()
         spawn = self._shell.spawn
@@ -177,7 +196,7 @@ class _Broker:
         spawn(self._total_loss.watch(), "watch for partitions without a log")
         spawn(Retention(self._shell).keep(), "retention")
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
-        log.info("broker %d serves at %s", self._shell.broker, self.address)
+        log.info("broker %d serves at %s, other brokers at %s", self._shell.broker, self.address, self._peer_address or "no port")
 
     async def leave(self, seconds: float) -> None:
         """Hand over what is led, while everything still runs; then the session, so that nobody waits for this broker."""
@@ -189,7 +208,7 @@ class _Broker:
         self._shell.stop()
         await self._coordination.stop()
         await self._links.close()
-        await self._server.stop(SERVER_GRACE_S)
+        await asyncio.gather(*(server.stop(SERVER_GRACE_S) for server in self._servers))
         await self._shell.close(OutcomeUnknown(f"broker {self._shell.broker} has stopped: ask again with the same UUID"))
         await self._calls.close()
         self._producing.close()

@@ -13,7 +13,7 @@ from mq_broker.broker.transactions import Transactions
 
 
 class Services:
-    """Owns nothing but the parts. Is the `rpc.service.BrokerService`."""
+    """Owns nothing but the parts. Is the `rpc.service.BrokerService`, and the `rpc.peer_service.PeerService`."""
 
     def __init__(
         self,

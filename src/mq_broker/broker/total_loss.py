@@ -179,7 +179,7 @@ class TotalLoss:
         async def ask(broker: int) -> pb.ReplicaStatusResponse | None:
             if broker == self._shell.broker:
                 return await self.replica_status(request, limit)
-            address = self._cluster.address(broker)
+            address = self._cluster.peer_address(broker)
             if address is None:
                 return None
             try:

@@ -292,7 +292,7 @@ class Transactions:
         if not 0 <= number < topic.partitions:
             raise UnknownPartition(f"topic {topic_name} has partitions 0 to {topic.partitions - 1}, not {number}")
         leader = (await self._admin.partition_info(topic, number)).leader
-        address = self._cluster.address(leader) if leader else None
+        address = self._cluster.peer_address(leader) if leader else None
         if address is None:
             raise NotLeader(f"{topic_name}-{number} has no leader at the moment: ask again")
         return await self._calls.ask(address, method, request, response, deadline)
@@ -301,6 +301,8 @@ class Transactions:
 
     async def publish(self, request: pb.PublishRequest, deadline: float) -> pb.PublishResponse:
         """Idempotent. The staged batches become readable together."""
+        if not request.uuids:  # it would publish nothing, and all that is staged under a lower micro-batch could not be any more
+            raise InvalidRequest("a publish names the batches that become readable, and this one names none")
         partition = await self._led(request.topic, request.partition)
         if request.topic_id not in ("", partition.topic.spec.topic_id):
             raise UnknownTopic(

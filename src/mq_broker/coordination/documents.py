@@ -85,6 +85,7 @@ def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
         "incarnation": registration.incarnation,
         "address": registration.address,
         "rack": registration.rack,
+        "peer_address": registration.peer_address,
     }
 
 
@@ -94,6 +95,7 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
         incarnation=int(document["incarnation"]),
         address=str(document["address"]),
         rack=str(document.get("rack", "")),
+        peer_address=str(document.get("peer_address", "")),
     )
 
 

@@ -142,6 +142,9 @@ class FileCoordination:
 
         return self._contents.cluster_id or await self._change(apply)
 
+    async def peer_secret(self) -> bytes | None:
+        return None
+
     async def begin_life(self, broker: int) -> int:
         def apply(contents: _Contents) -> int:
             contents.lives[broker] = contents.lives.get(broker, 0) + 1

@@ -18,12 +18,14 @@ from mq_protocol.limits import REPLICAS_MAX
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """A live broker: `incarnation` is one life of its process (see `CoordinationService.begin_life`)."""
+    """A live broker: `incarnation` is one life of its process (see `CoordinationService.begin_life`). `address` is for clients,
+    `peer_address` for other brokers; the latter is empty for a broker that stands alone, or that is of an older version."""
 
     broker: int
     incarnation: int
     address: str
     rack: str = ""
+    peer_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,10 @@ class CoordinationService(Protocol):
 
     async def cluster_id(self) -> str:
         """Made once per cluster, by whoever comes first."""
+
+    async def peer_secret(self) -> bytes | None:
+        """32 random bytes by which brokers of this cluster know each other. Made once, by whoever comes first. Never log them.
+        None where a cluster is one broker, which has no peers. `InternalError` if something else is in its place."""
 
     async def begin_life(self, broker: int) -> int:
         """The incarnation of this process: grows with every call for that broker id, for ever."""

@@ -1,6 +1,7 @@
 """Coordination through ZooKeeper. Paths and what they mean; the session itself is kazoo_session.py's.
 
     <root>/cluster_id                        made once
+    <root>/security/peer_secret              64 hex digits, made once: by it brokers know each other
     <root>/brokers/live/<broker>             ephemeral: BrokerRegistration
     <root>/brokers/lives/<broker>            its version is the newest incarnation of that broker
     <root>/topics/<name>                     TopicSpec
@@ -20,6 +21,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import secrets
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -42,7 +45,7 @@ from mq_broker.coordination.node_reads import NodeReads
 from mq_broker.coordination.state_writes import StateWrites
 from mq_broker.coordination.unreadable import Unreadable
 from mq_broker.core.messages import CasOutcome, NodeState
-from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists, UnknownTopic
+from mq_protocol.errors import CoordinationUnavailable, InternalError, InvalidRequest, OutcomeUnknown, TopicExists, UnknownTopic
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
 from mq_protocol.names import check_topic_name
 
@@ -55,6 +58,9 @@ _NOTE_ATTEMPTS = 20
 """To note a new topic together with its making, while other brokers make theirs. One broker makes one at a time."""
 
 _FORMER_LIFE_POLL_S = 0.1
+
+_SECRET_BYTES = 32
+_SECRET = re.compile(rb"[0-9a-f]{64}")
 
 
 class ZooKeeperCoordination:
@@ -96,7 +102,7 @@ class ZooKeeperCoordination:
         await self._session.open(self._on_state)
         try:
             deadline = self._session.deadline()
-            for path in ("brokers/live", "brokers/lives", "topics", "states", "topic_changes"):
+            for path in ("brokers/live", "brokers/lives", "topics", "states", "topic_changes", "security"):
                 await self._make(self._path(path), deadline)
         except ZookeeperError as error:
             await self.stop()
@@ -142,15 +148,27 @@ class ZooKeeperCoordination:
     # -------------------------------------------------------------- the cluster and its brokers
 
     async def cluster_id(self) -> str:
+        return (await self._made_once("cluster_id", uuid.uuid4().hex.encode())).decode()
+
+    async def peer_secret(self) -> bytes | None:
+        found = await self._made_once("security/peer_secret", secrets.token_hex(_SECRET_BYTES).encode())
+        if not _SECRET.fullmatch(found):
+            raise InternalError(
+                f"{self._path('security/peer_secret')} does not hold {2 * _SECRET_BYTES} hex digits, as TritonMQ writes there: was "
+                "it edited? Stop all brokers, delete the node, and start them again"
+            )
+        return bytes.fromhex(found.decode())
+
+    async def _made_once(self, name: str, mine: bytes) -> bytes:
+        """What that node holds, which is `mine` if nobody has made it before."""
         deadline = self._session.deadline()
-        path = self._path("cluster_id")
-        mine = uuid.uuid4().hex
+        path = self._path(name)
         while (found := await self._read(path, deadline)) is None:
             try:
-                await self._session.ask_again(lambda client: client.create_async(path, mine.encode()), deadline)
+                await self._session.ask_again(lambda client: client.create_async(path, mine), deadline)
             except NodeExistsError:
                 continue
-        return found[0].decode()
+        return found[0]
 
     async def begin_life(self, broker: int) -> int:
         deadline = self._session.deadline()

@@ -1,4 +1,4 @@
-"""Calls of one broker to another's client service: where a partition's leader is elsewhere.
+"""Calls of one broker to another, at its peer port: where a partition's leader is elsewhere.
 
 Owns one channel an address, made when first needed. Retries nothing: the caller knows whether asking again makes sense.
 """
@@ -11,32 +11,35 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 from grpc import aio
 
+from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.peer_service import PEER_UNARY, peer_path
 from mq_broker.rpc.server import dial
-from mq_broker.rpc.service import UNARY, parse, path
+from mq_broker.rpc.service import parse
 from mq_broker.rpc.status import from_call
 
 Resp = TypeVar("Resp", bound=Message)
 
 
 class Calls:
-    """Owns the channels to other brokers' client service."""
+    """Owns the channels to other brokers. `proof` is what each call carries."""
 
-    def __init__(self) -> None:
+    def __init__(self, proof: PeerProof) -> None:
+        self._proof = proof
         self._channels: dict[str, aio.Channel] = {}
         self._methods: dict[tuple[str, str], Any] = {}
 
     async def ask(self, address: str, method: str, request: Message, response: type[Resp], deadline: float) -> Resp:
         """The answer of the broker at `address`. Raises the `TritonMQError` that it raised, `Unreachable` or `OutcomeUnknown`."""
-        assert UNARY[method].response is response
+        assert PEER_UNARY[method].response is response
         call = self._methods.get((address, method))
         if call is None:
             channel = self._channels.get(address)
             if channel is None:
                 channel = self._channels[address] = dial(address)
-            call = self._methods[address, method] = channel.unary_unary(path(method), None, None)
+            call = self._methods[address, method] = channel.unary_unary(peer_path(method), None, None)
         timeout = max(0.001, deadline - asyncio.get_running_loop().time())
         try:
-            data: bytes = await call(request.SerializeToString(), timeout=timeout)
+            data: bytes = await call(request.SerializeToString(), timeout=timeout, metadata=self._proof.call(peer_path(method)))
         except aio.AioRpcError as error:
             raise from_call(error, address) from error
         return parse(data, response)

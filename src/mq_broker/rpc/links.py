@@ -3,6 +3,8 @@
 The broker with the lower id dials. Messages that are ready together share one `LinkMessage`: while one is being written, the next
 gathers. What does not fit the bounded buffer of a peer, and what was on its way when a connection ended, is dropped: the core sends
 again what is not acknowledged. Nothing here knows what an entry means.
+
+A link belongs to the broker that proved itself when it was opened (peer_proof.py). A message in any other name ends it.
 """
 
 from __future__ import annotations
@@ -16,12 +18,14 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 import grpc
 from grpc import aio
 
+from mq_broker.rpc.peer_proof import NONCE_BYTES, PeerProof, require
+from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.server import dial
 from mq_broker.rpc.service import EOF, Incoming, Send, sender, stream_handler
 from mq_broker.rpc.status import from_call
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope, decode, encode, split
-from mq_protocol.errors import InvalidRequest, TritonMQError, Unreachable
+from mq_protocol.errors import PeerRefused, TritonMQError, Unreachable
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES, SNAPSHOT_PART_BYTES
 
 log = logging.getLogger(__name__)
@@ -30,6 +34,9 @@ SERVICE: Final = "tritonmq.v1.Peer"
 LINK: Final = f"/{SERVICE}/Link"
 
 BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+REGISTRATION_TIMEOUT_S: Final = 2.0
+"""A broker that was just started may dial before its registration has been read here."""
+
 _FIXED_BYTES: Final = 150
 """About what a message takes beside its payload, so that a flood of empty ones is bounded too."""
 
@@ -38,7 +45,10 @@ Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]
 
 
 class LinkListener(Protocol):
-    """Told, on the event loop, what arrives. `link_up` and `link_down` alternate for each broker."""
+    """Told, on the event loop, what arrives. `link_up` and `link_down` alternate for each broker.
+
+    What arrives speaks for the broker of that link and for no other. A `PeerRefused` that is raised ends the link.
+    """
 
     def link_up(self, broker: int) -> None: ...
     def link_down(self, broker: int) -> None: ...
@@ -48,6 +58,8 @@ class LinkListener(Protocol):
 
 
 class PeerAddress(NamedTuple):
+    """`address` is that of the broker's peer port; empty if it has none, as brokers of older versions have not."""
+
     address: str
     incarnation: int
 
@@ -86,6 +98,7 @@ class _Peer:
         self.broker = broker
         self.address: PeerAddress | None = None
         self.registered = asyncio.Event()
+        self.news = asyncio.Event()
         self.incarnation = 0
         self.waiting: deque[_Outgoing] = deque()
         self.waiting_bytes = 0
@@ -166,12 +179,24 @@ class _Peer:
 
 
 class Links:
-    """Owns the connections to every other broker. `hello` says who this is; `spawn` makes a task whose failure is not missed."""
+    """Owns the connections to every other broker. `proof` says who this is, and proves it; `spawn` makes a task whose failure is
+    not missed; `read_brokers` has the registrations read again, soon.
+    """
 
-    def __init__(self, hello: pb.LinkHello, listener: LinkListener, spawn: Spawn) -> None:
-        self._hello = hello
+    def __init__(
+        self,
+        proof: PeerProof,
+        listener: LinkListener,
+        spawn: Spawn,
+        read_brokers: Callable[[], None] = lambda: None,
+        refusals: Refusals | None = None,
+    ) -> None:
+        self._me = proof.broker
+        self._proof = proof
         self._listener = listener
         self._spawn = spawn
+        self._read_brokers = read_brokers
+        self._refusals = refusals or Refusals()
         self._peers: dict[int, _Peer] = {}
         self._dialling: dict[int, asyncio.Task[None]] = {}
         self._closed = False
@@ -181,15 +206,33 @@ class Links:
     def know(self, brokers: dict[int, PeerAddress]) -> None:
         """The brokers registered now. A link to one that is gone is left alone while it works, and not made anew."""
         for broker, address in brokers.items():
-            if broker != self._hello.broker:
+            if broker != self._me:
                 peer = self._peer(broker)
+                if not address.address and peer.address != address:
+                    log.warning(
+                        "broker %d is registered without a peer port, as older versions are: nothing is replicated to or from it "
+                        "until it runs this version",
+                        broker,
+                    )
                 peer.address = address
+                peer.news.set()
+                if not address.address:
+                    peer.registered.clear()
+                    continue
                 peer.registered.set()
-                if self._hello.broker < broker and broker not in self._dialling and not self._closed:
+                if self._me < broker and broker not in self._dialling and not self._closed:
                     self._dialling[broker] = self._spawn(self._dial_for_ever(peer), f"link to broker {broker}")
         for broker, peer in self._peers.items():
             if broker not in brokers:
                 peer.registered.clear()
+
+    def is_former(self, broker: int, incarnation: int) -> bool:
+        """Whether a later life of that broker is known."""
+        peer = self._peers.get(broker)
+        if peer is None:
+            return False
+        registered = peer.address.incarnation if peer.address is not None else 0
+        return incarnation < max(registered, peer.incarnation)
 
     def send_entries(self, to: int, message: pb.AppendEntries, parts: Sequence[Buffer]) -> None:
         """Dropped when there is no link or its buffer is full."""
@@ -235,13 +278,13 @@ class Links:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def handler(self) -> grpc.GenericRpcHandler[Any, Any]:
-        """The Peer service, for the server."""
+    def handler(self) -> grpc.RpcMethodHandler[Any, Any]:
+        """The method `Link` of the Peer service, for the server."""
 
         async def link(context: aio.ServicerContext[Any, Any]) -> None:
             await self._accept(Incoming(context, lambda data: decode(data, pb.LinkHeader)), sender(context, encode))
 
-        return grpc.method_handlers_generic_handler(SERVICE, {"Link": stream_handler("Link", link)})
+        return stream_handler("Link", link)
 
     # -- conversations
 
@@ -254,14 +297,52 @@ class Links:
     async def _accept(self, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> None:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
-                first = await anext(messages, None)
+                peer, incarnation = await self._greet(messages, send)
         except TimeoutError as error:
-            raise InvalidRequest("a link begins with hello, and none came: dial again") from error
-        peer = self._greeted(first)
-        if peer.broker >= self._hello.broker:
-            raise InvalidRequest(f"broker {peer.broker} must not dial broker {self._hello.broker}: the lower id dials")
-        await send(Envelope(pb.LinkHeader(hello=self._hello)))
-        await self._converse(peer, messages, send)
+            raise PeerRefused("a link begins with hello, and none came: dial again", pb.PEER_NO_HELLO) from error
+        except PeerRefused as error:
+            self._refusals.note(error)
+            raise
+        await self._converse(peer, incarnation, messages, send)
+
+    async def _greet(self, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> tuple[_Peer, int]:
+        """Who dialled, once that is proved. Nothing about that broker is believed, or remembered, before."""
+        theirs = await _next_hello(messages)
+        if theirs.broker == self._me:
+            raise PeerRefused(f"another process calls itself broker {self._me}: give every broker its own --id", pb.PEER_SAME_ID)
+        if theirs.to != self._me:
+            raise PeerRefused(
+                f"this is broker {self._me}, not {theirs.to}: its --peer-listen or --peer-advertise is wrong", pb.PEER_WRONG_BROKER
+            )
+        if not 0 < theirs.broker < self._me:
+            raise PeerRefused(f"broker {theirs.broker} must not dial broker {self._me}: the lower id dials", pb.PEER_WRONG_WAY)
+        _check_nonce(theirs)
+        mine = self._proof.hello(theirs.broker)
+        mine.proof = self._proof.of_acceptor(theirs, mine)
+        await send(Envelope(pb.LinkHeader(hello=mine)))
+        require((await _next_hello(messages)).proof, self._proof.of_dialler(theirs, mine))
+        peer = self._peer(theirs.broker)
+        await self._known(peer, theirs.incarnation)
+        await send(Envelope(pb.LinkHeader(hello=pb.LinkHello())))
+        return peer, theirs.incarnation
+
+    async def _known(self, peer: _Peer, incarnation: int) -> None:
+        """Returns once that life of the broker is the newest one known, and registered. Raises `PeerRefused` if it is not."""
+        if self.is_former(peer.broker, incarnation):
+            raise PeerRefused(f"broker {peer.broker} has been seen in a later life than this one: restart it", pb.PEER_FORMER_LIFE)
+        try:
+            async with asyncio.timeout(REGISTRATION_TIMEOUT_S):
+                while peer.address is None or peer.address.incarnation < incarnation:
+                    peer.news.clear()
+                    self._read_brokers()
+                    await peer.news.wait()
+        except TimeoutError as error:
+            raise PeerRefused(
+                f"broker {peer.broker} is not registered in life {incarnation}, as last read here: try again",
+                pb.PEER_NOT_REGISTERED,
+            ) from error
+        if self.is_former(peer.broker, incarnation):
+            raise PeerRefused(f"broker {peer.broker} has been seen in a later life than this one: restart it", pb.PEER_FORMER_LIFE)
 
     async def _dial_for_ever(self, peer: _Peer) -> None:
         failures = 0
@@ -291,44 +372,40 @@ class Links:
             messages = _Answers(call)
             try:
                 async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
-                    await send(Envelope(pb.LinkHeader(hello=self._hello)))
-                    greeted = self._greeted(await anext(messages, None))
-                if greeted is not peer:
-                    raise InvalidRequest(
-                        f"{address} is broker {greeted.broker}, not {peer.broker}: its --listen or --advertise is wrong"
-                    )
-                await self._converse(peer, messages, send)
+                    incarnation = await self._introduce(peer, address, messages, send)
+                await self._converse(peer, incarnation, messages, send)
             finally:
                 call.cancel()
 
-    def _greeted(self, first: Envelope[pb.LinkHeader] | None) -> _Peer:
-        """The peer that says hello. Raises `InvalidRequest` for one that must not be talked to."""
-        if first is None or not first.header.HasField("hello"):
-            raise InvalidRequest("a link begins with hello: this is the brokers' own service, clients use tritonmq.v1.Broker")
-        hello = first.header.hello
-        if hello.cluster_id != self._hello.cluster_id:
-            raise InvalidRequest(
-                f"broker {hello.broker} is of cluster {hello.cluster_id}, this is {self._hello.cluster_id}: check its --zookeeper"
+    async def _introduce(self, peer: _Peer, address: str, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> int:
+        """Say who this is, and be told who answers, both with proofs. Returns the life of the broker that answered."""
+        mine = self._proof.hello(peer.broker)
+        await send(Envelope(pb.LinkHeader(hello=mine)))
+        theirs = await _next_hello(messages)
+        if theirs.broker != peer.broker or theirs.to != self._me:
+            raise PeerRefused(
+                f"{address} is broker {theirs.broker}, not {peer.broker}: its --peer-listen or --peer-advertise is wrong",
+                pb.PEER_WRONG_BROKER,
             )
-        if hello.broker == self._hello.broker:
-            raise InvalidRequest(f"another process calls itself broker {hello.broker}: give every broker its own --id")
-        peer = self._peer(hello.broker)
-        if hello.incarnation < peer.incarnation:
-            raise InvalidRequest(f"broker {hello.broker} has been seen in a later life than this one: restart it")
-        peer.incarnation = hello.incarnation
-        return peer
+        _check_nonce(theirs)
+        require(theirs.proof, self._proof.of_acceptor(mine, theirs))
+        await self._known(peer, theirs.incarnation)
+        await send(Envelope(pb.LinkHeader(hello=pb.LinkHello(proof=self._proof.of_dialler(mine, theirs)))))
+        await _next_hello(messages)
+        return theirs.incarnation
 
-    async def _converse(self, peer: _Peer, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> None:
+    async def _converse(self, peer: _Peer, incarnation: int, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> None:
         """Until either side ends. A newer connection of the same peer ends this one: the peer knows which is the good one."""
         ended = asyncio.Event()
         if self._closed:
             return
         self._end(peer)
+        peer.incarnation = incarnation
         peer.ended = ended
         log.info("link to broker %d is up", peer.broker)
         self._listener.link_up(peer.broker)
         jobs = {
-            asyncio.create_task(self._read(messages, ended)),
+            asyncio.create_task(self._read(peer.broker, incarnation, messages, ended)),
             asyncio.create_task(self._write(peer, send, ended)),
             asyncio.create_task(_wait(ended)),
         }
@@ -336,6 +413,9 @@ class Links:
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
             for job in done:
                 job.result()
+        except PeerRefused as error:
+            self._refusals.note(error, peer.broker)
+            raise
         finally:
             if peer.ended is ended:
                 self._end(peer)
@@ -351,11 +431,12 @@ class Links:
             log.info("link to broker %d is down", peer.broker)
             self._listener.link_down(peer.broker)
 
-    async def _read(self, messages: Messages, ended: asyncio.Event) -> None:
+    async def _read(self, broker: int, incarnation: int, messages: Messages, ended: asyncio.Event) -> None:
         async for message in messages:
             if ended.is_set():
                 return
             header = message.header
+            _check_speaker(header, broker, incarnation)
             if message.parts or header.append:
                 frames = split(message.payload, (length for append in header.append for length in append.frame_bytes))
                 at = 0
@@ -379,6 +460,33 @@ class Links:
 
 async def _wait(event: asyncio.Event) -> None:
     await event.wait()
+
+
+async def _next_hello(messages: Messages) -> pb.LinkHello:
+    message = await anext(messages, None)
+    if message is None or not message.header.HasField("hello"):
+        raise PeerRefused(
+            "a link begins with hello: this is the brokers' own port, clients use the address given by --listen", pb.PEER_NO_HELLO
+        )
+    return message.header.hello
+
+
+def _check_nonce(hello: pb.LinkHello) -> None:
+    if len(hello.nonce) != NONCE_BYTES:
+        raise PeerRefused(f"a hello has a nonce of {NONCE_BYTES} bytes: that broker is of another version", pb.PEER_NO_HELLO)
+
+
+def _check_speaker(header: pb.LinkHeader, broker: int, incarnation: int) -> None:
+    """Raises `PeerRefused` unless everything in the message is said by that life of that broker."""
+    speakers = {(append.leader, append.incarnation) for append in header.append}
+    speakers.update((ack.follower, ack.incarnation) for ack in header.ack)
+    speakers.update((part.leader, part.incarnation) for part in header.snapshot)
+    for other, life in speakers:
+        if (other, life) != (broker, incarnation):
+            raise PeerRefused(
+                f"a message in the name of broker {other}, life {life}, on the link of broker {broker}, life {incarnation}",
+                pb.PEER_NOT_ITSELF,
+            )
 
 
 class _Answers:

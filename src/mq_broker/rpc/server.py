@@ -38,10 +38,10 @@ DIAL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 )
 
 
-def listen(address: str) -> tuple[aio.Server, int]:
+def listen(address: str, option: str = "--listen") -> tuple[aio.Server, int]:
     """A server bound to `host:port` (port 0: a free one), without services and not yet started, and its port.
 
-    Raises `InvalidSetting` when the port cannot be had.
+    Raises `InvalidSetting` when the port cannot be had, naming the option that gives another.
     """
     server = aio.server(options=_options(SERVER_OPTIONS))
     try:
@@ -49,7 +49,7 @@ def listen(address: str) -> tuple[aio.Server, int]:
     except RuntimeError:
         port = 0
     if port == 0:
-        raise InvalidSetting(f"cannot listen on {address}: it is taken, or no address of this machine; choose another --listen")
+        raise InvalidSetting(f"cannot listen on {address}: it is taken, or no address of this machine; choose another {option}")
     return server, port
 
 

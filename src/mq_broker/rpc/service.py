@@ -47,13 +47,11 @@ class BrokerService(Protocol):
     async def start_moves(self, request: pb.StartMovesRequest, deadline: float) -> pb.StartMovesResponse: ...
     async def moves(self, request: pb.MovesRequest, deadline: float) -> pb.MovesResponse: ...
     async def lead(self, request: pb.LeadRequest, deadline: float) -> pb.LeadResponse: ...
-    async def replica_status(self, request: pb.ReplicaStatusRequest, deadline: float) -> pb.ReplicaStatusResponse: ...
     async def recover(self, request: pb.RecoverRequest, deadline: float) -> pb.RecoverResponse: ...
     async def list_offsets(self, request: pb.ListOffsetsRequest, deadline: float) -> pb.ListOffsetsResponse: ...
     async def move_cursors(self, request: pb.MoveCursorsRequest, deadline: float) -> pb.MoveCursorsResponse: ...
     async def groups(self, request: pb.GroupsRequest, deadline: float) -> pb.GroupsResponse: ...
     async def decide(self, request: pb.DecideRequest, deadline: float) -> pb.DecideResponse: ...
-    async def publish(self, request: pb.PublishRequest, deadline: float) -> pb.PublishResponse: ...
     async def discard(self, request: pb.DiscardRequest, deadline: float) -> pb.DiscardResponse: ...
     async def transaction_status(self, request: pb.TransactionStatusRequest, deadline: float) -> pb.TransactionStatusResponse: ...
     async def staged(self, request: pb.StagedRequest, deadline: float) -> pb.StagedResponse: ...
@@ -81,13 +79,11 @@ UNARY: Final[dict[str, Unary]] = {
     "StartMoves": Unary("start_moves", pb.StartMovesRequest, pb.StartMovesResponse),
     "Moves": Unary("moves", pb.MovesRequest, pb.MovesResponse),
     "Lead": Unary("lead", pb.LeadRequest, pb.LeadResponse),
-    "ReplicaStatus": Unary("replica_status", pb.ReplicaStatusRequest, pb.ReplicaStatusResponse),
     "Recover": Unary("recover", pb.RecoverRequest, pb.RecoverResponse),
     "ListOffsets": Unary("list_offsets", pb.ListOffsetsRequest, pb.ListOffsetsResponse),
     "MoveCursors": Unary("move_cursors", pb.MoveCursorsRequest, pb.MoveCursorsResponse),
     "Groups": Unary("groups", pb.GroupsRequest, pb.GroupsResponse),
     "Decide": Unary("decide", pb.DecideRequest, pb.DecideResponse),
-    "Publish": Unary("publish", pb.PublishRequest, pb.PublishResponse),
     "Discard": Unary("discard", pb.DiscardRequest, pb.DiscardResponse),
     "TransactionStatus": Unary("transaction_status", pb.TransactionStatusRequest, pb.TransactionStatusResponse),
     "Staged": Unary("staged", pb.StagedRequest, pb.StagedResponse),
@@ -139,11 +135,20 @@ async def _fail(context: aio.ServicerContext[Any, Any], method: str, error: Exce
     await abort(context, InternalError(f"{method} failed in the broker ({type(error).__name__}): see the broker's log"))
 
 
-def _unary_handler(name: str, method: Unary, service: BrokerService) -> grpc.RpcMethodHandler[Any, Any]:
+def _let_in(_metadata: Any) -> None:
+    """Clients need prove nothing."""
+
+
+def unary_handler(
+    name: str, method: Unary, service: object, gate: Callable[[Any], None] = _let_in
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """One request, one answer, given by the method of `service`. `gate` sees the call's metadata before its request is parsed, and
+    raises to refuse it."""
     answer: Callable[[Message, float], Awaitable[Message]] = getattr(service, method.attribute)
 
     async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> bytes:
         try:
+            gate(context.invocation_metadata())
             remaining = context.time_remaining()
             allowed = REQUEST_TIMEOUT_MS / 1000
             deadline = asyncio.get_running_loop().time() + (allowed if remaining is None else min(remaining, allowed))
@@ -208,7 +213,7 @@ def handlers(service: BrokerService) -> grpc.GenericRpcHandler[Any, Any]:
     async def watch_offsets(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
         await service.watch_offsets(parse(data, pb.WatchOffsetsRequest), sender(context, _serialized))
 
-    methods = {name: _unary_handler(name, method, service) for name, method in UNARY.items()}
+    methods = {name: unary_handler(name, method, service) for name, method in UNARY.items()}
     methods["Produce"] = stream_handler("Produce", produce)
     methods["Subscribe"] = stream_handler("Subscribe", subscribe)
     methods["Fetch"] = _answers_handler("Fetch", fetch)

@@ -14,6 +14,7 @@ from mq_broker.broker.peer_messages import Bodies, PeerMessages
 from mq_broker.core.messages import Event, InstallSnapshot
 from mq_broker.core.state import MachineState, Snapshot
 from mq_broker.rpc.links import Links
+from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.storage.frame import Place
 from mq_broker.storage.memory import MemoryJournal
 from mq_broker.storage.snapshot import decode_snapshot, encode_snapshot
@@ -38,7 +39,7 @@ class Peers:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.tasks: list[asyncio.Task[None]] = []
-        links = Links(pb.LinkHello(broker=1), Nobody(), self._spawn)
+        links = Links(PeerProof(1, 1, "c", bytes(32)), Nobody(), self._spawn)
         self.messages = PeerMessages(PLACE, links, MemoryJournal(Nobody(), PLACE), self._feed, self._spawn)
 
     def _feed(self, event: Event, _bodies: Bodies) -> None:

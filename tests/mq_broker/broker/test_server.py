@@ -13,6 +13,7 @@ from kazoo.client import KazooClient
 
 from mq_broker.broker import BrokerConfig, serve
 from mq_broker.coordination.embedded import EmbeddedZooKeeper
+from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.storage.recovery import recover
 from mq_protocol import mq_pb2 as pb
@@ -165,3 +166,40 @@ async def _started(data: Path) -> Broker | None:
         return await Broker(BrokerConfig(1, "127.0.0.1:0", data)).start()
     except InvalidSetting:
         return None
+
+
+@pytest.mark.parametrize(
+    ("config", "served", "dialled"),
+    [
+        (BrokerConfig(1, "10.0.0.5:7400", Path()), "10.0.0.5:0", "10.0.0.5:7501"),
+        (BrokerConfig(1, "0.0.0.0:7400", Path(), advertised="one.example:7400"), "0.0.0.0:0", "one.example:7501"),
+        (BrokerConfig(1, "0.0.0.0:7400", Path(), peer_listen="10.0.0.5:7501"), "10.0.0.5:7501", "10.0.0.5:7501"),
+        (BrokerConfig(1, "h:1", Path(), peer_listen="0.0.0.0:7501", peer_advertised="p:9"), "0.0.0.0:7501", "p:9"),
+    ],
+)
+def test_other_brokers_dial_the_host_of_the_client_port_unless_told_otherwise(
+    config: BrokerConfig, served: str, dialled: str
+) -> None:
+    assert (config.peers_at, config.peer_address(7501)) == (served, dialled)
+
+
+def test_a_broker_registers_its_peer_port(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        coordination = ZooKeeperCoordination(zookeeper, root=f"/{uuid.uuid4().hex}")
+        broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
+        found = (await coordination.brokers())[1]
+        assert found.peer_address.startswith("127.0.0.1:")
+        assert found.peer_address != found.address
+        await broker.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_that_stands_alone_has_no_peer_port(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        coordination = FileCoordination(tmp_path)
+        broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
+        assert (await coordination.brokers())[1].peer_address == ""
+        await broker.stop()
+
+    asyncio.run(scenario())

@@ -21,9 +21,9 @@ from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState, Published
 from mq_broker.core.state import MachineState, Snapshot
 from mq_broker.rpc.links import Links
+from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.storage.directory import DataDirectory
 from mq_broker.storage.writer import Writer
-from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OutcomeUnknown, StorageFailed, TritonMQError
 from tests.mq_broker.broker import cluster
 from tests.mq_broker.broker.cluster import DEADLINE_S
@@ -44,7 +44,7 @@ async def shell(data: Path, isr: tuple[tuple[int, str], ...]) -> AsyncIterator[S
     writer.start()
     async with asyncio.TaskGroup() as tasks:
         broker = Shell(1, 1, coordination, directory, writer, tasks)
-        broker.links = Links(pb.LinkHello(broker=1), broker, broker.spawn)
+        broker.links = Links(PeerProof(1, 1, "c", bytes(32)), broker, broker.spawn)
         try:
             yield broker
         finally:

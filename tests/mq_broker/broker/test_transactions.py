@@ -218,7 +218,7 @@ def test_names_and_manifests_have_a_bound(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest, match="manifest"):
                 await decide(broker, 0, [pb.StagedBatches(topic="t", uuids=many)])
             with pytest.raises(InvalidRequest, match="one entry"):
-                await broker.ask("Publish", pb.PublishRequest(topic="t", key=KEY, uuids=many))
+                await broker.ask("Discard", pb.DiscardRequest(topic="t", key=KEY, uuids=many))
             assert not await staged(broker)
 
     asyncio.run(scenario())

@@ -49,6 +49,16 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, root: str) -> Opener:
     return open_it
 
 
+@asynccontextmanager
+async def opened_beside(opened: Opener) -> AsyncIterator[CoordinationService]:
+    """Another broker's, where there can be one: a file is one broker's."""
+    try:
+        async with opened() as service:
+            yield service
+    except InvalidRequest:
+        yield FileCoordination(Path("unused"))
+
+
 ORDERS = TopicSpec("orders", "id-1", ((1, 2), (2, 1)), schema=b"\x00\xffarrow", settings={"durability": "os"})
 
 
@@ -60,6 +70,22 @@ def test_cluster_id_is_made_once_and_kept(opened: Opener) -> None:
             assert await service.cluster_id() == first
         async with opened() as service:
             assert await service.cluster_id() == first
+
+    asyncio.run(main())
+
+
+def test_the_secret_of_the_brokers_is_made_once_and_a_single_broker_has_none(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service, opened_beside(opened) as other:
+            first, second = await asyncio.gather(service.peer_secret(), other.peer_secret())
+            assert first == second
+            if service.condition == "file":
+                assert first is None
+                return
+            assert first is not None
+            assert (len(first), len(set(first)) > 8) == (32, True)
+        async with opened() as service:
+            assert await service.peer_secret() == first
 
     asyncio.run(main())
 

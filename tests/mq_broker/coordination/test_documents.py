@@ -12,7 +12,7 @@ from tests.mq_broker.coordination.wire import state_of
 
 
 def test_every_document_comes_back_as_it_was() -> None:
-    registration = BrokerRegistration(3, 17, "127.0.0.1:7402", rack="süd")
+    registration = BrokerRegistration(3, 17, "127.0.0.1:7402", rack="süd", peer_address="127.0.0.1:7502")
     assert (
         documents.load(documents.dump(documents.registration_to_json(registration)), documents.registration_from_json, "x")
         == registration

@@ -7,16 +7,19 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
+import grpc
 import pytest
 from grpc import aio
 
-from mq_broker.rpc.links import LINK, Links, PeerAddress, _Outgoing, _Peer
+from mq_broker.rpc.links import LINK, SERVICE, Links, PeerAddress, _Outgoing, _Peer
+from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.status import from_call
 from mq_broker.storage.frame import HEADER_BYTES
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, encode
-from mq_protocol.errors import InvalidRequest
+from mq_protocol.envelope import Envelope, decode, encode
+from mq_protocol.errors import PeerRefused
 from mq_protocol.limits import (
     BATCH_BYTES_CEILING,
     LINK_BUFFER_BYTES_MAX,
@@ -26,6 +29,7 @@ from mq_protocol.limits import (
 )
 
 DEADLINE_S = 10.0
+SECRET = bytes(range(32))
 
 
 class Heard:
@@ -67,15 +71,21 @@ class Heard:
 class Node:
     """One broker's end: its links, served on a port."""
 
-    def __init__(self, broker: int, *, incarnation: int = 1, cluster_id: str = "c", address: str = "127.0.0.1:0") -> None:
+    def __init__(self, broker: int, *, incarnation: int = 1, cluster_id: str = "c", secret: bytes = SECRET) -> None:
         self.broker = broker
         self.incarnation = incarnation
         self.heard = Heard()
         self.tasks: list[asyncio.Task[None]] = []
-        self.links = Links(pb.LinkHello(broker=broker, incarnation=incarnation, cluster_id=cluster_id), self.heard, self._spawn)
-        self._server, port = listen(address)
-        self._server.add_generic_rpc_handlers((self.links.handler(),))
+        self.refusals = Refusals()
+        self.readings = 0
+        proof = PeerProof(broker, incarnation, cluster_id, secret)
+        self.links = Links(proof, self.heard, self._spawn, self._read_brokers, self.refusals)
+        self._server, port = listen("127.0.0.1:0")
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Link": self.links.handler()}),))
         self.address = f"127.0.0.1:{port}"
+
+    def _read_brokers(self) -> None:
+        self.readings += 1
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
@@ -92,7 +102,22 @@ class Node:
             assert task.cancelled(), task.exception()
 
     def knows(self, *others: Node) -> None:
-        self.links.know({o.broker: PeerAddress(o.address, o.incarnation) for o in (self, *others)})
+        """As they know it."""
+        everybody = (self, *others)
+        for node in everybody:
+            node.links.know({o.broker: PeerAddress(o.address, o.incarnation) for o in everybody})
+
+    def knows_of(self, broker: int, incarnation: int = 1) -> None:
+        """That broker is registered; nothing listens at its address."""
+        self.links.know({broker: PeerAddress("127.0.0.1:1", incarnation)})
+
+    def send_entries(self, to: int, sequence: int, *frames: bytes) -> None:
+        sizes = [len(frame) for frame in frames]
+        message = pb.AppendEntries(leader=self.broker, incarnation=self.incarnation, sequence=sequence, frame_bytes=sizes)
+        self.links.send_entries(to, message, frames)
+
+    def send_ack(self, to: int, sequence: int) -> None:
+        self.links.send_ack(to, pb.AppendAck(follower=self.broker, incarnation=self.incarnation, sequence=sequence))
 
 
 @contextlib.asynccontextmanager
@@ -117,9 +142,8 @@ def test_entries_and_acknowledgements_go_both_ways_in_order() -> None:
             for here, there in ((one, two), (two, one)):
                 for n in range(1, 51):
                     frames = [b"x" * n, b"", b"yz"]
-                    message = pb.AppendEntries(sequence=n, frame_bytes=[len(frame) for frame in frames])
-                    here.links.send_entries(there.broker, message, frames)
-                    here.links.send_ack(there.broker, pb.AppendAck(sequence=n))
+                    here.send_entries(there.broker, n, *frames)
+                    here.send_ack(there.broker, n)
                 await there.heard.until(lambda events: len(events) == 101)
                 appends = [event[1:] for event in there.heard.events if event[0] == "append"]
                 assert appends == [(n, [b"x" * n, b"", b"yz"]) for n in range(1, 51)]
@@ -137,7 +161,7 @@ def test_more_than_fits_one_message_goes_in_several() -> None:
             await one.heard.until(lambda events: events == [("up", 2)])
             frame = bytes(1 << 20)
             for n in range(20):
-                one.links.send_entries(2, pb.AppendEntries(sequence=n, frame_bytes=[len(frame)]), [frame])
+                one.send_entries(2, n, frame)
             await two.heard.until(lambda events: len(events) == 21)
             assert [event[1] for event in two.heard.events[1:]] == list(range(20))
 
@@ -151,10 +175,10 @@ def test_the_largest_batch_goes_whatever_comes_before_it() -> None:
             one.knows(two)
             await one.heard.until(lambda events: events == [("up", 2)])
             before, largest = bytes(LINK_MESSAGE_BYTES - 1000), bytes(BATCH_BYTES_CEILING + HEADER_BYTES)
-            one.links.send_entries(2, pb.AppendEntries(sequence=1, frame_bytes=[len(before)]), [before])
+            one.send_entries(2, 1, before)
             await two.heard.until(lambda events: len(events) == 2)
-            one.links.send_entries(2, pb.AppendEntries(sequence=2, frame_bytes=[len(largest)]), [largest])
-            one.links.send_ack(2, pb.AppendAck(sequence=3))  # no room is left for it
+            one.send_entries(2, 2, largest)
+            one.send_ack(2, 3)  # no room is left for it
             await two.heard.until(lambda events: len(events) == 3)
             assert two.heard.events[-1][:2] == ("append", 2)
 
@@ -182,7 +206,7 @@ def test_a_broker_that_comes_back_is_linked_again() -> None:
             async with nodes(again):
                 one.knows(again)
                 await one.heard.until(lambda events: events == [("up", 2), ("down", 2), ("up", 2)])
-                one.links.send_ack(2, pb.AppendAck(sequence=7))
+                one.send_ack(2, 7)
                 await again.heard.until(lambda events: events[-1:] == [("ack", 7)])
 
     asyncio.run(scenario())
@@ -200,7 +224,7 @@ def test_a_link_that_the_other_side_ends_while_it_is_written_to_is_made_again(mo
                     await node.heard.until(lambda events, n=n, other=other: events.count(("up", other)) == n)  # type: ignore[misc]
                 two.links.end(1)
                 while one.links.connected():
-                    one.links.send_ack(2, pb.AppendAck(sequence=n))
+                    one.send_ack(2, n)
                     await asyncio.sleep(0.0001 * (n % 2))
 
     asyncio.run(scenario())
@@ -210,30 +234,76 @@ def test_nothing_is_kept_for_a_broker_without_a_link() -> None:
     async def scenario() -> None:
         one, two = Node(1), Node(2)
         async with nodes(one, two):
-            one.links.send_ack(2, pb.AppendAck(sequence=1))
+            one.send_ack(2, 1)
             one.knows(two)
             await one.heard.until(lambda events: events == [("up", 2)])
-            one.links.send_ack(2, pb.AppendAck(sequence=2))
+            one.send_ack(2, 2)
             await two.heard.until(lambda events: len(events) == 2)
             assert two.heard.events == [("up", 1), ("ack", 2)]
 
     asyncio.run(scenario())
 
 
+class Spoken:
+    """A link to a broker, spoken by hand, as the broker with that proof would."""
+
+    def __init__(self, channel: aio.Channel, proof: PeerProof) -> None:
+        method: Any = channel.stream_stream(LINK, None, None)
+        self.call = method()
+        self.proof = proof
+
+    async def say(self, **fields: Any) -> None:
+        await self.call.write(encode(Envelope(pb.LinkHeader(**fields))))
+
+    async def hear(self) -> pb.LinkHeader:
+        """Raises the error that the link was ended with."""
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                data = await self.call.read()
+        except aio.AioRpcError as error:
+            raise from_call(error, "there") from error
+        assert data is not aio.EOF, "the link was ended"  # type: ignore[attr-defined]
+        return decode(data, pb.LinkHeader).header
+
+    async def greet(self, to: int = 2) -> tuple[pb.LinkHello, pb.LinkHello]:
+        """Both hellos, once the other side has accepted."""
+        mine = self.proof.hello(to)
+        await self.say(hello=mine)
+        theirs = (await self.hear()).hello
+        assert theirs.proof == self.proof.of_acceptor(mine, theirs)
+        await self.say(hello=pb.LinkHello(proof=self.proof.of_dialler(mine, theirs)))
+        await self.hear()
+        return mine, theirs
+
+
+def life(incarnation: int = 1, cluster_id: str = "c", secret: bytes = SECRET, broker: int = 1) -> PeerProof:
+    return PeerProof(broker, incarnation, cluster_id, secret)
+
+
+async def refused(link: Spoken, *said: pb.LinkHeader) -> PeerRefused:
+    """Why the link was ended, after that was said."""
+    for header in said:
+        await link.call.write(encode(Envelope(header)))
+    try:
+        while True:
+            await link.hear()
+    except PeerRefused as error:
+        return error
+
+
 def test_a_peer_that_does_not_read_costs_no_more_than_its_buffer() -> None:
     async def scenario() -> None:
         two = Node(2)
         async with nodes(two), dial(two.address) as channel:
-            method: Any = channel.stream_stream(LINK, None, None)
-            call = method()
-            await call.write(encode(Envelope(pb.LinkHeader(hello=pb.LinkHello(broker=1, incarnation=1, cluster_id="c")))))
-            await call.read()  # its hello, and nothing more
+            two.knows_of(1)
+            link = Spoken(channel, life())
+            await link.greet()  # and nothing more is read
             frame = bytes(4 << 20)
             for n in range(2 * LINK_BUFFER_BYTES_MAX // len(frame)):
-                two.links.send_entries(1, pb.AppendEntries(sequence=n, frame_bytes=[len(frame)]), [frame])
+                two.send_entries(1, n, frame)
                 await asyncio.sleep(0)
             assert two.links.waiting_bytes(1) <= LINK_BUFFER_BYTES_MAX
-            call.cancel()
+            link.call.cancel()
             await two.heard.until(lambda events: events[-1:] == [("down", 1)])
             assert two.links.waiting_bytes(1) == 0
 
@@ -243,45 +313,125 @@ def test_a_peer_that_does_not_read_costs_no_more_than_its_buffer() -> None:
 def test_a_newer_connection_of_the_same_peer_takes_the_place_of_the_former() -> None:
     async def scenario() -> None:
         two = Node(2)
-        hello = encode(Envelope(pb.LinkHeader(hello=pb.LinkHello(broker=1, incarnation=1, cluster_id="c"))))
-        ack = encode(Envelope(pb.LinkHeader(ack=[pb.AppendAck(sequence=5)])))
         async with nodes(two), dial(two.address) as channel:
-            method: Any = channel.stream_stream(LINK, None, None)
-            first, second = method(), method()
-            for call in (first, second):
-                await call.write(hello)
-                await call.read()
-            assert await first.read() is aio.EOF  # type: ignore[attr-defined]
-            await second.write(ack)
+            two.knows_of(1)
+            first, second = Spoken(channel, life()), Spoken(channel, life())
+            for link in (first, second):
+                await link.greet()
+            assert await first.call.read() is aio.EOF  # type: ignore[attr-defined]
+            await second.say(ack=[pb.AppendAck(follower=1, incarnation=1, sequence=5)])
             await two.heard.until(lambda events: events[-1:] == [("ack", 5)])
             assert two.heard.events == [("up", 1), ("down", 1), ("up", 1), ("ack", 5)]
-            second.cancel()
+            second.call.cancel()
 
     asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
-    ("hello", "reason"),
+    ("hello", "why"),
     [
-        (pb.LinkHello(broker=1, incarnation=1, cluster_id="other"), "of cluster other"),
-        (pb.LinkHello(broker=2, incarnation=1, cluster_id="c"), "calls itself broker 2"),
-        (pb.LinkHello(broker=3, incarnation=1, cluster_id="c"), "the lower id dials"),
-        (None, "begins with hello"),
+        (life(broker=2).hello(2), pb.PEER_SAME_ID),
+        (life(broker=3).hello(2), pb.PEER_WRONG_WAY),
+        (life(broker=0).hello(2), pb.PEER_WRONG_WAY),
+        (life().hello(3), pb.PEER_WRONG_BROKER),
+        (pb.LinkHello(broker=1, incarnation=1, to=2), pb.PEER_NO_HELLO),
+        (None, pb.PEER_NO_HELLO),
     ],
 )
-def test_strangers_are_refused_with_the_reason(hello: pb.LinkHello | None, reason: str) -> None:
+def test_a_hello_that_is_refused_says_why_by_a_code(hello: pb.LinkHello | None, why: pb.PeerRefusal.ValueType) -> None:
+    async def scenario() -> None:
+        two = Node(2, cluster_id="of-this-cluster")
+        async with nodes(two), dial(two.address) as channel:
+            two.knows_of(1)
+            error = await refused(Spoken(channel, life()), pb.LinkHeader(hello=hello))
+            assert error.why == why
+            assert "of-this-cluster" not in str(error)
+            assert two.heard.events == []
+            assert two.refusals.counts == {(pb.PeerRefusal.Name(why), 0): 1}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("stranger", [life(secret=bytes(32)), life(cluster_id="d")], ids=["secret", "cluster"])
+def test_who_does_not_know_the_secret_is_refused_and_told_neither_it_nor_the_cluster(stranger: PeerProof) -> None:
+    async def scenario() -> None:
+        two = Node(2, cluster_id="of-this-cluster")
+        async with nodes(two), dial(two.address) as channel:
+            two.knows_of(1)
+            link = Spoken(channel, stranger)
+            mine = stranger.hello(2)
+            await link.say(hello=mine)
+            theirs = (await link.hear()).hello
+            told = theirs.SerializeToString()
+            assert b"of-this-cluster" not in told
+            assert SECRET not in told
+            error = await refused(link, pb.LinkHeader(hello=pb.LinkHello(proof=stranger.of_dialler(mine, theirs))))
+            assert error.why == pb.PEER_NO_PROOF
+            assert two.heard.events == []
+
+    asyncio.run(scenario())
+
+
+def test_a_recorded_link_cannot_be_played_again() -> None:
     async def scenario() -> None:
         two = Node(2)
         async with nodes(two), dial(two.address) as channel:
-            method: Any = channel.stream_stream(LINK, None, None)
-            call = method()
-            await call.write(encode(Envelope(pb.LinkHeader(hello=hello) if hello is not None else pb.LinkHeader())))
-            with pytest.raises(aio.AioRpcError) as refused:
-                await call.read()
-            error = from_call(refused.value, two.address)
-            assert type(error) is InvalidRequest
-            assert reason in str(error)
-            assert two.heard.events == []
+            two.knows_of(1)
+            first = Spoken(channel, life())
+            mine, theirs = await first.greet()
+            again = Spoken(channel, life())
+            error = await refused(
+                again,
+                pb.LinkHeader(hello=mine),
+                pb.LinkHeader(hello=pb.LinkHello(proof=life().of_dialler(mine, theirs))),
+            )
+            assert error.why == pb.PEER_NO_PROOF
+            assert two.links.connected() == [1], "the first link is as it was"
+            reflected = await refused(
+                Spoken(channel, life()),
+                pb.LinkHeader(hello=mine),
+                pb.LinkHeader(hello=pb.LinkHello(proof=theirs.proof)),
+            )
+            assert reflected.why == pb.PEER_NO_PROOF
+            first.call.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_who_is_dialled_proves_itself_before_it_is_told_anything() -> None:
+    async def scenario() -> None:
+        honest, impostor = Node(1), Node(2, secret=bytes(32))
+        async with nodes(honest, impostor):
+            honest.knows(impostor)
+            impostor.knows(honest)
+            await until(lambda: impostor.refusals.counts or honest.refusals.counts)
+            assert honest.heard.events == impostor.heard.events == []
+
+    asyncio.run(scenario())
+
+
+def test_a_life_that_is_not_registered_waits_for_the_registration_and_is_refused_without_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two), dial(two.address) as channel:
+            two.knows_of(1)
+            link = Spoken(channel, life(incarnation=2))
+            greeting = asyncio.create_task(link.greet())
+            await until(lambda: two.readings)
+            two.knows_of(1, incarnation=2)
+            await greeting
+            monkeypatch.setattr("mq_broker.rpc.links.REGISTRATION_TIMEOUT_S", 0.05)
+            far = Spoken(channel, life(incarnation=1 << 60))
+            with pytest.raises(PeerRefused) as error:
+                await far.greet()
+            assert error.value.why == pb.PEER_NOT_REGISTERED
+            assert two.links.connected() == [1]
+            again = Spoken(channel, life(incarnation=2))
+            await again.greet()
+            link.call.cancel()
+            again.call.cancel()
 
     asyncio.run(scenario())
 
@@ -290,22 +440,63 @@ def test_a_former_life_is_refused() -> None:
     async def scenario() -> None:
         two = Node(2)
         async with nodes(two), dial(two.address) as channel:
-            method: Any = channel.stream_stream(LINK, None, None)
-            newer, older = method(), method()
-            await newer.write(encode(Envelope(pb.LinkHeader(hello=pb.LinkHello(broker=1, incarnation=5, cluster_id="c")))))
-            await newer.read()
-            await older.write(encode(Envelope(pb.LinkHeader(hello=pb.LinkHello(broker=1, incarnation=4, cluster_id="c")))))
-            with pytest.raises(aio.AioRpcError) as refused:
-                await older.read()
-            assert "later life" in str(from_call(refused.value, two.address))
+            two.knows_of(1, incarnation=5)
+            newer, older = Spoken(channel, life(incarnation=5)), Spoken(channel, life(incarnation=4))
+            await newer.greet()
+            with pytest.raises(PeerRefused) as error:
+                await older.greet()
+            assert error.value.why == pb.PEER_FORMER_LIFE
             assert two.links.connected() == [1]
-            newer.cancel()
+            newer.call.cancel()
 
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"append": [pb.AppendEntries(leader=3, incarnation=1)]},
+        {"append": [pb.AppendEntries(leader=1, incarnation=1), pb.AppendEntries(leader=1, incarnation=2)]},
+        {"ack": [pb.AppendAck(follower=3, incarnation=1)]},
+        {"ack": [pb.AppendAck(follower=1, incarnation=1 << 60)]},
+        {"snapshot": [pb.SnapshotPart(leader=2, incarnation=1)]},
+    ],
+)
+def test_a_message_in_another_brokers_name_ends_the_link_and_is_not_heard(message: dict[str, Any]) -> None:
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two), dial(two.address) as channel:
+            two.knows_of(1)
+            link = Spoken(channel, life())
+            await link.greet()
+            error = await refused(link, pb.LinkHeader(**message))
+            assert error.why == pb.PEER_NOT_ITSELF
+            await two.heard.until(lambda events: events == [("up", 1), ("down", 1)])
+            assert two.refusals.counts == {("PEER_NOT_ITSELF", 1): 1}
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_without_a_peer_port_is_named_in_the_log_and_not_dialled(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        node = Node(1)
+        async with nodes(node):
+            for _ in range(3):
+                node.links.know({2: PeerAddress("", 7)})
+            assert not node.tasks
+        assert sum("without a peer port" in line for line in caplog.messages) == 1
+
+    asyncio.run(scenario())
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 - of any kind
+            await asyncio.sleep(0.005)
+
+
 def head(sequence: int, partition: int = 0, leader_epoch: int = 1) -> pb.SnapshotPart:
-    return pb.SnapshotPart(topic_id="t", partition=partition, leader_epoch=leader_epoch, sequence=sequence)
+    return pb.SnapshotPart(leader=1, incarnation=1, topic_id="t", partition=partition, leader_epoch=leader_epoch, sequence=sequence)
 
 
 def snapshots(events: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -322,7 +513,7 @@ def test_a_snapshot_larger_than_the_buffer_arrives_whole_and_keeps_nothing_else_
             await one.heard.until(lambda events: events == [("up", 2)])
             one.links.send_snapshot(2, head(7), bytes(parts * SNAPSHOT_PART_BYTES - 1))
             assert one.links.waiting_bytes(2) == 0
-            one.links.send_ack(2, pb.AppendAck(sequence=1))
+            one.send_ack(2, 1)
             await two.heard.until(lambda events: len(events) == parts + 2)
             assert snapshots(two.heard.events) == [("snapshot", 7, part) for part in range(parts)]
             assert ("ack", 1) in two.heard.events[:4], "it did not wait for the snapshot"

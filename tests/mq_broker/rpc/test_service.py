@@ -12,7 +12,6 @@ import grpc
 import pytest
 from grpc import aio
 
-from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.service import UNARY, Batches, BrokerService, ProduceRequests, Send, handlers, parse, path
 from mq_broker.rpc.status import ERROR_METADATA, from_call
@@ -26,7 +25,6 @@ from mq_protocol.errors import (
     NotLeader,
     OutcomeUnknown,
     TritonMQError,
-    Unreachable,
 )
 
 
@@ -97,14 +95,19 @@ async def _unary(channel: aio.Channel, method: str, data: bytes, timeout: float 
     return answer
 
 
+async def asked(channel: aio.Channel, address: str, name: str, request: Any, timeout_s: float) -> Any:
+    call: Any = channel.unary_unary(path(name), None, None)
+    try:
+        return parse(await call(request.SerializeToString(), timeout=timeout_s), UNARY[name].response)
+    except aio.AioRpcError as error:
+        raise from_call(error, address) from error
+
+
 def test_every_method_answers() -> None:
     async def scenario() -> None:
         async with served() as (_, channel, address):
-            calls = Calls()
             for name, method in UNARY.items():
-                deadline = asyncio.get_running_loop().time() + 10
-                await calls.ask(address, name, method.request(), method.response, deadline)
-            await calls.close()
+                await asked(channel, address, name, method.request(), 10)
             watch: Any = channel.unary_stream(path("WatchOffsets"), None, None)
             places = [pb.TopicPartition(topic="t")]
             answers = [a async for a in watch(pb.WatchOffsetsRequest(partitions=places).SerializeToString())]
@@ -210,27 +213,12 @@ def test_a_method_that_does_not_exist_is_said_so() -> None:
 
 def test_deadlines_reach_the_service_and_end_the_wait() -> None:
     async def scenario() -> None:
-        async with served() as (service, _channel, address):
-            calls = Calls()
+        async with served() as (service, channel, address):
             now = asyncio.get_running_loop().time()
-            await calls.ask(address, "Groups", pb.GroupsRequest(), pb.GroupsResponse, now + 5)
+            await asked(channel, address, "Groups", pb.GroupsRequest(), 5)
             assert now + 3 < service.deadline < now + 5.5
             with pytest.raises(OutcomeUnknown):
-                await calls.ask(address, "Staged", pb.StagedRequest(topic="hang"), pb.StagedResponse, now + 0.2)
-            await calls.close()
-
-    asyncio.run(scenario())
-
-
-def test_nobody_there_is_unreachable() -> None:
-    async def scenario() -> None:
-        server, port = listen("127.0.0.1:0")
-        await server.stop(0)
-        calls = Calls()
-        deadline = asyncio.get_running_loop().time() + 5
-        with pytest.raises(Unreachable):
-            await calls.ask(f"127.0.0.1:{port}", "Groups", pb.GroupsRequest(), pb.GroupsResponse, deadline)
-        await calls.close()
+                await asked(channel, address, "Staged", pb.StagedRequest(topic="hang"), 0.2)
 
     asyncio.run(scenario())
 

@@ -1,0 +1,120 @@
+"""How brokers of one cluster know each other: every one of them has read the same 32 random bytes in the coordination service.
+
+The secret itself is never sent, and never logged. What is sent are proofs, HMAC-SHA-256 by that secret:
+
+- On a link, over both hellos: who dials whom, in which life, and a nonce of each side. Both sides prove it. A proof that was
+  recorded is of no use on another link, since that link has other nonces; nor is one side's proof of use to the other side.
+- On any other call, over the method, the caller, its life, and a time at which the proof expires.
+
+This keeps clients and strangers away. It does not keep away whoever can read or change the network: that takes TLS.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import struct
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import PeerRefused
+
+SECRET_BYTES: Final = 32
+NONCE_BYTES: Final = 32
+METADATA: Final = "tritonmq-peer-bin"
+
+CALL_EXPIRES_MS: Final = 30_000
+CLOCKS_APART_MAX_MS: Final = 30_000
+"""How far the caller's clock may be ahead. It may be behind by as much, since a proof expires after `CALL_EXPIRES_MS`."""
+
+_HELLO: Final = struct.Struct(">iqi")
+_CALL: Final = struct.Struct(">iqq")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class PeerProof:
+    """Owns the secret, and who this broker is. `now_ms`: the wall clock, since two machines must agree on it."""
+
+    def __init__(self, broker: int, incarnation: int, cluster_id: str, secret: bytes, now_ms: Callable[[], int] = _now_ms) -> None:
+        if len(secret) != SECRET_BYTES:
+            raise ValueError(f"the secret of a cluster's brokers has {SECRET_BYTES} bytes, not {len(secret)}")
+        self.broker = broker
+        self.incarnation = incarnation
+        self._cluster = cluster_id.encode()
+        self._secret = secret
+        self._now_ms = now_ms
+
+    # ------------------------------------------------------------------ links
+
+    def hello(self, to: int) -> pb.LinkHello:
+        """Who this broker is, with a new nonce, without a proof."""
+        return pb.LinkHello(broker=self.broker, incarnation=self.incarnation, to=to, nonce=secrets.token_bytes(NONCE_BYTES))
+
+    def of_dialler(self, dialler: pb.LinkHello, acceptor: pb.LinkHello) -> bytes:
+        """The proof of the broker that dials, over both hellos."""
+        return self._prove(b"link dialled", _said(dialler), _said(acceptor))
+
+    def of_acceptor(self, dialler: pb.LinkHello, acceptor: pb.LinkHello) -> bytes:
+        """The proof of the broker that was dialled, over both hellos."""
+        return self._prove(b"link accepted", _said(dialler), _said(acceptor))
+
+    # ------------------------------------------------------------------ other calls
+
+    def call(self, method: str) -> tuple[tuple[str, bytes], ...]:
+        """The metadata of a call of that method (its full path)."""
+        expires_ms = self._now_ms() + CALL_EXPIRES_MS
+        said = _CALL.pack(self.broker, self.incarnation, expires_ms)
+        proof = self._prove(b"call", method.encode(), said)
+        message = pb.PeerCall(broker=self.broker, incarnation=self.incarnation, expires_ms=expires_ms, proof=proof)
+        return ((METADATA, message.SerializeToString()),)
+
+    def check_call(self, method: str, metadata: Any) -> pb.PeerCall:
+        """Who calls. Raises `PeerRefused` if the metadata do not prove that it is a broker of this cluster."""
+        value = next((value for key, value in metadata or () if key == METADATA), None)
+        if value is None:
+            raise PeerRefused(
+                "this port is for the cluster's brokers, and the call proves nothing: clients use --listen", pb.PEER_NO_PROOF
+            )
+        call = pb.PeerCall()
+        try:
+            call.ParseFromString(value)
+        except DecodeError as error:
+            raise PeerRefused(f"malformed proof: {error}", pb.PEER_NO_PROOF) from error
+        said = _CALL.pack(call.broker, call.incarnation, call.expires_ms)
+        require(call.proof, self._prove(b"call", method.encode(), said))
+        left_ms = call.expires_ms - self._now_ms()
+        if not 0 <= left_ms <= CALL_EXPIRES_MS + CLOCKS_APART_MAX_MS:
+            raise PeerRefused(
+                f"the call of broker {call.broker} is {CALL_EXPIRES_MS - left_ms} ms old by this broker's clock: "
+                "set the clocks of both machines (NTP), they may differ by half a minute",
+                pb.PEER_EXPIRED,
+            )
+        return call
+
+    # ------------------------------------------------------------------ the proof
+
+    def _prove(self, what: bytes, *said: bytes) -> bytes:
+        """By parts with their lengths, so that no two different lists of parts are the same bytes."""
+        parts = (b"tritonmq peer 1", what, self._cluster, *said)
+        message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+        return hmac.new(self._secret, message, hashlib.sha256).digest()
+
+
+def require(given: bytes, expected: bytes) -> None:
+    """Raises `PeerRefused` if the proof is another one. Takes as long wherever they differ."""
+    if not hmac.compare_digest(given, expected):
+        raise PeerRefused(
+            "the proof is wrong: a broker of another cluster, or no broker at all; check its --zookeeper", pb.PEER_NO_PROOF
+        )
+
+
+def _said(hello: pb.LinkHello) -> bytes:
+    return _HELLO.pack(hello.broker, hello.incarnation, hello.to) + hello.nonce
