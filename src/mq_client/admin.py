@@ -280,8 +280,12 @@ class Admin:
         self._connection.forget(name)
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
-        """`{partition: (log_start_offset, log_end_offset)}` of what is committed; `end - start` is the number of records."""
-        found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms))
+        """`{partition: (log_start_offset, log_end_offset)}` of what is committed; `end - start` is the number of records.
+
+        Each partition's leader answers. Of one that nobody has led for some seconds, its other replicas say what they know to be
+        committed, which may be a little less. Raises `PartitionUnavailable` if they know nothing of it, `UnknownTopic`.
+        """
+        found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), or_replicas=True)
         return {number: (found[number].log_start_offset, found[number].log_end_offset) for number in sorted(found)}
 
     def offsets_at(self, topic: str, timestamp_us: int) -> dict[int, int]:

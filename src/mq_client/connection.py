@@ -118,6 +118,7 @@ class Connection:
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
         self._brokers: dict[int, str] = {}
+        self._racks: dict[int, str] = {}
         self._topics: dict[str, tuple[float, TopicView]] = {}
         self._answered: str | None = None  # who answered last is asked first: one that hangs is not met again and again
 
@@ -215,6 +216,11 @@ class Connection:
         with self._lock:
             return dict(self._brokers)
 
+    def racks(self) -> dict[int, str]:
+        """Racks of the live brokers, as last heard of; empty where a broker was given none."""
+        with self._lock:
+            return dict(self._racks)
+
     def broker_address(self, broker: int) -> str | None:
         return self._brokers.get(broker)
 
@@ -227,6 +233,7 @@ class Connection:
         with self._lock:
             if response.brokers:
                 self._brokers = {broker.id: broker.address for broker in response.brokers}
+                self._racks = {broker.id: broker.rack for broker in response.brokers}
             for info in response.topics:
                 self._topics[info.name] = (now, _newer(self._topics.get(info.name), _view(info)))
             for name in response.unknown_topics:

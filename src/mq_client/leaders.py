@@ -10,13 +10,26 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Backoff, Deadline
-from mq_client.errors import InvalidSetting, NotLeader, OutcomeUnknown, SchemaMismatch, TritonMQError, UnknownPartition
+from mq_client.errors import (
+    InvalidSetting,
+    NotLeader,
+    OutcomeUnknown,
+    PartitionUnavailable,
+    SchemaMismatch,
+    TritonMQError,
+    UnknownPartition,
+)
+from mq_client.replicas import known_offsets
+from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import from_wire
 from mq_protocol.names import did_you_mean
 
 _ATTEMPT_MS = 5_000.0
 _ADDED_WITHIN_MS = 1_000.0
+
+_ELECTION_MS = limits.SESSION_TIMEOUT_MS + 2_000.0
+"""For so long a partition may have no leader without anything being wrong."""
 
 Ask = Callable[[str, list[int], Deadline], Iterable[pb.PartitionOffsets]]
 """Asks the broker at an address about partitions of one topic: their answers, each with its partition's number."""
@@ -29,8 +42,13 @@ def ask_offsets(
     *,
     partitions: Collection[int] | None = None,
     timestamp_us: int | None = None,
+    or_replicas: bool = False,
 ) -> dict[int, pb.PartitionOffsets]:
-    """Where the partitions' logs begin and end now; with `timestamp_us` also the first offset at or after that time."""
+    """Where the partitions' logs begin and end now; with `timestamp_us` also the first offset at or after that time.
+
+    `or_replicas`: of a partition that nobody leads for some seconds, what its replicas know to be committed (`lower_bound`).
+    Raises `PartitionUnavailable` for partitions that did not answer in time.
+    """
 
     def ask(address: str, numbers: list[int], limit: Deadline) -> Iterable[pb.PartitionOffsets]:
         request = pb.ListOffsetsRequest(topic=topic, partitions=numbers)
@@ -38,7 +56,11 @@ def ask_offsets(
             request.timestamp_us = timestamp_us
         return connection.ask(address, "ListOffsets", request, pb.ListOffsetsResponse, limit).partitions
 
-    return ask_leaders(connection, topic, partitions, ask, deadline)
+    def ask_replicas(view: TopicView, numbers: list[int]) -> dict[int, pb.PartitionOffsets]:
+        return known_offsets(connection, view, numbers, deadline)
+
+    instead = ask_replicas if or_replicas else None
+    return ask_leaders(connection, topic, partitions, ask, deadline, late=PartitionUnavailable, instead=instead)
 
 
 def measure_spans(
@@ -98,13 +120,25 @@ def move_cursors(
 
 
 def ask_leaders(
-    connection: Connection, topic: str, partitions: Collection[int] | None, ask: Ask, deadline: Deadline
+    connection: Connection,
+    topic: str,
+    partitions: Collection[int] | None,
+    ask: Ask,
+    deadline: Deadline,
+    *,
+    late: type[TritonMQError] = OutcomeUnknown,
+    instead: Callable[[TopicView, list[int]], dict[int, pb.PartitionOffsets]] | None = None,
 ) -> dict[int, pb.PartitionOffsets]:
-    """Every partition's answer from its leader. Raises what could not be mended by asking until the deadline."""
+    """Every partition's answer from its leader. Raises what could not be mended by asking until the deadline.
+
+    `late`: the error for partitions that did not answer by then. `instead` answers for partitions that nobody has led for as long
+    as an election should take; what it leaves out is asked of the leaders again.
+    """
     view = topic_with(connection, topic, partitions or (), deadline)
     missing = list(range(view.partitions)) if partitions is None else list(partitions)
     answers: dict[int, pb.PartitionOffsets] = {}
     backoff = Backoff()
+    election = Deadline(min(_ELECTION_MS, deadline.timeout_ms / 2))
     while True:
         by_address: dict[str, list[int]] = {}
         for number in _checked(view, missing):
@@ -130,11 +164,14 @@ def ask_leaders(
                 if isinstance(last, NotLeader):
                     connection.note_leader(topic, answer.partition, last)
         missing = [number for number in missing if number not in answers]
+        if missing and instead is not None and election.expired:
+            answers |= instead(view, missing)
+            missing = [number for number in missing if number not in answers]
         if not missing:
             return answers
         if deadline.expired:
             known = f", last: {last}" if last else ": no leader was known"
-            raise OutcomeUnknown(
+            raise late(
                 f"topic {topic!r}: partitions {missing[:10]} did not answer within {deadline.timeout_ms:.0f} ms{known}"
             ) from last
         backoff.sleep(deadline)

@@ -8,9 +8,7 @@ from types import TracebackType
 from typing import NamedTuple
 
 import grpc
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from mq_client.channels import error_of, open_fetch
 from mq_client.connection import Connection, TopicView
@@ -18,15 +16,20 @@ from mq_client.deadline import Backoff, Deadline, positive_ms
 from mq_client.errors import (
     CorruptBatch,
     InvalidRequest,
+    InvalidSetting,
     NotLeader,
+    NotYetWritten,
+    OffsetOutOfRange,
     OutcomeUnknown,
+    PartitionUnavailable,
     TritonMQError,
     UnknownTopic,
 )
 from mq_client.leaders import ask_offsets, topic_with
+from mq_client.replicas import Replicas
+from mq_client.slices import StoredSlice, Wanted, cut, up_to_bytes, wanted_of
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import decode_batch
 from mq_protocol.envelope import split
 from mq_protocol.errors import from_wire
 from mq_protocol.row_filter import parse_filter
@@ -34,38 +37,47 @@ from mq_protocol.row_filter import parse_filter
 _ALL_COLUMNS_AGE_S = 1.0
 """Who reads all columns is to be given those just added: after so long it is asked again which there are."""
 
+_LEADER_AGE_S = 1.0
+"""A leader that says where the log ends may have been deposed without knowing: after so long it is asked again who leads."""
 
-class StoredSlice(NamedTuple):
-    """Rows of one stored batch, of the offsets `base_offset .. end_offset - 1`, in order. `timestamp_us`: the broker's clock when
-    it was appended. `offsets`: of each row, if a filter has kept only some of them (perhaps none); None: all are there.
-    """
+_ATTEMPT_MS = 10_000.0
+"""For one stream of a read that can go on at another replica: one that hangs must not take all the time there is."""
 
-    base_offset: int
-    end_offset: int
-    timestamp_us: int
-    batch: pa.RecordBatch
-    offsets: NDArray[np.int64] | None = None
+__all__ = ["Reader", "StoredSlice"]
 
 
-class _Wanted(NamedTuple):
-    """What the broker is asked to send of each row, and what is kept of that: None is everything. `schema`: of what comes."""
+class _Read(NamedTuple):
+    """One read. `until`: when it ends with what has come by then, in place of an error; None: it does not."""
 
-    columns: tuple[str, ...] | None
-    filter: str
-    schema: pa.Schema
-    kept: tuple[str, ...] | None
+    partition: int
+    start: int
+    end: int
+    wanted: Wanted
+    chunk_bytes_max: int
+    until: Deadline | None
 
 
 class Reader:
-    """Reads by offset. Thread-safe; each `read` is a stream of its own.
+    """Reads records by offset, as often as one likes. Touches no group. Thread-safe; each `read` is a stream of its own.
 
-    `timeout_ms`: how long it goes on trying while nothing comes. `payload_bytes`: how much has come so far, as a measure of what
-    `columns` and `filter` save.
+    `timeout_ms`: how long a read goes on trying while nothing comes. `read_from`: "leader" asks a partition's leader first, "any" a
+    replica in `rack` if that is given, else one by chance; both go on at another replica if that one fails, and both give committed
+    records only. `payload_bytes`: how much has come so far, as a measure of what `columns` and `filter` save.
+
+    Raises `InvalidSetting` for a value that makes no sense.
     """
 
-    def __init__(self, bootstrap: str | Sequence[str] | Connection, timeout_ms: float = limits.REQUEST_TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] | Connection,
+        timeout_ms: float = limits.REQUEST_TIMEOUT_MS,
+        *,
+        read_from: str = "leader",
+        rack: str = "",
+    ) -> None:
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
         self._connection = bootstrap if isinstance(bootstrap, Connection) else Connection(bootstrap)
+        self._replicas = Replicas(self._connection, read_from, rack)
         self.payload_bytes = 0
 
     def read(
@@ -78,21 +90,33 @@ class Reader:
         columns: Sequence[str] | None = None,
         filter: str = "",  # noqa: A002 - the word that SQL has for it
         chunk_bytes_max: int = limits.FETCH_CHUNK_BYTES,
+        max_bytes: int | None = None,
+        timeout_ms: float | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """The records `start .. end - 1` as they are stored, cut to exactly these offsets.
 
+        `start` None: from the first record that is kept. `end` None: to the end of the log as it is now. An `end` beyond that is
+        waited for: what is there comes at once, the rest as it is published.
+
+        `timeout_ms` None: raises when nothing has come for the reader's `timeout_ms`. A number: the read ends after that time in
+        all, with what has come by then. `max_bytes`: ends before the record with which more than that would have been sent, but
+        gives one at least.
+
         All batches of a read have the same columns, those that the topic has when it begins; what was stored before a column was
-        added has nulls there. `start` None: from the first that is kept; `end` None: to the end as it is now. `columns`: only
-        these, in this order; `filter`: only rows for which it holds (mq_protocol/row_filter.py has its grammar); the rest never
-        leaves the broker, unless leaving it out is not worth the work. Raises `OffsetOutOfRange` for what is no longer kept,
-        `UnknownTopic`, `UnknownPartition`, `SchemaMismatch` for a column that the topic lacks, `InvalidSetting` for a filter that
-        is not understood, `OutcomeUnknown` or `Unreachable` when nothing has come for `timeout_ms`.
+        added has nulls there. `columns`: only these, in this order. `filter`: only rows for which it holds
+        (mq_protocol/row_filter.py has its grammar). What is left out never leaves the broker, unless that is not worth the work.
+
+        Raises `NotYetWritten` when the log has ended before `end` and nothing more came, `OffsetOutOfRange` for a `start` beyond
+        the end of the log or for records that are no longer kept, `PartitionUnavailable` when no replica answered. All that came
+        before has been given by then. Raises at once `UnknownTopic`, `UnknownPartition`, `SchemaMismatch` for a column that the
+        topic lacks, `InvalidSetting` for a filter that is not understood, `InvalidRequest`, `Unreachable`.
         """
-        for piece in self.read_stored(
-            topic, partition, start, end, columns=columns, filter=filter, chunk_bytes_max=chunk_bytes_max
-        ):
-            if piece.batch.num_rows:
-                yield piece.batch
+        pieces = self.read_stored(
+            topic, partition, start, end, columns=columns, filter=filter, chunk_bytes_max=chunk_bytes_max, timeout_ms=timeout_ms
+        )
+        if max_bytes is not None and max_bytes < 1:
+            raise InvalidSetting(f"max_bytes={max_bytes} must be positive")
+        return _batches(pieces if max_bytes is None else up_to_bytes(pieces, max_bytes))
 
     def read_stored(
         self,
@@ -104,8 +128,10 @@ class Reader:
         columns: Sequence[str] | None = None,
         filter: str = "",  # noqa: A002
         chunk_bytes_max: int = limits.FETCH_CHUNK_BYTES,
+        timeout_ms: float | None = None,
     ) -> Iterator[StoredSlice]:
         """As `read`, with each batch's offsets and time; also those of which a filter has kept no row."""
+        until = None if timeout_ms is None else Deadline(positive_ms("timeout_ms", timeout_ms))
         view = topic_with(
             self._connection,
             topic,
@@ -116,80 +142,114 @@ class Reader:
             age_s_max=math.inf if columns is not None else _ALL_COLUMNS_AGE_S,
         )
         if start is None or end is None:
-            asked = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), partitions=[partition])[partition]
-            start = asked.log_start_offset if start is None else start
-            end = asked.log_end_offset if end is None else end
+            asked = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), partitions=[partition], or_replicas=True)
+            start = asked[partition].log_start_offset if start is None else start
+            end = max(start, asked[partition].log_end_offset) if end is None else end
         if not 0 <= start <= end:
             raise InvalidRequest(f"cannot read offsets {start} to {end} of {topic!r}: give 0 <= start <= end")
-        return self._follow(view, partition, start, end, _wanted(view, columns, filter), chunk_bytes_max)
+        return self._follow(view, _Read(partition, start, end, wanted_of(view, columns, filter), chunk_bytes_max, until))
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
-        """`{partition: (log_start_offset, log_end_offset)}`, asked now."""
-        found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms))
+        """`{partition: (log_start_offset, log_end_offset)}`, asked now: as `Admin.offsets`."""
+        found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), or_replicas=True)
         return {number: (found[number].log_start_offset, found[number].log_end_offset) for number in sorted(found)}
 
-    def _follow(
-        self, view: TopicView, partition: int, start: int, end: int, wanted: _Wanted, chunk_bytes_max: int
-    ) -> Iterator[StoredSlice]:
-        """Fetch after fetch, each from where the one before broke off, until `end`."""
-        position = start
-        backoff = Backoff()
-        deadline = Deadline(self._timeout_ms)
+    def _follow(self, view: TopicView, read: _Read) -> Iterator[StoredSlice]:
+        """Fetch after fetch, each from where the one before broke off, until the end of what is to be read.
+
+        Replicas are asked in turn, each once; after the last it waits a moment, looks at who leads, and begins with the first.
+        """
+        position, backoff, deadline = read.start, Backoff(), Deadline(self._timeout_ms)
+        untried = self._replicas.addresses(view, read.partition)
         last: TritonMQError | None = None
-        while position < end:
-            address = self._connection.leader_address(view, partition)
+        beyond, doubted = 0, ""
+        while position < read.end:
             began_at = position
             try:
-                if address is None:
-                    raise NotLeader(f"topic {view.name!r} partition {partition} has no leader at the moment")
-                request = pb.FetchRequest(
-                    topic=view.name,
-                    partition=partition,
-                    start_offset=position,
-                    end_offset=end,
-                    leader_epoch=view.epochs[partition],
-                    chunk_bytes_max=chunk_bytes_max,
-                    columns=wanted.columns or (),
-                    project=wanted.columns is not None,
-                    filter=wanted.filter,
-                )
-                for piece in self._fetch(address, request, view, wanted):
+                if not untried:
+                    raise NotLeader(f"topic {view.name!r} partition {read.partition} has no leader at the moment")
+                for piece in self._fetch(untried[0], self._request(view, read, position), read, alone=len(untried) == 1):
                     position = piece.end_offset
                     yield piece
+                    if read.until is not None and read.until.expired:
+                        return
                 if position == began_at:
-                    raise OutcomeUnknown(f"broker at {address} ended a fetch of {view.name!r} without a batch")
+                    raise OutcomeUnknown(f"broker at {untried[0]} ended a fetch of {view.name!r} without a batch")
             except TritonMQError as error:
-                if not error.retriable:
-                    raise
-                last = error
+                if not (isinstance(last, NotYetWritten) and read.until is not None and read.until.expired):
+                    last = error  # else it is the time that broke off the last of several looks at the end of the log
+                is_beyond = isinstance(error, OffsetOutOfRange) and error.next_offset < 0
+                beyond += is_beyond
+                if not error.retriable and not (is_beyond and beyond == 1):
+                    raise  # beyond the end: only a second time, after a look at who leads (rule 3)
+                doubted = untried[0] if untried else ""
                 if isinstance(error, NotLeader):
-                    self._connection.note_leader(view.name, partition, error)
-            if position >= end:
-                return
+                    self._connection.note_leader(view.name, read.partition, error)
+                untried = [] if isinstance(error, NotYetWritten | OffsetOutOfRange) else untried[1:]
             if position > began_at:
                 backoff.reset()
                 deadline = Deadline(self._timeout_ms)
-            elif deadline.expired:
-                raise OutcomeUnknown(
-                    f"topic {view.name!r} partition {partition}: nothing came from offset {position} on "
-                    f"for {self._timeout_ms:.0f} ms, last: {last}"
-                ) from last
-            backoff.sleep(deadline)
-            former, view = view, self._refresh(view, deadline)
-            if position > start and view.topic_id != former.topic_id:
+            if position >= read.end or (untried and not (read.until and read.until.expired)):
+                continue
+            if self._over(view, read, position, deadline, last):
+                return
+            backoff.sleep(deadline if read.until is None else read.until)
+            former, view = view, self._look_again(view, read.until or deadline, last, doubted)
+            if position > read.start and view.topic_id != former.topic_id:
                 raise UnknownTopic(f"topic {view.name!r} was deleted and made again while it was read: begin anew to read that one")
+            untried = self._replicas.addresses(view, read.partition)
 
-    def _refresh(self, view: TopicView, deadline: Deadline) -> TopicView:
+    def _over(self, view: TopicView, read: _Read, position: int, deadline: Deadline, last: TritonMQError | None) -> bool:
+        """Whether the time that was given is over. Raises what holds, where that was not to end the read with what has come."""
+        limit = deadline if read.until is None else read.until
+        if not limit.expired:
+            return False
+        if read.until is not None and (position > read.start or isinstance(last, NotYetWritten)):
+            return True
+        if isinstance(last, OffsetOutOfRange):
+            raise last
+        place = f"topic {view.name!r} partition {read.partition}"
+        if isinstance(last, NotYetWritten):
+            raise NotYetWritten(
+                f"{place} ends at offset {position}, and nothing came there for {limit.timeout_ms:.0f} ms: all before it was "
+                f"given; read on from {position} later, or give timeout_ms= to have what is there"
+            ) from last
+        raise PartitionUnavailable(
+            f"{place}: no replica gave offset {position} within {limit.timeout_ms:.0f} ms, last: {last}; all before it was given"
+        ) from last
+
+    def _look_again(self, view: TopicView, deadline: Deadline, last: TritonMQError | None, doubted: str) -> TopicView:
+        """The topic as it is now; as it was known if nobody answers."""
         try:
-            return self._connection.refresh(view.name, deadline)
+            if isinstance(last, NotYetWritten):
+                return self._connection.topic(view.name, deadline, _LEADER_AGE_S)
+            return self._connection.refresh(view.name, deadline, (doubted,))
         except TritonMQError as error:
             if not error.retriable:
                 raise
             return view
 
-    def _fetch(self, address: str, request: pb.FetchRequest, view: TopicView, wanted: _Wanted) -> Iterator[StoredSlice]:
+    @staticmethod
+    def _request(view: TopicView, read: _Read, position: int) -> pb.FetchRequest:
+        return pb.FetchRequest(
+            topic=view.name,
+            partition=read.partition,
+            start_offset=position,
+            end_offset=read.end,
+            leader_epoch=view.epochs[read.partition],
+            chunk_bytes_max=read.chunk_bytes_max,
+            columns=read.wanted.columns or (),
+            project=read.wanted.columns is not None,
+            filter=read.wanted.filter,
+            topic_id=view.topic_id if position > read.start else "",
+        )
+
+    def _fetch(self, address: str, request: pb.FetchRequest, read: _Read, *, alone: bool) -> Iterator[StoredSlice]:
         """One stream. Its time limit only bounds a broker that has stopped: a slow reader begins another where it was."""
-        call = open_fetch(address, request, self._timeout_ms / 1000)
+        limit = Deadline(self._timeout_ms if alone else min(self._timeout_ms / 2, _ATTEMPT_MS))
+        if read.until is not None:
+            limit = limit.at_most(read.until.remaining_s * 1000)
+        call = open_fetch(address, request, limit.remaining_s)
         position = request.start_offset
         try:
             for message in call:
@@ -199,11 +259,11 @@ class Reader:
                 self.payload_bytes += len(message.payload)
                 payloads = split(message.payload, (stored.payload_bytes for stored in header.batches))
                 for stored, payload in zip(header.batches, payloads, strict=True):
-                    piece = _slice(stored, payload, position, request.end_offset, wanted)
+                    piece = cut(stored, payload, position, request.end_offset, read.wanted)
                     if piece is None:
                         raise CorruptBatch(
-                            f"topic {view.name!r} partition {request.partition}: the batch at offset {stored.base_offset} is not "
-                            f"what its broker says ({stored.record_count} records said, {position} wanted)"
+                            f"topic {request.topic!r} partition {request.partition}: the batch at offset {stored.base_offset} is "
+                            f"not what its broker says ({stored.record_count} records said, {position} wanted)"
                         )
                     if piece.end_offset > position:
                         yield piece
@@ -223,35 +283,7 @@ class Reader:
         self.close()
 
 
-def _wanted(view: TopicView, columns: Sequence[str] | None, filter_text: str) -> _Wanted:
-    """A projection costs the broker a copy of what it sends: it is asked for one only if that leaves out something worth it, which
-    a record's empty headers beside its value are not.
-    """
-    if columns is None:
-        return _Wanted(None, filter_text, view.schema, None)
-    missing = [name for name in view.schema.names if name not in columns]
-    if not missing or (not view.typed and "value" in columns):
-        return _Wanted(None, filter_text, view.schema, tuple(columns))
-    return _Wanted(tuple(columns), filter_text, pa.schema([view.schema.field(name) for name in columns]), None)
-
-
-def _slice(stored: pb.StoredBatch, payload: memoryview, position: int, end: int, wanted: _Wanted) -> StoredSlice | None:
-    """The part of a stored batch within `position .. end - 1`; None if it is not what its description says."""
-    base, upto = stored.base_offset, min(stored.base_offset + stored.record_count, end)
-    skip, take = position - base, upto - position
-    if skip < 0:
-        return None
-    if not stored.HasField("kept"):
-        batch = decode_batch(payload, wanted.schema, wanted.kept)
-        if batch.num_rows != stored.record_count:
-            return None
-        return StoredSlice(position, upto, stored.timestamp_us, batch.slice(skip, max(0, take)) if take < batch.num_rows else batch)
-    kept = np.unpackbits(np.frombuffer(stored.kept, dtype=np.uint8), bitorder="little")
-    offsets = base + np.flatnonzero(kept).astype(np.int64)
-    if len(offsets):
-        batch = decode_batch(payload, wanted.schema, wanted.kept)
-    else:
-        batch = pa.RecordBatch.from_pylist([], schema=wanted.schema).select(wanted.kept or wanted.schema.names)
-    if batch.num_rows != len(offsets) or (len(offsets) and not position <= offsets[0] <= offsets[-1] < upto):
-        return None
-    return StoredSlice(position, upto, stored.timestamp_us, batch, offsets)
+def _batches(pieces: Iterator[StoredSlice]) -> Iterator[pa.RecordBatch]:
+    for piece in pieces:
+        if piece.batch.num_rows:
+            yield piece.batch

@@ -10,7 +10,8 @@
     │   ├── TransactionAborted · TooManyTransactions · UnknownTransaction
     │   └── PeerRefused           between brokers only
     ├── RetriableError            it did not happen; ask again (clients do so by themselves until their deadline)
-    │   └── NotLeader · NotEnoughReplicas · OutOfOrder · Overloaded · DiskFull · StorageFailed · CoordinationUnavailable
+    │   ├── NotLeader · NotEnoughReplicas · OutOfOrder · Overloaded · DiskFull · StorageFailed · CoordinationUnavailable
+    │   └── NotYetWritten · PartitionUnavailable           of reads
     └── UnknownOutcome            it may or may not have happened
         ├── OutcomeUnknown        ask again with the same UUID: one answer, one copy
         ├── Unreachable           nobody answered at any address
@@ -213,6 +214,20 @@ class StorageFailed(RetriableError):
 
 class CoordinationUnavailable(RetriableError):
     code = pb.COORDINATION_UNAVAILABLE
+
+
+class NotYetWritten(RetriableError):
+    """A read has reached the end of the log. Everything before the end has been given; what was asked for beyond it is not there
+    yet, and may come."""
+
+    code = pb.NOT_YET_WRITTEN
+    grpc_status = "OUT_OF_RANGE"
+
+
+class PartitionUnavailable(RetriableError):
+    """No replica of a partition gave what was to be read in time. The records themselves are not touched by that."""
+
+    code = pb.PARTITION_UNAVAILABLE
 
 
 class OutcomeUnknown(UnknownOutcome):

@@ -74,6 +74,10 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """the coordinator keeps as many keys as it takes"""
     UNKNOWN_TRANSACTION: _ErrorCode.ValueType  # 42
     """nobody has staged or decided anything under that key"""
+    NOT_YET_WRITTEN: _ErrorCode.ValueType  # 50
+    """a read at the log's end: the records are not there yet"""
+    PARTITION_UNAVAILABLE: _ErrorCode.ValueType  # 51
+    """made by clients: no replica gave what was to be read"""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """---------------------------------------------------------------- errors"""
@@ -120,6 +124,10 @@ TOO_MANY_TRANSACTIONS: ErrorCode.ValueType  # 41
 """the coordinator keeps as many keys as it takes"""
 UNKNOWN_TRANSACTION: ErrorCode.ValueType  # 42
 """nobody has staged or decided anything under that key"""
+NOT_YET_WRITTEN: ErrorCode.ValueType  # 50
+"""a read at the log's end: the records are not there yet"""
+PARTITION_UNAVAILABLE: ErrorCode.ValueType  # 51
+"""made by clients: no replica gave what was to be read"""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 class _PeerRefusal:
@@ -1004,9 +1012,12 @@ class ListOffsetsRequest(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     TIMESTAMP_US_FIELD_NUMBER: _builtins.int
     SPANS_FIELD_NUMBER: _builtins.int
+    ANY_REPLICA_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     timestamp_us: _builtins.int
     """also answer the first offset at or after this time"""
+    any_replica: _builtins.bool
+    """a replica that does not lead answers too, with what it knows to be committed"""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1020,10 +1031,11 @@ class ListOffsetsRequest(_message.Message):
         partitions: _abc.Iterable[_builtins.int] | None = ...,
         timestamp_us: _builtins.int | None = ...,
         spans: _abc.Iterable[Global___OffsetSpan] | None = ...,
+        any_replica: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_timestamp_us", b"_timestamp_us", "timestamp_us", b"timestamp_us"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timestamp_us", b"_timestamp_us", "partitions", b"partitions", "spans", b"spans", "timestamp_us", b"timestamp_us", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_timestamp_us", b"_timestamp_us", "any_replica", b"any_replica", "partitions", b"partitions", "spans", b"spans", "timestamp_us", b"timestamp_us", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__timestamp_us: _TypeAlias = _typing.Literal["timestamp_us"]  # noqa: Y015
     _WhichOneofArgType__timestamp_us: _TypeAlias = _typing.Literal["_timestamp_us", b"_timestamp_us"]  # noqa: Y015
@@ -1073,6 +1085,7 @@ class PartitionOffsets(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     SPAN_FIELD_NUMBER: _builtins.int
+    LOWER_BOUND_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     log_start_offset: _builtins.int
     log_end_offset: _builtins.int
@@ -1082,6 +1095,8 @@ class PartitionOffsets(_message.Message):
     leader_epoch: _builtins.int
     bytes: _builtins.int
     """of payload kept, stored size"""
+    lower_bound: _builtins.bool
+    """told by a replica that does not lead: more may be committed than it knows"""
     @_builtins.property
     def error(self) -> Global___Error: ...
     @_builtins.property
@@ -1099,10 +1114,11 @@ class PartitionOffsets(_message.Message):
         leader_epoch: _builtins.int = ...,
         bytes: _builtins.int = ...,
         span: Global___SpanMeasure | None = ...,
+        lower_bound: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "span", b"span"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "offset_at_timestamp", b"offset_at_timestamp", "partition", b"partition", "span", b"span"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "lower_bound", b"lower_bound", "offset_at_timestamp", b"offset_at_timestamp", "partition", b"partition", "span", b"span"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1327,11 +1343,12 @@ class FetchRequest(_message.Message):
     COLUMNS_FIELD_NUMBER: _builtins.int
     PROJECT_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     start_offset: _builtins.int
     end_offset: _builtins.int
-    """exclusive; must be at or below log_end_offset"""
+    """exclusive. Beyond log_end_offset: what is there comes, then NOT_YET_WRITTEN"""
     leader_epoch: _builtins.int
     """the highest that the reader has seen of this partition"""
     chunk_bytes_max: _builtins.int
@@ -1339,6 +1356,8 @@ class FetchRequest(_message.Message):
     project: _builtins.bool
     filter: _builtins.str
     """only rows for which it holds (mq_protocol/row_filter.py); empty: all"""
+    topic_id: _builtins.str
+    """if given: not another topic that has been made under that name since"""
     @_builtins.property
     def columns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """only these, in this order, when `project`"""
@@ -1355,10 +1374,11 @@ class FetchRequest(_message.Message):
         columns: _abc.Iterable[_builtins.str] | None = ...,
         project: _builtins.bool = ...,
         filter: _builtins.str = ...,
+        topic_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes_max", b"chunk_bytes_max", "columns", b"columns", "end_offset", b"end_offset", "filter", b"filter", "leader_epoch", b"leader_epoch", "partition", b"partition", "project", b"project", "start_offset", b"start_offset", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes_max", b"chunk_bytes_max", "columns", b"columns", "end_offset", b"end_offset", "filter", b"filter", "leader_epoch", b"leader_epoch", "partition", b"partition", "project", b"project", "start_offset", b"start_offset", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,7 +45,8 @@ class SourceOptions:
     """What a reader was asked for. Counts are rows (`max_records_per_partition`: of a task), before any filter.
 
     `max_bytes_per_trigger` counts bytes as they are stored. `filter` is text in the grammar of `mq_protocol.row_filter`, or empty.
-    `timeout_ms` bounds every question to the brokers, retries included.
+    `timeout_ms` bounds every question to the brokers, retries included. `read_from`: "leader" or "any"; `rack`: whose replicas come
+    first with "any".
     """
 
     bootstrap: str
@@ -65,6 +66,8 @@ class SourceOptions:
     group_id: str | None
     group_id_prefix: str
     timeout_ms: int
+    read_from: str
+    rack: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,8 @@ _SOURCE: Final = (
     "includeMetadata",
     "kafka.group.id",
     "groupIdPrefix",
+    "readFrom",
+    "kafka.client.rack",
     *_NO_MATTER,
 )
 _SINK: Final = ("topic", "keyColumn", "onReplayMismatch", "txnAppId", "txnVersion")
@@ -164,7 +169,16 @@ def parse_source(given: Mapping[str, str], *, streaming: bool | None) -> SourceO
         group_id=options.get("kafka.group.id"),
         group_id_prefix=options.get("groupIdPrefix", "spark"),
         timeout_ms=integer(options, "requestTimeoutMs", 1) or limits.REQUEST_TIMEOUT_MS,
+        read_from=_read_from(options),
+        rack=options.get("kafka.client.rack", ""),
     )
+
+
+def _read_from(options: Mapping[str, str]) -> str:
+    given = options.get("readFrom", "leader").strip().lower()
+    if given not in ("leader", "any"):
+        raise InvalidSetting(f"readFrom={given} is not known: give leader or any")
+    return given
 
 
 def _check_meaning(options: Mapping[str, str], streaming: bool | None) -> None:
@@ -263,7 +277,10 @@ def _known_name(written: str, allowed: Iterable[str]) -> str:
     if name is not None:
         return name
     if written.lower().startswith("kafka."):
-        hint = did_you_mean(written, (*_ALIASES, "kafka.group.id")) or ": TritonMQ has no Kafka client to hand it to; leave it out"
+        hint = (
+            did_you_mean(written, (*_ALIASES, "kafka.group.id", "kafka.client.rack"))
+            or ": TritonMQ has no Kafka client to hand it to; leave it out"
+        )
     else:
         hint = did_you_mean(written, allowed) or f" (options are: {', '.join(sorted(allowed, key=str.lower))})"
     raise InvalidSetting(f"unknown option {written!r}{hint}")

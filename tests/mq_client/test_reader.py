@@ -15,10 +15,11 @@ from mq_client import (
     Admin,
     InvalidRequest,
     InvalidSetting,
+    NotYetWritten,
+    OffsetOutOfRange,
     Producer,
     Reader,
     SchemaMismatch,
-    TritonMQError,
     UnknownPartition,
     UnknownTopic,
 )
@@ -155,8 +156,59 @@ def test_wrong_questions_are_refused_when_they_are_asked(filled: str, bootstrap:
         for start, end in ((-1, 5), (5, 4)):
             with pytest.raises(InvalidRequest):
                 reader.read_stored(filled, 0, start, end)
-        with pytest.raises(TritonMQError, match="nothing came from offset 990 on for 1000 ms"):
-            list(reader.read(filled, 0, 990, 1_001))
+        with pytest.raises(InvalidSetting, match="max_bytes"):
+            reader.read(filled, 0, max_bytes=0)
+        with pytest.raises(InvalidSetting, match="give 'leader' or 'any'"):
+            Reader(bootstrap, read_from="leder")
+
+
+def test_a_read_past_the_end_gives_what_is_there_and_then_says_that_the_rest_is_not_there_yet(filled: str, bootstrap: str) -> None:
+    found: list[int] = []
+    with Reader(bootstrap, timeout_ms=500) as reader:
+        read = reader.read(filled, 0, 990, 1_001)
+        with pytest.raises(NotYetWritten, match="ends at offset 1000, and nothing came there for 500 ms") as late:
+            found.extend(n for batch in read for n in batch.column("n").to_pylist())
+        assert found == list(range(990, 1_000))
+        assert (late.value.retriable, late.value.definite) == (True, True)
+        with pytest.raises(NotYetWritten):
+            list(reader.read(filled, 0, 1_000, 1_001))
+
+
+def test_a_read_that_begins_beyond_the_end_is_out_of_range_at_once(filled: str, bootstrap: str) -> None:
+    with Reader(bootstrap) as reader, pytest.raises(OffsetOutOfRange, match=r"1001 of .* is beyond the end of the log"):
+        list(reader.read(filled, 0, 1_001, 1_002))
+
+
+def test_a_read_past_the_end_gives_what_is_published_while_it_waits(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, schema="n long")
+    with Producer(bootstrap) as producer, Reader(bootstrap) as reader:
+        producer.publish_batch(topic, pa.table({"n": [0]})).result(10)
+        read = reader.read(topic, 0, 0, 3)
+        assert numbers([next(read)]) == [0]
+        producer.publish_batch(topic, pa.table({"n": [1, 2, 3]})).result(10)
+        assert numbers(read) == [1, 2]
+
+
+def test_a_read_with_a_time_ends_with_what_is_there_by_then(filled: str, bootstrap: str) -> None:
+    with Reader(bootstrap) as reader:
+        assert numbers(reader.read(filled, 0, 990, 2_000, timeout_ms=300)) == list(range(990, 1_000))
+        assert list(reader.read(filled, 0, 1_000, 2_000, timeout_ms=300)) == []
+        with pytest.raises(OffsetOutOfRange):
+            list(reader.read(filled, 0, 1_500, 2_000, timeout_ms=300))
+
+
+def test_a_read_ends_before_more_bytes_than_wanted_and_gives_one_record_at_least(filled: str, bootstrap: str) -> None:
+    with Reader(bootstrap) as reader:
+        assert numbers(reader.read(filled, 0, 10, max_bytes=1)) == [10]
+        for bytes_max in (2_000, 5_000, 1 << 20):
+            given = numbers(reader.read(filled, 0, max_bytes=bytes_max))
+            assert given == list(range(len(given)))
+            sent = sum(piece.sent_bytes for piece in reader.read_stored(filled, 0, 0, len(given)))
+            assert sent <= bytes_max
+            assert len(given) == 1_000 or sent > bytes_max / 2
+        kept = numbers(reader.read(filled, 0, filter="n >= 500", max_bytes=1_500))
+        assert kept == list(range(500, 500 + len(kept)))
+        assert 0 < len(kept) < 500
 
 
 def test_a_reader_that_stops_early_leaves_nothing_open(filled: str, bootstrap: str) -> None:

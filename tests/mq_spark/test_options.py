@@ -214,6 +214,14 @@ def test_what_only_tunes_kafkas_client_is_let_through_and_its_settings_are_not()
     assert "TritonMQ has no Kafka client" in source_error(**{"kafka.security.protocol": "SASL_SSL"})
 
 
+def test_reads_go_to_the_leader_unless_any_replica_will_do() -> None:
+    default = parse_source(SOURCE, streaming=True)
+    assert (default.read_from, default.rack) == ("leader", "")
+    given = parse_source({**SOURCE, "readFrom": "ANY", "kafka.client.rack": "zone-b"}, streaming=True)
+    assert (given.read_from, given.rack) == ("any", "zone-b")
+    assert source_error(readFrom="leder") == "readFrom=leder is not known: give leader or any"
+
+
 def test_a_sink_writes_to_its_topic_or_to_the_one_each_row_names() -> None:
     assert parse_sink(SINK, streaming=True).topic == "t"
     assert parse_sink({"bootstrap.servers": "a:1"}, streaming=True).topic is None

@@ -22,6 +22,8 @@ from mq_protocol.errors import (
     InvalidRequest,
     InvalidSetting,
     NotLeader,
+    NotYetWritten,
+    OffsetOutOfRange,
     SchemaMismatch,
     TritonMQError,
     to_wire,
@@ -46,8 +48,12 @@ class Reading:
     # ------------------------------------------------------------------ fetch
 
     async def fetch(self, request: pb.FetchRequest, send: Send[Batches]) -> None:
-        """The batches that hold `start_offset .. end_offset - 1`, in chunks. Past what is known here to be committed: retry."""
-        topic = await self._topics.get(request.topic)
+        """The batches that hold `start_offset .. end_offset - 1`, in chunks.
+
+        What is known here to be committed comes first. Past that, a serving leader says that the records are not there yet, or that
+        `start_offset` is out of range; any other replica says who to ask (`NotLeader`).
+        """
+        topic = await self._topics.meant(request.topic, request.topic_id)
         partition = self._shell.partition(topic, request.partition)
         if not 0 <= request.start_offset <= request.end_offset:
             raise InvalidRequest(f"cannot fetch offsets {request.start_offset} to {request.end_offset}: give 0 <= start <= end")
@@ -58,8 +64,7 @@ class Reading:
             chunk_bytes = max(chunk_bytes, PUSHDOWN_READ_BYTES)
         at = request.start_offset
         while at < request.end_offset:
-            self._check_known(partition, request)
-            batches = partition.read(at, request.end_offset, chunk_bytes)
+            batches = partition.read(at, self._known_end(partition, request, at), chunk_bytes)
             last = batches[-1][0]
             at = last.base_offset + last.record_count
             epoch = partition.replica.leader_epoch
@@ -83,24 +88,33 @@ class Reading:
                 raise
         return Pushdown(newer.schema, request, typed=bool(newer.spec.schema))
 
-    def _check_known(self, partition: Partition, request: pb.FetchRequest) -> None:
-        """Rule 3: at or beyond its high watermark a broker says "retry", whatever its role, never "out of range"."""
-        replica = partition.replica
+    def _known_end(self, partition: Partition, request: pb.FetchRequest, at: int) -> int:
+        """How far the request can be served here from `at` on.
+
+        Rule 3: at or beyond its high watermark a broker says "retry", never "out of range", unless it leads and knows where the log
+        ends. A leader that was deposed unawares may say so wrongly: the reader asks again after a look at who leads.
+        """
+        replica, known = partition.replica, partition.next_offset
         if partition.closed or request.leader_epoch > replica.leader_epoch:
             raise partition.not_leader()
-        if request.end_offset > partition.next_offset:
+        if at < known:
+            return min(request.end_offset, known)
+        if not partition.serving:
             leader = replica.leader if replica.leader != self._shell.broker else 0
             raise NotLeader(
-                f"broker {self._shell.broker} knows {partition.name} to be committed up to offset {partition.next_offset}, "
+                f"broker {self._shell.broker} knows {partition.name} to be committed up to offset {known}, "
                 f"not {request.end_offset}: ask again, or ask its leader",
                 leader,
                 replica.leader_epoch,
             )
+        if at > known:
+            raise OffsetOutOfRange(f"offset {at} of {partition.name} is beyond the end of the log: the next record gets {known}")
+        raise NotYetWritten(f"{partition.name} ends at offset {known} now: ask again, or read to there")
 
     # ------------------------------------------------------------------ offsets
 
     async def list_offsets(self, request: pb.ListOffsetsRequest, _deadline: float) -> pb.ListOffsetsResponse:
-        """Of the partitions named, or of all; an error for each that is led elsewhere."""
+        """Of the partitions named, or of all; an error for each that is led elsewhere, unless any replica's word will do."""
         topic = await self._topics.get(request.topic)
         if max(len(request.partitions), len(request.spans)) > PARTITIONS_PER_TOPIC_MAX:
             raise InvalidRequest(f"at most {PARTITIONS_PER_TOPIC_MAX} partitions can be asked for at once")
@@ -109,8 +123,11 @@ class Reading:
         response = pb.ListOffsetsResponse()
         for number in numbers:
             try:
-                partition = self._shell.leader(topic, number)
+                partition = self._shell.partition(topic, number) if request.any_replica else self._shell.leader(topic, number)
+                if not (partition.serving or partition.knows_committed):
+                    raise partition.not_leader()
                 answer = partition.offsets()
+                answer.lower_bound = not partition.serving
                 if request.HasField("timestamp_us"):
                     answer.offset_at_timestamp = partition.index.find_time(request.timestamp_us)
                 if number in spans:

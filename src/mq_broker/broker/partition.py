@@ -152,6 +152,12 @@ class Partition:
         return self.replica.leading
 
     @property
+    def knows_committed(self) -> bool:
+        """Whether some entry of the journal is known here to be committed. After a restart none is (rule 2), and the end that this
+        replica knows would pass for the end of the log."""
+        return not self.closed and self.replica.applied_index >= self.replica.first_index
+
+    @property
     def at_rest(self) -> bool:
         """Ticks may be few: nobody waits for it, and the core has nothing under way."""
         return not self._waiting and self.replica.at_rest

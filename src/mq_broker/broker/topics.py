@@ -131,6 +131,16 @@ class Topics:
         await self.refresh()
         return await self.get(topic.spec.name)
 
+    async def meant(self, name: str, topic_id: str) -> Topic:
+        """As `get`, for a client that goes on with a topic of which it knows the id ("": it does not). Raises `UnknownTopic` for
+        another topic that has been made under that name since."""
+        topic = await self.get(name)
+        if topic_id not in ("", topic.spec.topic_id):  # the client may have heard of it before this broker did
+            topic = await self.renewed(topic)
+        if topic_id not in ("", topic.spec.topic_id):
+            raise UnknownTopic(f"topic {name!r} was deleted and made again: begin anew to read that one")
+        return topic
+
     async def exists(self, name: str, partition: int, topic_id: str = "") -> bool:
         """Whether there is that partition (of the topic with that id, if one is given), as the coordination service says now: also
         one that this version cannot read. Raises `CoordinationUnavailable`, also if its document says nothing."""

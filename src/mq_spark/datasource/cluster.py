@@ -34,27 +34,29 @@ _LAST_REPORT_SECONDS: Final = 1.0
 _GROUP_KIND: Final = "spark"
 
 _lock = threading.Lock()
-_clusters: dict[tuple[int, str, int], Cluster] = {}
+_clusters: dict[tuple[int, str, int, str, str], Cluster] = {}
 
 
-def connect(bootstrap: str, timeout_ms: int) -> Cluster:
-    """This process's view of the cluster, at the beginning of each piece of work. Connects when it is first asked for something."""
+def connect(bootstrap: str, timeout_ms: int, read_from: str = "leader", rack: str = "") -> Cluster:
+    """This process's view of the cluster, at the beginning of each piece of work. Connects when it is first asked for something.
+
+    `read_from`, `rack`: as a `Reader`'s."""
     WORKER.begins()
-    key = (os.getpid(), bootstrap, timeout_ms)
+    key = (os.getpid(), bootstrap, timeout_ms, read_from, rack)
     with _lock:
         found = _clusters.get(key)
         if found is None:
-            found = _clusters[key] = Cluster(bootstrap, timeout_ms)
+            found = _clusters[key] = Cluster(bootstrap, timeout_ms, read_from, rack)
         return found
 
 
 class Cluster:
     """Owns the clients of one bootstrap address list. Each question ends within `timeout_ms`, retries included."""
 
-    def __init__(self, bootstrap: str, timeout_ms: int) -> None:
+    def __init__(self, bootstrap: str, timeout_ms: int, read_from: str = "leader", rack: str = "") -> None:
         self._timeout_ms = timeout_ms
         self._connection = Connection(bootstrap)
-        self._reader = Reader(self._connection, timeout_ms)
+        self._reader = Reader(self._connection, timeout_ms, read_from=read_from, rack=rack)
         self._reporter = Reporter(self._move_cursors)
 
     # -------------------------------------------------------------- what there is

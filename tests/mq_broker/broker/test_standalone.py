@@ -19,6 +19,8 @@ from mq_protocol.errors import (
     InvalidTopicName,
     NotEnoughBrokers,
     NotLeader,
+    NotYetWritten,
+    OffsetOutOfRange,
     OutOfOrder,
     SchemaMismatch,
     TopicExists,
@@ -180,8 +182,10 @@ def test_fetching_past_what_is_committed_says_retry(tmp_path: Path) -> None:
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t")
             await broker.produce("t", 1)
-            with pytest.raises(NotLeader, match="committed up to offset 1"):
+            with pytest.raises(NotYetWritten, match="ends at offset 1 now"):
                 await broker.fetch("t", 1, 2)
+            with pytest.raises(OffsetOutOfRange, match="offset 2 of t-0 is beyond the end of the log"):
+                await broker.fetch("t", 2, 3)
             with pytest.raises(NotLeader):
                 await broker.fetch("t", 0, 1, leader_epoch=99)
             with pytest.raises(InvalidRequest):
