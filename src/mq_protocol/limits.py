@@ -56,6 +56,9 @@ DEDUP_UUIDS_MAX: Final = 100_000
 DEDUP_UUIDS_FLOOR: Final = 100
 DEDUP_UUIDS_CEILING: Final = 10_000_000
 
+DEDUP_MS_FLOOR: Final = 60_000
+"""What `dedup_ms` can be lowered to: a producer goes on asking for some time after a first answer was lost."""
+
 RETENTION_MS_FLOOR: Final = 1_000
 """Below this a batch could be dropped before a reader that is on time has seen it."""
 

@@ -170,7 +170,7 @@ class OnTotalLoss(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """A topic's settings, every one with its value. Sizes in bytes. Retention None: nothing is dropped."""
+    """A topic's settings, every one with its value. Sizes in bytes. Retention and `dedup_ms` None: nothing is dropped."""
 
     durability: Durability
     min_insync_replicas: int
@@ -178,6 +178,7 @@ class TopicSettings:
     record_bytes_max: int
     segment_bytes_max: int
     dedup_uuids_max: int
+    dedup_ms: int | None
     on_total_loss: OnTotalLoss
     retention_ms: int | None
     retention_bytes: int | None
@@ -235,7 +236,13 @@ SETTINGS: Mapping[str, Setting] = {
             "dedup_uuids_max",
             str(limits.DEDUP_UUIDS_MAX),
             f"{limits.DEDUP_UUIDS_FLOOR} to {limits.DEDUP_UUIDS_CEILING}",
-            "how many batches back a retry is recognised, a partition; each takes about 100 bytes of memory on every replica",
+            "how many batches back a retry is recognised, a partition; each takes 48 bytes of memory on every replica",
+        ),
+        Setting(
+            "dedup_ms",
+            FOR_EVER,
+            f"{limits.DEDUP_MS_FLOOR} or more, with a unit if you like (10m, 12h, 7d), or {FOR_EVER}",
+            "how long a retry is recognised, within dedup_uuids_max; below a minute a producer may still be retrying",
         ),
         Setting(
             "retention_ms",
@@ -294,6 +301,7 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
         dedup_uuids_max=_integer(
             given, "dedup_uuids_max", limits.DEDUP_UUIDS_MAX, limits.DEDUP_UUIDS_FLOOR, limits.DEDUP_UUIDS_CEILING, int
         ),
+        dedup_ms=_unless_for_ever(given, "dedup_ms", limits.DEDUP_MS_FLOOR, _duration),
         retention_ms=_unless_for_ever(given, "retention_ms", limits.RETENTION_MS_FLOOR, _duration),
         retention_bytes=_unless_for_ever(given, "retention_bytes", 0, _size),
         on_total_loss=_on_total_loss(given.get("on_total_loss"), durability),

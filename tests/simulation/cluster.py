@@ -229,9 +229,9 @@ class Cluster:
                 return [f"broker {host.broker.number} has not everything"]
             if host.waiting:
                 return [f"broker {host.broker.number} has not answered requests {sorted(host.waiting)}"]
-            machine, other = replica.machine, leader.replica.machine
+            state, other = replica.machine.state(), leader.replica.machine.state()
             for part in ("next_offset", "uuids", "staged", "published", "cursors", "transactions", "log_start_offset"):
-                if getattr(machine, part) != getattr(other, part):
+                if getattr(state, part) != getattr(other, part):
                     return [f"brokers {host.broker.number} and {leader.broker.number} differ in {part}"]
         return []
 

@@ -131,7 +131,7 @@ class Host:
         """What the entries up to there come to, from the snapshot before them on."""
         journal = self.journal
         before = journal.snapshot or Snapshot(0, 0, 0, MachineState())
-        machine = PartitionMachine(self.broker.cluster.plan.settings.dedup_uuids_max, before.state)
+        machine = PartitionMachine(self.broker.cluster.plan.settings.window, before.state)
         entries = journal.span(journal.base + 1, last_index)
         for entry in entries:
             machine.apply(entry)

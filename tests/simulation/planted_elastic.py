@@ -18,8 +18,8 @@ ELASTIC = (
         "a snapshot leaves out the UUIDs",
         "rule 13, trap 13",
         "machine:PartitionMachine.state",
-        "tuple(self.uuids.items())",
-        "()",
+        "self.uuids.frozen()",
+        "MachineState().uuids",
         ("retention",),
     ),
     Mutation(

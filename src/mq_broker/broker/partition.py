@@ -125,17 +125,19 @@ class Partition:
         self.journal: Journal = opened.journal
         self.peers = PeerMessages(self._place, self._shell.links, opened.journal, self.feed, self._shell.spawn)
         self.index = index
+        self._settings = ReplicaSettings(
+            replicas=self.topic.spec.assignment[self.number],
+            min_insync_replicas=settings.min_insync_replicas,
+            dedup_uuids_max=settings.dedup_uuids_max,
+            dedup_ms=settings.dedup_ms,
+            volatile=self.topic.volatile,
+            begins_empty=settings.on_total_loss is OnTotalLoss.RECOVER,
+        )
         self.replica = Replica(
             self.topic.spec.name,
             self.number,
             Identity(self._shell.broker, self._shell.incarnation, opened.journal.log_id, opened.recovery),
-            ReplicaSettings(
-                replicas=self.topic.spec.assignment[self.number],
-                min_insync_replicas=settings.min_insync_replicas,
-                dedup_uuids_max=settings.dedup_uuids_max,
-                volatile=self.topic.volatile,
-                begins_empty=settings.on_total_loss is OnTotalLoss.RECOVER,
-            ),
+            self._settings,
             opened.recovered,
             self._shell.now_ms(),
         )
@@ -471,7 +473,7 @@ class Partition:
                 self.shorten_due = True
             elif first_index > begins:
                 self._shortened_ms = self._shell.now_ms()
-                begins = await self.journal.shorten_to(first_index, self.topic.settings.dedup_uuids_max)
+                begins = await self.journal.shorten_to(first_index, self._settings.window)
         except StorageFailed:  # on a full disk this is what makes room: there may be some for it later
             asyncio.get_running_loop().call_later(SHORTEN_AGAIN_S, self._shorten_again)
             raise

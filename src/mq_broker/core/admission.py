@@ -195,6 +195,9 @@ def _judge_batch(propose: Propose, operation: Append | Stage, machine: Partition
     placed = machine.uuids.get(propose.uuid)
     if placed is not None:
         return Answer(Done(placed.index, placed.base_offset, placed.timestamp_us, duplicate=True))
+    staged = machine.staged.get(propose.uuid)
+    if staged is not None:  # for as long as it is staged, though the window may have forgotten it
+        return Answer(Done(staged.index, -1, staged.timestamp_us, duplicate=True))
     index = overlay.uuid_index(propose.uuid)
     if index is not None:
         return WaitFor(index)

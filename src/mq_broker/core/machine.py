@@ -29,7 +29,8 @@ from mq_broker.core.entries import (
     Trim,
 )
 from mq_broker.core.messages import OffsetsSkipped, Published, Trimmed
-from mq_broker.core.state import Cursor, MachineState, Placed, StagedBatch, TransactionState
+from mq_broker.core.state import Cursor, MachineState, StagedBatch, TransactionState
+from mq_broker.core.window import Placed, UuidWindow, WindowBounds
 
 Change: TypeAlias = Published | Trimmed | OffsetsSkipped
 """What readers see of an entry that was applied."""
@@ -48,12 +49,11 @@ SUPERSEDED_RUNS_MAX = 100
 class PartitionMachine:
     """Owns the applied state of one partition."""
 
-    def __init__(self, dedup_uuids_max: int, state: MachineState | None = None) -> None:
+    def __init__(self, window: WindowBounds, state: MachineState | None = None) -> None:
         state = state or MachineState()
-        self._dedup_uuids_max = dedup_uuids_max
         self.next_offset = state.next_offset
         self.log_start_offset = state.log_start_offset
-        self.uuids: OrderedDict[bytes, Placed] = OrderedDict(state.uuids)
+        self.uuids = UuidWindow(window, state.uuids)
         self.staged: dict[bytes, StagedBatch] = {batch.uuid: batch for batch in state.staged}
         self.published: OrderedDict[TransactionKey, int] = OrderedDict(state.published)
         self.cursors: dict[str, Cursor] = dict(state.cursors)
@@ -65,7 +65,7 @@ class PartitionMachine:
         return MachineState(
             self.next_offset,
             self.log_start_offset,
-            tuple(self.uuids.items()),
+            self.uuids.frozen(),
             tuple(self.staged.values()),
             tuple(self.published.items()),
             tuple(self.cursors.items()),
@@ -84,10 +84,15 @@ class PartitionMachine:
 
     def apply(self, entry: Entry) -> Sequence[Change]:
         """Take in one committed entry; returns what readers see of it."""
+        changes = self._apply(entry)
+        self.uuids.forget_aged(entry.timestamp_us)
+        return changes
+
+    def _apply(self, entry: Entry) -> Sequence[Change]:
         match entry.operation:
             case Append():
                 published = self._give_offsets(entry.index, entry.record_count, entry.timestamp_us, entry)
-                self._remember(entry.uuid, Placed(entry.index, published.base_offset, entry.timestamp_us))
+                self.uuids.remember(entry.uuid, Placed(entry.index, published.base_offset, entry.timestamp_us))
                 return [published]
             case Stage() as stage:
                 self._stage(entry, stage)
@@ -126,11 +131,6 @@ class PartitionMachine:
         self.next_offset += record_count
         return published
 
-    def _remember(self, uuid: bytes, placed: Placed) -> None:
-        self.uuids[uuid] = placed
-        if len(self.uuids) > self._dedup_uuids_max:
-            self.uuids.popitem(last=False)
-
     def _stage(self, entry: Entry, stage: Stage) -> None:
         self.staged[entry.uuid] = StagedBatch(
             entry.uuid,
@@ -143,7 +143,7 @@ class PartitionMachine:
             entry.payload_bytes,
             entry.decoded_bytes,
         )
-        self._remember(entry.uuid, Placed(entry.index, -1, entry.timestamp_us))
+        self.uuids.remember(entry.uuid, Placed(entry.index, -1, entry.timestamp_us))
 
     def _publish(self, entry: Entry, publish: Publish) -> list[Published]:
         readable: list[Published] = []
@@ -153,8 +153,7 @@ class PartitionMachine:
                 continue
             published = self._give_offsets(batch.index, batch.row_count, entry.timestamp_us, batch)
             readable.append(published)
-            if uuid in self.uuids:
-                self.uuids[uuid] = Placed(batch.index, published.base_offset, entry.timestamp_us)
+            self.uuids.place(uuid, Placed(batch.index, published.base_offset, entry.timestamp_us))
         self.published[publish.key] = max(publish.batch_id, self.published.get(publish.key, -1))
         self.published.move_to_end(publish.key)
         if len(self.published) > PUBLISHED_KEYS_MAX:

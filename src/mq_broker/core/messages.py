@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from mq_broker.core.entries import Entry, Operation, TransactionKey
 from mq_broker.core.state import Snapshot
+from mq_broker.core.window import WindowBounds
 from mq_protocol.errors import TritonMQError
 
 RequestId: TypeAlias = int
@@ -70,6 +71,7 @@ class ReplicaSettings:
     replicas: tuple[int, ...]
     min_insync_replicas: int
     dedup_uuids_max: int = 100_000
+    dedup_ms: int | None = None
     heartbeat_ms: int = 250
     replica_lag_ms_max: int = 4_000
     claim_delay_ms: int = 150
@@ -84,6 +86,11 @@ class ReplicaSettings:
     silence_ms: int = 2_000
     volatile: bool = False
     begins_empty: bool = False
+
+    @property
+    def window(self) -> WindowBounds:
+        """How far back a UUID is recognised."""
+        return WindowBounds(self.dedup_uuids_max, self.dedup_ms)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Shared:
         self.me = me
         self.settings = settings
         self.log = Log(log.entries, log.snapshot)
-        self.machine = PartitionMachine(settings.dedup_uuids_max, log.snapshot.state if log.snapshot is not None else None)
+        self.machine = PartitionMachine(settings.window, log.snapshot.state if log.snapshot is not None else None)
         self.recovery = me.recovery
         self.now_ms = now_ms
         self.epoch = self.log.last_epoch

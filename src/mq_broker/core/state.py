@@ -10,15 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mq_broker.core.entries import StagedBatches, TransactionKey
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """Where a UUID ended. `base_offset` is -1 while the batch is staged (or was discarded)."""
-
-    index: int
-    base_offset: int
-    timestamp_us: int
+from mq_broker.core.window import NO_UUIDS, SeenUuids
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +61,7 @@ class MachineState:
 
     next_offset: int = 0
     log_start_offset: int = 0
-    uuids: tuple[tuple[bytes, Placed], ...] = ()
+    uuids: SeenUuids = NO_UUIDS
     staged: tuple[StagedBatch, ...] = ()
     published: tuple[tuple[TransactionKey, int], ...] = ()
     cursors: tuple[tuple[str, Cursor], ...] = ()

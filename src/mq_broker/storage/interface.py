@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from mq_broker.core.entries import Entry
 from mq_broker.core.messages import RecoveredLog
+from mq_broker.core.window import WindowBounds
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import StorageFailed
 
@@ -70,12 +71,12 @@ class Journal(Protocol):
         """Drop all above, which may not be below what `shorten_to` was asked for. Ordered with the appends around it; durable
         before any later `flushed`."""
 
-    async def shorten_to(self, first_index: int, dedup_uuids_max: int) -> int:
+    async def shorten_to(self, first_index: int, window: WindowBounds) -> int:
         """Replace what is before `first_index` by a snapshot. Returns the new `first_index`, durable by then.
 
         On disk it is the start of a segment, at or below what was asked for, and the last segment stays; so it may be what it was
         before. The caller answers for rule 13: everything before `first_index` is applied, and nothing there will be read again.
-        `dedup_uuids_max` is that of the partition's machine. Reading, appending and truncating go on meanwhile; `close` waits, and
+        `window` is that of the partition's machine. Reading, appending and truncating go on meanwhile; `close` waits, and
         ends it early. Raises `StorageFailed` if the disk takes no snapshot, or for damage, of which the listener hears too: the
         journal then begins where it did.
         """

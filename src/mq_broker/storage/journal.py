@@ -26,6 +26,7 @@ from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any, Final
 
+from mq_broker.core.window import WindowBounds
 from mq_broker.storage.frame import Place, decode_frame, unpinned
 from mq_broker.storage.interface import Frame, JournalListener, not_kept
 from mq_broker.storage.recovery import LogDamaged, Recovered
@@ -163,7 +164,7 @@ class DiskJournal:
         parts = self.read(index, index, 0)[0].payload_parts
         return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
 
-    async def shorten_to(self, first_index: int, dedup_uuids_max: int) -> int:
+    async def shorten_to(self, first_index: int, window: WindowBounds) -> int:
         assert self._closed is None, "shortened a closed journal"
         assert first_index <= self.last_index + 1, f"begin at {first_index}, the last entry is {self.last_index}"
         while self._shortening is not None and not self._shortening.done():
@@ -173,7 +174,7 @@ class DiskJournal:
         if self._closed is not None or at < 1:
             return self.first_index
         self._floor = self._segments[at][0]
-        self._shortening = asyncio.get_running_loop().create_task(self._shorten(at, dedup_uuids_max))
+        self._shortening = asyncio.get_running_loop().create_task(self._shorten(at, window))
         self._shortening.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asked may be gone
         return await asyncio.shield(self._shortening)
 
@@ -292,13 +293,13 @@ class DiskJournal:
 
     # -------------------------------------------------------------- the start of the log
 
-    async def _shorten(self, at: int, dedup_uuids_max: int) -> int:
+    async def _shorten(self, at: int, window: WindowBounds) -> int:
         """Begin with segment number `at`. See shortening.py for the order of things."""
         directory, first = self._files.directory, self._segments[at][0]
         starts = self._segments[: at + 1]
         dropped = [(index, end - start) for (index, start), (_, end) in pairwise(starts)]
         try:
-            data = await asyncio.to_thread(self._make_snapshot, dropped, dedup_uuids_max)
+            data = await asyncio.to_thread(self._make_snapshot, dropped, window)
         except LogDamaged as damage:
             raise self._damaged(damage.segment, damage.position, damage.reason) from damage
         except OSError as error:
@@ -312,12 +313,12 @@ class DiskJournal:
             _logger.warning("%s: segments before entry %d are not removed yet (%s)", directory, first, error)
         return first
 
-    def _make_snapshot(self, dropped: Sequence[tuple[int, int]], dedup_uuids_max: int) -> bytes | None:
+    def _make_snapshot(self, dropped: Sequence[tuple[int, int]], window: WindowBounds) -> bytes | None:
         """In a thread."""
         directory, files = self._files.directory, self._writer.files
         with self._at_work():
             entries = entries_of(directory, self._place, files, dropped)
-            data = summarize(self._place, self.snapshot_data, entries, dedup_uuids_max, self._stopping)
+            data = summarize(self._place, self.snapshot_data, entries, window, self._stopping)
             if data is not None:
                 store_snapshot(directory, data, files)
         return data

@@ -13,6 +13,7 @@ from typing import Final
 
 from mq_broker.core.messages import RecoveredLog
 from mq_broker.core.state import Snapshot
+from mq_broker.core.window import WindowBounds
 from mq_broker.storage.frame import Place, unpinned
 from mq_broker.storage.identity import new_log_id
 from mq_broker.storage.interface import Frame, JournalListener, OpenJournal, not_kept
@@ -75,7 +76,7 @@ class MemoryJournal:
             del self._frames[last_index - self._base :]
             self._reported = min(self._reported, last_index)
 
-    async def shorten_to(self, first_index: int, dedup_uuids_max: int) -> int:
+    async def shorten_to(self, first_index: int, window: WindowBounds) -> int:
         assert not self._closed, "shortened a closed journal"
         assert first_index <= self.last_index + 1, f"begin at {first_index}, the last entry is {self.last_index}"
         while self._shortening is not None and not self._shortening.done():
@@ -83,7 +84,7 @@ class MemoryJournal:
         if self._closed or first_index <= self.first_index:
             return self.first_index
         self._floor = first_index - 1
-        self._shortening = asyncio.get_running_loop().create_task(self._shorten(first_index, dedup_uuids_max))
+        self._shortening = asyncio.get_running_loop().create_task(self._shorten(first_index, window))
         self._shortening.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asked may be gone
         return await asyncio.shield(self._shortening)
 
@@ -124,11 +125,11 @@ class MemoryJournal:
         if index <= self._base:
             raise not_kept(index, self.first_index)
 
-    async def _shorten(self, first_index: int, dedup_uuids_max: int) -> int:
+    async def _shorten(self, first_index: int, window: WindowBounds) -> int:
         count = first_index - 1 - self._base
         dropped = self._frames[:count]
         entries = [frame.entry for frame in dropped]
-        data = await asyncio.to_thread(summarize, self._place, self.snapshot_data, entries, dedup_uuids_max, self._stopping)
+        data = await asyncio.to_thread(summarize, self._place, self.snapshot_data, entries, window, self._stopping)
         if data is not None:
             self.snapshot_data = data
             self._base, self._base_epoch = first_index - 1, entries[-1].leader_epoch

@@ -26,6 +26,7 @@ from pathlib import Path
 from mq_broker.core.entries import Entry
 from mq_broker.core.machine import PartitionMachine
 from mq_broker.core.state import Snapshot
+from mq_broker.core.window import WindowBounds
 from mq_broker.storage.files import Files
 from mq_broker.storage.frame import Place
 from mq_broker.storage.recovery import LogDamaged, frames_in, segment_firsts
@@ -37,8 +38,8 @@ from mq_protocol.errors import CorruptBatch
 class Replay:
     """Owns a machine while entries are applied to it that came after `before`."""
 
-    def __init__(self, before: Snapshot | None, dedup_uuids_max: int) -> None:
-        self._machine = PartitionMachine(dedup_uuids_max, before.state if before is not None else None)
+    def __init__(self, before: Snapshot | None, window: WindowBounds) -> None:
+        self._machine = PartitionMachine(window, before.state if before is not None else None)
         self.last_index = before.last_index if before is not None else 0
         self._last_epoch = before.last_epoch if before is not None else 0
         self._timestamp_us = before.timestamp_us if before is not None else 0
@@ -55,10 +56,10 @@ class Replay:
 
 
 def summarize(
-    place: Place, before: bytes, entries: Iterable[Entry], dedup_uuids_max: int, stopping: threading.Event
+    place: Place, before: bytes, entries: Iterable[Entry], window: WindowBounds, stopping: threading.Event
 ) -> bytes | None:
     """The snapshot, encoded, of what `before` (encoded; empty: none) and `entries` come to. None once `stopping` is set."""
-    replay = Replay(decode_snapshot(place, before) if before else None, dedup_uuids_max)
+    replay = Replay(decode_snapshot(place, before) if before else None, window)
     for entry in entries:
         if stopping.is_set():
             return None

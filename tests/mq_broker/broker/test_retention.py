@@ -13,6 +13,7 @@ from mq_broker.broker.partition import Partition
 from mq_broker.broker.retention import RetentionClock
 from mq_broker.core.entries import Operation
 from mq_broker.core.messages import Decided, Done
+from mq_broker.core.window import WindowBounds
 from mq_broker.storage.journal import DiskJournal
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OffsetOutOfRange
@@ -204,8 +205,8 @@ def test_a_turn_that_takes_too_long_is_left_and_what_it_did_after_all_is_seen_by
     shorten_to = DiskJournal.shorten_to
     calls: list[int] = []
 
-    async def unanswered(journal: DiskJournal, first_index: int, dedup_uuids_max: int) -> int:
-        begins = await shorten_to(journal, first_index, dedup_uuids_max)
+    async def unanswered(journal: DiskJournal, first_index: int, window: WindowBounds) -> int:
+        begins = await shorten_to(journal, first_index, window)
         if begins > 1 and not calls:
             calls.append(begins)
             await asyncio.Event().wait()

@@ -119,6 +119,7 @@ def test_settings_that_can_change_do_and_an_empty_value_is_the_default_again() -
     [
         ({"durability": "memory"}, "durability cannot be changed once the topic is made .*batch_bytes_max"),
         ({"dedup_uuids_max": "1000"}, "dedup_uuids_max cannot be changed"),
+        ({"dedup_ms": "10m"}, "dedup_ms cannot be changed"),
         ({"durabilty": "os"}, "did you mean 'durability'"),
         ({"durabilty": ""}, "did you mean 'durability'"),
         ({"batch_bytes_max": "1"}, "out of range"),

@@ -412,9 +412,7 @@ class World:
         """Its journal begins with that entry from now on; a snapshot stands for those before."""
         host, last = self.hosts[int(broker)], int(first) - 1
         gone = host.disk[: last - host.base]
-        machine = PartitionMachine(
-            self.settings.dedup_uuids_max, host.snapshot.state if host.snapshot is not None else MachineState()
-        )
+        machine = PartitionMachine(self.settings.window, host.snapshot.state if host.snapshot is not None else MachineState())
         for entry in gone:
             machine.apply(entry)
         del host.disk[: len(gone)]

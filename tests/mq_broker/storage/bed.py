@@ -36,6 +36,7 @@ from mq_broker.core.entries import (
 )
 from mq_broker.core.machine import PartitionMachine
 from mq_broker.core.state import MachineState, Snapshot
+from mq_broker.core.window import WindowBounds
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.frame import Place, encode
 from mq_broker.storage.interface import Frame, Journal, OpenJournal
@@ -342,9 +343,9 @@ class MortalFiles(TrickFiles):
         super().replace(path, data)
 
 
-def state_of(frames: Sequence[Frame], dedup_uuids_max: int) -> MachineState:
+def state_of(frames: Sequence[Frame], window: WindowBounds) -> MachineState:
     """What these entries, from the first one on, come to."""
-    machine = PartitionMachine(dedup_uuids_max)
+    machine = PartitionMachine(window)
     for frame in frames:
         machine.apply(frame.entry)
     return machine.state()

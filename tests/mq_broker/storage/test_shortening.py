@@ -16,6 +16,7 @@ import pytest
 from mq_broker.core.entries import EpochStart, MoveCursor, Publish, Stage
 from mq_broker.core.machine import PartitionMachine
 from mq_broker.core.state import MachineState, Snapshot
+from mq_broker.core.window import WindowBounds
 from mq_broker.storage.interface import Frame, Journal
 from mq_broker.storage.memory import open_memory_journal
 from mq_broker.storage.snapshot import decode_snapshot, encode_snapshot
@@ -44,7 +45,7 @@ from .bed import (
 EVERY = ["fsync", "os", "memory"]
 ON_DISK = ["fsync", "os"]
 ALL = 1 << 40
-DEDUP = 25
+DEDUP = WindowBounds(25, 20)
 
 
 def state_at_end(journal: Journal, last_index: int) -> MachineState:
