@@ -9,6 +9,7 @@ from mq_broker.core.admission import Admit, Answer, Overlay, judge
 from mq_broker.core.entries import Abort, Decide, Entry, Fence, Operation, Stage, TransactionKey
 from mq_broker.core.machine import PartitionMachine
 from mq_broker.core.messages import Propose, Refused
+from mq_broker.core.window import WindowBounds
 from mq_protocol.errors import TooManyTransactions, TransactionAborted
 
 
@@ -24,7 +25,7 @@ class Coordinator:
     """A machine and a tail above it, as a leader has them."""
 
     def __init__(self) -> None:
-        self.machine = PartitionMachine(100)
+        self.machine = PartitionMachine(WindowBounds(100))
         self.tail: list[Entry] = []
         self.index = 0
 
