@@ -11,9 +11,10 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from mq_spark.supported import check_pyspark
+
 SETTINGS: Final = {
-    # Spark's tasks talk to Python through a Unix socket, not loopback TCP: about 30 ms off each trigger's work. When Spark ends a
-    # worker, pyspark may print a BrokenPipeError's traceback because of it, which means nothing.
+    # Spark's tasks talk to Python through a Unix socket, not loopback TCP: about 30 ms off each trigger's work.
     "spark.python.unix.domain.socket.enabled": "true",
     # A worker that is kept keeps its channels to the brokers and what it knows of the topics.
     "spark.python.worker.reuse": "true",
@@ -36,7 +37,10 @@ def configure(builder: SparkSession.Builder, *, fast_checkpoints: bool = False) 
     only symptom is that the format "tritonmq" is not found. A PYSPARK_PYTHON that is already set is left alone.
 
     `fast_checkpoints`: for a checkpoint on a local disk that may lose the log of a micro-batch when the machine crashes.
+
+    Raises `ImportError` for a PySpark below 4.2.
     """
+    check_pyspark()
     python = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = builder.config("spark.pyspark.python", python)
     for name, value in (SETTINGS | FAST_CHECKPOINTS if fast_checkpoints else SETTINGS).items():

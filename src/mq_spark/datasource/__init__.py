@@ -1,3 +1,3 @@
-from mq_spark.datasource.worker import before_grpc
+from mq_spark.datasource.worker import prepare_process
 
-before_grpc()
+prepare_process()

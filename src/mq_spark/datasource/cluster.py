@@ -6,6 +6,7 @@ by process id, so that a micro-batch finds those of the one before and a fork ma
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -70,11 +71,17 @@ class Cluster:
             return _topic(known)
         return _topic(self._connection.refresh(name, self._deadline()))
 
-    def topic_that_fits(self, name: str, check: Callable[[Topic], object]) -> Topic:
+    def topic_that_fits(self, name: str, check: Callable[[Topic], object], *, age_s_max: float = math.inf) -> Topic:
         """As `topic`, asked for again for about a second while `check` raises `SchemaMismatch` of it: columns may have just been
         added, and brokers learn of that at their own pace. Raises what `check` raised last, `UnknownTopic`, `Unreachable`.
+
+        `age_s_max`: what was heard of the topic longer ago is asked for again.
         """
-        return _topic(topic_with(self._connection, name, (), self._deadline(), check=lambda view: check(_topic(view))))
+
+        def checked(view: TopicView) -> object:
+            return check(_topic(view))
+
+        return _topic(topic_with(self._connection, name, (), self._deadline(), check=checked, age_s_max=age_s_max))
 
     def topic_names(self) -> list[str]:
         """Of all topics but the brokers' own, sorted. Raises `Unreachable`."""

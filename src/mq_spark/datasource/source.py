@@ -6,10 +6,14 @@ use: so nothing but pyspark's own base class is imported at the top.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from pyspark.sql.datasource import DataSource
+
+from mq_protocol.errors import TritonMQError
+from mq_spark.supported import check_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -19,17 +23,35 @@ if TYPE_CHECKING:
     from mq_spark.datasource.stream_reader import StreamReader
     from mq_spark.datasource.stream_writer import StreamWriter
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _without_our_frames(method: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Spark shows the traceback of what is raised here to the user: our frames would only hide the message, which says it all."""
+
+    @functools.wraps(method)
+    def called(*args: _P.args, **options: _P.kwargs) -> _R:
+        try:
+            return method(*args, **options)
+        except TritonMQError as error:
+            raise error.with_traceback(None) from None
+
+    return called
+
 
 class TritonMQSource(DataSource):
-    """`spark.readStream | read | writeStream | write .format("tritonmq")`."""
+    """`spark.readStream | read | writeStream | write .format("tritonmq")`. Raises `ImportError` for a PySpark below 4.2."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        check_pyspark()
         self.options = dict(options)
 
     @classmethod
     def name(cls) -> str:
         return "tritonmq"
 
+    @_without_our_frames
     def schema(self) -> StructType:
         """The columns of the topics that are subscribed to. Raises `TritonMQError` within the option requestTimeoutMs."""
         from mq_spark.datasource.cluster import connect
@@ -43,27 +65,42 @@ class TritonMQSource(DataSource):
             check_filter(topic, options)
         return stream_schema(topics, include_headers=options.include_headers, include_metadata=options.include_metadata)
 
+    @_without_our_frames
     def reader(self, schema: StructType) -> BatchReader:
         from mq_spark.datasource.batch_reader import BatchReader
         from mq_spark.options import parse_source
 
         return BatchReader(parse_source(self.options, streaming=False), schema)
 
+    @_without_our_frames
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
         from mq_spark.datasource.stream_reader import StreamReader
         from mq_spark.options import parse_source
 
         return StreamReader(parse_source(self.options, streaming=True), schema)
 
+    @_without_our_frames
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        """Called on the driver, once: the topic and the columns are checked here, before there is any task."""
         from mq_spark.datasource.batch_writer import BatchWriter
+        from mq_spark.datasource.sink_check import check_sink
         from mq_spark.options import parse_sink
 
-        return BatchWriter(parse_sink(self.options, streaming=False), schema, overwrite=overwrite)
+        options = parse_sink(self.options, streaming=False)
+        writer = BatchWriter(options, schema, overwrite=overwrite)
+        check_sink(options, schema)
+        return writer
 
+    @_without_our_frames
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
-        """`overwrite` is Spark's word for complete mode, which writes every result anew: as with Kafka, they are appended."""
+        """Called on the driver, before the tasks of each micro-batch and to commit it: the topic and the columns are checked here.
+
+        `overwrite` is Spark's word for complete mode, which writes every result anew: as with Kafka, they are appended.
+        """
+        from mq_spark.datasource.sink_check import STREAM_AGE_S, check_sink
         from mq_spark.datasource.stream_writer import StreamWriter
         from mq_spark.options import parse_sink
 
-        return StreamWriter(parse_sink(self.options, streaming=True), schema)
+        options = parse_sink(self.options, streaming=True)
+        check_sink(options, schema, age_s_max=STREAM_AGE_S)
+        return StreamWriter(options, schema)

@@ -14,9 +14,9 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from mq_client.transactions import Stage
-from mq_protocol.errors import SchemaMismatch
 from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.datasource.failpoints import reached
+from mq_spark.datasource.sink_check import topic_column
 from mq_spark.manifest import MicroBatch, Staged, StagedMessage
 from mq_spark.options import SinkOptions
 from mq_spark.rows import Fit, by_partition, by_topic, even_slices
@@ -45,7 +45,7 @@ def stage_rows(
             into.add(batch)
             staging.send_if_much_waits()
     else:
-        at = _topic_column(columns)
+        at = topic_column(columns)
         for batch in rows:
             if batch.num_rows:
                 for name, piece in by_topic(batch.column(at), batch):
@@ -54,15 +54,6 @@ def stage_rows(
     staged = staging.finish()
     reached("after_stage", micro_batch.batch_id)
     return StagedMessage(micro_batch, staged)
-
-
-def _topic_column(columns: StructType) -> int:
-    for at, column in enumerate(columns):
-        if column.name.lower() == "topic":
-            if column.dataType.typeName() != "string":
-                raise SchemaMismatch(f"column 'topic' is {column.dataType.simpleString()}: make it a string")
-            return at
-    raise SchemaMismatch("no topic is named: set option topic, or give the rows a column 'topic'")
 
 
 class _Staging:

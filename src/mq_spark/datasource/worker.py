@@ -12,6 +12,7 @@ from typing import Final
 
 from mq_protocol.allocator import keep_freed_memory
 from mq_protocol.polling import wait_without_event_engine
+from mq_spark.datasource.closed_pipes import keep_quiet_about_closed_sockets
 
 _DAEMON: Final = "pyspark.daemon"
 
@@ -43,10 +44,11 @@ def _kept_by_spark() -> bool:
     return spec is not None and spec.name == _DAEMON
 
 
-def before_grpc() -> None:
+def prepare_process() -> None:
     """Once in each process, when the first of this package's modules is imported: gRPC asks only when it is imported itself."""
     if _kept_by_spark():
         wait_without_event_engine()
+        keep_quiet_about_closed_sockets(sys.modules["__main__"])
 
 
 WORKER: Final = _Worker()
