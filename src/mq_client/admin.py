@@ -310,10 +310,23 @@ class Admin:
         """As `move_partition`, for many: all of a topic or none of it."""
         if not moves:
             return
-        request = pb.StartMovesRequest(
-            moves=[pb.PartitionMove(topic=m.topic, partition=m.partition, origin=m.origin, target=m.target) for m in moves]
-        )
-        self._connection.ask_any("StartMoves", request, pb.StartMovesResponse, Deadline(self._timeout_ms), [])
+        deadline = Deadline(self._timeout_ms)
+        by_topic: dict[str, list[pb.PartitionMove]] = {}
+        for m in moves:
+            move = pb.PartitionMove(topic=m.topic, partition=m.partition, origin=m.origin, target=m.target)
+            by_topic.setdefault(m.topic, []).append(move)
+        together: list[pb.PartitionMove] = []
+        for started in by_topic.values():
+            if len(together) + len(started) > limits.REQUEST_PLACES_MAX:
+                self._start_moves(together, deadline)
+                together = []
+            together += started
+        self._start_moves(together, deadline)
+
+    def _start_moves(self, moves: Sequence[pb.PartitionMove], deadline: Deadline) -> None:
+        if moves:
+            request = pb.StartMovesRequest(moves=moves)
+            self._connection.ask_any("StartMoves", request, pb.StartMovesResponse, deadline, [])
 
     def moves(self) -> list[PartitionMove]:
         """All partitions on their way now, by topic and number."""
@@ -419,17 +432,29 @@ class Admin:
         for address in addresses:
             limit = deadline.at_most(_LEADER_MS if len(addresses) > 1 else self._timeout_ms)
             try:
-                answer = self._connection.ask(address, "Groups", pb.GroupsRequest(group=group), pb.GroupsResponse, limit)
+                told = self._cursors_at(address, group, limit)
             except TritonMQError as error:
                 silent.append(address)
                 if len(silent) == len(addresses) or not error.retriable:
                     raise
                 continue
-            for cursor in answer.cursors:
+            for cursor in told:
                 place = (cursor.group, cursor.topic, cursor.partition)
                 if place not in found or _freshness(found[place]) < _freshness(cursor):
                     found[place] = cursor
         return list(found.values()), silent
+
+    def _cursors_at(self, address: str, group: str, deadline: Deadline) -> list[pb.GroupCursor]:
+        """All that one broker has, asked for until it has no more."""
+        request = pb.GroupsRequest(group=group)
+        found: list[pb.GroupCursor] = []
+        while True:
+            answer = self._connection.ask(address, "Groups", request, pb.GroupsResponse, deadline)
+            found.extend(answer.cursors)
+            if not answer.more:
+                return found
+            last = answer.cursors[-1]
+            request.after.topic, request.after.partition, request.after_group = last.topic, last.partition, last.group
 
     # ------------------------------------------------------------------ the end
 

@@ -193,17 +193,38 @@ class Connection:
 
     def _suggestion(self, name: str, deadline: Deadline) -> str:
         try:
-            _, response = self._ask_any(pb.MetadataRequest(all_topics=True), deadline.at_most(_ATTEMPT_MS_MAX))
+            response = self._ask_all(pb.MetadataRequest(all_topics=True), deadline.at_most(_ATTEMPT_MS_MAX))
         except TritonMQError:
             return ": create it first"
         names = [topic.name for topic in response.topics if not topic.name.startswith(INTERNAL_PREFIX)]
         return did_you_mean(name, names) or ": create it first (tritonmq topic create)"
 
     def metadata(self, deadline: Deadline, *, topics: Iterable[str] = (), all_topics: bool = False) -> pb.MetadataResponse:
-        """What one broker knows of the cluster, asked now."""
-        _, response = self._ask_any(pb.MetadataRequest(topics=list(topics), all_topics=all_topics), deadline)
+        """What brokers know of the cluster, asked now: of all topics in several questions, if there are many."""
+        response = self._ask_all(pb.MetadataRequest(topics=list(dict.fromkeys(topics)), all_topics=all_topics), deadline)
         self._learn(response)
         return response
+
+    def _ask_all(self, request: pb.MetadataRequest, deadline: Deadline) -> pb.MetadataResponse:
+        """Asked on until everything is told: an answer has a bound."""
+        names = list(request.topics)
+        whole = pb.MetadataResponse()
+        while True:
+            del request.topics[:]
+            request.topics.extend(names[: limits.REQUEST_TOPICS_MAX])
+            _, answer = self._ask_any(request, deadline)
+            told, unknown = [topic.name for topic in answer.topics], set(answer.unknown_topics)
+            if not answer.more:
+                names = names[limits.REQUEST_TOPICS_MAX :]
+            elif request.all_topics:
+                request.after = max(told)
+            else:
+                names = [name for name in names if name not in unknown.union(told)]
+            del whole.brokers[:]  # those of the last answer hold
+            whole.MergeFrom(answer)
+            if not (answer.more or names):
+                whole.more = False
+                return whole
 
     def addresses(self) -> list[str]:
         """Every address worth asking: live brokers as last heard of, else the bootstrap ones."""

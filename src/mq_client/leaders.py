@@ -135,7 +135,7 @@ def ask_leaders(
     as an election should take; what it leaves out is asked of the leaders again.
     """
     view = topic_with(connection, topic, partitions or (), deadline)
-    missing = list(range(view.partitions)) if partitions is None else list(partitions)
+    missing = list(range(view.partitions)) if partitions is None else list(dict.fromkeys(partitions))
     answers: dict[int, pb.PartitionOffsets] = {}
     backoff = Backoff()
     election = Deadline(min(_ELECTION_MS, deadline.timeout_ms / 2))

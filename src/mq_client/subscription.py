@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import grpc
 
@@ -22,6 +22,7 @@ from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError, UnknownTo
 from mq_client.leaders import move_cursors
 from mq_client.push_streams import PushStream
 from mq_client.record_queue import Chunk, PartitionPlace, RecordQueue
+from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_nodes
 from mq_protocol.envelope import Envelope, split
@@ -31,6 +32,7 @@ from mq_protocol.record_batch_message import node_count
 log = logging.getLogger(__name__)
 
 Place = tuple[str, int]
+T = TypeVar("T")
 SetStart = Callable[[pb.SubscribePartition], None]
 
 _REFRESH_S: Final = 5.0
@@ -414,6 +416,12 @@ class Subscriptions:
             session.cancel()
 
 
+def _pieces(elements: Sequence[T]) -> Iterator[Sequence[T]]:
+    """As many at once as a request may name."""
+    for first in range(0, len(elements), limits.REQUEST_PLACES_MAX):
+        yield elements[first : first + limits.REQUEST_PLACES_MAX]
+
+
 class _Session:
     """Owns one Subscribe stream, and the credit that is to be given back on it."""
 
@@ -446,19 +454,21 @@ class _Session:
                 self._subscriptions.start(request)
             place.active = False
             wanted.append(request)
-        opening = pb.SubscribeOpen(group=self._subscriptions.group, member_id=self._subscriptions.member_id, partitions=wanted)
-        self._stream.say(pb.SubscribeRequest(open=opening))
+        group, member = self._subscriptions.group, self._subscriptions.member_id
+        for some in _pieces(wanted):
+            self._stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(group=group, member_id=member, partitions=some)))
 
     def close_partition(self, place: PartitionPlace) -> None:
         closing = pb.SubscribeClose(partitions=[pb.TopicPartition(topic=place.topic, partition=place.partition)])
         self._stream.say(pb.SubscribeRequest(close=closing))
 
     def settle(self, places: Iterable[PartitionPlace]) -> None:
-        request = pb.SubscribeRequest()
+        settled = []
         for place in places:
-            request.settled.add(topic=place.topic, partition=place.partition, offset=place.to_settle)
+            settled.append(pb.CursorPosition(topic=place.topic, partition=place.partition, offset=place.to_settle))
             place.settled = place.to_settle
-        self._stream.say(request)
+        for some in _pieces(settled):
+            self._stream.say(pb.SubscribeRequest(settled=some))
 
     def give_back(self, count: int) -> None:
         """Credit for a batch that was taken. In portions: a request for each small batch would cost more than the batch."""

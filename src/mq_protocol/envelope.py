@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
-from mq_protocol.errors import InvalidRequest
+from mq_protocol.errors import InvalidRequest, RequestTooLarge
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -75,10 +75,11 @@ def encode(envelope: Envelope[H]) -> bytes:
     return b"".join(pieces)
 
 
-def decode(data: bytes, header_type: type[H]) -> Envelope[H]:
+def decode(data: bytes, header_type: type[H], header_bytes_max: int | None = None) -> Envelope[H]:
     """The envelope whose payload is a view of `data`.
 
-    Raises `InvalidRequest` for anything but the two fields in their order: this is the first thing that a stranger's bytes meet.
+    Raises `RequestTooLarge` for a header above `header_bytes_max`, and `InvalidRequest` for anything but the two fields in their
+    order: this is the first thing that a stranger's bytes meet.
     """
     view = memoryview(data)
     header = header_type()
@@ -89,6 +90,8 @@ def decode(data: bytes, header_type: type[H]) -> Envelope[H]:
     length, at = _read_varint(view, 1)
     if at + length > len(view):
         raise InvalidRequest("malformed message: it ends within its header; speak protobuf as in mq.proto")
+    if header_bytes_max is not None and length > header_bytes_max:
+        raise RequestTooLarge(f"a message's header of {length} bytes is above {header_bytes_max}: only the payload may be large")
     try:
         header.ParseFromString(data[at : at + length])
     except Exception as error:  # protobuf's DecodeError has no common public base across its implementations

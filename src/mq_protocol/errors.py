@@ -2,7 +2,8 @@
 
     TritonMQError
     ├── RefusedError              it did not happen, and asking again unchanged will not help
-    │   ├── InvalidRequest · InvalidSetting · InvalidTopicName · UnknownTopic · UnknownPartition · UnknownGroup · TopicExists
+    │   ├── InvalidRequest · RequestTooLarge · InvalidSetting · InvalidTopicName
+    │   ├── UnknownTopic · UnknownPartition · UnknownGroup · TopicExists
     │   ├── SchemaMismatch · BatchTooLarge · CorruptBatch
     │   ├── OffsetOutOfRange · DataLoss
     │   ├── NotEnoughBrokers
@@ -64,6 +65,13 @@ class UnknownOutcome(TritonMQError):
 
 class InvalidRequest(RefusedError):
     code = pb.INVALID_REQUEST
+    grpc_status = "INVALID_ARGUMENT"
+
+
+class RequestTooLarge(RefusedError):
+    """One request asks for more than one may. It says how much that is."""
+
+    code = pb.REQUEST_TOO_LARGE
     grpc_status = "INVALID_ARGUMENT"
 
 

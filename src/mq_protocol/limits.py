@@ -20,6 +20,15 @@ ID_BYTES_MAX: Final = 1_024
 QUOTED_CHARACTERS_MAX: Final = 200
 """Text from outside in a log or an error: enough to know it by."""
 
+NEAREST_WORD_CHARACTERS_MAX: Final = 64
+"""For a longer word that is not known no near one is sought, nor is a longer one proposed."""
+
+NEAREST_CANDIDATES_MAX: Final = 1_000
+"""Nor is one sought among more."""
+
+NEAREST_RATED_MAX: Final = 16
+"""How many of those that look alike are rated in full: up to a millisecond each."""
+
 MANIFEST_BYTES_MAX: Final = 16 << 20
 """A decision is one entry, and so one message between brokers: this names 900,000 staged batches."""
 
@@ -81,6 +90,36 @@ ERROR_BYTES_MAX: Final = 4 << 10
 
 ERROR_STATUS_BYTES_MAX: Final = 1 << 10
 """The same text in gRPC's status, for tools that know only gRPC. There each byte beyond ASCII takes three."""
+
+REQUEST_BYTES_MAX: Final = 1 << 20
+"""A request with one answer: what a client means to ask fits many times over. A decision may have `MANIFEST_BYTES_MAX`."""
+
+PLACES_REQUEST_BYTES_MAX: Final = 4 << 20
+"""A request that names partitions of any topics: `REQUEST_PLACES_MAX` of them, with the longest names."""
+
+REQUEST_TOPICS_MAX: Final = 1_000
+"""Topics named in one question about metadata: a client names those that it uses."""
+
+REQUEST_PLACES_MAX: Final = 10_000
+"""Partitions named in one request: all of the largest topic. Each costs a broker about a kilobyte until it is answered."""
+
+REQUEST_SETTINGS_MAX: Final = 100
+"""Settings given to a topic at once; there are about ten."""
+
+MANIFEST_LINES_MAX: Final = 100_000
+"""Partitions that one decision writes to, of all topics together."""
+
+DISCARD_UUIDS_MAX: Final = 50_000
+"""Staged batches that one request discards: their UUIDs fit `REQUEST_BYTES_MAX`."""
+
+PRODUCE_HEADER_BYTES_MAX: Final = 64 << 10
+"""What is said about a batch beside its payload: names and ids of at most a few kilobytes."""
+
+ANSWER_BYTES_MAX: Final = 4 << 20
+"""Where an answer that lists things ends and says that there is more. Encoding this much holds up a broker for about 30 ms."""
+
+YIELD_EVERY: Final = 500
+"""After so many elements of a list that somebody else has made, other work gets its turn."""
 
 FETCH_CHUNK_BYTES: Final = 1 << 20
 """grpcio moves about 1.8 GB/s at 1 MiB a message; larger gains nothing."""

@@ -78,6 +78,8 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """a read at the log's end: the records are not there yet"""
     PARTITION_UNAVAILABLE: _ErrorCode.ValueType  # 51
     """made by clients: no replica gave what was to be read"""
+    REQUEST_TOO_LARGE: _ErrorCode.ValueType  # 60
+    """above what one request may ask for: ask several times"""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """---------------------------------------------------------------- errors"""
@@ -128,6 +130,8 @@ NOT_YET_WRITTEN: ErrorCode.ValueType  # 50
 """a read at the log's end: the records are not there yet"""
 PARTITION_UNAVAILABLE: ErrorCode.ValueType  # 51
 """made by clients: no replica gave what was to be read"""
+REQUEST_TOO_LARGE: ErrorCode.ValueType  # 60
+"""above what one request may ask for: ask several times"""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 class _PeerRefusal:
@@ -432,7 +436,10 @@ class MetadataRequest(_message.Message):
 
     TOPICS_FIELD_NUMBER: _builtins.int
     ALL_TOPICS_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     all_topics: _builtins.bool
+    after: _builtins.str
+    """with all_topics: only those whose names come after this one"""
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -440,10 +447,11 @@ class MetadataRequest(_message.Message):
         *,
         topics: _abc.Iterable[_builtins.str] | None = ...,
         all_topics: _builtins.bool = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_topics", b"all_topics", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_topics", b"all_topics", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -458,9 +466,12 @@ class MetadataResponse(_message.Message):
     UNKNOWN_TOPICS_FIELD_NUMBER: _builtins.int
     ANSWERED_BY_FIELD_NUMBER: _builtins.int
     COORDINATION_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     answered_by: _builtins.int
     coordination: _builtins.str
     """"connected", "suspended", "file" """
+    more: _builtins.bool
+    """not everything fits: ask on, after the last topic, or for those that are not told"""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerInfo]: ...
     @_builtins.property
@@ -475,10 +486,11 @@ class MetadataResponse(_message.Message):
         unknown_topics: _abc.Iterable[_builtins.str] | None = ...,
         answered_by: _builtins.int = ...,
         coordination: _builtins.str = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "more", b"more", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1810,18 +1822,29 @@ Global___MoveCursorsResponse: _TypeAlias = MoveCursorsResponse  # noqa: Y015
 
 @_typing.final
 class GroupsRequest(_message.Message):
+    """Group: empty for all. Each broker answers for its replicas, by topic, partition and group; `after` and `after_group`: only what comes
+    behind that place.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     GROUP_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    AFTER_GROUP_FIELD_NUMBER: _builtins.int
     group: _builtins.str
+    after_group: _builtins.str
+    @_builtins.property
+    def after(self) -> Global___TopicPartition: ...
     def __init__(
         self,
         *,
         group: _builtins.str = ...,
+        after: Global___TopicPartition | None = ...,
+        after_group: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "after_group", b"after_group", "group", b"group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1886,16 +1909,19 @@ class GroupsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     CURSORS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
     @_builtins.property
     def cursors(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupCursor]: ...
     def __init__(
         self,
         *,
         cursors: _abc.Iterable[Global___GroupCursor] | None = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "more", b"more"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,8 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
+from typing import Final
 
 from mq_protocol import limits
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
@@ -31,11 +33,32 @@ _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # controls, format characte
 _FORBIDDEN = re.compile("[/,\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]")
 
 
+_NEAR: Final = 0.6
+"""How alike two words must be, as `difflib` rates them, for one to be taken for the other misspelt."""
+
+
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The one of `words` that `word` was most likely meant to be, ignoring case; None if none is near."""
-    by_lower = {candidate.lower(): candidate for candidate in words}
-    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
+    """The one of `words` that `word` was most likely meant to be, ignoring case; None if none is near, or if the search would take
+    long: brokers search for strangers, and to rate two long words against each other takes a millisecond.
+    """
+    candidates = list(islice(words, limits.NEAREST_CANDIDATES_MAX + 1))
+    if len(word) > limits.NEAREST_WORD_CHARACTERS_MAX or len(candidates) > limits.NEAREST_CANDIDATES_MAX:
+        return None
+    matcher: difflib.SequenceMatcher[str] = difflib.SequenceMatcher()
+    matcher.set_seq2(word.lower())
+    possible: list[tuple[float, str]] = []
+    for candidate in candidates:
+        if len(candidate) <= limits.NEAREST_WORD_CHARACTERS_MAX:
+            matcher.set_seq1(candidate.lower())
+            if matcher.real_quick_ratio() >= _NEAR and (most := matcher.quick_ratio()) >= _NEAR:
+                possible.append((most, candidate))
+    possible.sort(reverse=True)
+    best, found = _NEAR, None
+    for _, candidate in possible[: limits.NEAREST_RATED_MAX]:
+        matcher.set_seq1(candidate.lower())
+        if (rated := matcher.ratio()) >= best and (found is None or rated > best):
+            best, found = rated, candidate
+    return found
 
 
 def did_you_mean(word: str, words: Iterable[str]) -> str:

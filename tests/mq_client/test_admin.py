@@ -21,6 +21,10 @@ from mq_client import (
     UnknownTopic,
     Unreachable,
 )
+from mq_client.admin import PartitionMove
+from mq_client.connection import Connection
+from mq_protocol import limits
+from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA
 from mq_protocol.ddl import parse_schema
 
@@ -164,3 +168,21 @@ def test_a_group_is_described_by_its_cursors_and_can_be_moved(admin: Admin, boot
 def test_nobody_there_is_told_in_time() -> None:
     with Admin("127.0.0.1:1,127.0.0.1:2", timeout_ms=300) as nowhere, pytest.raises(Unreachable, match=r"127.0.0.1:1.*127.0.0.1:2"):
         nowhere.list_topics()
+
+
+def test_many_moves_are_started_by_several_requests_and_those_of_a_topic_by_one(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "REQUEST_PLACES_MAX", 3)
+    asked: list[list[tuple[str, int]]] = []
+
+    def ask(_connection: Connection, method: str, request: pb.StartMovesRequest, *_: object) -> None:
+        assert method == "StartMoves"
+        asked.append([(move.topic, move.partition) for move in request.moves])
+
+    monkeypatch.setattr(Connection, "ask_any", ask)
+    places = [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("c", 0)]
+    with Admin(bootstrap) as admin:
+        admin.start_moves([PartitionMove(topic, number, (1,), (2,)) for topic, number in places])
+        admin.start_moves([])
+    assert asked == [[("a", 0), ("a", 1)], [("b", 0), ("b", 1), ("c", 0)]]

@@ -14,6 +14,9 @@ import pytest
 
 from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Consumer, ConsumerRecord, InvalidRequest, InvalidSetting, Producer, UnknownTopic
+from mq_client.push_streams import PushStream
+from mq_protocol import limits
+from mq_protocol import mq_pb2 as pb
 from tests.cluster.harness import wait_until
 
 
@@ -34,6 +37,28 @@ def take(consumer: Consumer, count: int) -> list[ConsumerRecord]:
         assert record is not None, f"only {len(taken)} of {count} came"
         taken.append(record)
     return taken
+
+
+def test_more_partitions_than_one_request_may_name_are_opened_and_settled_by_several(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "REQUEST_PLACES_MAX", 2)
+    said: list[pb.SubscribeRequest] = []
+    say = PushStream.say
+
+    def noted(stream: PushStream, request: pb.SubscribeRequest) -> None:
+        said.append(request)
+        say(stream, request)
+
+    monkeypatch.setattr(PushStream, "say", noted)
+    admin.create_topic(topic, partitions=5)
+    publish(bootstrap, topic, range(5), partitions=5)
+    with Consumer(bootstrap, group=topic, start="earliest") as consumer:
+        consumer.subscribe(topic)
+        assert sorted(ints(take(consumer, 5))) == list(range(5))
+    assert sum(len(request.open.partitions) for request in said) == 5
+    assert max(max(len(request.open.partitions), len(request.settled)) for request in said) == 2
+    assert sorted(cursor.offset for cursor in admin.describe_group(topic).cursors) == [1] * 5
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from mq_client import (
     UnknownTopic,
 )
 from mq_client.transactions import StagedPart, TransactionClient, TransactionKey
+from mq_protocol import limits
 
 
 @pytest.fixture
@@ -106,6 +107,16 @@ def test_staged_batches_can_be_discarded(client: TransactionClient, topic: str, 
         uuids = client.stage(topic, 1, [rows(1), rows(2)], key, 0, "r")
         assert client.discard(topic, 1, key, uuids) == 2
         assert client.discard(topic, 1, key, uuids) == 0
+        assert client.staged(topic) == []
+
+
+def test_more_batches_than_one_request_may_name_are_discarded_by_several(
+    client: TransactionClient, topic: str, key: TransactionKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "DISCARD_UUIDS_MAX", 2)
+    with client:
+        uuids = [uuid for n in range(5) for uuid in client.stage(topic, 1, [rows(n)], key, 0, "run-1")]
+        assert client.discard(topic, 1, key, uuids) == 5
         assert client.staged(topic) == []
 
 

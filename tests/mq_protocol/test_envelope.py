@@ -9,7 +9,7 @@ import pytest
 
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode, split
-from mq_protocol.errors import InvalidRequest
+from mq_protocol.errors import InvalidRequest, RequestTooLarge
 
 HEADER = pb.ProduceHeader(correlation=7, topic="t", uuid=b"u" * 16)
 
@@ -64,6 +64,14 @@ def test_random_bytes_raise_nothing_else() -> None:
             data[random_.randrange(len(data))] = random_.randrange(256)
         with contextlib.suppress(InvalidRequest):
             decode(bytes(data), pb.ProduceHeader)
+
+
+def test_a_header_above_its_bound_is_refused_before_it_is_read() -> None:
+    header = pb.ProduceHeader(topic="t" * 1_000)
+    data = encode(Envelope(header, (b"payload",)))
+    assert decode(data, pb.ProduceHeader, header.ByteSize()).header == header
+    with pytest.raises(RequestTooLarge, match=f"{header.ByteSize()} bytes is above {header.ByteSize() - 1}"):
+        decode(data, pb.ProduceHeader, header.ByteSize() - 1)
 
 
 def test_split_gives_views_and_refuses_lengths_that_do_not_add_up() -> None:

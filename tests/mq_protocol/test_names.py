@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import timeit
+
 import pytest
 
 from mq_protocol import limits
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
+from mq_protocol.limits import NEAREST_CANDIDATES_MAX, NEAREST_WORD_CHARACTERS_MAX
 from mq_protocol.names import (
     SETTINGS,
     TRANSACTIONS_TOPIC,
@@ -121,6 +125,24 @@ def test_internal_names_are_kept_from_users() -> None:
 )
 def test_the_nearest_word_is_found_and_only_if_it_is_near(word: str, meant: str | None) -> None:
     assert nearest(word, SETTINGS) == meant
+
+
+def test_the_nearest_word_is_sought_only_where_that_is_quick() -> None:
+    long = "a" * NEAREST_WORD_CHARACTERS_MAX
+    assert nearest(long, ["x", long]) == long
+    assert nearest(long + "a", ["x", long]) is None
+    assert nearest(long, [long + "a"]) is None
+    many = [f"{number:04}" for number in range(NEAREST_CANDIDATES_MAX - 1)] + ["orders"]
+    assert nearest("order", many) == "orders"
+    assert nearest("order", [*many, "another"]) is None
+
+
+def test_the_search_for_the_nearest_word_is_short_whatever_the_words() -> None:
+    """Words of two letters in any order look alike until each pair is compared in full."""
+    chance = random.Random(1)
+    words = ["".join(chance.sample("ab" * 32, 64)) for _ in range(NEAREST_CANDIDATES_MAX + 1)]
+    best = min(timeit.repeat(lambda: nearest(words[0], words[1:]), number=1, repeat=5))
+    assert best < 0.2, "it took 0.8 s when each pair was compared"
 
 
 def test_defaults_are_filled_in_and_a_majority_must_be_in_sync() -> None:

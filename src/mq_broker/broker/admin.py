@@ -20,6 +20,7 @@ from mq_broker.broker.cluster import Cluster
 from mq_broker.broker.placement import place
 from mq_broker.broker.rebalancing import resized
 from mq_broker.broker.shell import Shell
+from mq_broker.broker.streams import in_turns
 from mq_broker.broker.topic_changes import begun, check_partitions, with_columns, with_settings
 from mq_broker.broker.topics import Topic, Topics, first_state
 from mq_broker.coordination.interface import PARTITIONS_ADDED_AT_ONCE_MAX, CoordinationService, TopicSpec
@@ -38,7 +39,7 @@ from mq_protocol.errors import (
     TritonMQError,
     UnknownTopic,
 )
-from mq_protocol.limits import NAME_BYTES_MAX, PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
+from mq_protocol.limits import ANSWER_BYTES_MAX, NAME_BYTES_MAX, PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX, YIELD_EVERY
 from mq_protocol.names import (
     INTERNAL_PREFIX,
     TRANSACTIONS_TOPIC,
@@ -53,9 +54,35 @@ log = logging.getLogger(__name__)
 STATE_CACHE_S: Final = 1.0
 READS_AT_ONCE: Final = 64
 READY_POLL_S: Final = (0.02, 0.05, 0.1, 0.2)
+TOPIC_TOLD_BYTES: Final = 1_000
+PARTITION_TOLD_BYTES: Final = 128
+"""About what a topic and a partition take in an answer. As objects it is several times as much as on the wire."""
 TRANSACTIONS_PARTITIONS: Final = 8
 """Coordinators in a cluster: a decision is a few small entries, so eight spread them over brokers and still open fast."""
 TRANSACTIONS_REPLICAS: Final = 3
+
+
+class _Told:
+    """Owns the room in one answer about topics. `waiting`: partitions of topics that were taken and are still to be described."""
+
+    def __init__(self) -> None:
+        self.waiting = 0
+        self._topics: list[Topic] = []
+        self._bytes = 0
+
+    def takes(self, topic: Topic) -> bool:
+        """Whether there is room for one more. There is always room for the first."""
+        size = len(topic.spec.schema) + TOPIC_TOLD_BYTES + PARTITION_TOLD_BYTES * topic.partitions
+        if self._bytes and self._bytes + size > ANSWER_BYTES_MAX:
+            return False
+        self._bytes += size
+        self._topics.append(topic)
+        self.waiting += 1 + topic.partitions
+        return True
+
+    def take(self) -> list[Topic]:
+        taken, self._topics, self.waiting = self._topics, [], 0
+        return taken
 
 
 class Admin:
@@ -83,35 +110,51 @@ class Admin:
     # ------------------------------------------------------------------ metadata
 
     async def metadata(self, request: pb.MetadataRequest, deadline: float) -> pb.MetadataResponse:
-        """The brokers, and the topics that are named (or all that are not internal). Never fails for an unknown topic."""
+        """The brokers, and the topics that are named (or all that are not internal), as many as fit one answer: `more` says whether
+        some did not. Never fails for an unknown topic."""
         response = pb.MetadataResponse(answered_by=self._shell.broker, coordination=self._coordination.condition)
         for broker in sorted(self._cluster.brokers):
             known = self._cluster.brokers[broker]
             response.brokers.add(id=broker, address=known.address, incarnation=known.incarnation, rack=known.rack)
-        topics = [t for t in self._topics.all() if not t.spec.name.startswith(INTERNAL_PREFIX)] if request.all_topics else []
-        for name in request.topics:
+        told = _Told()
+        async for name in in_turns(self._asked_for(request)):
             try:
-                topics.append(
-                    await self.transactions_topic(deadline) if name == TRANSACTIONS_TOPIC else await self._topics.get(name)
-                )
+                topic = await (self.transactions_topic(deadline) if name == TRANSACTIONS_TOPIC else self._topics.get(name))
             except UnknownTopic:
                 response.unknown_topics.append(name)
-        infos = await asyncio.gather(*(self._topic_info(topic) for topic in topics))
-        response.topics.extend(infos)
+                continue
+            if not told.takes(topic):
+                response.more = True
+                break
+            if told.waiting >= YIELD_EVERY:
+                await self._tell(told, response)
+        await self._tell(told, response)
         return response
+
+    def _asked_for(self, request: pb.MetadataRequest) -> list[str]:
+        """Names of topics: those asked for, and in their order all that come after the one told last."""
+        if not request.all_topics:
+            return list(request.topics)
+        names = [topic.spec.name for topic in self._topics.all() if topic.spec.name > request.after]
+        return [*(name for name in names if not name.startswith(INTERNAL_PREFIX)), *request.topics]
+
+    async def _tell(self, told: _Told, response: pb.MetadataResponse) -> None:
+        response.topics.extend(await asyncio.gather(*(self._topic_info(topic) for topic in told.take())))
 
     async def _topic_info(self, topic: Topic) -> pb.TopicInfo:
         spec = topic.spec
-        partitions = await asyncio.gather(*(self.partition_info(topic, number) for number in range(topic.partitions)))
-        return pb.TopicInfo(
+        info = pb.TopicInfo(
             name=spec.name,
             topic_id=spec.topic_id,
             schema=spec.schema or schema_to_bytes(topic.schema),
             typed=bool(spec.schema),
             settings=spec.settings,
-            partitions=partitions,
             earlier_columns=spec.earlier,
         )
+        for first in range(0, topic.partitions, YIELD_EVERY):  # some at once: nodes that are read together are one question
+            numbers = range(first, min(first + YIELD_EVERY, topic.partitions))
+            info.partitions.extend(await asyncio.gather(*(self.partition_info(topic, number) for number in numbers)))
+        return info
 
     async def partition_info(self, topic: Topic, number: int) -> pb.PartitionInfo:
         """A leader is named when it is registered and, if it is this broker, ready to serve."""
@@ -220,7 +263,7 @@ class Admin:
                     "min_insync_replicas yet: see `tritonmq topic describe`"
                 )
             by_leader: dict[int, set[int]] = {}
-            for number in waiting:
+            async for number in in_turns(waiting):
                 info = await self.partition_info(topic, number)
                 by_leader.setdefault(info.leader or topic.spec.assignment[number][0], set()).add(number)
             for leader, numbers in by_leader.items():

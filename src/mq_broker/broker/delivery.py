@@ -15,7 +15,7 @@ from mq_broker.broker.partition import Partition
 from mq_broker.broker.pushdown import stored
 from mq_broker.broker.sharing import Share, Shares
 from mq_broker.broker.shell import Shell
-from mq_broker.broker.streams import side_by_side
+from mq_broker.broker.streams import in_turns, side_by_side
 from mq_broker.broker.topics import Topic, Topics
 from mq_broker.rpc.service import Batches, Send
 from mq_protocol import mq_pb2 as pb
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 CREDIT_BYTES_MAX: Final = 1 << 40
 """More is a mistake: nobody can hold it."""
 
-UNTOLD_MAX: Final = 20_000
-"""What may wait to be told to a client that does not read; what it asks past that waits in TCP. Twice a topic's partitions."""
+UNTOLD_BYTES_MAX: Final = 4 << 20
+"""What may wait to be told to a client that does not read; what it asks past that waits in TCP. Many times a topic's partitions."""
 
 
 class Delivery:
@@ -163,6 +163,7 @@ class _Session:
         self._subscriptions: dict[tuple[str, int], _Subscription] = {}
         self._ready: dict[_Subscription, None] = {}
         self._opened: list[pb.PartitionOpened] = []
+        self._untold_bytes = 0
         self._credit = 0
         self._wake = asyncio.Event()
         self._told = asyncio.Event()
@@ -173,16 +174,13 @@ class _Session:
 
     async def read(self, requests: AsyncIterator[pb.SubscribeRequest]) -> None:
         async for request in requests:
-            while len(self._opened) > UNTOLD_MAX:
-                self._told.clear()
-                await self._told.wait()
             if request.HasField("open"):
                 await self._open(request.open)
-            for settled in request.settled:
+            async for settled in in_turns(request.settled):
                 subscription = self._subscriptions.get((settled.topic, settled.partition))
                 if subscription is not None:
                     subscription.settle(settled.offset)
-            for place in request.close.partitions:
+            async for place in in_turns(request.close.partitions):
                 self._remove(self._subscriptions.get((place.topic, place.partition)))
             if request.credit.bytes:
                 self._credit = min(self._credit + request.credit.bytes, CREDIT_BYTES_MAX)
@@ -203,7 +201,10 @@ class _Session:
         self._named = True
         self.group, self.member_id = request.group, request.member_id
         renewed: set[str] = set()
-        for wanted in request.partitions:
+        async for wanted in in_turns(request.partitions):
+            while self._untold_bytes > UNTOLD_BYTES_MAX:
+                self._told.clear()
+                await self._told.wait()
             try:
                 partition = self._delivery.shell.partition(await self._topic(wanted, renewed), wanted.partition)
                 if self.group and self.group not in partition.replica.machine.cursors:
@@ -232,6 +233,7 @@ class _Session:
 
     def tell(self, opened: pb.PartitionOpened) -> None:
         self._opened.append(opened)
+        self._untold_bytes += opened.ByteSize()
         self._wake.set()
 
     def mark(self, subscription: _Subscription) -> None:
@@ -278,7 +280,7 @@ class _Session:
         if not self._opened and not (self._ready and self._credit > 0):
             return None
         header = pb.BatchesHeader(opened=self._opened)
-        self._opened = []
+        self._opened, self._untold_bytes = [], 0
         self._told.set()
         parts: list[Buffer] = []
         room = FETCH_CHUNK_BYTES

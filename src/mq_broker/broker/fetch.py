@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from itertools import islice
 from typing import Final
 
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.pushdown import Pushdown, stored
 from mq_broker.broker.shell import Shell
+from mq_broker.broker.streams import in_turns
 from mq_broker.broker.topics import Topic, Topics
 from mq_broker.rpc.service import Batches, Send
 from mq_protocol import mq_pb2 as pb
@@ -28,11 +30,13 @@ from mq_protocol.errors import (
     TritonMQError,
     to_wire,
 )
-from mq_protocol.limits import FETCH_CHUNK_BYTES, FILTERS_AT_ONCE_MAX, PARTITIONS_PER_TOPIC_MAX
+from mq_protocol.limits import FETCH_CHUNK_BYTES, FILTERS_AT_ONCE_MAX, YIELD_EVERY
 
 CHUNK_BYTES_CEILING: Final = 4 * FETCH_CHUNK_BYTES
 PUSHDOWN_READ_BYTES: Final = 4 * FETCH_CHUNK_BYTES
 """What is read at once to send a part of it: little of it may be left."""
+MEASURED_IN_A_TURN: Final = 50
+"""Spans of partitions measured before other work gets its turn: each takes some fifty searches in its index."""
 WATCH_GATHER_S: Final = 0.002
 """Commits within this share one answer: a watcher wants the newest end, not each one."""
 
@@ -116,12 +120,10 @@ class Reading:
     async def list_offsets(self, request: pb.ListOffsetsRequest, _deadline: float) -> pb.ListOffsetsResponse:
         """Of the partitions named, or of all; an error for each that is led elsewhere, unless any replica's word will do."""
         topic = await self._topics.get(request.topic)
-        if max(len(request.partitions), len(request.spans)) > PARTITIONS_PER_TOPIC_MAX:
-            raise InvalidRequest(f"at most {PARTITIONS_PER_TOPIC_MAX} partitions can be asked for at once")
         numbers = request.partitions or range(topic.partitions)
         spans = {span.partition: span for span in request.spans}
         response = pb.ListOffsetsResponse()
-        for number in numbers:
+        async for number in in_turns(numbers, MEASURED_IN_A_TURN if spans else YIELD_EVERY):
             try:
                 partition = self._shell.partition(topic, number) if request.any_replica else self._shell.leader(topic, number)
                 if not (partition.serving or partition.knows_committed):
@@ -142,21 +144,22 @@ class Reading:
 
         One that is not led here is answered once with NOT_LEADER, and left out from then on: its leader is to be asked.
         """
-        if len(request.partitions) > PARTITIONS_PER_TOPIC_MAX:
-            raise InvalidRequest(f"at most {PARTITIONS_PER_TOPIC_MAX} partitions can be watched at once")
         watch = _Watch()
         try:
-            for place in request.partitions:
+            async for place in in_turns(request.partitions):
                 try:
                     watch.add(self._shell.partition(await self._topics.get(place.topic), place.partition))
                 except TritonMQError as error:
                     watch.refuse(place.topic, place.partition, error)
+                if watch.refused >= YIELD_EVERY and (answer := watch.take()) is not None:
+                    await send(answer)
             while True:
                 answer = watch.take()
                 if answer is not None:
                     await send(answer)
                     await asyncio.sleep(WATCH_GATHER_S)
                 else:
+                    await asyncio.sleep(0)
                     await watch.changed.wait()
         finally:
             watch.close()
@@ -204,12 +207,20 @@ class _Watch:
     def refuse(self, topic: str, number: int, error: TritonMQError) -> None:
         self._refused.append(pb.WatchedOffsets(topic=topic, offsets=pb.PartitionOffsets(partition=number, error=to_wire(error))))
 
+    @property
+    def refused(self) -> int:
+        """How many refusals are still to be told."""
+        return len(self._refused)
+
     def take(self) -> pb.WatchOffsetsResponse | None:
-        """What changed since the last; None if nothing did."""
-        self.changed.clear()
+        """What changed since the last, of some partitions if many have; None if there is nothing to tell of those."""
         response = pb.WatchOffsetsResponse(offsets=self._refused)
         self._refused = []
-        dirty, self._dirty = self._dirty, {}
+        dirty = list(islice(self._dirty, YIELD_EVERY))
+        for partition in dirty:
+            del self._dirty[partition]
+        if not self._dirty:
+            self.changed.clear()
         for partition in dirty:
             name = partition.topic.spec.name
             if partition.serving:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.shell import Shell
+from mq_broker.broker.streams import in_turns
 from mq_broker.broker.topics import Topics
 from mq_broker.core.entries import MoveCursor
 from mq_broker.core.messages import Refused, Result
+from mq_broker.core.state import Cursor
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, TritonMQError, to_wire
-from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REQUEST_TIMEOUT_MS
+from mq_protocol.limits import ANSWER_BYTES_MAX, REQUEST_TIMEOUT_MS, YIELD_EVERY
 from mq_protocol.names import check_group_name, check_new_group_name
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,9 @@ KINDS = (CONSUMER, "spark")
 
 MOVE_AGAIN_S: Final = 1.0
 """After a move was refused for now: too few replicas are in sync, or the leadership is being handed over."""
+
+CURSOR_TOLD_BYTES: Final = 500
+"""About what a cursor takes in an answer, as an object, beside its members."""
 
 MembersOf = Callable[[Partition, str], list[str]]
 CountsOf = Callable[[Partition, str, str, int], bool]
@@ -126,10 +131,12 @@ class Groups:
                 f"only a member of group {request.group!r} moves its cursor: name the member, or let an administrator move the "
                 "group (Admin.move_group)"
             )
-        if len(request.positions) > PARTITIONS_PER_TOPIC_MAX:
-            raise InvalidRequest(f"at most {PARTITIONS_PER_TOPIC_MAX} cursors can be moved at once")
-        answers = [self._move(request, position, deadline) for position in request.positions]
-        return pb.MoveCursorsResponse(partitions=await asyncio.gather(*answers))
+        response = pb.MoveCursorsResponse()
+        for first in range(0, len(request.positions), YIELD_EVERY):
+            some = request.positions[first : first + YIELD_EVERY]
+            moved = await asyncio.gather(*(self._move(request, position, deadline) for position in some))
+            response.partitions.extend(moved)
+        return response
 
     async def _move(self, request: pb.MoveCursorsRequest, position: pb.CursorPosition, deadline: float) -> pb.PartitionOffsets:
         answer = pb.PartitionOffsets(partition=position.partition)
@@ -165,33 +172,51 @@ class Groups:
         return MoveCursor(group, offset, kind)
 
     async def groups(self, request: pb.GroupsRequest, _deadline: float) -> pb.GroupsResponse:
-        """The cursors of one group, or of all, in every replica here.
+        """The cursors of one group, or of all, in every replica here; as many as fit one answer, `more` says whether some did not.
 
         Followers answer too: a cursor is in the journal, so they have it, and while a partition's leader is gone nobody else can
         say how far behind its readers are. Whoever asks believes the leader first.
         """
         response = pb.GroupsResponse()
-        for partition in self._shell.partitions():
-            if partition.closed:
+        size = 0
+        after = request.after.topic, request.after.partition, request.after_group
+        partitions = sorted((p for p in self._shell.partitions() if not p.closed), key=lambda p: (p.topic.spec.name, p.number))
+        async for partition, group in in_turns(self._places(partitions, request.group, after)):
+            if size >= ANSWER_BYTES_MAX:
+                response.more = True
+                break
+            cursor = partition.replica.machine.cursors.get(group)
+            if cursor is None or partition.closed:
                 continue
-            cursors = partition.replica.machine.cursors
-            for group in [request.group] if request.group else sorted(cursors):
-                cursor = cursors.get(group)
-                if cursor is None:
-                    continue
-                lag_bytes, lag_us = partition.lag(cursor.offset)
-                response.cursors.add(
-                    group=group,
-                    topic=partition.topic.spec.name,
-                    partition=partition.number,
-                    offset=cursor.offset,
-                    log_end_offset=partition.next_offset,
-                    moved_us=cursor.moved_us,
-                    members=self._members_of(partition, group),
-                    kind=cursor.kind,
-                    lag_bytes=lag_bytes,
-                    lag_us=lag_us,
-                    leads=partition.serving,
-                    leader_epoch=partition.replica.leader_epoch,
-                )
+            told = self._told(partition, group, cursor)
+            size += CURSOR_TOLD_BYTES + sum(map(len, told.members))
+            response.cursors.append(told)
         return response
+
+    @staticmethod
+    def _places(partitions: list[Partition], group: str, after: tuple[str, int, str]) -> Iterator[tuple[Partition, str]]:
+        """Where a cursor may be, in the order in which they are told, after the one that was told last."""
+        for partition in partitions:
+            place = partition.topic.spec.name, partition.number
+            if place < after[:2]:
+                continue
+            for name in [group] if group else sorted(partition.replica.machine.cursors):
+                if (*place, name) > after:
+                    yield partition, name
+
+    def _told(self, partition: Partition, group: str, cursor: Cursor) -> pb.GroupCursor:
+        lag_bytes, lag_us = partition.lag(cursor.offset)
+        return pb.GroupCursor(
+            group=group,
+            topic=partition.topic.spec.name,
+            partition=partition.number,
+            offset=cursor.offset,
+            log_end_offset=partition.next_offset,
+            moved_us=cursor.moved_us,
+            members=self._members_of(partition, group),
+            kind=cursor.kind,
+            lag_bytes=lag_bytes,
+            lag_us=lag_us,
+            leads=partition.serving,
+            leader_epoch=partition.replica.leader_epoch,
+        )

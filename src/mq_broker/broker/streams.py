@@ -1,10 +1,22 @@
-"""Two sides of one stream, reading and writing, run together until the conversation is over."""
+"""What streams and long requests share: two sides that run together, and lists that leave others their turn."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from mq_protocol.limits import YIELD_EVERY
+
+T = TypeVar("T")
+
+
+async def in_turns(elements: Iterable[T], every: int = YIELD_EVERY) -> AsyncIterator[T]:
+    """The elements; after so many of them other work on the loop gets its turn."""
+    for count, element in enumerate(elements, 1):
+        yield element
+        if count % every == 0:
+            await asyncio.sleep(0)
 
 
 async def side_by_side(*sides: Coroutine[Any, Any, None]) -> None:

@@ -39,7 +39,7 @@ from mq_protocol.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from mq_protocol.limits import MANIFEST_BYTES_MAX
+from mq_protocol.limits import DISCARD_UUIDS_MAX, MANIFEST_BYTES_MAX
 from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, check_id
 from mq_protocol.partitioner import coordinator_partition
 
@@ -189,9 +189,11 @@ class Transactions:
     async def _discard_once(self, topic: str, number: int, key: TransactionKey, uuids: list[bytes]) -> None:
         """One attempt: what it does not reach, the reaper does."""
         wire = pb.TransactionKey(query_id=key.query_id, sink=key.sink)
-        request = pb.DiscardRequest(topic=topic, partition=number, key=wire, uuids=uuids)
         try:
-            await self._ask_leader(topic, number, "Discard", request, pb.DiscardResponse, self.discard)
+            for first in range(0, len(uuids), DISCARD_UUIDS_MAX):
+                some = uuids[first : first + DISCARD_UUIDS_MAX]
+                request = pb.DiscardRequest(topic=topic, partition=number, key=wire, uuids=some)
+                await self._ask_leader(topic, number, "Discard", request, pb.DiscardResponse, self.discard)
         except TritonMQError as error:
             log.info("%s-%d: %d staged batches are left to the reaper: %s", topic, number, len(uuids), error)
 

@@ -11,14 +11,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from grpc import aio
 
+from mq_broker.rpc.bounds import Gate
+from mq_broker.rpc.bounds import parse as parse  # of answers: requests go through a gate
 from mq_broker.rpc.status import abort
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
-from mq_protocol.errors import InternalError, InvalidRequest, TritonMQError
-from mq_protocol.limits import REQUEST_TIMEOUT_MS
+from mq_protocol.errors import InternalError, TritonMQError
+from mq_protocol.limits import PRODUCE_HEADER_BYTES_MAX, REQUEST_TIMEOUT_MS
 
 log = logging.getLogger(__name__)
 
@@ -95,16 +97,6 @@ def path(method: str) -> str:
     return f"/{SERVICE}/{method}"
 
 
-def parse(data: bytes, kind: type[M]) -> M:
-    """The message. Raises `InvalidRequest` for bytes that are none."""
-    message = kind()
-    try:
-        message.ParseFromString(data)
-    except DecodeError as error:
-        raise InvalidRequest(f"malformed {kind.__name__}: {error}; speak protobuf as in mq.proto") from error
-    return message
-
-
 class Incoming(Generic[T]):
     """The requests of one stream, in order; ends when the client has said its last."""
 
@@ -145,6 +137,7 @@ def unary_handler(
     """One request, one answer, given by the method of `service`. `gate` sees the call's metadata before its request is parsed, and
     raises to refuse it."""
     answer: Callable[[Message, float], Awaitable[Message]] = getattr(service, method.attribute)
+    bounded = Gate(name, method.request)
 
     async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> bytes:
         try:
@@ -152,7 +145,8 @@ def unary_handler(
             remaining = context.time_remaining()
             allowed = REQUEST_TIMEOUT_MS / 1000
             deadline = asyncio.get_running_loop().time() + (allowed if remaining is None else min(remaining, allowed))
-            return (await answer(parse(data, method.request), deadline)).SerializeToString()
+            request = await bounded.read(data)
+            return (await answer(request, deadline)).SerializeToString()
         except Exception as error:  # noqa: BLE001 - the edge of the process: _fail logs and answers, nothing is swallowed
             await _fail(context, name, error)
 
@@ -199,19 +193,24 @@ def _serialized(message: Message) -> bytes:
 def handlers(service: BrokerService) -> grpc.GenericRpcHandler[Any, Any]:
     """The Broker service, answered by `service`."""
 
+    Gate("Produce", pb.ProduceRequest)  # what a batch may have is its topic's to say
+    subscribing, fetching = Gate("Subscribe", pb.SubscribeRequest), Gate("Fetch", pb.FetchRequest)
+    watching = Gate("WatchOffsets", pb.WatchOffsetsRequest)
+
     async def produce(context: aio.ServicerContext[Any, Any]) -> None:
-        requests = Incoming(context, lambda data: decode(data, pb.ProduceHeader))
+        requests = Incoming(context, lambda data: decode(data, pb.ProduceHeader, PRODUCE_HEADER_BYTES_MAX))
         await service.produce(requests, sender(context, _serialized))
 
     async def subscribe(context: aio.ServicerContext[Any, Any]) -> None:
-        requests = Incoming(context, lambda data: parse(data, pb.SubscribeRequest))
+        requests = subscribing.read_all(Incoming(context, bytes))
         await service.subscribe(requests, sender(context, encode))
 
     async def fetch(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
-        await service.fetch(parse(data, pb.FetchRequest), sender(context, encode))
+        await service.fetch(await fetching.read(data), sender(context, encode))
 
     async def watch_offsets(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
-        await service.watch_offsets(parse(data, pb.WatchOffsetsRequest), sender(context, _serialized))
+        request = await watching.read(data)
+        await service.watch_offsets(request, sender(context, _serialized))
 
     methods = {name: unary_handler(name, method, service) for name, method in UNARY.items()}
     methods["Produce"] = stream_handler("Produce", produce)

@@ -303,10 +303,11 @@ def test_cursors_are_moved_by_request_within_the_log(tmp_path: Path) -> None:
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t")
             await broker.produce("t", 1, 2, 3)
-            positions = [pb.CursorPosition(topic="t", partition=0, offset=2), pb.CursorPosition(topic="t", partition=0, offset=4)]
-            answer = await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="q", positions=positions, kind="spark"))
-            assert not answer.partitions[0].HasField("error")
-            assert type(from_wire(answer.partitions[1].error)) is InvalidRequest
+            for offset, refused in ((2, False), (4, True)):
+                positions = [pb.CursorPosition(topic="t", partition=0, offset=offset)]
+                answer = await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="q", positions=positions, kind="spark"))
+                assert answer.partitions[0].HasField("error") == refused
+            assert type(from_wire(answer.partitions[0].error)) is InvalidRequest
             [cursor] = (await broker.ask("Groups", pb.GroupsRequest())).cursors
             assert (cursor.group, cursor.offset, cursor.log_end_offset, cursor.kind) == ("q", 2, 3, "spark")
             with pytest.raises(InvalidRequest, match="kind"):
@@ -316,22 +317,23 @@ def test_cursors_are_moved_by_request_within_the_log(tmp_path: Path) -> None:
 
 
 def test_what_waits_to_be_told_to_a_client_that_does_not_read_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delivery, "UNTOLD_MAX", 100)
+    monkeypatch.setattr(delivery, "UNTOLD_BYTES_MAX", 10_000)
     most = 0
     tell = delivery._Session.tell
 
     def watched(session: delivery._Session, opened: pb.PartitionOpened) -> None:
         nonlocal most
         tell(session, opened)
-        most = max(most, len(session._opened))
+        most = max(most, sum(told.ByteSize() for told in session._opened))
 
     monkeypatch.setattr(delivery._Session, "tell", watched)
 
     async def scenario() -> None:
         async with standalone(tmp_path) as broker, broker.subscribing() as subscription:
             await broker.create_topic("t")
-            one = pb.SubscribeRequest(open=pb.SubscribeOpen(partitions=[pb.SubscribePartition(topic="t", partition=7)] * 50))
-            count = 3000
+            places = [pb.SubscribePartition(topic="t", partition=7 + number) for number in range(500)]
+            one = pb.SubscribeRequest(open=pb.SubscribeOpen(partitions=places))
+            count = 60
 
             async def ask() -> None:
                 for _ in range(count):
@@ -339,9 +341,9 @@ def test_what_waits_to_be_told_to_a_client_that_does_not_read_is_bounded(tmp_pat
 
             asking = asyncio.create_task(ask())
             await asyncio.wait({asking}, timeout=1.0)  # nothing is read: it ends only if the broker keeps whatever comes
-            await subscription.read_opened(50 * count)
+            await subscription.read_opened(500 * count)
             await asking
-            assert most <= 150
+            assert 10_000 < most <= 10_000 + 1_000, "one more at most, though a request asks for five hundred"
 
     asyncio.run(scenario())
 

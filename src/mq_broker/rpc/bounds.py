@@ -1,0 +1,262 @@
+"""What a request may cost: how large one message of each method may be, and how much it may name. Checked before anything else.
+
+Bytes on the wire say little about what they become: two bytes can be an element of a list, and an element takes a hundred bytes of
+memory and more of time. So elements are counted on the wire, before protobuf makes objects of them. A request is refused whole, and
+the error says the bound. A method that has no row in `BOUNDS` cannot be served.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from mq_protocol import limits
+from mq_protocol.errors import InvalidRequest, RequestTooLarge
+
+M = TypeVar("M", bound=Message)
+
+READ_INLINE_BYTES_MAX: Final = 64 << 10
+"""Larger requests are read in a thread: to count and to parse them takes longer than to hand them over."""
+
+READ_THREADS: Final = 2
+
+_ELEMENT_BYTES_MIN: Final = 2
+"""An element of a list takes at least its tag and its length."""
+
+_VARINT_BYTES_MAX: Final = 10
+_TAG_BITS: Final = 3
+_KIND: Final = (1 << _TAG_BITS) - 1
+_VARINT: Final = 0
+_LENGTH_DELIMITED: Final = 2
+_FIXED_BYTES: Final = {1: 8, 5: 4}
+
+
+class Elements(NamedTuple):
+    """A list in a request: at most `most` elements. `once`: the fields in which no two elements may be alike (none: the whole
+    element); None: elements may be alike."""
+
+    most: int
+    once: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Of one method. `lists`: every list of messages, texts or bytes in the request, by the path of its field. `advice`: what to do
+    where a request has too many bytes."""
+
+    bytes_max: int = limits.REQUEST_BYTES_MAX
+    lists: Mapping[str, Elements] = field(default_factory=dict)
+    advice: str = "ask for less at once"
+
+
+_SETTINGS: Final = {"settings": Elements(limits.REQUEST_SETTINGS_MAX)}
+_PLACE: Final = ("topic", "partition")
+_PLACES: Final = Elements(limits.REQUEST_PLACES_MAX, _PLACE)
+_NUMBERS: Final = Elements(limits.REQUEST_PLACES_MAX, ())
+
+BOUNDS: Final[dict[str, Bound]] = {
+    "Metadata": Bound(lists={"topics": Elements(limits.REQUEST_TOPICS_MAX, ())}),
+    "CreateTopic": Bound(lists=_SETTINGS),
+    "DeleteTopic": Bound(),
+    "AlterTopic": Bound(lists=_SETTINGS),
+    "PlanMoves": Bound(),
+    "StartMoves": Bound(limits.PLACES_REQUEST_BYTES_MAX, {"moves": _PLACES}),
+    "Moves": Bound(),
+    "Lead": Bound(),
+    "ReplicaStatus": Bound(),
+    "Recover": Bound(),
+    "ListOffsets": Bound(lists={"partitions": _NUMBERS, "spans": Elements(limits.REQUEST_PLACES_MAX, ("partition",))}),
+    "MoveCursors": Bound(limits.PLACES_REQUEST_BYTES_MAX, {"positions": _PLACES}),
+    "Groups": Bound(),
+    "Decide": Bound(
+        limits.MANIFEST_BYTES_MAX,
+        {"manifest": Elements(limits.MANIFEST_LINES_MAX), "manifest.uuids": Elements(limits.MANIFEST_BYTES_MAX // 16)},
+        "write fewer, larger batches in one micro-batch",
+    ),
+    "Publish": Bound(limits.MANIFEST_BYTES_MAX, {"uuids": Elements(limits.MANIFEST_BYTES_MAX // 16)}),
+    "Discard": Bound(lists={"uuids": Elements(limits.DISCARD_UUIDS_MAX)}),
+    "TransactionStatus": Bound(),
+    "Staged": Bound(),
+    "Fetch": Bound(lists={"columns": Elements(limits.SCHEMA_FIELDS_MAX, ())}),
+    # Each message of these streams. What a batch may have is the topic's, and gRPC's bound on a message.
+    "Produce": Bound(limits.MESSAGE_BYTES_MAX),
+    "Subscribe": Bound(
+        limits.PLACES_REQUEST_BYTES_MAX, {"open.partitions": _PLACES, "close.partitions": _PLACES, "settled": _PLACES}
+    ),
+    "WatchOffsets": Bound(limits.PLACES_REQUEST_BYTES_MAX, {"partitions": _PLACES}),
+}
+
+
+class Gate(Generic[M]):
+    """What stands before a method: reads its requests, which are of `kind`, and lets none through that is above the method's bound.
+
+    Raises `LookupError` for a method that has no bound: it is not served.
+    """
+
+    def __init__(self, method: str, kind: type[M]) -> None:
+        if method not in BOUNDS:
+            raise LookupError(f"method {method} has no row in BOUNDS: say what one request of it may cost")
+        self.method = method
+        self._bound = BOUNDS[method]
+        self._kind = kind
+        self._plan = _plan(kind, self._bound.lists, "")
+        self._fewest = min((each.most for each in self._bound.lists.values()), default=limits.MESSAGE_BYTES_MAX)
+
+    async def read(self, data: bytes) -> M:
+        """The message. Raises `RequestTooLarge` for one above the bound, `InvalidRequest` for bytes that are none, and for an
+        element that is named twice."""
+        self._check_size(data)
+        if len(data) <= READ_INLINE_BYTES_MAX:
+            return self._parse(data)
+        return await asyncio.get_running_loop().run_in_executor(_readers, self._parse, data)
+
+    async def read_all(self, messages: AsyncIterator[bytes]) -> AsyncIterator[M]:
+        """The messages of a stream, each read as one request."""
+        async for data in messages:
+            yield await self.read(data)
+
+    def _check_size(self, data: bytes) -> None:
+        if len(data) > self._bound.bytes_max:
+            raise RequestTooLarge(
+                f"a {self.method} request of {len(data)} bytes is above {self._bound.bytes_max}: {self._bound.advice}"
+            )
+
+    def _parse(self, data: bytes) -> M:
+        if len(data) > _ELEMENT_BYTES_MIN * self._fewest:
+            _Count(self.method, data).over(self._plan, 0, len(data))
+        message = parse(data, self._kind)
+        for path, elements in self._bound.lists.items():
+            if "." not in path:
+                self._refuse_more(path, elements.most, len(attrgetter(path)(message)))
+            if elements.once is not None:
+                self._check_once(path, elements.once, attrgetter(path)(message))
+        return message
+
+    def _refuse_more(self, path: str, most: int, found: int) -> None:
+        if found > most:
+            raise _too_many(self.method, path, most, str(found))
+
+    def _check_once(self, path: str, once: tuple[str, ...], elements: Any) -> None:
+        key = attrgetter(*once) if once else _itself
+        seen: set[Hashable] = set()
+        for element in elements:
+            named = key(element)
+            if named in seen:
+                raise InvalidRequest(f"a {self.method} request names {named!r:.200} twice in {path}: name each once")
+            seen.add(named)
+
+
+def parse(data: bytes, kind: type[M]) -> M:
+    """The message. Raises `InvalidRequest` for bytes that are none."""
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise InvalidRequest(f"malformed {kind.__name__}: {error}; speak protobuf as in mq.proto") from error
+    return message
+
+
+# ------------------------------------------------------------------ private
+
+_readers: Final = ThreadPoolExecutor(READ_THREADS, "read-request")
+
+
+def _itself(element: Hashable) -> Hashable:
+    return element
+
+
+def _too_many(method: str, path: str, most: int, found: str) -> RequestTooLarge:
+    return RequestTooLarge(
+        f"a {method} request has {found} {path.replace('.', ' ')}: at most {most} are taken at once; ask several times"
+    )
+
+
+class _Step(NamedTuple):
+    """What a field's number means to the count: a list with its path and bound, the fields within it, or both."""
+
+    path: str
+    most: int | None
+    within: _Plan
+
+
+_Plan: TypeAlias = dict[int, _Step]
+
+
+def _plan(kind: Any, lists: Mapping[str, Elements], prefix: str) -> _Plan:
+    """Of a message class, or of the type of a field within one."""
+    plan: _Plan = {}
+    for described in kind.DESCRIPTOR.fields if prefix == "" else kind.fields:
+        path = prefix + described.name
+        bounded = lists.get(path)
+        below = any(known.startswith(path + ".") for known in lists)
+        if described.type in _COUNTED and (bounded is not None or below):
+            within = _plan(described.message_type, lists, path + ".") if below else {}
+            plan[described.number] = _Step(path, None if bounded is None else bounded.most, within)
+    return plan
+
+
+_COUNTED: Final = frozenset({FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES})
+"""Numbers are left out: there are no more of them than bytes, and as objects they take a few times as much."""
+
+
+class _Count:
+    """Owns the count of one request's elements, list by list, in one pass over its bytes; ends at the first above its bound."""
+
+    def __init__(self, method: str, data: bytes) -> None:
+        self._method = method
+        self._data = data
+        self._found: dict[str, int] = {}
+
+    def over(self, plan: _Plan, at: int, end: int) -> None:
+        """The fields of the message in `data[at:end]`. A million elements take a third of a second."""
+        data, found = self._data, self._found
+        while at < end:
+            tag = data[at]
+            if tag < 0x80 and tag & _KIND == _LENGTH_DELIMITED and at + 1 < end and data[at + 1] < 0x80:
+                length, at = data[at + 1], at + 2  # nearly all are like this
+            else:
+                tag, at = self._varint(at, end)
+                if tag & _KIND != _LENGTH_DELIMITED:
+                    at = self._past(tag & _KIND, at, end)
+                    continue
+                length, at = self._varint(at, end)
+            if at + length > end:
+                raise self._malformed()
+            step = plan.get(tag >> _TAG_BITS)
+            if step is not None:
+                count = found[step.path] = found.get(step.path, 0) + 1
+                if step.most is not None and count > step.most:
+                    raise _too_many(self._method, step.path, step.most, f"more than {step.most}")
+                if step.within:
+                    self.over(step.within, at, at + length)
+            at += length
+
+    def _past(self, kind: int, at: int, end: int) -> int:
+        if kind == _VARINT:
+            return self._varint(at, end)[1]
+        if kind not in _FIXED_BYTES or at + _FIXED_BYTES[kind] > end:
+            raise self._malformed()
+        return at + _FIXED_BYTES[kind]
+
+    def _varint(self, at: int, end: int) -> tuple[int, int]:
+        data = self._data
+        value = shift = 0
+        for place in range(at, min(end, at + _VARINT_BYTES_MAX)):
+            byte = data[place]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value, place + 1
+            shift += 7
+        raise self._malformed()
+
+    def _malformed(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"malformed {self._method} request: its fields do not end where it does; speak protobuf as in mq.proto"
+        )
