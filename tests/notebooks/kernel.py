@@ -16,10 +16,14 @@ from typing import Any
 
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 VARIES = "varies"
 """The tag of a cell whose output differs from run to run: a time that was measured, a plot of it."""
+
+NO_JAVA = "JAVA_GATEWAY_EXITED"
+"""What PySpark says when its JVM ended while it started."""
 
 CELL_TIMEOUT_S = 150
 ENVIRONMENT = {
@@ -43,7 +47,19 @@ class Kernel:
         )
 
     def run(self, path: Path) -> Any:
-        """The notebook with its outputs. Raises `nbclient.exceptions.CellExecutionError` for a cell that fails."""
+        """The notebook with its outputs, run a second time if Java did not start.
+
+        Raises `nbclient.exceptions.CellExecutionError` for a cell that fails.
+        """
+        try:
+            return self._run(path)
+        except CellExecutionError as error:
+            if NO_JAVA not in str(error):
+                raise
+            print(f"Java did not start for {path.name}, which is run a second time: {error}", file=sys.stderr)
+            return self._run(path)
+
+    def _run(self, path: Path) -> Any:
         notebook = read(path)
         for each in (_cells("%reset -f"), notebook):
             self._client.nb = each

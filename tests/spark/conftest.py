@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
 from tests.spark.harness import Collected
 from tests.spark.sink_driver import short_session
+from tests.spark.starting import FAILED_STARTS, start_session
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,13 +26,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for told in FAILED_STARTS:
+        terminalreporter.section("a start of Spark failed")
+        terminalreporter.write_line(told)
+
+
+def printed_so_far(config: pytest.Config) -> str:
+    """What pytest has captured in this phase, Java's output included; it stays captured."""
+    manager = config.pluginmanager.getplugin("capturemanager")
+    if manager is None or not manager.is_globally_capturing():
+        return "(not captured: see above)"
+    out, err = manager.read_global_capture()
+    sys.stdout.write(out)
+    sys.stderr.write(err)
+    return f"{out}{err}"
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     assert shutil.which("java"), "these tests need Java 17 on the PATH"
     scratch = tmp_path_factory.mktemp("spark")
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = short_session().config("spark.sql.warehouse.dir", str(scratch / "warehouse")).config("spark.local.dir", str(scratch))
-    session = builder.getOrCreate()
+    session = start_session(builder, lambda: printed_so_far(request.config))
     yield session
     session.stop()
 
