@@ -16,7 +16,8 @@ anomaly, reported with the records that show it:
     torn                 of what is written all together or not at all, a part is there
     poll-skip            a reader's next reading left out offsets that exist
     nonmonotonic-poll    a reader's next reading went back
-    nonmonotonic-send    a process sent to a partition in one order, and they are there in another
+    nonmonotonic-send    a process sent to a partition in one order, and they are there in another; sends whose outcome is
+                         unknown count as well, once somebody has seen their records
     realtime-order       acknowledged before another's sending began, and behind it in the log
     int-…                the same within one operation
     queue-lost           in the log, and never given to the group
@@ -452,19 +453,21 @@ class _Judge:
 
     def _judge_order(self) -> None:
         """The order of sending, by each process and by the clock, against the order in the log."""
-        last: dict[tuple[str, str, int], _Write] = {}
+        last: dict[tuple[str, str, int], tuple[_Write, list[int]]] = {}
         by_place: dict[Place, list[tuple[int, int, int, _Write]]] = defaultdict(list)
         for write in self.writes:
-            if write.state != "ok" or not write.offsets or write.partition is None:
+            offsets = self._offsets_of(write)
+            if not offsets or write.partition is None:
                 continue
             key = write.process, write.topic, write.partition
-            before = last.get(key)
-            if before is not None and before.offsets is not None and write.offsets[0] <= before.offsets[-1]:
-                what = f"{write.name} was sent to {write.topic}-{write.partition} after {before.name}, and is at {write.offsets}"
-                self.verdict.add("nonmonotonic-send", f"{what}, the other at {before.offsets}", before, write)
+            before, offsets_before = last.get(key, (write, []))
+            if offsets_before and offsets[0] <= offsets_before[-1]:
+                what = f"{write.name} was sent to {write.topic}-{write.partition} after {before.name}, and is at {offsets}"
+                self.verdict.add("nonmonotonic-send", f"{what}, the other at {offsets_before}", before, write)
             else:
-                last[key] = write
-            by_place[write.topic, write.partition].append((write.offsets[0], write.invoked, write.ended, write))
+                last[key] = write, offsets
+            if write.state == "ok":
+                by_place[write.topic, write.partition].append((offsets[0], write.invoked, write.ended, write))
         for (topic, partition), writes in by_place.items():
             writes.sort(key=lambda entry: entry[0])
             earliest: _Write | None = None  # acknowledged, of those that are further on
@@ -474,6 +477,13 @@ class _Judge:
                     self.verdict.add("realtime-order", f"{what}: {earliest.offsets} and {write.offsets}", earliest, write)
                 if earliest is None or ended < earliest.ended:
                     earliest = write
+
+    def _offsets_of(self, write: _Write) -> list[int]:
+        """Where its records are: as its acknowledgement says or, where none came, as those say who have seen them."""
+        if write.state == "ok" or write.never:
+            return write.offsets or []
+        places = (self.places[write.topic].get(value) for value in write.values)
+        return [place[1] for place in places if place is not None and place[0] == write.partition]
 
     def _judge_group(self, name: str, group: _Group) -> None:
         for topic, given in group.given.items():

@@ -195,6 +195,19 @@ def nonmonotonic_send(h: History) -> None:
     h.final("b", "a")
 
 
+def nonmonotonic_send_whose_outcome_is_unknown(h: History) -> None:
+    h.begin("p", "a")("unknown")
+    h.ok("p", "b", at=[0])
+    h.final("b", "a")
+
+
+def nonmonotonic_send_that_was_read_and_not_acknowledged(h: History) -> None:
+    h.ok("p", "a", at=[1])
+    h.begin("p", "b", "c")("unknown")
+    h.poll("r", 0, "b", "a", "c")
+    h.final("b", "a", "c")
+
+
 def a_batch_out_of_order(h: History) -> None:
     h.ok("p", "a", "b", at=[1, 0])
     h.final("b", "a")
@@ -309,6 +322,8 @@ ANOMALIES: list[tuple[Callable[[History], None], str]] = [
     (nonmonotonic_poll, "nonmonotonic-poll"),
     (going_back_within_a_poll, "int-nonmonotonic-poll"),
     (nonmonotonic_send, "nonmonotonic-send"),
+    (nonmonotonic_send_whose_outcome_is_unknown, "nonmonotonic-send"),
+    (nonmonotonic_send_that_was_read_and_not_acknowledged, "nonmonotonic-send"),
     (a_batch_out_of_order, "int-nonmonotonic-send"),
     (realtime_order, "realtime-order"),
     (queue_lost, "queue-lost"),
@@ -381,11 +396,19 @@ def an_attempt_that_failed_before_one_that_did_not(h: History) -> None:
     h.final("a", "b", "c")
 
 
-def a_late_unknown_behind_later_ones(h: History) -> None:
-    """It was on its way for long: its sender was told nothing, and went on."""
+def a_late_unknown_behind_those_of_another_process(h: History) -> None:
+    """It was on its way for long. No order is promised between processes, and none by the clock without an acknowledgement."""
     h.begin("p", "a")("unknown")
-    h.ok("p", "b", at=[0])
+    h.ok("q", "b", at=[0])
     h.final("b", "a")
+
+
+def an_unknown_in_its_turn(h: History) -> None:
+    h.ok("p", "a", at=[0])
+    h.begin("p", "b")("unknown")
+    h.begin("p", "not there")("unknown")
+    h.ok("p", "c", at=[2])
+    h.final("a", "b", "c")
 
 
 def side_by_side_in_either_order(h: History) -> None:
@@ -448,7 +471,8 @@ CLEAN = [
     unknown_and_it_did_not,
     refused_and_not_there,
     an_attempt_that_failed_before_one_that_did_not,
-    a_late_unknown_behind_later_ones,
+    a_late_unknown_behind_those_of_another_process,
+    an_unknown_in_its_turn,
     side_by_side_in_either_order,
     a_reader_that_seeks_and_another_that_began_late,
     given_again_before_it_was_settled,
