@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from types import TracebackType
 
 import pyarrow as pa
 
+from mq_client.batches import to_timestamp_us
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Deadline, positive_ms
 from mq_client.errors import InvalidRequest, OutcomeUnknown, TopicExists, TritonMQError, UnknownGroup, UnknownTopic
-from mq_client.leaders import ask_offsets, move_cursors
+from mq_client.leaders import ask_offsets, move_cursors, purge
+from mq_client.peek import PEEK_RECORDS_MAX, peek
+from mq_client.record_queue import ConsumerRecord
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
@@ -293,6 +297,29 @@ class Admin:
         found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), timestamp_us=timestamp_us)
         return {number: found[number].offset_at_timestamp for number in sorted(found)}
 
+    def purge(self, topic: str, partition: int | None = None, before: int | datetime | None = None) -> dict[int, int]:
+        """Drop records now: `{partition: log_start_offset}` as it is then. Offsets are never given again.
+
+        `partition` None: of all partitions. `before`: an offset, or a time by the brokers' clocks; records from there on
+        stay. `before` None: all that is committed by now goes. An offset beyond the end of a log drops all of it. Batches
+        that a query has staged and not yet published are kept.
+
+        A partition without a leader is waited for. Raises `OutcomeUnknown` naming the partitions that did not answer; it
+        does no harm to ask again. Raises `UnknownTopic`, `UnknownPartition`, `InvalidRequest`.
+        """
+        check_topic_name(topic)
+        if isinstance(before, int) and before < 0:
+            raise InvalidRequest(f"before={before}: give an offset from 0 on, or a time")
+        deadline = Deadline(self._timeout_ms)
+        numbers = None if partition is None else [partition]
+        time_us = to_timestamp_us(before) if isinstance(before, datetime) else None
+        found = ask_offsets(self._connection, topic, deadline, partitions=numbers, timestamp_us=time_us)
+        if isinstance(before, int):
+            upto = dict.fromkeys(found, before)
+        else:
+            upto = {n: o.log_end_offset if time_us is None else o.offset_at_timestamp for n, o in found.items()}
+        return purge(self._connection, topic, upto, deadline)
+
     # ------------------------------------------------------------------ where replicas are
 
     def move_partition(self, topic: str, partition: int, to: Sequence[int]) -> None:
@@ -410,6 +437,24 @@ class Admin:
         if not cursors:
             raise UnknownGroup(f"unknown group {name!r}{did_you_mean(name, set(self.list_groups()) - {name})}")
         return _describe_group(name, cursors, silent)
+
+    def peek(self, topic: str, group: str, count: int = 10) -> list[ConsumerRecord]:
+        """The next records that the group is not done with, `count` at most (and 16 MiB), of all partitions together.
+
+        They are taken from the partitions in turn and given by partition and offset. Nothing is moved. What a member was
+        given and is not done with is among them. A partition in which the group has no place is read from its first
+        record. Raises `UnknownGroup` for a group that has no place in any partition of the topic, `UnknownTopic`,
+        `InvalidRequest`, `PartitionUnavailable`.
+        """
+        check_group_name(group)
+        check_topic_name(topic)
+        if not 0 < count <= PEEK_RECORDS_MAX:
+            raise InvalidRequest(f"count={count}: from 1 to {PEEK_RECORDS_MAX} records can be peeked at")
+        cursors, _ = self._cursors(group)
+        places = {cursor.partition: cursor.offset for cursor in cursors if cursor.topic == topic}
+        if not places:
+            raise UnknownGroup(f"group {group!r} has no place in topic {topic!r}: consume or move the group there first")
+        return peek(self._connection, topic, places, count, self._timeout_ms)
 
     def move_group(self, name: str, positions: Mapping[str, Mapping[int, int]]) -> None:
         """Move the group's cursors to `positions[topic][partition]`, also back: nobody else can. Members that are running go on

@@ -54,6 +54,8 @@ _RESPONSES: Final[dict[str, type[Message]]] = {
     "ListOffsets": pb.ListOffsetsResponse,
     "MoveCursors": pb.MoveCursorsResponse,
     "Groups": pb.GroupsResponse,
+    "DeleteGroup": pb.DeleteGroupResponse,
+    "Purge": pb.PurgeResponse,
     "Decide": pb.DecideResponse,
     "Discard": pb.DiscardResponse,
     "TransactionStatus": pb.TransactionStatusResponse,

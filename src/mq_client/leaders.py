@@ -81,6 +81,17 @@ def measure_spans(
     return {number: answer.span for number, answer in answers.items()}
 
 
+def purge(connection: Connection, topic: str, before: Mapping[int, int], deadline: Deadline) -> dict[int, int]:
+    """Drop the records of each partition below the offset given for it. Where each log starts now. May be asked again."""
+
+    def ask(address: str, numbers: list[int], limit: Deadline) -> Iterable[pb.PartitionOffsets]:
+        positions = [pb.CursorPosition(topic=topic, partition=number, offset=before[number]) for number in numbers]
+        return connection.ask(address, "Purge", pb.PurgeRequest(positions=positions), pb.PurgeResponse, limit).partitions
+
+    answers = ask_leaders(connection, topic, before, ask, deadline)
+    return {number: answers[number].log_start_offset for number in sorted(answers)}
+
+
 def move_cursors(
     connection: Connection,
     group: str,

@@ -4,6 +4,7 @@
     ├── RefusedError              it did not happen, and asking again unchanged will not help
     │   ├── InvalidRequest · RequestTooLarge · InvalidSetting · InvalidTopicName
     │   ├── UnknownTopic · UnknownPartition · UnknownGroup · TopicExists
+    │   ├── GroupInUse · TopicNotEmpty
     │   ├── SchemaMismatch · BatchTooLarge · CorruptBatch
     │   ├── OffsetOutOfRange · DataLoss
     │   ├── NotEnoughBrokers
@@ -185,6 +186,18 @@ class PeerRefused(RefusedError):
     def __init__(self, message: str, why: pb.PeerRefusal.ValueType = pb.PEER_REFUSAL_UNKNOWN) -> None:
         super().__init__(message)
         self.why = why
+
+
+class GroupInUse(RefusedError):
+    """A group that has members is not deleted unless one insists."""
+
+    code = pb.GROUP_IN_USE
+
+
+class TopicNotEmpty(RefusedError):
+    """A topic that was to be deleted only if it is empty holds records."""
+
+    code = pb.TOPIC_NOT_EMPTY
 
 
 class NotLeader(RetriableError):

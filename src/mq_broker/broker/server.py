@@ -21,6 +21,7 @@ from mq_broker.broker.fetch import Reading
 from mq_broker.broker.groups import Groups
 from mq_broker.broker.moves import Moves
 from mq_broker.broker.produce import Producing
+from mq_broker.broker.purging import Purging
 from mq_broker.broker.retention import Retention
 from mq_broker.broker.service import Services
 from mq_broker.broker.shell import Shell
@@ -163,6 +164,7 @@ class _Broker:
             delivery,
             Groups(shell, self._topics, delivery.shares.members_of, delivery.shares.counts),
             self._transactions,
+            Purging(shell, self._topics),
         )
         self._server.add_generic_rpc_handlers((rpc_service.handlers(services),))
         for server in self._servers[1:]:

@@ -8,6 +8,7 @@ from mq_broker.broker.fetch import Reading
 from mq_broker.broker.groups import Groups
 from mq_broker.broker.moves import Moves
 from mq_broker.broker.produce import Producing
+from mq_broker.broker.purging import Purging
 from mq_broker.broker.total_loss import TotalLoss
 from mq_broker.broker.transactions import Transactions
 
@@ -25,6 +26,7 @@ class Services:
         delivery: Delivery,
         groups: Groups,
         transactions: Transactions,
+        purging: Purging,
     ) -> None:
         self.metadata = admin.metadata
         self.create_topic = admin.create_topic
@@ -39,6 +41,7 @@ class Services:
         self.list_offsets = reading.list_offsets
         self.move_cursors = groups.move_cursors
         self.groups = groups.groups
+        self.purge = purging.purge
         self.decide = transactions.decide
         self.publish = transactions.publish
         self.discard = transactions.discard

@@ -85,6 +85,7 @@ UNARY: Final[dict[str, Unary]] = {
     "ListOffsets": Unary("list_offsets", pb.ListOffsetsRequest, pb.ListOffsetsResponse),
     "MoveCursors": Unary("move_cursors", pb.MoveCursorsRequest, pb.MoveCursorsResponse),
     "Groups": Unary("groups", pb.GroupsRequest, pb.GroupsResponse),
+    "Purge": Unary("purge", pb.PurgeRequest, pb.PurgeResponse),
     "Decide": Unary("decide", pb.DecideRequest, pb.DecideResponse),
     "Discard": Unary("discard", pb.DiscardRequest, pb.DiscardResponse),
     "TransactionStatus": Unary("transaction_status", pb.TransactionStatusRequest, pb.TransactionStatusResponse),
