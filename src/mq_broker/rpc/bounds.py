@@ -75,6 +75,7 @@ BOUNDS: Final[dict[str, Bound]] = {
     "ListOffsets": Bound(lists={"partitions": _NUMBERS, "spans": Elements(limits.REQUEST_PLACES_MAX, ("partition",))}),
     "MoveCursors": Bound(limits.PLACES_REQUEST_BYTES_MAX, {"positions": _PLACES}),
     "Groups": Bound(),
+    "Purge": Bound(limits.PLACES_REQUEST_BYTES_MAX, {"positions": _PLACES}),
     "Decide": Bound(
         limits.MANIFEST_BYTES_MAX,
         {"manifest": Elements(limits.MANIFEST_LINES_MAX), "manifest.uuids": Elements(limits.MANIFEST_BYTES_MAX // 16)},

@@ -141,7 +141,7 @@ def test_a_request_may_have_as_many_bytes_as_its_bound_and_not_one_more(method: 
 
 def test_only_requests_that_need_it_may_be_larger_than_a_mebibyte() -> None:
     larger = {method for method, bound in BOUNDS.items() if bound.bytes_max > REQUEST_BYTES_MAX}
-    assert larger == {"Decide", "Publish", "Produce", "Subscribe", "WatchOffsets", "MoveCursors", "StartMoves"}
+    assert larger == {"Decide", "Publish", "Produce", "Subscribe", "WatchOffsets", "MoveCursors", "Purge", "StartMoves"}
     assert BOUNDS["Produce"].bytes_max == MESSAGE_BYTES_MAX
 
 
