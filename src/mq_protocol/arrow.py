@@ -139,7 +139,10 @@ def check_untrusted(
     _check_layout(message, demands)
     decoded_bytes = message.decoded_bytes()
     if decoded_bytes > decoded_bytes_max:
-        raise BatchTooLarge(f"batch decompresses to {decoded_bytes} bytes, above {decoded_bytes_max}: send smaller batches")
+        raise BatchTooLarge(
+            f"batch decompresses to {decoded_bytes} bytes, above the topic's batch_decoded_bytes_max={decoded_bytes_max}: "
+            "send smaller batches, or raise it (tritonmq topic alter)"
+        )
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
         batch.validate(full=True)

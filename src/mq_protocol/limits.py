@@ -48,8 +48,11 @@ BATCH_BYTES_FLOOR: Final = 16 << 10
 BATCH_OVERHEAD_BYTES: Final = 4 << 10
 """Arrow's frame around a batch of one record, at most: `record_bytes_max` stays this far below `batch_bytes_max`."""
 
-BATCH_DECODED_BYTES_MAX: Final = 256 << 20
-"""What a batch may declare to be once decompressed; 8 kB of zstd can claim 268 MB."""
+BATCH_DECODED_BYTES_MAX: Final = 64 << 20
+"""A batch once it is decompressed, by default (`batch_decoded_bytes_max`): 8 kB of zstd can hold 268 MB."""
+
+BATCH_DECODED_BYTES_CEILING: Final = 256 << 20
+"""What `batch_decoded_bytes_max` can be raised to."""
 
 BATCH_RECORDS_MAX: Final = 1_000_000
 

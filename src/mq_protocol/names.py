@@ -198,6 +198,7 @@ class TopicSettings:
     durability: Durability
     min_insync_replicas: int
     batch_bytes_max: int
+    batch_decoded_bytes_max: int
     record_bytes_max: int
     segment_bytes_max: int
     dedup_uuids_max: int
@@ -240,6 +241,13 @@ SETTINGS: Mapping[str, Setting] = {
             str(limits.BATCH_BYTES_MAX),
             f"{limits.BATCH_BYTES_FLOOR} to {limits.BATCH_BYTES_CEILING}",
             "the largest stored batch; a batch is held in memory whole",
+            live=True,
+        ),
+        Setting(
+            "batch_decoded_bytes_max",
+            str(limits.BATCH_DECODED_BYTES_MAX),
+            f"batch_bytes_max to {limits.BATCH_DECODED_BYTES_CEILING}",
+            "the largest batch once it is decompressed: what checking, filtering and reading it takes in memory",
             live=True,
         ),
         Setting(
@@ -317,6 +325,9 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
         durability=durability,
         min_insync_replicas=_integer(given, "min_insync_replicas", replicas // 2 + 1, 1, replicas, int),
         batch_bytes_max=batch_bytes_max,
+        batch_decoded_bytes_max=size(
+            "batch_decoded_bytes_max", limits.BATCH_DECODED_BYTES_MAX, batch_bytes_max, limits.BATCH_DECODED_BYTES_CEILING
+        ),
         record_bytes_max=size("record_bytes_max", min(limits.RECORD_BYTES_MAX, record_ceiling), 1, record_ceiling),
         segment_bytes_max=size(
             "segment_bytes_max", limits.SEGMENT_BYTES_MAX, limits.SEGMENT_BYTES_FLOOR, limits.SEGMENT_BYTES_CEILING

@@ -12,10 +12,12 @@ from itertools import islice
 from typing import Final
 
 from mq_broker.broker.partition import Partition
+from mq_broker.broker.places import Places
 from mq_broker.broker.pushdown import Pushdown, stored
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.streams import in_turns
 from mq_broker.broker.topics import Topic, Topics
+from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import Batches, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
@@ -47,7 +49,11 @@ class Reading:
     def __init__(self, shell: Shell, topics: Topics) -> None:
         self._shell = shell
         self._topics = topics
-        self._filtering = asyncio.Semaphore(FILTERS_AT_ONCE_MAX)
+        self._filtering = Places(FILTERS_AT_ONCE_MAX, "filter-rows")
+
+    def close(self) -> None:
+        """Nothing is filtered any more."""
+        self._filtering.close()
 
     # ------------------------------------------------------------------ fetch
 
@@ -69,8 +75,6 @@ class Reading:
         at = request.start_offset
         while at < request.end_offset:
             batches = partition.read(at, self._known_end(partition, request, at), chunk_bytes)
-            last = batches[-1][0]
-            at = last.base_offset + last.record_count
             epoch = partition.replica.leader_epoch
             if pushdown is None:
                 sent: list[tuple[pb.StoredBatch, Buffer]] = [(stored(batch), payload) for batch, payload in batches]
@@ -78,8 +82,10 @@ class Reading:
                 if topic.spec.schema and not pushdown.knows(batches):
                     await self._topics.renewed(topic)
                     raise CoordinationUnavailable(f"this broker has only now heard of columns added to {request.topic}: ask again")
-                async with self._filtering:  # a broker has other work: what columns and rows cost is paid beside the loop
-                    sent = await asyncio.to_thread(pushdown.apply, batches)
+                # A broker has other work: what columns and rows cost is paid beside the loop, in turns with others who ask.
+                sent = await self._filtering.run(caller(), pushdown.apply, batches)
+            last = batches[len(sent) - 1][0]
+            at = last.base_offset + last.record_count
             header = pb.BatchesHeader(batches=[described for described, _ in sent], leader_epoch=epoch)
             await send(Envelope(header, tuple(payload for _, payload in sent)))
 

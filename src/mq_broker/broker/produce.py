@@ -9,25 +9,26 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
 
 from mq_broker.broker.partition import Partition
+from mq_broker.broker.places import Places
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.streams import side_by_side
 from mq_broker.broker.topics import Topic, Topics
 from mq_broker.broker.transactions import key_of
 from mq_broker.core.entries import NO_UUID, Append, Operation, Stage
 from mq_broker.core.messages import Done, Refused, Result, Wait
+from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import ProduceRequests, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import check_untrusted
 from mq_protocol.envelope import Envelope
 from mq_protocol.errors import BatchTooLarge, InternalError, InvalidRequest, SchemaMismatch, TritonMQError, to_wire
-from mq_protocol.limits import BATCH_DECODED_BYTES_MAX, PRODUCE_IN_FLIGHT_BYTES_MAX, REQUEST_TIMEOUT_MS
+from mq_protocol.limits import PRODUCE_IN_FLIGHT_BYTES_MAX, REQUEST_TIMEOUT_MS
 from mq_protocol.names import INTERNAL_PREFIX, check_id
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ CHECK_INLINE_DECODED_BYTES_MAX: Final = 1 << 20
 """Checking this much takes about as long as handing it to a thread. What is small only while it is compressed goes to one as well:
 seven kilobytes of zstd may hold 200 MB, which take a third of a second."""
 
-CHECK_THREADS: Final = 2
+CHECKS_AT_ONCE_MAX: Final = 2
+"""Batches that are checked at the same time, in threads; one of them for one connection."""
 
 _UUID_BYTES: Final = 16
 _ANSWER_BYTES: Final = 200
@@ -60,12 +62,12 @@ class _Batch:
 
 
 class Producing:
-    """Owns the threads that check large batches."""
+    """Owns the places in which large batches are checked."""
 
     def __init__(self, shell: Shell, topics: Topics) -> None:
         self.shell = shell
         self.topics = topics
-        self.threads = ThreadPoolExecutor(CHECK_THREADS, thread_name_prefix="check-batch")
+        self.checks = Places(CHECKS_AT_ONCE_MAX, "check-batch")
 
     async def produce(self, requests: ProduceRequests, send: Send[pb.ProduceResponse]) -> None:
         """One stream, until the client has said its last and has been answered."""
@@ -73,7 +75,7 @@ class Producing:
         await side_by_side(stream.read(requests), stream.write())
 
     def close(self) -> None:
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.checks.close()
 
 
 class _Stream:
@@ -138,13 +140,13 @@ class _Stream:
             self._checked(batch)
             return
         if len(batch.payload) <= CHECK_INLINE_BYTES_MAX:
-            _check(batch, topic, schema, CHECK_INLINE_DECODED_BYTES_MAX)
+            _check(batch, topic, schema, min(CHECK_INLINE_DECODED_BYTES_MAX, topic.settings.batch_decoded_bytes_max))
             if not isinstance(batch.error, BatchTooLarge):
                 self._checked(batch)
                 return
             batch.error, batch.checked = None, False
         self._unchecked.append(batch)
-        checking = self._loop.run_in_executor(self._producing.threads, _check, batch, topic, schema)
+        checking = self._producing.checks.run(caller(), _check, batch, topic, schema)
         checking.add_done_callback(lambda done: self._propose_checked(batch, done))
 
     def _checked(self, batch: _Batch) -> None:
@@ -229,14 +231,14 @@ def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
     return schema
 
 
-def _check(batch: _Batch, topic: Topic, schema: pa.Schema, decoded_bytes_max: int = BATCH_DECODED_BYTES_MAX) -> None:
-    """Look at every byte. May run in a thread: touches the batch alone."""
+def _check(batch: _Batch, topic: Topic, schema: pa.Schema, decoded_bytes_max: int | None = None) -> None:
+    """Look at every byte. May run in a thread: touches the batch alone. `decoded_bytes_max`: by default the topic's."""
     try:
         batch.decoded_bytes = check_untrusted(
             batch.payload,
             schema,
             batch_bytes_max=topic.settings.batch_bytes_max,
-            decoded_bytes_max=decoded_bytes_max,
+            decoded_bytes_max=decoded_bytes_max or topic.settings.batch_decoded_bytes_max,
             record_count=batch.header.record_count,
         )
     except TritonMQError as error:

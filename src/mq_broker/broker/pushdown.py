@@ -1,13 +1,15 @@
 """What a reader does not want, left out before it is sent: columns, and rows that a filter does not keep.
 
 A projection copies the wanted columns' buffers from one Arrow message into another and decodes no row (a compressed batch is
-decompressed, those columns alone, and compressed again). A filter decodes its own columns and the wanted ones. Pure and
-synchronous: fetch.py calls it in a thread.
+decompressed, those columns alone, and compressed again). A filter decodes its own columns and the wanted ones. Synchronous:
+fetch.py calls it in a thread.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +23,10 @@ from mq_protocol.limits import NAME_CHARACTERS_MAX
 from mq_protocol.names import did_you_mean, quoted
 from mq_protocol.record_batch_message import codec_of, node_count
 from mq_protocol.row_filter import parse_filter
+
+TURN_S: Final = 1.0
+TURN_DECODED_BYTES_MAX: Final = 256 << 20
+"""After so much a fetch that wants columns or rows sends what it has, and others who want them have their turn."""
 
 
 def stored(batch: Published) -> pb.StoredBatch:
@@ -56,8 +62,16 @@ class Pushdown:
         return all(node_count(payload) <= self._nodes for _, payload in batches)
 
     def apply(self, batches: Sequence[tuple[Published, memoryview]]) -> list[tuple[pb.StoredBatch, Buffer]]:
-        """What is sent of each stored batch, and how it is described."""
-        return [self._apply(batch, payload) for batch, payload in batches]
+        """What is sent of the first of these batches, at least of one, and how each is described: as many as `TURN_S` and
+        `TURN_DECODED_BYTES_MAX` allow. A small batch may become a thousand times as large when it is decompressed."""
+        applied: list[tuple[pb.StoredBatch, Buffer]] = []
+        began, decoded = time.monotonic(), 0
+        for batch, payload in batches:
+            decoded += batch.decoded_bytes
+            if applied and (decoded > TURN_DECODED_BYTES_MAX or time.monotonic() - began > TURN_S):
+                break
+            applied.append(self._apply(batch, payload))
+        return applied
 
     def _apply(self, batch: Published, payload: memoryview) -> tuple[pb.StoredBatch, Buffer]:
         described = stored(batch)

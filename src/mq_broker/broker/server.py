@@ -154,13 +154,14 @@ class _Broker:
         self._total_loss = TotalLoss(shell, self.cluster, self._topics, coordination, self._calls)
         self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)
         self._producing = Producing(shell, self._topics)
+        self._reading = Reading(shell, self._topics)
         delivery = Delivery(shell, self._topics)
         services = Services(
             self._admin,
             self._moves,
             self._total_loss,
             self._producing,
-            Reading(shell, self._topics),
+            self._reading,
             delivery,
             Groups(shell, self._topics, delivery.shares.members_of, delivery.shares.counts),
             self._transactions,
@@ -214,3 +215,4 @@ class _Broker:
         await self._shell.close(OutcomeUnknown(f"broker {self._shell.broker} has stopped: ask again with the same UUID"))
         await self._calls.close()
         self._producing.close()
+        self._reading.close()

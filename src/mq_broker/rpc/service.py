@@ -16,6 +16,7 @@ from grpc import aio
 
 from mq_broker.rpc.bounds import Gate
 from mq_broker.rpc.bounds import parse as parse  # of answers: requests go through a gate
+from mq_broker.rpc.callers import note_caller
 from mq_broker.rpc.status import abort
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
@@ -159,6 +160,7 @@ def stream_handler(name: str, converse: Conversation) -> grpc.RpcMethodHandler[A
 
     async def handle(_requests: object, context: aio.ServicerContext[Any, Any]) -> None:
         try:
+            note_caller(context)
             await converse(context)
         except Exception as error:  # noqa: BLE001 - as above
             await _fail(context, name, error)
@@ -171,6 +173,7 @@ def _answers_handler(name: str, answer: Callable[[bytes, Any], Awaitable[None]])
 
     async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
         try:
+            note_caller(context)
             await answer(data, context)
         except Exception as error:  # noqa: BLE001 - as above
             await _fail(context, name, error)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from grpc import aio
 
@@ -22,12 +23,22 @@ from mq_client.admin import Admin
 from mq_client.connection import Connection
 from mq_client.deadline import Deadline
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, RequestTooLarge, TritonMQError, UnknownTopic
+from mq_protocol.arrow import encode_batch, schema_fingerprint
+from mq_protocol.envelope import decode
+from mq_protocol.errors import (
+    BatchTooLarge,
+    InvalidRequest,
+    InvalidSetting,
+    RequestTooLarge,
+    TritonMQError,
+    UnknownTopic,
+    from_wire,
+)
 from mq_protocol.limits import REQUEST_PLACES_MAX, REQUEST_TOPICS_MAX
 from tests.mq_broker.broker.cluster import Broker, standalone
 from tests.mq_broker.broker.costs import measured
 
-HOLD_S = 0.5
+HOLD_S = 0.25
 GROWN_BYTES = 100 << 20
 
 
@@ -81,7 +92,7 @@ def test_a_search_for_a_name_like_a_strangers_does_not_hold_up_the_broker(tmp_pa
 
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
-            for _ in range(60):
+            for _ in range(40):
                 await broker.create_topic(name(), durability="memory")
             requests = [
                 pb.DeleteTopicRequest(name=name()).SerializeToString(),
@@ -190,6 +201,79 @@ def test_others_are_served_while_one_attacks(tmp_path: Path) -> None:
             await asyncio.gather(*attackers)
             assert max(took) < 2.0
             assert sorted(took)[len(took) // 2] < 0.3
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------ batches that are larger inside
+
+ZEROS = pa.schema([pa.field("s", pa.string())])
+
+
+def zeros(decoded_bytes: int) -> bytes:
+    """One row that is about so large once it is decompressed, and next to nothing before."""
+    rows = pa.record_batch([pa.array(["0" * (decoded_bytes - 100)])], schema=ZEROS)
+    return bytes(encode_batch(rows, "zstd"))
+
+
+async def produce_zeros(broker: Broker, topic: str, payload: bytes) -> pb.ProduceResult:
+    async with broker.producing() as stream:
+        await stream.send(topic, payload, 1, schema_fingerprint=schema_fingerprint(ZEROS))
+        return await stream.result()
+
+
+def test_a_batch_may_be_as_large_inside_as_its_topic_says_and_no_larger(tmp_path: Path) -> None:
+    """Four kilobytes that decompress to 100 MB were once taken by every topic."""
+    most = 8 << 20
+    fits, fits_not, bomb = zeros(most), zeros(most + 200), zeros(100_000_000)
+    assert len(bomb) < 5_000
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", schema=ZEROS, durability="memory", batch_decoded_bytes_max=f"{most}")
+            await broker.create_topic("default", schema=ZEROS, durability="memory")
+            assert not (await produce_zeros(broker, "t", fits)).HasField("error")
+            error = from_wire((await produce_zeros(broker, "t", fits_not)).error)
+            assert isinstance(error, BatchTooLarge)
+            assert f"batch_decoded_bytes_max={most}" in str(error)
+            assert "topic alter" in str(error)
+            async with measured() as cost:
+                answer = await produce_zeros(broker, "default", bomb)
+            assert isinstance(from_wire(answer.error), BatchTooLarge)
+            assert cost.longest_hold_s < HOLD_S
+            assert cost.grown_bytes < GROWN_BYTES
+            for wrong in ("3MiB", "257MiB"):
+                with pytest.raises(InvalidSetting, match="batch_decoded_bytes_max"):
+                    await broker.create_topic("wrong", batch_decoded_bytes_max=wrong)
+
+    asyncio.run(scenario())
+
+
+def test_a_fetch_that_has_much_to_filter_goes_on_behind_others(tmp_path: Path) -> None:
+    """A chunk of small batches may hold gigabytes: filtered at once they kept everybody else from filtering for minutes."""
+    payload = zeros(60 << 20)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("big", schema=ZEROS, durability="memory")
+            await broker.create_topic("small", schema=ZEROS, durability="memory")
+            for _ in range(12):
+                assert not (await produce_zeros(broker, "big", payload)).HasField("error")
+            await produce_zeros(broker, "small", zeros(1_000))
+            method: Any = broker.channel.unary_stream(path("Fetch"), None, None)
+            request = pb.FetchRequest(topic="big", start_offset=0, end_offset=12, filter="s = 'x'").SerializeToString()
+            async with measured() as cost:
+                greedy = method(request, timeout=60)
+                first = decode(await greedy.read(), pb.BatchesHeader).header.batches
+                assert 1 <= len(first) <= 4, "it answers after 256 MiB at the latest"
+                found = await broker.fetch("small", 0, 1, filter="s IS NOT NULL")
+                assert len(found) == 1
+                answered = list(first)
+                while (data := await greedy.read()) is not aio.EOF:  # type: ignore[attr-defined]
+                    answered += decode(data, pb.BatchesHeader).header.batches
+            assert [stored.base_offset for stored in answered] == list(range(12)), "every offset is answered, once"
+            assert cost.longest_hold_s < HOLD_S
+            assert cost.grown_bytes < 4 * (60 << 20), "a batch or two at a time, however many there are"
 
     asyncio.run(scenario())
 
