@@ -343,6 +343,21 @@ def test_a_topic_that_is_gone_ends_its_batches_each_by_what_is_known_of_it() -> 
     assert isinstance(waiting.exception(0), InvalidRequest)
 
 
+def test_a_batch_that_may_be_in_the_log_is_not_refused_with_its_topic() -> None:
+    """Its connection was lost after it went out: whether it was taken is not known, though it is not in flight any more."""
+    made = accumulator()
+    target = made.add_target(view())
+    future = add(made, target, b"a", now=1.0)
+    made.close_all(1.0)
+    [(batch, correlation, _)] = take_all(made, 1.0)
+    assert made.refuse(correlation, OutcomeUnknown("the stream broke off"), 1.0) is None
+    [lane] = made.busy()
+    assert (batch.correlation, batch.in_doubt) == (None, True)
+    for answer in made.refuse_all(lane, InvalidRequest("topic is gone")):
+        answer.tell()
+    assert isinstance(future.exception(0), OutcomeUnknown)
+
+
 def test_what_was_never_sent_says_so() -> None:
     made = accumulator()
     future: Future[object] = add(made, made.add_target(view()), b"a", now=1.0)  # type: ignore[assignment]

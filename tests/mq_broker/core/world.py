@@ -423,14 +423,14 @@ class World:
     def do_trim(self, broker: str, start: str) -> None:
         self._propose(broker, Trim(int(start)))
 
-    def _propose(self, broker: str, operation: Operation | AreStaged, **fields: object) -> None:
+    def _propose(self, broker: str, operation: Operation | AreStaged, at: str = "0", **fields: object) -> None:
         request = next(self.requests)
-        self.step(int(broker), Propose(request, operation, 0, **fields))  # type: ignore[arg-type]
+        self.step(int(broker), Propose(request, operation, int(at), **fields))  # type: ignore[arg-type]
 
-    def do_append(self, broker: str, name: str, rows: str = "1", after: str = "", wait: str = "committed") -> None:
-        self._propose(
-            broker, Append(), uuid=uuid(name), record_count=int(rows), after=uuid(after) if after else b"", wait=Wait(wait)
-        )
+    def do_append(self, broker: str, name: str, rows: str = "1", after: str = "", wait: str = "committed", at: str = "0") -> None:
+        """`at`: the broker's wall clock then, in microseconds."""
+        follows = uuid(after) if after else b""
+        self._propose(broker, Append(), at, uuid=uuid(name), record_count=int(rows), after=follows, wait=Wait(wait))
 
     def do_stage(self, broker: str, name: str, batch: str, rows: str = "1", query: str = KEY.query_id) -> None:
         key = TransactionKey(query, KEY.sink)
@@ -463,6 +463,17 @@ class World:
 
     def do_forget(self, broker: str, *queries: str) -> None:
         self._propose(broker, Forget(tuple(TransactionKey(query, KEY.sink) for query in queries or [KEY.query_id])))
+
+    def do_recall(self, *brokers: str) -> None:
+        """What brokers know of UUIDs, times, groups and offsets."""
+        for broker in brokers:
+            host = self.hosts[int(broker)]
+            machine = host.replica.machine
+            self.say(host, "remembers " + (" ".join(name_of(name) for name, _ in machine.uuids.frozen()) or "nothing"))
+            self.say(host, "timestamps " + " ".join(str(entry.timestamp_us) for entry in host.disk))
+            cursors = (f"{group}={cursor.offset}" for group, cursor in machine.cursors.items())
+            self.say(host, "cursors " + (" ".join(cursors) or "none"))
+            self.say(host, f"no offset at or above {host.replica.next_offset_at_most}")
 
     def do_keys(self, broker: str) -> None:
         """What that broker knows as a coordinator, and as a partition."""
