@@ -10,10 +10,12 @@ import pyarrow as pa
 import pytest
 
 from mq_broker.broker import produce
+from mq_broker.broker.partition import Partition
+from mq_broker.core.window import WindowBounds
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.errors import UnknownTopic, from_wire
-from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, rows, standalone
+from mq_protocol.errors import OffsetOutOfRange, UnknownTopic, from_wire
+from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, numbers_in, rows, standalone
 
 
 def test_a_batch_whose_topic_is_deleted_while_it_is_checked_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,3 +74,31 @@ def test_a_batch_that_is_small_only_while_it_is_compressed_holds_nobody_up(tmp_p
 
     asyncio.run(scenario())
     assert sorted(name.startswith("check-batch") for name in decoding) == [False, True]
+
+
+def test_a_batch_that_the_journal_holds_no_more_is_out_of_range_and_says_where_to_read_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart the journal may begin later than the index of offsets, until the entry that says so is committed anew."""
+    opened: list[Partition] = []
+    begin = Partition.begin
+
+    def noted(partition: Partition, *found: object) -> None:
+        opened.append(partition)
+        begin(partition, *found)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Partition, "begin", noted)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", durability="memory")
+            for number in range(3):
+                await broker.produce("t", number)
+            [partition] = [each for each in opened if each.topic.spec.name == "t"]
+            assert await partition.journal.shorten_to(4, WindowBounds(100)) == 4
+            with pytest.raises(OffsetOutOfRange, match="read on at 2"):
+                await broker.fetch("t", 0, 3)
+            [(_, payload)] = await broker.fetch("t", 2, 3)
+            assert numbers_in(payload) == [2]
+
+    asyncio.run(scenario())

@@ -12,6 +12,7 @@ import google_crc32c
 import pytest
 
 from mq_broker.core.state import Snapshot
+from mq_broker.core.window import WindowBounds
 from mq_broker.storage.aside import ASIDES_MAX
 from mq_broker.storage.directory import DataDirectory
 from mq_broker.storage.frame import Place
@@ -23,7 +24,7 @@ from .bed import PLACE, Bed, Killed, MortalFiles, Saved, frame_of, frames_of, jo
 
 ALL = 1 << 40
 FRAMES = frames_of(1, 9)
-SNAPSHOT = Snapshot(40, 3, 1_000_040, state_of(frames_of(1, 40), 20))
+SNAPSHOT = Snapshot(40, 3, 1_000_040, state_of(frames_of(1, 40), WindowBounds(20)))
 
 
 async def nine_entries(bed: Bed) -> str:
@@ -256,7 +257,7 @@ def test_a_damaged_snapshot_takes_the_log_with_it(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         await nine_entries(bed)
         journal, _, _ = bed.open()
-        assert await journal.shorten_to(7, 20) == 7
+        assert await journal.shorten_to(7, WindowBounds(20)) == 7
         await journal.close()
         kept = joined(FRAMES[6:])
         saved = Saved(bed.path)
@@ -287,7 +288,7 @@ def test_damage_after_a_snapshot_leaves_the_snapshot_and_what_is_good(tmp_path: 
     async def test(bed: Bed) -> None:
         await nine_entries(bed)
         journal, _, _ = bed.open()
-        assert await journal.shorten_to(4, 20) == 4
+        assert await journal.shorten_to(4, WindowBounds(20)) == 4
         await journal.close()
         first = bed.segments[0]
         data = first.read_bytes()
@@ -320,7 +321,7 @@ def test_a_log_that_ends_below_its_mark_after_a_snapshot_is_damaged(tmp_path: Pa
     async def test(bed: Bed) -> None:
         await nine_entries(bed)
         journal, _, _ = bed.open()
-        assert await journal.shorten_to(9, 20) == 7
+        assert await journal.shorten_to(9, WindowBounds(20)) == 7
         await journal.close()
         for path in bed.segments:
             path.unlink()
@@ -341,7 +342,7 @@ def test_a_damaged_snapshot_that_is_not_needed_is_passed_over(tmp_path: Path) ->
         (bed.path / "snapshot").write_bytes(b"half of o")
         journal, _, opened = bed.open()
         assert (journal.log_id, len(opened.recovered.entries), opened.recovered.snapshot, opened.damaged) == (name, 9, None, "")
-        assert await journal.shorten_to(4, 20) == 4
+        assert await journal.shorten_to(4, WindowBounds(20)) == 4
         await journal.close()
         _, _, opened = bed.open()
         assert opened.recovered.snapshot is not None
@@ -353,13 +354,13 @@ def test_a_snapshot_of_another_partition_is_damage_and_one_of_a_newer_version_is
     async def test(bed: Bed) -> None:
         await nine_entries(bed)
         journal, _, _ = bed.open()
-        await journal.shorten_to(7, 20)
+        await journal.shorten_to(7, WindowBounds(20))
         await journal.close()
         data = bytearray((bed.path / "snapshot").read_bytes())
-        data[7] = 2
+        data[7] = 3
         data[:4] = int(google_crc32c.extend(PLACE.seed, bytes(data[4:]))).to_bytes(4, "little")
         (bed.path / "snapshot").write_bytes(data)
-        with pytest.raises(StorageFailed, match="format 2, not 1: bring every broker"):
+        with pytest.raises(StorageFailed, match="format 3, not 2: bring every broker"):
             bed.open()
         assert name_in(bed) == journal.log_id
         (bed.path / "snapshot").write_bytes(encode_snapshot(Place("another", 3), SNAPSHOT))

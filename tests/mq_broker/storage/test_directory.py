@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mq_broker.core.state import MachineState, Snapshot
+from mq_broker.core.window import WindowBounds
 from mq_broker.storage.directory import DataDirectory
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.frame import Place
@@ -163,7 +164,7 @@ def test_the_lock_is_held_for_as_long_as_a_journal_is_being_shortened(tmp_path: 
         journal = directory.open_journal(PLACE, "fsync", 300, heard, bed.writer).journal
         journal.append(frames_of(1, 9))
         await heard.until_flushed(9)
-        shortening = asyncio.create_task(journal.shorten_to(7, 100))
+        shortening = asyncio.create_task(journal.shorten_to(7, WindowBounds(100)))
         assert await asyncio.to_thread(reached.wait, DEADLINE_S)
         directory.close()  # the thread that is still at work would put its snapshot over a later one
         with pytest.raises(InvalidSetting, match="in use by another process"):
