@@ -32,6 +32,20 @@ NEAREST_RATED_MAX: Final = 16
 MANIFEST_BYTES_MAX: Final = 16 << 20
 """A decision is one entry, and so one message between brokers: this names 900,000 staged batches."""
 
+# -- numbers of the cluster, in ZooKeeper and on the wire
+BROKER_MAX: Final = (1 << 31) - 1
+"""A broker's id: an int32 on the wire."""
+
+INCARNATION_MAX: Final = (1 << 31) - 1
+"""A broker's life: ZooKeeper counts it as the version of a node."""
+
+EPOCH_MAX: Final = (1 << 31) - 1
+"""A leader epoch. Frames have 32 bits for it; an honest cluster takes one for each change of a leader."""
+
+RECOVERY_MAX: Final = (1 << 31) - 1
+OFFSET_MAX: Final = 1 << 62
+"""An offset that a document may name: what is added to it still fits 64 bits."""
+
 # -- batches
 RECORD_BYTES_MAX: Final = 1 << 20
 """One record, by default (`record_bytes_max`): a queue of messages, not of files."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_protocol.addresses import parse_address
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import NAME_BYTES_MAX, SESSION_TIMEOUT_MS
 from mq_protocol.names import check_rack
@@ -89,7 +90,9 @@ def _dialled(host: str) -> str:
 
 
 def _split(address: str, option: str) -> tuple[str, int]:
-    host, separator, port = address.rpartition(":")
-    if not separator or not (port.isascii() and port.isdigit()) or int(port[:6]) > 65535:
-        raise InvalidSetting(f"{option}={address!r} is not HOST:PORT: give e.g. localhost:7400")
+    host, _, port = address.rpartition(":")
+    try:
+        parse_address(f"localhost:{port}" if host in _ANY_ADDRESS else address)
+    except InvalidSetting as error:
+        raise InvalidSetting(f"{option}: {error}") from None
     return host, int(port)

@@ -18,9 +18,10 @@ import pyarrow as pa
 from mq_broker.coordination.interface import CoordinationService, TopicChanges, TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
-from mq_protocol.errors import CoordinationUnavailable, OutcomeUnknown, TritonMQError, UnknownTopic
+from mq_protocol.ddl import check_schema
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_protocol.evolution import versions
-from mq_protocol.names import INTERNAL_PREFIX, Durability, TopicSettings, check_topic_name, parse_settings
+from mq_protocol.names import INTERNAL_PREFIX, Durability, TopicSettings, check_topic_name, parse_settings, quoted
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class Topic:
     def of(cls, spec: TopicSpec) -> Topic:
         """Raises a `TritonMQError` for a specification that this version cannot read."""
         schema = schema_from_bytes(spec.schema)
+        if spec.schema and check_schema(schema) != schema:
+            raise InvalidRequest("its schema is none that a topic can have: put back what was there")
         settings = parse_settings(spec.settings, spec.replicas)
         known = {schema_fingerprint(version): version for version in versions(schema, spec.earlier)}
         return cls(spec, settings, schema, known)
@@ -61,17 +64,6 @@ class Topic:
     @property
     def partitions(self) -> int:
         return len(self.spec.assignment)
-
-
-def _read(spec: TopicSpec, known: Topic | None) -> Topic | None:
-    """The topic, the one that is known if nothing about it has changed."""
-    if known is not None and known.spec == spec:
-        return known
-    try:
-        return Topic.of(spec)
-    except TritonMQError:
-        log.exception("topic %s cannot be read by this version: it is left alone", spec.name)
-        return known  # it is there: to leave it out would be to say that it was deleted (trap 18)
 
 
 def first_state(members: tuple[int, ...]) -> NodeState:
@@ -95,6 +87,7 @@ class Topics:
         self._sorted: list[Topic] = []
         self._version = -1
         self._unreadable: set[str] = set()
+        self._told: dict[str, TopicSpec] = {}  # those that this version cannot read, as they were when the log said so
         self._reading = asyncio.Lock()
         self._begun = 0
         self._read_last = 0
@@ -183,7 +176,7 @@ class Topics:
         self._unreadable = {*changes.unreadable, *(() if changes.whole else self._unreadable - names)}
         before = {name: self._by_name[name] for name in names if name in self._by_name}
         known = {topic.spec.topic_id: topic for topic in before.values()}
-        after = {name: topic for name, spec in changes.present.items() if (topic := _read(spec, known.get(spec.topic_id)))}
+        after = {name: topic for name, spec in changes.present.items() if (topic := self._read(spec, known.get(spec.topic_id)))}
         changed: set[str] = set()
         for name in names:
             if name in changes.present:
@@ -204,6 +197,20 @@ class Topics:
         self._version = changes.version
         self._refreshed_at = asyncio.get_running_loop().time()
         self._on_topics(dict(self._by_id), None if changes.whole else changed)
+
+    def _read(self, spec: TopicSpec, known: Topic | None) -> Topic | None:
+        """The topic, the one that is known if nothing about it has changed."""
+        if known is not None and known.spec == spec:
+            return known
+        try:
+            topic = Topic.of(spec)
+        except TritonMQError as error:
+            if self._told.get(spec.name) != spec:
+                self._told[spec.name] = spec
+                log.error("topic %s cannot be read by this version: it is left alone: %s", quoted(spec.name), error)  # noqa: TRY400
+            return known  # it is there: to leave it out would be to say that it was deleted (trap 18)
+        self._told.pop(spec.name, None)
+        return topic
 
     async def edit(self, name: str, change: Callable[[TopicSpec], TopicSpec]) -> Topic:
         """Replace the topic's document by what `change` makes of it, whatever others do to it meanwhile.

@@ -11,13 +11,19 @@ from __future__ import annotations
 
 from typing import Final
 
+from mq_protocol.errors import InvalidTopicName
+from mq_protocol.names import check_topic_name
+
 LINES_MAX: Final = 100
 """How far behind a reader may be and still read only what changed."""
+
+_DIGITS_MAX: Final = 10
+"""Of a node's version, which is an int32."""
 
 
 def with_change(note: bytes, version: int, name: str) -> bytes:
     """The note to write with a change of topic `name`, where the node has this note and version now."""
-    lines = note.splitlines()[1 - LINES_MAX :] if _newest(note) == version else []
+    lines = note.splitlines()[1 - LINES_MAX :] if _newest(note) == version and _changes(note) else []
     return b"\n".join([*lines, f"{version + 1} {name}".encode()])
 
 
@@ -27,13 +33,32 @@ def since(note: bytes, version: int, known: int) -> list[str] | None:
         return []
     if known > version or _newest(note) != version:
         return None
-    changes = [line.decode().partition(" ") for line in note.splitlines()]
-    if int(changes[0][0]) > known + 1:
+    changes = _changes(note)
+    if not changes or changes[0][0] > known + 1:
         return None
-    return sorted({name for number, _, name in changes if int(number) > known})
+    return sorted({name for number, name in changes if number > known})
+
+
+def _changes(note: bytes) -> list[tuple[int, str]]:
+    """The lines; none if one of them is not what is written here: then all topics are read. Names become parts of paths."""
+    changes: list[tuple[int, str]] = []
+    for line in note.split(b"\n"):
+        number, _, name = line.partition(b" ")
+        try:
+            check_topic_name(name.decode(), internal=True)
+        except (InvalidTopicName, UnicodeDecodeError):
+            return []
+        if not _is_number(number):
+            return []
+        changes.append((int(number), name.decode()))
+    return changes
 
 
 def _newest(note: bytes) -> int:
     """The number of the newest line; -1 without one."""
     number, _, name = note.rpartition(b"\n")[2].partition(b" ")
-    return int(number) if number.isdigit() and name else -1
+    return int(number) if _is_number(number) and name else -1
+
+
+def _is_number(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= _DIGITS_MAX

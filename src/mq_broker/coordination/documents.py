@@ -1,22 +1,43 @@
 """What is stored about brokers, topics and partitions: small JSON documents, the same for every implementation.
 
 Not a place for decisions: it only turns the dataclasses of interface.py into bytes and back. Fields that are not known are
-ignored, so that an older broker can read what a newer one wrote.
+ignored, so that an older broker can read what a newer one wrote. Those that are known are not believed: whoever reaches the
+coordination service may have written them. Each has its type and range, and a document that breaks one is not read at all.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
+import itertools
 import json
-from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+import re
+import reprlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
 
 from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
-from mq_protocol.errors import InternalError
+from mq_protocol.addresses import parse_address
+from mq_protocol.errors import InternalError, InvalidSetting, InvalidTopicName, shortened
+from mq_protocol.limits import (
+    BROKER_MAX,
+    EPOCH_MAX,
+    INCARNATION_MAX,
+    NAME_CHARACTERS_MAX,
+    OFFSET_MAX,
+    PARTITIONS_PER_TOPIC_MAX,
+    RECOVERY_MAX,
+    REPLICAS_MAX,
+    SCHEMA_FIELDS_MAX,
+)
+from mq_protocol.names import check_topic_name, quoted
 
 T = TypeVar("T")
+
+_TOPIC_ID: Final = re.compile("[0-9a-f]{32}")
+_PLAIN: Final = re.compile("[0-9A-Za-z._:/-]{0,128}")
+_DIGITS_MAX: Final = 10
+_ERROR_BYTES_MAX: Final = 1_000
 
 
 def state_to_json(state: NodeState) -> dict[str, Any]:
@@ -33,14 +54,22 @@ def state_to_json(state: NodeState) -> dict[str, Any]:
 
 def state_from_json(document: dict[str, Any]) -> NodeState:
     leader = document["leader"]
+    isr = [(_number(broker, "isr", 1, BROKER_MAX), _name(log_id, "isr")) for broker, log_id in _list(document["isr"], "isr")]
+    if any(one[0] >= next_one[0] for one, next_one in itertools.pairwise(isr)):
+        raise ValueError("isr does not name each broker once, in order")
     return NodeState(
-        leader=None if leader is None else LeaderName(int(leader[0]), int(leader[1])),
-        leader_epoch=int(document["leader_epoch"]),
-        isr=tuple((int(broker), str(log_id)) for broker, log_id in document["isr"]),
-        recovery=int(document["recovery"]),
-        token=str(document["token"]),
-        offset_floor=int(document.get("offset_floor", 0)),
+        leader=None if leader is None else _leader(leader),
+        leader_epoch=_number(document["leader_epoch"], "leader_epoch", 0, EPOCH_MAX),
+        isr=tuple(isr),
+        recovery=_number(document["recovery"], "recovery", 0, RECOVERY_MAX),
+        token=_name(document["token"], "token"),
+        offset_floor=_number(document.get("offset_floor", 0), "offset_floor", 0, OFFSET_MAX),
     )
+
+
+def _leader(pair: Any) -> LeaderName:
+    broker, incarnation = _list(pair, "leader")
+    return LeaderName(_number(broker, "leader", 1, BROKER_MAX), _number(incarnation, "leader", 0, INCARNATION_MAX))
 
 
 def topic_to_json(topic: TopicSpec) -> dict[str, Any]:
@@ -61,22 +90,41 @@ def topic_to_json(topic: TopicSpec) -> dict[str, Any]:
 
 
 def topic_from_json(document: dict[str, Any]) -> TopicSpec:
+    name = _text(document["name"], "name")
+    check_topic_name(name, internal=True)
+    topic_id = _text(document["topic_id"], "topic_id")
+    if not _TOPIC_ID.fullmatch(topic_id):
+        raise ValueError(f"topic_id is {quoted(topic_id)}, not 32 hexadecimal digits")
+    assignment = tuple(_brokers(replicas) for replicas in _list(document["assignment"], "assignment"))
+    if not 1 <= len(assignment) <= PARTITIONS_PER_TOPIC_MAX:
+        raise ValueError(f"assignment has {len(assignment)} partitions, not 1 to {PARTITIONS_PER_TOPIC_MAX}")
+    earlier = _list(document.get("earlier", []), "earlier")
     return TopicSpec(
-        name=str(document["name"]),
-        topic_id=str(document["topic_id"]),
-        assignment=tuple(_brokers(replicas) for replicas in document["assignment"]),
-        schema=base64.b64decode(document["schema"], validate=True),
-        settings={str(name): str(value) for name, value in document["settings"].items()},
+        name=name,
+        topic_id=topic_id,
+        assignment=assignment,
+        schema=base64.b64decode(_text(document["schema"], "schema"), validate=True),
+        settings={_text(key, "settings"): _text(value, "settings") for key, value in document["settings"].items()},
         moving={
-            int(number): Move(_brokers(move["target"]), _brokers(move["origin"]))
+            _partition(number, assignment): Move(_brokers(move["target"]), _brokers(move["origin"]))
             for number, move in document.get("moving", {}).items()
         },
-        earlier=tuple(int(columns) for columns in document.get("earlier", ())),
+        earlier=tuple(_number(columns, "earlier", 1, SCHEMA_FIELDS_MAX) for columns in earlier),
     )
 
 
-def _brokers(replicas: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(int(broker) for broker in replicas)
+def _partition(text: str, assignment: Sequence[object]) -> int:
+    """A key of `moving`, which JSON has as text."""
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+        raise ValueError(f"moving names partition {quoted(text)}")
+    return _number(int(text), "moving", 0, len(assignment) - 1)
+
+
+def _brokers(replicas: Any) -> tuple[int, ...]:
+    brokers = tuple(_number(broker, "brokers", 1, BROKER_MAX) for broker in _list(replicas, "brokers"))
+    if not 1 <= len(brokers) <= 2 * REPLICAS_MAX or len(set(brokers)) != len(brokers):
+        raise ValueError(f"{len(brokers)} brokers hold a partition, not 1 to {2 * REPLICAS_MAX} different ones")
+    return brokers
 
 
 def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
@@ -90,13 +138,80 @@ def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
 
 
 def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
+    address, rack = _text(document["address"], "address"), _text(document.get("rack", ""), "rack")
+    peer_address = _text(document.get("peer_address", ""), "peer_address")
+    for dialled in (address, peer_address) if peer_address else (address,):
+        if parse_address(dialled)[1] == 0:
+            raise ValueError(f"{quoted(dialled)} names no port")
+    if len(rack) > NAME_CHARACTERS_MAX:
+        raise ValueError(f"rack has {len(rack)} characters, not up to {NAME_CHARACTERS_MAX}")
     return BrokerRegistration(
-        broker=int(document["broker"]),
-        incarnation=int(document["incarnation"]),
-        address=str(document["address"]),
-        rack=str(document.get("rack", "")),
-        peer_address=str(document.get("peer_address", "")),
+        broker=_number(document["broker"], "broker", 1, BROKER_MAX),
+        incarnation=_number(document["incarnation"], "incarnation", 0, INCARNATION_MAX),
+        address=address,
+        rack=rack,
+        peer_address=peer_address,
     )
+
+
+def topic_of(name: str) -> Callable[[dict[str, Any]], TopicSpec]:
+    """What reads the document of the node of that name, and no other's."""
+
+    def read(document: dict[str, Any]) -> TopicSpec:
+        topic = topic_from_json(document)
+        if topic.name != name:
+            raise ValueError(f"it is the document of topic {quoted(topic.name)}")
+        return topic
+
+    return read
+
+
+def registration_of(broker: int | str) -> Callable[[dict[str, Any]], BrokerRegistration]:
+    """What reads the registration at the node of that broker, and no other's."""
+
+    def read(document: dict[str, Any]) -> BrokerRegistration:
+        registration = registration_from_json(document)
+        if str(registration.broker) != str(broker):
+            raise ValueError(f"it is the registration of broker {registration.broker}")
+        return registration
+
+    return read
+
+
+# ---------------------------------------------------------------- fields
+
+
+def _number(value: Any, field: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:  # neither a truth value nor 1.5, which int() would take
+        raise ValueError(f"{field} is {_shown(value)}, not a whole number from {low} to {high}")
+    return value
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{field} is {_shown(value)}, not a text")
+    value.encode()  # half a character, which JSON can name and no message can carry, is a ValueError here
+    return value
+
+
+def _name(value: Any, field: str) -> str:
+    """A log's id or a writer's token: made by brokers, kept in memory for each partition."""
+    if not _PLAIN.fullmatch(_text(value, field)):
+        raise ValueError(f"{field} is {_shown(value)}, not a short plain name")
+    return str(value)
+
+
+def _list(value: Any, field: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{field} is {_shown(value)}, not a list")
+    return value
+
+
+def _shown(value: Any) -> str:
+    return quoted(value) if isinstance(value, str) else f"{type(value).__name__} {quoted(reprlib.repr(value))}"
+
+
+# ---------------------------------------------------------------- bytes
 
 
 def dump(document: dict[str, Any]) -> bytes:
@@ -107,7 +222,18 @@ def load(data: bytes, read: Callable[[dict[str, Any]], T], where: str) -> T:
     """Raises `InternalError` naming `where` if the document is not one of ours."""
     try:
         return read(json.loads(data))
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, binascii.Error) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        IndexError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+        InvalidSetting,
+        InvalidTopicName,
+    ) as error:
         raise InternalError(
-            f"{where} does not hold what TritonMQ writes there ({error!r}): was it edited, or made by another program?"
+            f"{where} does not hold what TritonMQ writes there ({shortened(repr(error), _ERROR_BYTES_MAX)}): "
+            "was it edited, or made by another program?"
         ) from error

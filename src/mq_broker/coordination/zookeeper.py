@@ -60,6 +60,7 @@ _NOTE_ATTEMPTS = 20
 _FORMER_LIFE_POLL_S = 0.1
 
 _SECRET_BYTES = 32
+_CLUSTER_ID = re.compile(rb"[0-9a-f]{32}")
 _SECRET = re.compile(rb"[0-9a-f]{64}")
 
 
@@ -148,7 +149,13 @@ class ZooKeeperCoordination:
     # -------------------------------------------------------------- the cluster and its brokers
 
     async def cluster_id(self) -> str:
-        return (await self._made_once("cluster_id", uuid.uuid4().hex.encode())).decode()
+        found = await self._made_once("cluster_id", uuid.uuid4().hex.encode())
+        if not _CLUSTER_ID.fullmatch(found):
+            raise InternalError(
+                f"{self._path('cluster_id')} does not hold 32 hex digits, as TritonMQ writes there: was it edited? Put back what "
+                "was there; broker.json in each broker's data directory has it"
+            )
+        return found.decode()
 
     async def peer_secret(self) -> bytes | None:
         found = await self._made_once("security/peer_secret", secrets.token_hex(_SECRET_BYTES).encode())
@@ -193,11 +200,15 @@ class ZooKeeperCoordination:
                 if found is None:
                     await self._session.ask(lambda client: client.create_async(path, data, ephemeral=True), deadline)
                     return
-                other = self._unreadable.read(path, found[0], documents.registration_from_json)
+                other = self._unreadable.read(path, found[0], documents.registration_of(registration.broker))
                 if other is None:  # nobody can be told by it: the counter of lives says who is the newest
                     await self._replace(path, data, registration, found[1].version, deadline)
                     return
                 if other.incarnation > registration.incarnation:
+                    if not await self._has_lived(other, deadline):
+                        _log.error("%s names a life that there has not been: it is replaced", path)
+                        await self._replace(path, data, registration, found[1].version, deadline)
+                        return
                     raise _taken(registration, other)
                 if found[1].ephemeralOwner == self._session.session_id:
                     if other != registration:
@@ -214,6 +225,11 @@ class ZooKeeperCoordination:
                 await self._session.pause_or_give_up(deadline, AnswerLost(f"{path} keeps changing"))
             except AnswerLost as error:
                 await self._session.pause_or_give_up(deadline, error)
+
+    async def _has_lived(self, other: BrokerRegistration, deadline: float) -> bool:
+        """Whether the counter of that broker's lives has come so far. Anybody may have written the registration."""
+        found = await self._read(self._path("brokers/lives", other.broker), deadline)
+        return found is not None and other.incarnation <= found[1].version
 
     async def _replace(self, path: str, data: bytes, registration: BrokerRegistration, version: int, deadline: float) -> None:
         # Every newly made node has version 0, so the version alone cannot tell the former life's node from one that a newer life
@@ -242,7 +258,7 @@ class ZooKeeperCoordination:
         deadline = self._session.deadline()
         names = await self._children(live, self._brokers_watch, deadline)
         found = await self._reads.read_many([f"{live}/{name}" for name in names], deadline)
-        read = [self._unreadable.read(path, data, documents.registration_from_json) for path, data in found]
+        read = [self._unreadable.read(path, data, documents.registration_of(path.rpartition("/")[2])) for path, data in found]
         registrations = [registration for registration in read if registration is not None]
         return {registration.broker: registration for registration in sorted(registrations, key=lambda r: r.broker)}
 
@@ -270,7 +286,8 @@ class ZooKeeperCoordination:
         changed = change_notes.since(note, stat.version, since) if since >= 0 else None
         names = changed if changed is not None else sorted(await self._children(topics, None, deadline))
         found = await self._reads.read_many([f"{topics}/{name}" for name in names], deadline)
-        read = {path.rpartition("/")[2]: self._unreadable.read(path, data, documents.topic_from_json) for path, data in found}
+        nodes = [(path.rpartition("/")[2], path, data) for path, data in found]
+        read = {name: self._unreadable.read(path, data, documents.topic_of(name)) for name, path, data in nodes}
         present = {name: spec for name, spec in read.items() if spec is not None}
         unreadable = tuple(name for name, spec in read.items() if spec is None)
         self._read_all = bool(unreadable)  # whoever puts such a document right need not know of the counter
@@ -342,7 +359,7 @@ class ZooKeeperCoordination:
             raise OutcomeUnknown(
                 f"topic {topic.name!r} may or may not have been made: {error}; then see whether it is there"
             ) from error
-        if found is not None and documents.load(found[0], documents.topic_from_json, path).topic_id == topic.topic_id:
+        if found is not None and documents.load(found[0], documents.topic_of(topic.name), path).topic_id == topic.topic_id:
             return
         await self._remove_states(topic.topic_id)
         if found is not None:
@@ -355,7 +372,7 @@ class ZooKeeperCoordination:
         found = await self._read(path, self._session.deadline())
         if found is None:
             return None
-        return int(found[1].version), self._unreadable.require(path, found[0], documents.topic_from_json)
+        return int(found[1].version), self._unreadable.require(path, found[0], documents.topic_of(name))
 
     async def update_topic(
         self, expected_version: int, topic: TopicSpec, states: tuple[NodeState, ...] = ()
@@ -393,7 +410,7 @@ class ZooKeeperCoordination:
         found = await self._read(path, deadline)
         if found is None:
             raise UnknownTopic(f"there is no topic {name!r}: see `tritonmq topic list`")
-        topic = self._unreadable.require(path, found[0], documents.topic_from_json)
+        topic = self._unreadable.require(path, found[0], documents.topic_of(name))
         note, _ = await self._note(name, deadline)
 
         def build(transaction: TransactionRequest) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -32,10 +33,13 @@ from mq_broker.storage.opening import open_disk_journal
 from mq_broker.storage.writer import Writer
 from mq_protocol.errors import InvalidSetting, StorageFailed
 from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
+from mq_protocol.names import quoted
 
 DURABILITIES: Final = ("fsync", "os", "memory")
 
 _DELETED: Final = ".deleted"
+_PLAIN: Final = re.compile("[0-9A-Za-z_-]{1,128}")
+"""A name without a separator or a dot, so a child of the directory that it is looked for in, and none that is being deleted."""
 
 
 class DataDirectory:
@@ -115,7 +119,11 @@ class DataDirectory:
                 os.close(self._lock_fd)
 
     def partition_path(self, place: Place) -> Path:
-        return self.path / "partitions" / f"{place.topic_id}-{place.partition}"
+        """Raises `StorageFailed` for a place whose directory would not be this broker's own, whoever has named it."""
+        name = f"{place.topic_id}-{place.partition}"
+        if not _PLAIN.fullmatch(name):
+            raise StorageFailed(f"{quoted(name)} is no partition's directory: nothing is read, written or removed there")
+        return self.path / "partitions" / name
 
     def open_journal(
         self,

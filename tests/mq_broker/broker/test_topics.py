@@ -22,12 +22,13 @@ from mq_protocol.arrow import schema_fingerprint, schema_to_bytes
 from mq_protocol.ddl import parse_schema
 from mq_protocol.errors import CoordinationUnavailable, UnknownTopic
 from tests.mq_broker.broker.cluster import Broker, until
+from tests.mq_broker.coordination.wire import id_of
 
 STATE = NodeState(None, 0, ((1, ""),), 0, "")
 
 
 def spec(name: str, **fields: object) -> TopicSpec:
-    return TopicSpec(name, f"id-of-{name}", ((1,),), **fields)  # type: ignore[arg-type]
+    return TopicSpec(name, id_of(name), ((1,),), **fields)  # type: ignore[arg-type]
 
 
 @asynccontextmanager
@@ -46,7 +47,7 @@ def test_a_name_that_is_not_known_is_looked_up(tmp_path: Path) -> None:
         async with topics(tmp_path) as (copy, coordination, seen):
             await coordination.create_topic(spec("t"), (STATE,))
             assert (await copy.get("t")).spec.name == "t"
-            assert [list(topics) for topics in seen] == [["id-of-t"]]
+            assert [list(topics) for topics in seen] == [[id_of("t")]]
 
     asyncio.run(scenario())
 
@@ -94,11 +95,11 @@ def test_a_topic_that_an_older_backup_of_zookeeper_lacks_is_not_taken_for_delete
             await asyncio.to_thread(backup.delete, f"{root}/topic_changes")
             await asyncio.to_thread(backup.create, f"{root}/topic_changes", b"")
             await copy.refresh()
-            assert set(seen[-1]) == {"id-of-old", "id-of-new"}
+            assert set(seen[-1]) == {id_of("old"), id_of("new")}
             assert "went back" in caplog.text
             await coordination.create_topic(spec("later"), (STATE,))
             await copy.refresh()
-            assert set(seen[-1]) == {"id-of-old", "id-of-new", "id-of-later"}
+            assert set(seen[-1]) == {id_of("old"), id_of("new"), id_of("later")}
         finally:
             await asyncio.to_thread(backup.stop)
             await asyncio.to_thread(backup.close)
@@ -114,7 +115,7 @@ def test_a_topic_of_a_newer_version_is_left_alone(tmp_path: Path, caplog: pytest
             await coordination.create_topic(spec("t"), (STATE,))
             await copy.refresh()
             assert [topic.spec.name for topic in copy.all()] == ["t"]
-            assert "newer cannot be read" in caplog.text
+            assert "topic 'newer' cannot be read" in caplog.text
 
     asyncio.run(scenario())
 
@@ -128,7 +129,7 @@ def test_a_topic_that_a_newer_version_has_altered_is_not_taken_for_deleted(tmp_p
             assert found is not None
             await coordination.update_topic(found[0], spec("t", settings={"unheard_of": "1"}))
             await copy.refresh()
-            assert list(seen[-1]) == ["id-of-t"], "whoever is told that it is gone deletes its data (trap 18)"
+            assert list(seen[-1]) == [id_of("t")], "whoever is told that it is gone deletes its data (trap 18)"
             assert (await copy.get("t")).spec.settings == {}
 
     asyncio.run(scenario())

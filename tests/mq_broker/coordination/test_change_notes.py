@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mq_broker.coordination import change_notes
 from mq_broker.coordination.change_notes import LINES_MAX, with_change
 
@@ -42,3 +44,12 @@ def test_a_counter_that_went_back_or_says_nothing_is_not_believed() -> None:
     assert change_notes.since(noted("a"), 1, 2) is None
     assert change_notes.since(b"", 7, 6) is None
     assert change_notes.since(b"rubbish", 7, 6) is None
+
+
+@pytest.mark.parametrize(
+    "note",
+    [b"3 ../../x", b"3 ..", b"3 \xff", b"x y\n3 a", b"3 a/b", b"2 \n3 a", b"9" * 5_000 + b" a", b"2 a\nb\n3 c", b"2 a\r3 b\n3 c"],
+)
+def test_a_note_that_names_no_topic_is_not_believed_and_not_gone_on_with(note: bytes) -> None:
+    assert change_notes.since(note, 3, 2) is None
+    assert with_change(note, 3, "t") == b"4 t"

@@ -22,7 +22,7 @@ from mq_broker.coordination.interface import (
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import CasOutcome
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidTopicName, TopicExists, UnknownTopic
-from tests.mq_broker.coordination.wire import Heard, state_of
+from tests.mq_broker.coordination.wire import Heard, id_of, state_of
 
 Opener = Callable[..., AbstractAsyncContextManager[CoordinationService]]
 
@@ -59,7 +59,7 @@ async def opened_beside(opened: Opener) -> AsyncIterator[CoordinationService]:
         yield FileCoordination(Path("unused"))
 
 
-ORDERS = TopicSpec("orders", "id-1", ((1, 2), (2, 1)), schema=b"\x00\xffarrow", settings={"durability": "os"})
+ORDERS = TopicSpec("orders", id_of("1"), ((1, 2), (2, 1)), schema=b"\x00\xffarrow", settings={"durability": "os"})
 
 
 def test_cluster_id_is_made_once_and_kept(opened: Opener) -> None:
@@ -151,11 +151,11 @@ def test_a_topic_comes_back_as_it_was_given(opened: Opener) -> None:
             await service.create_topic(ORDERS, (state_of(1), state_of(2)))
             await heard.until(CoordinationEvent.TOPICS_CHANGED)
             assert await service.topics() == {"orders": ORDERS}
-            assert await service.read_state("id-1", 0) == (0, state_of(1))
-            assert await service.read_state("id-1", 1) == (0, state_of(2))
+            assert await service.read_state(id_of("1"), 0) == (0, state_of(1))
+            assert await service.read_state(id_of("1"), 1) == (0, state_of(2))
         async with opened() as service:
             assert await service.topics() == {"orders": ORDERS}
-            assert await service.read_state("id-1", 1) == (0, state_of(2))
+            assert await service.read_state(id_of("1"), 1) == (0, state_of(2))
 
     asyncio.run(main())
 
@@ -167,7 +167,7 @@ def test_topics_changed_follows_every_change_after_a_read(opened: Opener) -> Non
             for number in range(3):
                 await service.topics()
                 heard.forget()
-                await service.create_topic(TopicSpec(f"t{number}", f"id-{number}", ((1,),)), (state_of(),))
+                await service.create_topic(TopicSpec(f"t{number}", id_of(number), ((1,),)), (state_of(),))
                 await heard.until(CoordinationEvent.TOPICS_CHANGED)
             await service.topics()
             heard.forget()
@@ -181,7 +181,7 @@ def test_topics_changed_follows_every_change_after_a_read(opened: Opener) -> Non
 def test_what_changed_since_a_reading_is_told_and_nothing_else_where_that_is_known(opened: Opener) -> None:
     async def main() -> None:
         async with opened() as service:
-            specs = {name: TopicSpec(name, f"id-{name}", ((1,),)) for name in ("a", "b", "c", "d")}
+            specs = {name: TopicSpec(name, id_of(name), ((1,),)) for name in ("a", "b", "c", "d")}
             for name in ("a", "b", "c"):
                 await service.create_topic(specs[name], (state_of(),))
             first = await service.topic_changes(-1)
@@ -206,16 +206,16 @@ def test_a_topic_is_made_once(opened: Opener) -> None:
     async def main() -> None:
         async with opened() as service:
             outcomes = await asyncio.gather(
-                *(service.create_topic(TopicSpec("orders", f"id-{n}", ((1,),)), (state_of(token=str(n)),)) for n in range(5)),
+                *(service.create_topic(TopicSpec("orders", id_of(n), ((1,),)), (state_of(token=str(n)),)) for n in range(5)),
                 return_exceptions=True,
             )
             assert outcomes.count(None) == 1
             assert all(isinstance(outcome, TopicExists) for outcome in outcomes if outcome is not None)
-            winner = f"id-{outcomes.index(None)}"
+            winner = id_of(outcomes.index(None))
             assert (await service.topics())["orders"].topic_id == winner
             # Those that came too late have left nothing behind.
             for n in range(5):
-                assert (await service.read_state(f"id-{n}", 0) is not None) == (f"id-{n}" == winner)
+                assert (await service.read_state(id_of(n), 0) is not None) == (id_of(n) == winner)
 
     asyncio.run(main())
 
@@ -223,15 +223,15 @@ def test_a_topic_is_made_once(opened: Opener) -> None:
 def test_a_topic_of_thousands_of_partitions_is_made_and_deleted_whole(opened: Opener) -> None:
     async def main() -> None:
         count = 3_000
-        topic = TopicSpec("wide", "id-wide", tuple((p % 3 + 1,) for p in range(count)))
+        topic = TopicSpec("wide", id_of("wide"), tuple((p % 3 + 1,) for p in range(count)))
         async with opened() as service:
             await service.create_topic(topic, tuple(state_of(p % 3 + 1) for p in range(count)))
             assert (await service.topics())["wide"] == topic
-            assert await service.read_state("id-wide", count - 1) == (0, state_of((count - 1) % 3 + 1))
+            assert await service.read_state(id_of("wide"), count - 1) == (0, state_of((count - 1) % 3 + 1))
             await service.delete_topic("wide")
             assert await service.topics() == {}
-            assert await service.read_state("id-wide", 0) is None
-            assert await service.read_state("id-wide", count - 1) is None
+            assert await service.read_state(id_of("wide"), 0) is None
+            assert await service.read_state(id_of("wide"), count - 1) is None
 
     asyncio.run(main())
 
@@ -239,13 +239,13 @@ def test_a_topic_of_thousands_of_partitions_is_made_and_deleted_whole(opened: Op
 def test_a_topic_made_again_never_meets_the_states_of_the_old_one(opened: Opener) -> None:
     async def main() -> None:
         async with opened() as service:
-            await service.create_topic(TopicSpec("orders", "old", ((1,),)), (state_of(),))
-            assert (await service.write_state("old", 0, 0, state_of(epoch=5)))[0] is CasOutcome.DONE
+            await service.create_topic(TopicSpec("orders", id_of("old"), ((1,),)), (state_of(),))
+            assert (await service.write_state(id_of("old"), 0, 0, state_of(epoch=5)))[0] is CasOutcome.DONE
             await service.delete_topic("orders")
-            await service.create_topic(TopicSpec("orders", "new", ((1,),)), (state_of(),))
-            assert await service.read_state("old", 0) is None
-            assert await service.read_state("new", 0) == (0, state_of())
-            assert await service.write_state("old", 0, 1, state_of(epoch=6)) == (CasOutcome.REFUSED, -1)
+            await service.create_topic(TopicSpec("orders", id_of("new"), ((1,),)), (state_of(),))
+            assert await service.read_state(id_of("old"), 0) is None
+            assert await service.read_state(id_of("new"), 0) == (0, state_of())
+            assert await service.write_state(id_of("old"), 0, 1, state_of(epoch=6)) == (CasOutcome.REFUSED, -1)
 
     asyncio.run(main())
 
@@ -287,13 +287,13 @@ def test_partitions_are_added_with_their_states_or_not_at_all(opened: Opener) ->
         async with opened() as service:
             await service.create_topic(ORDERS, (state_of(1), state_of(2)))
             assert await service.update_topic(7, wider, (state_of(3), state_of(1))) == (CasOutcome.REFUSED, -1)
-            assert await service.read_state("id-1", 2) is None
+            assert await service.read_state(id_of("1"), 2) is None
             assert await service.update_topic(0, wider, (state_of(3), state_of(1))) == (CasOutcome.DONE, 1)
-            assert await service.read_state("id-1", 1) == (0, state_of(2))
-            assert await service.read_state("id-1", 2) == (0, state_of(3))
-            assert await service.read_state("id-1", 3) == (0, state_of(1))
+            assert await service.read_state(id_of("1"), 1) == (0, state_of(2))
+            assert await service.read_state(id_of("1"), 2) == (0, state_of(3))
+            assert await service.read_state(id_of("1"), 3) == (0, state_of(1))
             await service.delete_topic("orders")
-            assert await service.read_state("id-1", 3) is None
+            assert await service.read_state(id_of("1"), 3) is None
 
     asyncio.run(main())
 
@@ -315,7 +315,7 @@ def test_a_topic_made_again_is_not_changed_by_who_knew_the_old_one(opened: Opene
         async with opened() as service:
             await service.create_topic(ORDERS, (state_of(1), state_of(2)))
             await service.delete_topic("orders")
-            again = replace(ORDERS, topic_id="id-2")
+            again = replace(ORDERS, topic_id=id_of("2"))
             await service.create_topic(again, (state_of(1), state_of(2)))
             assert await service.update_topic(0, replace(ORDERS, settings={})) == (CasOutcome.REFUSED, -1)
             assert await service.read_topic("orders") == (0, again)
@@ -339,7 +339,7 @@ def test_a_name_that_is_no_path_component_is_refused(opened: Opener, name: str) 
     async def main() -> None:
         async with opened() as service:
             with pytest.raises(InvalidTopicName):
-                await service.create_topic(TopicSpec(name, "id", ((1,),)), (state_of(),))
+                await service.create_topic(TopicSpec(name, id_of(""), ((1,),)), (state_of(),))
 
     asyncio.run(main())
 
@@ -347,21 +347,21 @@ def test_a_name_that_is_no_path_component_is_refused(opened: Opener, name: str) 
 def test_a_state_is_changed_only_from_the_version_that_it_has(opened: Opener) -> None:
     async def main() -> None:
         async with opened() as service:
-            await service.create_topic(TopicSpec("orders", "id", ((1,),)), (state_of(),))
-            assert await service.write_state("id", 0, 0, state_of(epoch=1)) == (CasOutcome.DONE, 1)
-            assert await service.write_state("id", 0, 0, state_of(epoch=9)) == (CasOutcome.REFUSED, -1)
-            assert await service.write_state("id", 0, 1, state_of(epoch=2)) == (CasOutcome.DONE, 2)
-            assert await service.read_state("id", 0) == (2, state_of(epoch=2))
+            await service.create_topic(TopicSpec("orders", id_of(""), ((1,),)), (state_of(),))
+            assert await service.write_state(id_of(""), 0, 0, state_of(epoch=1)) == (CasOutcome.DONE, 1)
+            assert await service.write_state(id_of(""), 0, 0, state_of(epoch=9)) == (CasOutcome.REFUSED, -1)
+            assert await service.write_state(id_of(""), 0, 1, state_of(epoch=2)) == (CasOutcome.DONE, 2)
+            assert await service.read_state(id_of(""), 0) == (2, state_of(epoch=2))
 
     asyncio.run(main())
 
 
 def test_a_state_without_a_leader_comes_back_without_one(opened: Opener) -> None:
     async def main() -> None:
-        nobody = replace(state_of(), leader=None, isr=((1, "a"), (3, "ünïcode")))
+        nobody = replace(state_of(), leader=None, isr=((1, "a"), (3, "another")))
         async with opened() as service:
-            await service.create_topic(TopicSpec("orders", "id", ((1,),)), (nobody,))
-            assert await service.read_state("id", 0) == (0, nobody)
+            await service.create_topic(TopicSpec("orders", id_of(""), ((1,),)), (nobody,))
+            assert await service.read_state(id_of(""), 0) == (0, nobody)
 
     asyncio.run(main())
 
@@ -369,12 +369,12 @@ def test_a_state_without_a_leader_comes_back_without_one(opened: Opener) -> None
 def test_of_many_writers_of_one_version_exactly_one_is_done(opened: Opener) -> None:
     async def main() -> None:
         async with opened() as service:
-            await service.create_topic(TopicSpec("orders", "id", ((1,),)), (state_of(),))
-            outcomes = await asyncio.gather(*(service.write_state("id", 0, 0, state_of(token=f"w{n}")) for n in range(20)))
+            await service.create_topic(TopicSpec("orders", id_of(""), ((1,),)), (state_of(),))
+            outcomes = await asyncio.gather(*(service.write_state(id_of(""), 0, 0, state_of(token=f"w{n}")) for n in range(20)))
             assert [outcome for outcome, _ in outcomes].count(CasOutcome.DONE) == 1
             assert [outcome for outcome, _ in outcomes].count(CasOutcome.REFUSED) == 19
             winner = [outcome for outcome, _ in outcomes].index(CasOutcome.DONE)
-            assert await service.read_state("id", 0) == (1, state_of(token=f"w{winner}"))
+            assert await service.read_state(id_of(""), 0) == (1, state_of(token=f"w{winner}"))
 
     asyncio.run(main())
 
@@ -392,8 +392,8 @@ def test_a_thousand_claims_at_once_are_all_answered(opened: Opener) -> None:
     async def main() -> None:
         count = 1_000
         async with opened() as service:
-            await service.create_topic(TopicSpec("wide", "id", ((1,),) * count), (state_of(),) * count)
-            outcomes = await asyncio.gather(*(service.write_state("id", p, 0, state_of(epoch=1)) for p in range(count)))
+            await service.create_topic(TopicSpec("wide", id_of(""), ((1,),) * count), (state_of(),) * count)
+            outcomes = await asyncio.gather(*(service.write_state(id_of(""), p, 0, state_of(epoch=1)) for p in range(count)))
             assert outcomes == [(CasOutcome.DONE, 1)] * count
 
     asyncio.run(main())
@@ -403,14 +403,14 @@ def test_refused_writes_do_not_hold_up_those_beside_them(opened: Opener) -> None
     async def main() -> None:
         count = 250
         async with opened() as service:
-            await service.create_topic(TopicSpec("wide", "id", ((1,),) * count), (state_of(),) * count)
+            await service.create_topic(TopicSpec("wide", id_of(""), ((1,),) * count), (state_of(),) * count)
             stale = {7, 100, 101, 249}
             outcomes = await asyncio.gather(
-                *(service.write_state("id", p, 5 if p in stale else 0, state_of(epoch=1)) for p in range(count))
+                *(service.write_state(id_of(""), p, 5 if p in stale else 0, state_of(epoch=1)) for p in range(count))
             )
             for partition, outcome in enumerate(outcomes):
                 assert outcome == ((CasOutcome.REFUSED, -1) if partition in stale else (CasOutcome.DONE, 1))
-            assert await service.read_state("id", 7) == (0, state_of())
+            assert await service.read_state(id_of(""), 7) == (0, state_of())
 
     asyncio.run(main())
 
@@ -418,10 +418,10 @@ def test_refused_writes_do_not_hold_up_those_beside_them(opened: Opener) -> None
 def test_a_stopped_service_answers_with_an_error_at_once(opened: Opener) -> None:
     async def main() -> None:
         async with opened() as service:
-            await service.create_topic(TopicSpec("orders", "id", ((1,),)), (state_of(),))
+            await service.create_topic(TopicSpec("orders", id_of(""), ((1,),)), (state_of(),))
         async with asyncio.timeout(2):
             with pytest.raises(CoordinationUnavailable):
                 await service.brokers()
-            assert (await service.write_state("id", 0, 0, state_of()))[0] is CasOutcome.UNKNOWN
+            assert (await service.write_state(id_of(""), 0, 0, state_of()))[0] is CasOutcome.UNKNOWN
 
     asyncio.run(main())

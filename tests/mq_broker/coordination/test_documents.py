@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from mq_broker.coordination import documents
 from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
-from mq_broker.core.messages import NodeState
+from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol.errors import InternalError
-from tests.mq_broker.coordination.wire import state_of
+from tests.mq_broker.coordination.absurd import altered
+from tests.mq_broker.coordination.wire import id_of, state_of
 
 
 def test_every_document_comes_back_as_it_was() -> None:
@@ -17,11 +21,11 @@ def test_every_document_comes_back_as_it_was() -> None:
         documents.load(documents.dump(documents.registration_to_json(registration)), documents.registration_from_json, "x")
         == registration
     )
-    topic = TopicSpec("t", "id", ((1, 2, 3), (2, 3, 1)), schema=bytes(range(256)), settings={"durability": "os"})
+    topic = TopicSpec("t", id_of(""), ((1, 2, 3), (2, 3, 1)), schema=bytes(range(256)), settings={"durability": "os"})
     assert documents.load(documents.dump(documents.topic_to_json(topic)), documents.topic_from_json, "x") == topic
-    moving = TopicSpec("t", "id", ((1, 2), (2, 1, 3)), moving={1: Move((2, 3), (2, 1))})
+    moving = TopicSpec("t", id_of(""), ((1, 2), (2, 1, 3)), moving={1: Move((2, 3), (2, 1))})
     assert documents.load(documents.dump(documents.topic_to_json(moving)), documents.topic_from_json, "x") == moving
-    longer = TopicSpec("t", "id", ((1,),), schema=b"abc", earlier=(2, 5))
+    longer = TopicSpec("t", id_of(""), ((1,),), schema=b"abc", earlier=(2, 5))
     assert documents.load(documents.dump(documents.topic_to_json(longer)), documents.topic_from_json, "x") == longer
     for state in (state_of(), NodeState(None, 4, (), 1, "")):
         assert documents.load(documents.dump(documents.state_to_json(state)), documents.state_from_json, "x") == state
@@ -33,14 +37,95 @@ def test_fields_of_a_newer_broker_are_ignored() -> None:
 
 
 def test_a_topic_counts_on_the_copies_that_it_has_at_both_ends_of_its_moves() -> None:
-    moving = TopicSpec("t", "id", ((1, 2), (2, 1, 3)), moving={1: Move((2, 3), (2, 1))})
+    moving = TopicSpec("t", id_of(""), ((1, 2), (2, 1, 3)), moving={1: Move((2, 3), (2, 1))})
     assert (moving.replicas, moving.target) == (2, ((1, 2), (2, 3)))
-    assert TopicSpec("t", "id", ((1, 2, 3),), moving={0: Move((1, 2, 3), (2,))}).replicas == 1, "until those that come are here"
-    assert TopicSpec("t", "id", ((1, 2, 3),), moving={0: Move((2,), (1, 2, 3))}).replicas == 1, "else it could not let them go"
-    assert TopicSpec("t", "id", ((1, 2, 3),)).replicas == 3
+    assert TopicSpec("t", id_of(""), ((1, 2, 3),), moving={0: Move((1, 2, 3), (2,))}).replicas == 1, "until those who come are here"
+    assert TopicSpec("t", id_of(""), ((1, 2, 3),), moving={0: Move((2,), (1, 2, 3))}).replicas == 1, "else it could not let them go"
+    assert TopicSpec("t", id_of(""), ((1, 2, 3),)).replicas == 3
 
 
 @pytest.mark.parametrize("data", [b"", b"null", b"5", b"[]", b"{}", b'{"leader": [1]}', b"\xff\xfe", b'{"leader": {}}'])
 def test_what_is_not_ours_is_named_with_its_place(data: bytes) -> None:
     with pytest.raises(InternalError, match="/states/x/0"):
         documents.load(data, documents.state_from_json, "/states/x/0")
+
+
+WHOLE = TopicSpec("t", id_of(""), ((1, 2), (2, 1, 3)), b"abc", {"x": "y"}, {1: Move((2, 3), (2, 1))}, (1,))
+
+
+@pytest.mark.parametrize(
+    ("whole", "read"),
+    [
+        (documents.state_to_json(NodeState(LeaderName(1, 7), 3, ((1, "a"), (2, "b")), 1, "1.7.9", 5)), documents.state_from_json),
+        (
+            documents.topic_to_json(
+                TopicSpec("t", id_of(""), ((1, 2), (2, 1, 3)), b"abc", {"x": "y"}, {1: Move((2, 3), (2, 1))}, (1,))
+            ),
+            documents.topic_of("t"),
+        ),
+        (documents.registration_to_json(BrokerRegistration(3, 17, "h:1", "rack", "h:2")), documents.registration_of(3)),
+    ],
+    ids=["state", "topic", "registration"],
+)
+def test_an_altered_document_is_read_within_bounds_or_not_at_all(whole: dict[str, Any], read: Callable[..., Any]) -> None:
+    refused: list[str] = []
+    for what, data in altered(whole):
+        try:
+            found = documents.load(data, read, "/x")
+        except InternalError as error:
+            refused.append(str(error))
+        else:
+            _check_bounds(found, what)
+    assert len(refused) > 100
+    assert [text for text in refused if len(text.encode()) > 4_000 or not text.isprintable()] == []
+
+
+def _check_bounds(found: NodeState | TopicSpec | BrokerRegistration, what: str) -> None:
+    """Said once more, in the words of whoever uses the document."""
+    match found:
+        case NodeState():
+            numbers = [found.leader_epoch, found.recovery, *(broker for broker, _ in found.isr)]
+            assert all(type(number) is int and 0 <= number < 2**31 for number in numbers), what
+            assert found.leader is None or (0 < found.leader.broker < 2**31 and 0 <= found.leader.incarnation < 2**31), what
+            assert 0 <= found.offset_floor <= 2**62, what
+            assert all(len(text) <= 128 and text.isascii() and text.isprintable() for text in _texts(found)), what
+        case TopicSpec():
+            assert (found.name, len(found.topic_id)) == ("t", 32), what
+            int(found.topic_id, 16)
+            assert found.replicas >= 1, what
+            assert len(found.target) == len(found.assignment), what
+            assert set(found.moving) <= set(range(len(found.assignment))), what
+            assert all(1 <= broker < 2**31 for members in found.target for broker in members), what
+        case BrokerRegistration():
+            assert found.broker == 3, what
+            assert found.address.rpartition(":")[2].isdigit(), what
+            assert len(found.rack) <= 255, what
+
+
+def _texts(state: NodeState) -> list[str]:
+    return [state.token, *(log_id for _, log_id in state.isr)]
+
+
+@pytest.mark.parametrize(
+    "address", ["", "h", "h:", ":1", "h:0", "h:65536", "h:1 ", "h /x:1", "unix:7400", "dns:///h:1", "h\n:1", "[::1:1"]
+)
+def test_an_address_that_is_none_is_not_read(address: str) -> None:
+    document = documents.registration_to_json(BrokerRegistration(3, 17, "h:1"))
+    for field in ("address", "peer_address") if address else ("address",):
+        with pytest.raises(InternalError, match="does not hold what TritonMQ writes there"):
+            documents.load(documents.dump({**document, field: address}), documents.registration_from_json, "/x")
+
+
+@pytest.mark.parametrize("address", ["h:1", "127.0.0.1:7400", "[::1]:65535", "a-b.c_d:80"])
+def test_an_address_is_read(address: str) -> None:
+    document = documents.registration_to_json(BrokerRegistration(3, 17, address, peer_address=address))
+    assert documents.load(documents.dump(document), documents.registration_of(3), "/x").peer_address == address
+
+
+def test_a_document_of_another_node_is_not_read() -> None:
+    topic = documents.dump(documents.topic_to_json(TopicSpec("t", id_of(""), ((1,),))))
+    with pytest.raises(InternalError, match="it is the document of topic 't'"):
+        documents.load(topic, documents.topic_of("other"), "/topics/other")
+    registration = documents.dump(documents.registration_to_json(BrokerRegistration(3, 17, "h:1")))
+    with pytest.raises(InternalError, match="it is the registration of broker 3"):
+        documents.load(registration, documents.registration_of("9"), "/brokers/live/9")

@@ -14,9 +14,9 @@ from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import BrokerRegistration, TopicSpec
 from mq_broker.core.messages import CasOutcome
 from mq_protocol.errors import CoordinationUnavailable, InternalError, InvalidRequest
-from tests.mq_broker.coordination.wire import Heard, state_of
+from tests.mq_broker.coordination.wire import Heard, id_of, state_of
 
-TOPIC = TopicSpec("orders", "id-1", ((1,),))
+TOPIC = TopicSpec("orders", id_of("1"), ((1,),))
 
 
 def test_a_directory_has_one_process(tmp_path: Path) -> None:
@@ -51,12 +51,12 @@ def test_a_full_disk_is_unknown_and_what_was_there_stays(tmp_path: Path, monkeyp
         await service.create_topic(TOPIC, (state_of(),))
         # The draft cannot be written: a directory stands in its place, as good an OSError as a full disk's.
         (tmp_path / "coordination.json.new").mkdir()
-        assert await service.write_state("id-1", 0, 0, state_of(epoch=1)) == (CasOutcome.UNKNOWN, -1)
+        assert await service.write_state(id_of("1"), 0, 0, state_of(epoch=1)) == (CasOutcome.UNKNOWN, -1)
         with pytest.raises(CoordinationUnavailable, match=r"coordination\.json"):
             await service.begin_life(1)
-        assert await service.read_state("id-1", 0) == (0, state_of())
+        assert await service.read_state(id_of("1"), 0) == (0, state_of())
         (tmp_path / "coordination.json.new").rmdir()
-        assert await service.write_state("id-1", 0, 0, state_of(epoch=1)) == (CasOutcome.DONE, 1)
+        assert await service.write_state(id_of("1"), 0, 0, state_of(epoch=1)) == (CasOutcome.DONE, 1)
         await service.stop()
 
     asyncio.run(main())
@@ -91,7 +91,7 @@ def test_changes_that_are_ready_together_share_a_write(tmp_path: Path, monkeypat
         service = FileCoordination(tmp_path)
         await service.start(Heard())
         count = 500
-        await service.create_topic(TopicSpec("wide", "id", ((1,),) * count), (state_of(),) * count)
+        await service.create_topic(TopicSpec("wide", id_of(""), ((1,),) * count), (state_of(),) * count)
         writes = []
         store = file_module._store
 
@@ -100,7 +100,7 @@ def test_changes_that_are_ready_together_share_a_write(tmp_path: Path, monkeypat
             store(directory, contents)
 
         monkeypatch.setattr(file_module, "_store", counted)
-        outcomes = await asyncio.gather(*(service.write_state("id", p, 0, state_of(epoch=1)) for p in range(count)))
+        outcomes = await asyncio.gather(*(service.write_state(id_of(""), p, 0, state_of(epoch=1)) for p in range(count)))
         assert outcomes == [(CasOutcome.DONE, 1)] * count
         assert len(writes) < 10
         await service.stop()

@@ -14,11 +14,11 @@ from mq_broker.coordination.interface import TopicSpec
 from mq_broker.coordination.node_reads import BATCH_READS_MAX
 from mq_protocol.errors import CoordinationUnavailable
 from tests.mq_broker.coordination.test_zookeeper import session
-from tests.mq_broker.coordination.wire import Fate, Wire, operation_of, state_of
+from tests.mq_broker.coordination.wire import Fate, Wire, id_of, operation_of, state_of
 
 MULTI_READ, GET_DATA = 22, 4
 PARTITIONS = 250
-WIDE = TopicSpec("wide", "id-w", ((1,),) * PARTITIONS)
+WIDE = TopicSpec("wide", id_of("w"), ((1,),) * PARTITIONS)
 STATES = tuple(state_of(epoch=number) for number in range(PARTITIONS))
 
 
@@ -33,19 +33,19 @@ def test_readings_that_come_together_are_few_questions(zookeeper: str, root: str
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
             await service.create_topic(WIDE, STATES)
             with KazooClientOf(zookeeper) as other:
-                other.set(f"{root}/states/id-w/7", b"not what TritonMQ writes")
-                other.set(f"{root}/states/id-w/8", None)  # nothing at all, which ZooKeeper tells from no bytes
+                other.set(f"{root}/states/{id_of('w')}/7", b"not what TritonMQ writes")
+                other.set(f"{root}/states/{id_of('w')}/8", None)  # nothing at all, which ZooKeeper tells from no bytes
             wire.fate_of = passes
             wanted = [*range(PARTITIONS), 1_000]
-            found = await asyncio.gather(*(service.read_state("id-w", p) for p in wanted), return_exceptions=True)
+            found = await asyncio.gather(*(service.read_state(id_of("w"), p) for p in wanted), return_exceptions=True)
             assert GET_DATA not in asked
             assert asked.count(MULTI_READ) == -(-len(wanted) // BATCH_READS_MAX)
             assert all(isinstance(found[p], CoordinationUnavailable) for p in (7, 8)), "they alone"
             assert found[-1] is None
             assert all(found[p] == (0, STATES[p]) for p in range(PARTITIONS) if p not in (7, 8))
             with pytest.raises(CoordinationUnavailable):
-                await service.read_state("id-w", 8)
-            assert await service.read_state("id-w", 3) == (0, STATES[3])
+                await service.read_state(id_of("w"), 8)
+            assert await service.read_state(id_of("w"), 3) == (0, STATES[3])
             assert asked[-1] == GET_DATA, "one alone needs no more than before"
 
     asyncio.run(main())
@@ -84,12 +84,12 @@ def test_a_reading_is_never_older_than_its_asking(zookeeper: str, root: str, mon
 
             async def and_meanwhile(deadline: float) -> None:
                 if not late:
-                    late.extend(asyncio.create_task(service.read_state("id-w", p)) for p in (10, 11))
+                    late.extend(asyncio.create_task(service.read_state(id_of("w"), p)) for p in (10, 11))
                     await asyncio.sleep(0)
                 await sync(deadline)
 
             monkeypatch.setattr(service._session, "sync", and_meanwhile)
-            await asyncio.gather(*(service.read_state("id-w", p) for p in (0, 1, 2)))
+            await asyncio.gather(*(service.read_state(id_of("w"), p) for p in (0, 1, 2)))
             await asyncio.gather(*late)
 
     asyncio.run(main())
@@ -101,7 +101,7 @@ def test_an_answer_that_is_lost_is_asked_for_again(zookeeper: str, root: str) ->
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
             await service.create_topic(WIDE, STATES)
             wire.fate_of = lambda request: Fate.ANSWER_IS_LOST if operation_of(request) == MULTI_READ else Fate.PASSES
-            found = await asyncio.gather(*(service.read_state("id-w", p) for p in range(20)))
+            found = await asyncio.gather(*(service.read_state(id_of("w"), p) for p in range(20)))
             assert wire.lost == 1
             assert found == [(0, STATES[p]) for p in range(20)]
 
@@ -123,7 +123,7 @@ def test_a_server_that_knows_no_such_question_is_asked_singly(zookeeper: str, ro
         async with session(zookeeper, root) as service:
             await service.create_topic(WIDE, STATES)
             for _ in range(2):
-                found = await asyncio.gather(*(service.read_state("id-w", p) for p in range(20)))
+                found = await asyncio.gather(*(service.read_state(id_of("w"), p) for p in range(20)))
                 assert found == [(0, STATES[p]) for p in range(20)]
 
     asyncio.run(main())

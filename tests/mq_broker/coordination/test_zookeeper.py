@@ -21,9 +21,9 @@ from mq_broker.coordination.interface import BrokerRegistration, CoordinationEve
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import CasOutcome
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists
-from tests.mq_broker.coordination.wire import MULTI, SET_DATA, Fate, Heard, Wire, eventually, operation_of, state_of
+from tests.mq_broker.coordination.wire import MULTI, SET_DATA, Fate, Heard, Wire, eventually, id_of, operation_of, state_of
 
-TOPIC = TopicSpec("orders", "id-1", ((1,),))
+TOPIC = TopicSpec("orders", id_of("1"), ((1,),))
 
 
 @asynccontextmanager
@@ -125,17 +125,17 @@ def test_a_killed_server_comes_back_with_everything_and_watches_work_again(tmp_p
         heard = Heard()
         async with session(server.hosts, root, heard) as service, session(server.hosts, root) as other:
             await service.create_topic(TOPIC, (state_of(),))
-            await service.write_state("id-1", 0, 0, state_of(epoch=1))
+            await service.write_state(id_of("1"), 0, 0, state_of(epoch=1))
             await service.topics()
             heard.forget()
             await asyncio.to_thread(server.kill)
             await heard.until(CoordinationEvent.SUSPENDED)
             await asyncio.to_thread(server.start)
             await heard.until(CoordinationEvent.CONNECTED)
-            assert await service.read_state("id-1", 0) == (1, state_of(epoch=1))
+            assert await service.read_state(id_of("1"), 0) == (1, state_of(epoch=1))
             await service.topics()
             heard.forget()
-            await other.create_topic(TopicSpec("more", "id-2", ((1,),)), (state_of(),))
+            await other.create_topic(TopicSpec("more", id_of("2"), ((1,),)), (state_of(),))
             await heard.until(CoordinationEvent.TOPICS_CHANGED)
             assert list(await service.topics()) == ["more", "orders"]
 
@@ -154,12 +154,12 @@ def test_with_no_server_every_question_ends_within_its_deadline(tmp_path: Path, 
             await service.create_topic(TOPIC, (state_of(),))
             await asyncio.to_thread(server.kill)
             began = time.monotonic()
-            assert await service.write_state("id-1", 0, 0, state_of(epoch=1)) == (CasOutcome.UNKNOWN, -1)
-            for question in (service.brokers(), service.topics(), service.read_state("id-1", 0), service.begin_life(1)):
+            assert await service.write_state(id_of("1"), 0, 0, state_of(epoch=1)) == (CasOutcome.UNKNOWN, -1)
+            for question in (service.brokers(), service.topics(), service.read_state(id_of("1"), 0), service.begin_life(1)):
                 with pytest.raises(CoordinationUnavailable, match=server.hosts):
                     await question
             with pytest.raises(CoordinationUnavailable):
-                await service.create_topic(TopicSpec("more", "id-2", ((1,),)), (state_of(),))
+                await service.create_topic(TopicSpec("more", id_of("2"), ((1,),)), (state_of(),))
             assert time.monotonic() - began < 15
 
     try:
@@ -281,9 +281,9 @@ def test_a_write_whose_answer_is_lost_is_unknown_and_the_token_tells_whose_it_wa
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
             await service.create_topic(TOPIC, (state_of(),))
             wire.fate_of = lambda request: Fate.ANSWER_IS_LOST if operation_of(request) == SET_DATA else Fate.PASSES
-            assert await service.write_state("id-1", 0, 0, state_of(epoch=1, token="mine")) == (CasOutcome.UNKNOWN, -1)
+            assert await service.write_state(id_of("1"), 0, 0, state_of(epoch=1, token="mine")) == (CasOutcome.UNKNOWN, -1)
             assert wire.lost == 1
-            assert await service.read_state("id-1", 0) == (1, state_of(epoch=1, token="mine"))
+            assert await service.read_state(id_of("1"), 0) == (1, state_of(epoch=1, token="mine"))
 
     asyncio.run(main())
 
@@ -293,8 +293,8 @@ def test_a_write_that_never_arrived_is_unknown_too(zookeeper: str, root: str) ->
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
             await service.create_topic(TOPIC, (state_of(),))
             wire.fate_of = lambda request: Fate.REQUEST_IS_LOST if operation_of(request) == SET_DATA else Fate.PASSES
-            assert await service.write_state("id-1", 0, 0, state_of(epoch=1, token="mine")) == (CasOutcome.UNKNOWN, -1)
-            assert await service.read_state("id-1", 0) == (0, state_of())
+            assert await service.write_state(id_of("1"), 0, 0, state_of(epoch=1, token="mine")) == (CasOutcome.UNKNOWN, -1)
+            assert await service.read_state(id_of("1"), 0) == (0, state_of())
 
     asyncio.run(main())
 
@@ -304,7 +304,7 @@ def test_gathered_writes_whose_answer_is_lost_are_each_unknown(zookeeper: str, r
         count = 40
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
             for attempt in range(20):  # a request that came in one read with another before it is not seen by the wire
-                topic = f"id-{attempt}"
+                topic = id_of(attempt)
                 await service.create_topic(TopicSpec(f"wide{attempt}", topic, ((1,),) * count), (state_of(),) * count)
                 wire.fate_of = lambda request: Fate.ANSWER_IS_LOST if operation_of(request) == MULTI else Fate.PASSES
                 writes = [service.write_state(topic, p, 0, state_of(token=f"p{p}")) for p in range(count)]
@@ -360,8 +360,8 @@ def test_a_topic_whose_request_was_lost_is_certainly_not_made_and_leaves_nothing
             with pytest.raises(CoordinationUnavailable, match="was not made"):
                 await service.create_topic(TOPIC, (state_of(),))
             assert await service.topics() == {}
-            assert await service.read_state("id-1", 0) is None
-            await service.create_topic(TopicSpec("orders", "id-2", ((1,),)), (state_of(),))
+            assert await service.read_state(id_of("1"), 0) is None
+            await service.create_topic(TopicSpec("orders", id_of("2"), ((1,),)), (state_of(),))
 
     asyncio.run(main())
 
@@ -384,11 +384,13 @@ def test_a_half_made_topic_is_never_seen(zookeeper: str, root: str) -> None:
     async def main() -> None:
         async with session(zookeeper, root) as service, session(zookeeper, root) as onlooker:
             count = 2_000
-            making = asyncio.create_task(service.create_topic(TopicSpec("wide", "id-w", ((1,),) * count), (state_of(),) * count))
+            making = asyncio.create_task(
+                service.create_topic(TopicSpec("wide", id_of("w"), ((1,),) * count), (state_of(),) * count)
+            )
             looks = 0
             while not making.done():
                 if "wide" in await onlooker.topics():
-                    states = await asyncio.gather(*(onlooker.read_state("id-w", p) for p in (0, 499, 500, count - 1)))
+                    states = await asyncio.gather(*(onlooker.read_state(id_of("w"), p) for p in (0, 499, 500, count - 1)))
                     assert None not in states
                 looks += 1
             await making
@@ -413,8 +415,8 @@ def test_two_processes_race_for_a_name_and_a_claim_and_one_wins_each(zookeeper: 
     async def main() -> None:
         async with session(zookeeper, root) as one, session(zookeeper, root) as other:
             made = await asyncio.gather(
-                one.create_topic(TopicSpec("orders", "id-a", ((1,),)), (state_of(),)),
-                other.create_topic(TopicSpec("orders", "id-b", ((1,),)), (state_of(),)),
+                one.create_topic(TopicSpec("orders", id_of("a"), ((1,),)), (state_of(),)),
+                other.create_topic(TopicSpec("orders", id_of("b"), ((1,),)), (state_of(),)),
                 return_exceptions=True,
             )
             assert made.count(None) == 1
@@ -472,7 +474,7 @@ def test_what_cannot_be_read_is_told_once_and_is_not_taken_for_what_is_not_there
 ) -> None:
     caplog.set_level(logging.ERROR, "mq_broker.coordination")
     one, two = BrokerRegistration(1, 1, "h:1"), BrokerRegistration(2, 1, "h:2")
-    other = replace(TOPIC, name="others", topic_id="id-2")
+    other = replace(TOPIC, name="others", topic_id=id_of("2"))
 
     async def scenario() -> None:
         async with session(zookeeper, root) as first, session(zookeeper, root) as second:
@@ -481,7 +483,7 @@ def test_what_cannot_be_read_is_told_once_and_is_not_taken_for_what_is_not_there
                 await service.register(registration)
             for topic in (TOPIC, other):
                 await first.create_topic(topic, (state_of(),))
-            paths = [f"{root}/{path}" for path in ("topics/orders", "states/id-1/0", "brokers/live/2")]
+            paths = [f"{root}/{path}" for path in ("topics/orders", f"states/{id_of('1')}/0", "brokers/live/2")]
             with stranger(zookeeper) as client:
                 before = [client.get(path)[0] for path in paths]
                 for path, data in zip(paths, (b"{", b"[]", b"\xff"), strict=True):
@@ -490,8 +492,8 @@ def test_what_cannot_be_read_is_told_once_and_is_not_taken_for_what_is_not_there
                     changes = await first.topic_changes(-1)
                     assert (changes.present, changes.unreadable, changes.gone) == ({"others": other}, ("orders",), ())
                     assert await first.brokers() == {1: one}
-                    with pytest.raises(CoordinationUnavailable, match=r"states/id-1/0 does not hold .* Put back what was there"):
-                        await first.read_state("id-1", 0)
+                    with pytest.raises(CoordinationUnavailable, match=r"states/\w+/0 does not hold .* Put back what was there"):
+                        await first.read_state(id_of("1"), 0)
                     with pytest.raises(CoordinationUnavailable, match="topics/orders does not hold"):
                         await first.read_topic("orders")
                 assert [path for path in paths if sum(path in r.getMessage() for r in caplog.records) != 1] == []
@@ -501,6 +503,6 @@ def test_what_cannot_be_read_is_told_once_and_is_not_taken_for_what_is_not_there
                     client.set(path, data)
             again = await first.topic_changes(changes.version)
             assert again.present == {"orders": TOPIC, "others": other}, "asked for all of them, until none is damaged"
-            assert await first.read_state("id-1", 0) is not None
+            assert await first.read_state(id_of("1"), 0) is not None
 
     asyncio.run(scenario())

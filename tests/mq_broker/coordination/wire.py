@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import Awaitable, Callable
 from enum import Enum
 
@@ -130,6 +131,11 @@ async def _message(reader: asyncio.StreamReader) -> bytes:
         return length + await reader.readexactly(int.from_bytes(length, "big"))
     except asyncio.IncompleteReadError:
         return b""
+
+
+def id_of(name: object) -> str:
+    """A topic's id, the same for the same name."""
+    return hashlib.sha256(str(name).encode()).hexdigest()[:32]
 
 
 def state_of(leader: int = 1, epoch: int = 0, token: str = "t") -> NodeState:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -224,5 +225,31 @@ def test_the_lock_is_held_for_as_long_as_a_journal_is_being_opened(tmp_path: Pat
         go_on.set()
         await opening
         DataDirectory.open(tmp_path, 1).close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("topic_id", ["../../x", "..", "/tmp/x", "a/b", "a\x00b", "x" * 200, "a.deleted"])
+def test_a_place_outside_the_directory_is_neither_read_nor_written_nor_removed(tmp_path: Path, topic_id: str) -> None:
+    async def scenario() -> None:
+        outside = tmp_path / "x-0"
+        outside.mkdir()
+        (outside / "precious").write_text("kept")
+        directory = DataDirectory.open(tmp_path / "data" / "broker", 1)
+        before = sorted(tmp_path.rglob("*"))  # noqa: ASYNC240 - nothing else runs
+        place, writer = Place(topic_id, 0), Writer()
+        acts: list[Callable[[], object]] = [
+            lambda: directory.open_journal(place, "fsync", 0, Heard(), writer),
+            lambda: directory.delete_partition(place),
+            lambda: directory.install(place, "fsync", "t", Snapshot(0, 0, 0, MachineState()), 0),
+            lambda: directory.start_over(place, "fsync", "t", 0),
+            lambda: directory.open_index(place, "fsync"),
+        ]
+        for act in acts:
+            with pytest.raises(StorageFailed, match="is no partition's directory"):
+                act()
+        assert sorted(tmp_path.rglob("*")) == before  # noqa: ASYNC240
+        assert (outside / "precious").read_text() == "kept"
+        directory.close()
 
     asyncio.run(scenario())

@@ -1,0 +1,22 @@
+"""What `HOST:PORT` may be, wherever it is read: an option, or what a broker has registered."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from mq_protocol.errors import InvalidSetting
+from mq_protocol.names import quoted
+
+_HOST: Final = re.compile(r"[0-9A-Za-z_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(%[0-9A-Za-z_.-]{1,32})?\]")
+_PORT: Final = re.compile("[0-9]{1,5}")
+_SCHEMES: Final = frozenset({"unix", "unix-abstract", "vsock", "dns", "ipv4", "ipv6", "xds"})
+"""Before a colon these are no host to gRPC: `unix:7400` is a file."""
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """The host and the port, 0 to 65535. An IPv6 address is in brackets, and stays in them. Raises `InvalidSetting`."""
+    host, _, port = text.rpartition(":")
+    if not _HOST.fullmatch(host) or host.lower() in _SCHEMES or not _PORT.fullmatch(port) or int(port) > 65535:
+        raise InvalidSetting(f"{quoted(text)} is not HOST:PORT: give e.g. localhost:7400")
+    return host, int(port)
