@@ -49,6 +49,7 @@ class _Root(CommandGroup):
         "produce": ("mq_cli.produce:produce", "Send the lines of standard input, a message each."),
         "consume": ("mq_cli.consume:consume", "Write the messages of a topic to standard output as they come."),
         "cluster": ("mq_cli.cluster:cluster", "The brokers and what they hold: show it, spread it evenly, empty one."),
+        "transaction": ("mq_cli.transaction:transaction", "What exactly-once queries have staged; abort one that is dead."),
         "group": ("mq_cli.group:group", "Groups of readers and how far they are."),
     },
     context_settings=_HELP,

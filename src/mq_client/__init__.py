@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from mq_client.futures import BatchMetadata, BatchPlace, RecordMetadata
     from mq_client.producer import Producer
     from mq_client.reader import Reader
+    from mq_client.transaction_admin import AbortedTransaction, StagedSum, TransactionDescription
 
 __all__ = [
     "Admin",
@@ -96,6 +97,9 @@ __all__ = [
     "BrokerDescription",
     "GroupDescription",
     "GroupCursor",
+    "TransactionDescription",
+    "StagedSum",
+    "AbortedTransaction",
     "TritonMQError",
     "RefusedError",
     "RetriableError",
@@ -154,6 +158,7 @@ _HOMES = {
     "futures": ("BatchMetadata", "BatchPlace", "RecordMetadata"),
     "producer": ("Producer",),
     "reader": ("Reader",),
+    "transaction_admin": ("AbortedTransaction", "StagedSum", "TransactionDescription"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -16,6 +16,7 @@ from mq_client.errors import InvalidRequest, OutcomeUnknown, TopicExists, Triton
 from mq_client.leaders import ask_offsets, move_cursors, purge
 from mq_client.peek import PEEK_RECORDS_MAX, peek
 from mq_client.record_queue import ConsumerRecord
+from mq_client.transaction_admin import AbortedTransaction, TransactionDescription, abort_transaction, list_transactions
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
@@ -500,6 +501,22 @@ class Admin:
                 return found
             last = answer.cursors[-1]
             request.after.topic, request.after.partition, request.after_group = last.topic, last.partition, last.group
+
+    # ------------------------------------------------------------------ transactions
+
+    def transactions(self, query: str = "") -> list[TransactionDescription]:
+        """What exactly-once queries have decided and staged: all of them, or the one meant, by its id or as it is listed. What pins
+        a journal comes first. Empty if there is nothing. Raises `Unreachable` if no broker answers."""
+        return list_transactions(self._connection, query, Deadline(self._timeout_ms))
+
+    def abort_transaction(self, query: str) -> AbortedTransaction:
+        """Fence a dead query's key for ever, and remove what it has staged and not decided. What it has decided is published.
+
+        `query`: its id, or its name as listed, with ":" and the sink behind it if it writes to several. Idempotent: whatever dies
+        on the way, ask again. From then on the query is refused as `TransactionAborted`. Raises `UnknownTransaction` if nobody has
+        staged or decided anything under that name, `InvalidRequest` if several sinks are meant.
+        """
+        return abort_transaction(self._connection, query, Deadline(self._timeout_ms))
 
     # ------------------------------------------------------------------ the end
 

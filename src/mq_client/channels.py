@@ -60,6 +60,8 @@ _RESPONSES: Final[dict[str, type[Message]]] = {
     "Discard": pb.DiscardResponse,
     "TransactionStatus": pb.TransactionStatusResponse,
     "Staged": pb.StagedResponse,
+    "Transactions": pb.TransactionsResponse,
+    "AbortTransaction": pb.AbortTransactionResponse,
 }
 
 _lock = threading.Lock()

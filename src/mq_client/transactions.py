@@ -70,12 +70,13 @@ class TransactionStatus(NamedTuple):
 
 
 class StagedBatch(NamedTuple):
-    """A batch that waits for a decision. `timestamp`: when it was staged, microseconds since 1970."""
+    """A batch that waits for a decision. `query`: the query's name in listings. `timestamp`: when it was staged, microseconds since
+    1970."""
 
     topic: str
     partition: int
-    uuid: bytes
-    key: TransactionKey
+    query: str
+    sink: str
     batch_id: int
     row_count: int
     timestamp: int
@@ -200,12 +201,15 @@ class TransactionClient:
         manifest: Iterable[StagedPart],
         *,
         keep_on_mismatch: bool = False,
+        once: bool = False,
         timeout_ms: float | None = None,
     ) -> Decision:
         """Decide that micro-batch `batch_id` is exactly this manifest; returns once all of it is published.
 
-        Idempotent. Raises `ReplayMismatch` (decided before with another row count, unless `keep_on_mismatch`), `StaleMicroBatch`,
-        `FencedRun`, `StagedBatchMissing`, and `OutcomeUnknown` when no answer came in time: ask again.
+        Idempotent. `once`: the key is for this decision alone, and may be forgotten an hour after it is published. Raises
+        `ReplayMismatch` (decided before with another row count, unless `keep_on_mismatch`), `StaleMicroBatch`, `FencedRun`,
+        `StagedBatchMissing` (one of them is not staged by this query for this micro-batch; nothing is decided then),
+        `TransactionAborted`, `TooManyTransactions`, and `OutcomeUnknown` when no answer came in time: ask again.
         """
         query_id, sink = _checked(key)
         parts = [part for part in manifest if part.uuids]
@@ -222,6 +226,7 @@ class TransactionClient:
                 for part in parts
             ],
             keep_on_mismatch=keep_on_mismatch,
+            once=once,
             timeout_ms=int(min(deadline.timeout_ms, _ATTEMPT_MS)),
         )
         answer = self._connection.ask_leader(
@@ -250,13 +255,13 @@ class TransactionClient:
         """What waits for a decision in a topic, from every broker for what it leads."""
         deadline = self.deadline(timeout_ms)
         self._connection.refresh(topic, deadline)
-        found: dict[bytes, StagedBatch] = {}
+        found: list[StagedBatch] = []
         for address in self._connection.addresses():
             answer = self._connection.ask(address, "Staged", pb.StagedRequest(topic=topic), pb.StagedResponse, deadline)
-            for b in answer.staged:
-                key = TransactionKey(b.key.query_id, b.key.sink)
-                found[b.uuid] = StagedBatch(b.topic, b.partition, b.uuid, key, b.batch_id, b.row_count, b.timestamp_us)
-        return sorted(found.values(), key=lambda batch: (batch.partition, batch.timestamp))
+            found += [
+                StagedBatch(b.topic, b.partition, b.query, b.sink, b.batch_id, b.row_count, b.timestamp_us) for b in answer.staged
+            ]
+        return sorted(found, key=lambda batch: (batch.partition, batch.timestamp))
 
     def discard(
         self, topic: str, partition: int, key: tuple[str, str], uuids: Sequence[bytes], timeout_ms: float | None = None

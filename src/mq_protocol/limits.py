@@ -29,6 +29,12 @@ NEAREST_CANDIDATES_MAX: Final = 1_000
 NEAREST_RATED_MAX: Final = 16
 """How many of those that look alike are rated in full: up to a millisecond each."""
 
+LISTED_TRANSACTIONS_MAX: Final = 5_000
+"""Lines of one kind in a broker's answer about transactions: a few megabytes, with the longest names."""
+
+MICRO_BATCH_ID_MAX: Final = 1 << 62
+"""Micro-batch ids of Spark count from 0, and `txnVersion` is an application's own number: a time in nanoseconds is below it too."""
+
 MANIFEST_BYTES_MAX: Final = 16 << 20
 """A decision is one entry, and so one message between brokers: this names 900,000 staged batches."""
 

@@ -2076,12 +2076,15 @@ class DecideRequest(_message.Message):
     MANIFEST_FIELD_NUMBER: _builtins.int
     KEEP_ON_MISMATCH_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    ONCE_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     run_id: _builtins.str
     row_count: _builtins.int
     keep_on_mismatch: _builtins.bool
     """onReplayMismatch=keep"""
     timeout_ms: _builtins.int
+    once: _builtins.bool
+    """the key is for this decision alone: the coordinator forgets it an hour after it is published"""
     @_builtins.property
     def key(self) -> Global___TransactionKey: ...
     @_builtins.property
@@ -2096,10 +2099,11 @@ class DecideRequest(_message.Message):
         manifest: _abc.Iterable[Global___StagedBatches] | None = ...,
         keep_on_mismatch: _builtins.bool = ...,
         timeout_ms: _builtins.int = ...,
+        once: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "keep_on_mismatch", b"keep_on_mismatch", "key", b"key", "manifest", b"manifest", "row_count", b"row_count", "run_id", b"run_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "keep_on_mismatch", b"keep_on_mismatch", "key", b"key", "manifest", b"manifest", "once", b"once", "row_count", b"row_count", "run_id", b"run_id", "timeout_ms", b"timeout_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2272,11 +2276,13 @@ class TransactionStatusResponse(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     ROW_COUNT_FIELD_NUMBER: _builtins.int
     PUBLISHED_FIELD_NUMBER: _builtins.int
+    ABORTED_FIELD_NUMBER: _builtins.int
     known: _builtins.bool
     batch_id: _builtins.int
     run_id: _builtins.str
     row_count: _builtins.int
     published: _builtins.bool
+    aborted: _builtins.bool
     def __init__(
         self,
         *,
@@ -2285,10 +2291,11 @@ class TransactionStatusResponse(_message.Message):
         run_id: _builtins.str = ...,
         row_count: _builtins.int = ...,
         published: _builtins.bool = ...,
+        aborted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "known", b"known", "published", b"published", "row_count", b"row_count", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "batch_id", b"batch_id", "known", b"known", "published", b"published", "row_count", b"row_count", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2315,37 +2322,40 @@ Global___StagedRequest: _TypeAlias = StagedRequest  # noqa: Y015
 
 @_typing.final
 class StagedInfo(_message.Message):
+    """Keys and UUIDs are told to nobody who does not have them: whoever has them writes in the query's name. A query's name in listings is
+    the first 16 hexadecimal digits of the SHA-256 of its id.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
     PARTITION_FIELD_NUMBER: _builtins.int
-    UUID_FIELD_NUMBER: _builtins.int
-    KEY_FIELD_NUMBER: _builtins.int
     BATCH_ID_FIELD_NUMBER: _builtins.int
     ROW_COUNT_FIELD_NUMBER: _builtins.int
     TIMESTAMP_US_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    SINK_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
-    uuid: _builtins.bytes
     batch_id: _builtins.int
     row_count: _builtins.int
     timestamp_us: _builtins.int
-    @_builtins.property
-    def key(self) -> Global___TransactionKey: ...
+    query: _builtins.str
+    sink: _builtins.str
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         partition: _builtins.int = ...,
-        uuid: _builtins.bytes = ...,
-        key: Global___TransactionKey | None = ...,
         batch_id: _builtins.int = ...,
         row_count: _builtins.int = ...,
         timestamp_us: _builtins.int = ...,
+        query: _builtins.str = ...,
+        sink: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "key", b"key", "partition", b"partition", "row_count", b"row_count", "timestamp_us", b"timestamp_us", "topic", b"topic", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "partition", b"partition", "query", b"query", "row_count", b"row_count", "sink", b"sink", "timestamp_us", b"timestamp_us", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2370,6 +2380,364 @@ class StagedResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StagedResponse: _TypeAlias = StagedResponse  # noqa: Y015
+
+@_typing.final
+class TransactionsRequest(_message.Message):
+    """Asked of every broker, which answers for what it leads. `query`: its name as listed, its id, or either with ":" and the sink behind it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["query", b"query"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionsRequest: _TypeAlias = TransactionsRequest  # noqa: Y015
+
+@_typing.final
+class KnownTransaction(_message.Message):
+    """told by its coordinator"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    SINK_FIELD_NUMBER: _builtins.int
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    ROW_COUNT_FIELD_NUMBER: _builtins.int
+    PUBLISHED_FIELD_NUMBER: _builtins.int
+    ABORTED_FIELD_NUMBER: _builtins.int
+    CHANGED_US_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    sink: _builtins.str
+    batch_id: _builtins.int
+    """the last decided micro-batch; -1: none"""
+    row_count: _builtins.int
+    published: _builtins.bool
+    aborted: _builtins.bool
+    changed_us: _builtins.int
+    """when it was decided, published or aborted last"""
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+        sink: _builtins.str = ...,
+        batch_id: _builtins.int = ...,
+        row_count: _builtins.int = ...,
+        published: _builtins.bool = ...,
+        aborted: _builtins.bool = ...,
+        changed_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "batch_id", b"batch_id", "changed_us", b"changed_us", "published", b"published", "query", b"query", "row_count", b"row_count", "sink", b"sink"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownTransaction: _TypeAlias = KnownTransaction  # noqa: Y015
+
+@_typing.final
+class StagedSum(_message.Message):
+    """told by the leader of a partition: what one query has staged there"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    SINK_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    FIRST_BATCH_ID_FIELD_NUMBER: _builtins.int
+    LAST_BATCH_ID_FIELD_NUMBER: _builtins.int
+    SINCE_US_FIELD_NUMBER: _builtins.int
+    PINS_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    sink: _builtins.str
+    topic: _builtins.str
+    partition: _builtins.int
+    batches: _builtins.int
+    rows: _builtins.int
+    bytes: _builtins.int
+    first_batch_id: _builtins.int
+    last_batch_id: _builtins.int
+    since_us: _builtins.int
+    """when the oldest was staged"""
+    pins: _builtins.bool
+    """they keep the journal from being shortened"""
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+        sink: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        batches: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        first_batch_id: _builtins.int = ...,
+        last_batch_id: _builtins.int = ...,
+        since_us: _builtins.int = ...,
+        pins: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batches", b"batches", "bytes", b"bytes", "first_batch_id", b"first_batch_id", "last_batch_id", b"last_batch_id", "partition", b"partition", "pins", b"pins", "query", b"query", "rows", b"rows", "since_us", b"since_us", "sink", b"sink", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StagedSum: _TypeAlias = StagedSum  # noqa: Y015
+
+@_typing.final
+class TransactionsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_FIELD_NUMBER: _builtins.int
+    STAGED_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    left_out: _builtins.int
+    """more are known here than are told at once: name the query"""
+    @_builtins.property
+    def known(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownTransaction]: ...
+    @_builtins.property
+    def staged(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagedSum]: ...
+    def __init__(
+        self,
+        *,
+        known: _abc.Iterable[Global___KnownTransaction] | None = ...,
+        staged: _abc.Iterable[Global___StagedSum] | None = ...,
+        left_out: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["known", b"known", "left_out", b"left_out", "staged", b"staged"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionsResponse: _TypeAlias = TransactionsResponse  # noqa: Y015
+
+@_typing.final
+class AbortTransactionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    SINK_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    sink: _builtins.str
+    timeout_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+        sink: _builtins.str = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["query", b"query", "sink", b"sink", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortTransactionRequest: _TypeAlias = AbortTransactionRequest  # noqa: Y015
+
+@_typing.final
+class AbortTransactionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_FIELD_NUMBER: _builtins.int
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    PUBLISHED_FIELD_NUMBER: _builtins.int
+    DISCARDED_FIELD_NUMBER: _builtins.int
+    UNREACHED_FIELD_NUMBER: _builtins.int
+    known: _builtins.bool
+    """false: nothing of that name is known here"""
+    batch_id: _builtins.int
+    published: _builtins.bool
+    """the last decided micro-batch, -1: none; it is published everywhere"""
+    discarded: _builtins.int
+    """staged batches, of all partitions together, that were removed now"""
+    @_builtins.property
+    def unreached(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """where it may still have some, and why: they are removed once that can be reached"""
+
+    def __init__(
+        self,
+        *,
+        known: _builtins.bool = ...,
+        batch_id: _builtins.int = ...,
+        published: _builtins.bool = ...,
+        discarded: _builtins.int = ...,
+        unreached: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "discarded", b"discarded", "known", b"known", "published", b"published", "unreached", b"unreached"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortTransactionResponse: _TypeAlias = AbortTransactionResponse  # noqa: Y015
+
+@_typing.final
+class AbortKeyRequest(_message.Message):
+    """Between brokers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    timeout_ms: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___TransactionKey: ...
+    def __init__(
+        self,
+        *,
+        key: Global___TransactionKey | None = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortKeyRequest: _TypeAlias = AbortKeyRequest  # noqa: Y015
+
+@_typing.final
+class FenceRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___TransactionKey: ...
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagedBatches]: ...
+    def __init__(
+        self,
+        *,
+        key: Global___TransactionKey | None = ...,
+        kept: _abc.Iterable[Global___StagedBatches] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "key", b"key"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FenceRequest: _TypeAlias = FenceRequest  # noqa: Y015
+
+@_typing.final
+class FencedPartition(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    DISCARDED_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    discarded: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        discarded: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discarded", b"discarded", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FencedPartition: _TypeAlias = FencedPartition  # noqa: Y015
+
+@_typing.final
+class FenceResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FENCED_FIELD_NUMBER: _builtins.int
+    LEFT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def fenced(self) -> _containers.RepeatedCompositeFieldContainer[Global___FencedPartition]: ...
+    @_builtins.property
+    def left(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicPartition]:
+        """of which there is a replica here that has something staged under the key and does not lead"""
+
+    def __init__(
+        self,
+        *,
+        fenced: _abc.Iterable[Global___FencedPartition] | None = ...,
+        left: _abc.Iterable[Global___TopicPartition] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fenced", b"fenced", "left", b"left"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FenceResponse: _TypeAlias = FenceResponse  # noqa: Y015
+
+@_typing.final
+class AreStagedRequest(_message.Message):
+    """asked of a partition's leader; refused if one of them is not"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    UUIDS_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    batch_id: _builtins.int
+    topic_id: _builtins.str
+    @_builtins.property
+    def key(self) -> Global___TransactionKey: ...
+    @_builtins.property
+    def uuids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        key: Global___TransactionKey | None = ...,
+        batch_id: _builtins.int = ...,
+        uuids: _abc.Iterable[_builtins.bytes] | None = ...,
+        topic_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "key", b"key", "partition", b"partition", "topic", b"topic", "topic_id", b"topic_id", "uuids", b"uuids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AreStagedRequest: _TypeAlias = AreStagedRequest  # noqa: Y015
+
+@_typing.final
+class AreStagedResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AreStagedResponse: _TypeAlias = AreStagedResponse  # noqa: Y015
 
 @_typing.final
 class LinkHello(_message.Message):

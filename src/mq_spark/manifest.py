@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql.datasource import WriterCommitMessage
 
 from mq_protocol.errors import InvalidRequest
+
+WRITE_PREFIX: Final = "write:"
+"""How the query ids of batch writes begin that have no name of their own. Those of named ones begin with "app:"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +25,11 @@ class MicroBatch:
     sink: str
     batch_id: int
     run_id: str
+
+    @property
+    def once(self) -> bool:
+        """The key was made for this write alone (a batch write without txnAppId): it need not be remembered for long."""
+        return self.query_id.startswith(WRITE_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,14 @@ NAMES = {
     "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue",
     "PartitionMove", "Recovery",
     "TopicDescription", "PartitionDescription", "ClusterDescription", "BrokerDescription", "GroupDescription", "GroupCursor",
+    "TransactionDescription", "StagedSum", "AbortedTransaction",
     "NotSent",
 }  # fmt: skip
 
 METHODS = {
     "Admin": "create_topic list_topics describe_topic alter_topic delete_topic describe_cluster offsets"
-    " move_partition cancel_move moves start_moves plan_drain plan_balance needed_by transfer_leadership recover_partition",
+    " move_partition cancel_move moves start_moves plan_drain plan_balance needed_by transfer_leadership recover_partition"
+    " transactions abort_transaction",
     "Producer": "publish publish_batch flush close",
     "Consumer": "subscribe unsubscribe subscription start stop records",
     "Reader": "read",

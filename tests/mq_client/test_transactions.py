@@ -52,7 +52,11 @@ def test_what_is_staged_is_seen_only_once_decided(
         stage.add(topic, 0, rows(4))
         parts = stage.finish()
         assert [(part.partition, part.row_count, len(part.uuids)) for part in parts] == [(0, 3, 2), (1, 1, 1)]
-        assert sorted(batch.uuid for batch in client.staged(topic)) == sorted(u for part in parts for u in part.uuids)
+        assert [(batch.partition, batch.batch_id, batch.row_count) for batch in client.staged(topic)] == [
+            (0, 0, 2),
+            (0, 0, 1),
+            (1, 0, 1),
+        ]
         assert stored(bootstrap, topic) == []
         decided = client.decide(key, 0, "run-1", parts)
         assert (decided.already_decided, decided.row_count, decided.published) == (False, 4, True)

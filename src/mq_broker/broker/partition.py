@@ -20,6 +20,7 @@ from mq_broker.broker.topics import Topic
 from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation
 from mq_broker.core.messages import (
     AppendAck,
+    AreStaged,
     Audit,
     CasAnswer,
     Decided,
@@ -94,7 +95,8 @@ class Partition:
     """Owns one replica of one partition and everything of it on this broker. Is its journal's listener.
 
     `observers` are called, at the end of a turn, when something became readable or the role changed. `shorten_due`: the journal may
-    begin later than it does (retention.py). `rest` says when it is ticked seldom (rest.py).
+    begin later than it does (retention.py). `could_begin`: at which entry, as last looked, if nothing were staged before it.
+    `rest` says when it is ticked seldom (rest.py).
     """
 
     def __init__(self, shell: Shell, topic: Topic, number: int) -> None:
@@ -104,6 +106,7 @@ class Partition:
         self.observers: set[Callable[[], None]] = set()
         self.closed = False
         self.shorten_due = False
+        self.could_begin = 0
         self.rest = Rest(IN_EARNEST)
         self._shell = shell
         self._place = Place(topic.spec.topic_id, number)
@@ -215,7 +218,7 @@ class Partition:
 
     def propose(
         self,
-        operation: Operation,
+        operation: Operation | AreStaged,
         on_reply: OnReply,
         deadline: float,
         *,
@@ -251,7 +254,7 @@ class Partition:
             payload,
         )
 
-    async def ask(self, operation: Operation, deadline: float, *, keep_on_mismatch: bool = False) -> Done | Decided:
+    async def ask(self, operation: Operation | AreStaged, deadline: float, *, keep_on_mismatch: bool = False) -> Done | Decided:
         """As `propose`, for an operation without a payload. Raises the `TritonMQError` it was refused with."""
         answered: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
 
@@ -464,8 +467,9 @@ class Partition:
             return
         staged = self.replica.machine.oldest_staged_index()
         readable = self.index.oldest_index(self.index.log_start_offset)
-        needed = [self.replica.applied_index + 1, *(index for index in (staged, readable) if index is not None)]
-        first_index = min(needed)
+        needed = self.replica.applied_index + 1
+        needed = self.could_begin = needed if readable is None else min(needed, readable)
+        first_index = needed if staged is None else min(needed, staged)
         self.shorten_due = first_index == staged  # more may go once that batch is decided
         begins = self.journal.first_index
         try:

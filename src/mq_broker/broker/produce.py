@@ -19,7 +19,7 @@ from mq_broker.broker.places import Places
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.streams import side_by_side
 from mq_broker.broker.topics import Topic, Topics
-from mq_broker.broker.transactions import key_of
+from mq_broker.broker.transaction_requests import check_micro_batch_id, key_of
 from mq_broker.core.entries import NO_UUID, Append, Operation, Stage
 from mq_broker.core.messages import Done, Refused, Result, Wait
 from mq_broker.rpc.callers import caller
@@ -221,6 +221,7 @@ def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
         raise InvalidRequest(f"acks {header.acks} is not known: all (0), leader (1) or none (2)")
     if header.HasField("stage"):
         key_of(header.stage.key)
+        check_micro_batch_id(header.stage.batch_id)
         check_id("run id", header.stage.run_id)
     schema = topic.versions.get(header.schema_fingerprint)
     if schema is None:

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Collection
 from typing import Final
 
+from mq_broker.broker.aborting import Aborting
 from mq_broker.broker.admin import Admin
 from mq_broker.broker.cluster import Cluster
 from mq_broker.broker.config import BrokerConfig
@@ -22,11 +23,12 @@ from mq_broker.broker.groups import Groups
 from mq_broker.broker.moves import Moves
 from mq_broker.broker.produce import Producing
 from mq_broker.broker.purging import Purging
-from mq_broker.broker.retention import Retention
+from mq_broker.broker.retention import Retention, RetentionClock
 from mq_broker.broker.service import Services
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.topics import Topic, Topics
 from mq_broker.broker.total_loss import TotalLoss
+from mq_broker.broker.transaction_upkeep import Upkeep
 from mq_broker.broker.transactions import Transactions
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
 from mq_broker.rpc import server as rpc_server
@@ -166,6 +168,7 @@ class _Broker:
             Groups(shell, self._topics, delivery.shares.members_of, delivery.shares.counts),
             self._transactions,
             Purging(shell, self._topics),
+            Aborting(shell, self.cluster, self._transactions),
         )
         self._server.add_generic_rpc_handlers((rpc_service.handlers(services),))
         for server in self._servers[1:]:
@@ -197,7 +200,9 @@ class _Broker:
         spawn(self._transactions.reap_for_ever(), "reap")
         spawn(self._moves.carry_on(), "carry on moves")
         spawn(self._total_loss.watch(), "watch for partitions without a log")
-        spawn(Retention(self._shell).keep(), "retention")
+        clock = RetentionClock()
+        spawn(Retention(self._shell, clock).keep(), "retention")
+        spawn(Upkeep(self._shell, clock.now_us).keep(), "upkeep of transactions")
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
         log.info("broker %d serves at %s, other brokers at %s", self._shell.broker, self.address, self._peer_address or "no port")
 

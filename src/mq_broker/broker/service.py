@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mq_broker.broker.aborting import Aborting
 from mq_broker.broker.admin import Admin
 from mq_broker.broker.delivery import Delivery
 from mq_broker.broker.fetch import Reading
@@ -27,6 +28,7 @@ class Services:
         groups: Groups,
         transactions: Transactions,
         purging: Purging,
+        aborting: Aborting,
     ) -> None:
         self.metadata = admin.metadata
         self.create_topic = admin.create_topic
@@ -47,6 +49,11 @@ class Services:
         self.discard = transactions.discard
         self.transaction_status = transactions.transaction_status
         self.staged = transactions.staged
+        self.are_staged = transactions.are_staged
+        self.transactions = aborting.transactions
+        self.abort_transaction = aborting.abort_transaction
+        self.abort_key = aborting.abort_key
+        self.fence = aborting.fence
         self.produce = producing.produce
         self.fetch = reading.fetch
         self.subscribe = delivery.subscribe

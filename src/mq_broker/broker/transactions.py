@@ -24,8 +24,17 @@ from mq_broker.broker.cluster import Cluster
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.topics import Topics
-from mq_broker.core.entries import Decide, Discard, Finish, Publish, StagedBatches, TransactionKey
-from mq_broker.core.messages import Decided
+from mq_broker.broker.transaction_requests import (
+    by_partition,
+    check_manifest,
+    check_micro_batch_id,
+    key_of,
+    key_to_wire,
+    listed_name,
+    uuids_of,
+)
+from mq_broker.core.entries import Decide, Discard, Fence, Finish, Publish, TransactionKey
+from mq_broker.core.messages import AreStaged, Decided
 from mq_broker.rpc.calls import Calls
 from mq_broker.storage.frame import line_from_wire
 from mq_protocol import mq_pb2 as pb
@@ -38,9 +47,10 @@ from mq_protocol.errors import (
     TritonMQError,
     UnknownPartition,
     UnknownTopic,
+    Unreachable,
 )
-from mq_protocol.limits import DISCARD_UUIDS_MAX, MANIFEST_BYTES_MAX
-from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, check_id
+from mq_protocol.limits import DISCARD_UUIDS_MAX
+from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
 
 log = logging.getLogger(__name__)
@@ -50,26 +60,8 @@ BACKOFF_S: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 ALARM_BACKOFF_S: Final = 5.0
 REAP_EVERY_S: Final = 20.0
 REAP_AGE_S: Final = 60.0
-_UUID_BYTES: Final = 16
 
 Answer = TypeVar("Answer", bound=Message)
-
-
-def key_of(key: pb.TransactionKey) -> TransactionKey:
-    """Raises `InvalidRequest` for a key without a query id (a made-up key would deduplicate strangers), and for an endless one."""
-    if not key.query_id:
-        raise InvalidRequest("the transaction key has no query id: the sink runs in a streaming query, or gives txnAppId")
-    check_id("query id", key.query_id)
-    check_id("sink", key.sink)
-    return TransactionKey(key.query_id, key.sink)
-
-
-def _uuids_of(request: pb.PublishRequest | pb.DiscardRequest) -> tuple[bytes, ...]:
-    if any(len(uuid) != _UUID_BYTES for uuid in request.uuids):
-        raise InvalidRequest("staged batches are named by UUIDs of 16 bytes")
-    if request.ByteSize() > MANIFEST_BYTES_MAX:
-        raise InvalidRequest(f"{len(request.uuids)} batches are more than one entry holds: name fewer at once")
-    return tuple(request.uuids)
 
 
 @dataclass(eq=False)
@@ -110,20 +102,23 @@ class Transactions:
     async def decide(self, request: pb.DecideRequest, deadline: float) -> pb.DecideResponse:
         """Answers once everything is published. Past the deadline `OutcomeUnknown`: asking again gives the same answer."""
         key = key_of(request.key)
-        _check_manifest(request)
+        check_manifest(request)
         self._check_topics(request)
         await self._admin.transactions_topic(deadline)
-        partition = await self._coordinator(key)
+        partition = await self.coordinator(key)
         manifest = tuple(line_from_wire(line) for line in request.manifest if line.uuids)
-        decide = Decide(key, request.batch_id, request.run_id, request.row_count, manifest)
+        decide = Decide(key, request.batch_id, request.run_id, request.row_count, manifest, request.once)
         if request.timeout_ms:
             deadline = min(deadline, asyncio.get_running_loop().time() + request.timeout_ms / 1000)
+        known = partition.replica.machine.transactions.get(key)
+        if known is None or (decide.batch_id > known.batch_id and known.finished and not known.aborted):
+            await self._check_staged(decide, deadline)
         result = await partition.ask(decide, deadline, keep_on_mismatch=request.keep_on_mismatch)
         assert isinstance(result, Decided)
         if result.already:
             self._discard_attempt(partition, decide)
         if not result.finished:
-            await self._wait_until_published(partition, decide, deadline)
+            await self.wait_until_published(partition, decide, deadline)
         return pb.DecideResponse(already_decided=result.already, row_count=result.row_count, published=True)
 
     def _check_topics(self, request: pb.DecideRequest) -> None:
@@ -141,7 +136,37 @@ class Transactions:
                     "start the query again, and the micro-batch goes into the new one"
                 )
 
-    async def _coordinator(self, key: TransactionKey) -> Partition:
+    async def _check_staged(self, decide: Decide, deadline: float) -> None:
+        """Before it is decided: what the manifest names must be staged, by this query for this micro-batch. What was not could
+        never be published, and the query would stand still. Raises `StagedBatchMissing`, or why a partition did not say in time."""
+        lines = by_partition(decide.manifest)
+        asked = [self._check_line(decide, place, uuids, deadline) for place, uuids in lines.items()]
+        for error in await asyncio.gather(*asked, return_exceptions=True):
+            if error is not None:
+                raise error
+
+    async def _check_line(self, decide: Decide, place: tuple[str, int, str], uuids: list[bytes], deadline: float) -> None:
+        topic, number, topic_id = place
+        request = pb.AreStagedRequest(
+            topic=topic, partition=number, key=key_to_wire(decide.key), batch_id=decide.batch_id, uuids=uuids, topic_id=topic_id
+        )
+        attempt = 0
+        while True:
+            try:
+                await self._ask_leader(topic, number, "AreStaged", request, pb.AreStagedResponse, self.are_staged)
+                return
+            except (UnknownTopic, UnknownPartition):
+                if await self._is_gone(topic, number, topic_id):
+                    return  # nothing is to be published there, and it holds up nothing else
+                if asyncio.get_running_loop().time() + _backoff(attempt) >= deadline:
+                    raise
+            except TritonMQError as error:
+                if not error.retriable or asyncio.get_running_loop().time() + _backoff(attempt) >= deadline:
+                    raise
+            await asyncio.sleep(_backoff(attempt))
+            attempt += 1
+
+    async def coordinator(self, key: TransactionKey) -> Partition:
         """The replica that decides for the key. Raises `NotLeader`, naming the broker whose it is."""
         topic = await self._topics.get(TRANSACTIONS_TOPIC)
         number = coordinator_partition(key.query_id, key.sink, topic.partitions)
@@ -156,7 +181,8 @@ class Transactions:
                 f"broker {self._shell.broker} is not the coordinator of query {key.query_id}; {hint}", leader
             ) from error
 
-    async def _wait_until_published(self, partition: Partition, decide: Decide, deadline: float) -> None:
+    async def wait_until_published(self, partition: Partition, decide: Decide, deadline: float) -> None:
+        """Raises `OutcomeUnknown` past the deadline, and what stands in its way if something does."""
         publishing = self._publishing.get((partition, decide.key))
         if publishing is None or publishing.decision.batch_id != decide.batch_id:
             known = partition.replica.machine.transactions.get(decide.key)
@@ -181,7 +207,7 @@ class Transactions:
         if known.batch_id != decide.batch_id:
             return
         kept = {uuid for line in known.manifest for uuid in line.uuids}
-        for (topic, number, _), uuids in _by_partition(decide.manifest).items():
+        for (topic, number, _), uuids in by_partition(decide.manifest).items():
             losers = [uuid for uuid in uuids if uuid not in kept]
             if losers:
                 self._shell.spawn(self._discard_once(topic, number, decide.key, losers), f"discard from {topic}-{number}")
@@ -222,7 +248,7 @@ class Transactions:
 
     async def _publish_all(self, publishing: _Publishing) -> None:
         decision = publishing.decision
-        lines = _by_partition(decision.manifest)
+        lines = by_partition(decision.manifest)
         await asyncio.gather(*(self._publish_line(publishing, place, uuids) for place, uuids in lines.items()))
         attempt = 0
         while True:
@@ -276,6 +302,20 @@ class Transactions:
         except CoordinationUnavailable:
             return False
 
+    async def ask_coordinator(
+        self,
+        key: TransactionKey,
+        method: str,
+        request: Message,
+        response: type[Answer],
+        here: Callable[..., Awaitable[Answer]],
+        deadline: float,
+    ) -> Answer:
+        """One attempt at the key's coordinator, wherever it is. The coordinators' topic is made if there is none."""
+        topic = await self._admin.transactions_topic(deadline)
+        number = coordinator_partition(key.query_id, key.sink, topic.partitions)
+        return await self._ask_leader(TRANSACTIONS_TOPIC, number, method, request, response, here, deadline)
+
     async def _ask_leader(
         self,
         topic_name: str,
@@ -284,9 +324,10 @@ class Transactions:
         request: Message,
         response: type[Answer],
         here: Callable[..., Awaitable[Answer]],
+        deadline: float | None = None,
     ) -> Answer:
         """One attempt at the partition's leader, wherever it is: here through the same code as from afar."""
-        deadline = asyncio.get_running_loop().time() + ATTEMPT_S
+        deadline = deadline or asyncio.get_running_loop().time() + ATTEMPT_S
         topic = await self._topics.get(topic_name)
         partition = self._shell.hosted(topic, number)
         if partition is not None and partition.replica.leading:
@@ -299,26 +340,40 @@ class Transactions:
             raise NotLeader(f"{topic_name}-{number} has no leader at the moment: ask again")
         return await self._calls.ask(address, method, request, response, deadline)
 
+    async def ask_broker(self, broker: int, method: str, request: Message, response: type[Answer], deadline: float) -> Answer:
+        """One attempt at another broker."""
+        address = self._cluster.peer_address(broker)
+        if address is None:
+            raise Unreachable(f"broker {broker} is not registered: start it, or ask again once it is gone for good")
+        attempt = min(deadline, asyncio.get_running_loop().time() + ATTEMPT_S)
+        return await self._calls.ask(address, method, request, response, attempt)
+
     # ------------------------------------------------------------------ what partitions' leaders answer
 
     async def publish(self, request: pb.PublishRequest, deadline: float) -> pb.PublishResponse:
         """Idempotent. The staged batches become readable together."""
         if not request.uuids:  # it would publish nothing, and all that is staged under a lower micro-batch could not be any more
             raise InvalidRequest("a publish names the batches that become readable, and this one names none")
+        check_micro_batch_id(request.batch_id)
         partition = await self._led(request.topic, request.partition)
-        if request.topic_id not in ("", partition.topic.spec.topic_id):
-            raise UnknownTopic(
-                f"topic {request.topic!r} was deleted and made again since these rows were staged: they went with it"
-            )
-        await partition.ask(Publish(key_of(request.key), request.batch_id, _uuids_of(request)), deadline)
+        _check_topic_id(partition, request)
+        await partition.ask(Publish(key_of(request.key), request.batch_id, uuids_of(request)), deadline)
         return pb.PublishResponse(log_end_offset=partition.next_offset)
 
+    async def are_staged(self, request: pb.AreStagedRequest, deadline: float) -> pb.AreStagedResponse:
+        """Whether the micro-batch could publish these batches. Raises `StagedBatchMissing` if it could not."""
+        partition = await self._led(request.topic, request.partition)
+        _check_topic_id(partition, request)
+        await partition.ask(AreStaged(key_of(request.key), request.batch_id, uuids_of(request)), deadline)
+        return pb.AreStagedResponse()
+
     async def discard(self, request: pb.DiscardRequest, deadline: float) -> pb.DiscardResponse:
-        """Staged batches that are not here (any more) are fine. Answers how many were."""
+        """Staged batches that are not here (any more), or not this key's, are fine. Answers how many were."""
+        key, uuids = key_of(request.key), uuids_of(request)
         partition = await self._led(request.topic, request.partition)
         staged = partition.replica.machine.staged
-        count = sum(uuid in staged for uuid in request.uuids)
-        await partition.ask(Discard(key_of(request.key), _uuids_of(request)), deadline)
+        count = sum(uuid in staged and staged[uuid].key == key for uuid in uuids)
+        await partition.ask(Discard(key, uuids), deadline)
         return pb.DiscardResponse(discarded=count)
 
     async def _led(self, topic: str, number: int) -> Partition:
@@ -327,11 +382,16 @@ class Transactions:
     async def transaction_status(self, request: pb.TransactionStatusRequest, _deadline: float) -> pb.TransactionStatusResponse:
         """The last decided micro-batch of a key."""
         key = key_of(request.key)
-        known = (await self._coordinator(key)).replica.machine.transactions.get(key)
+        known = (await self.coordinator(key)).replica.machine.transactions.get(key)
         if known is None:
             return pb.TransactionStatusResponse(known=False)
         return pb.TransactionStatusResponse(
-            known=True, batch_id=known.batch_id, run_id=known.run_id, row_count=known.row_count, published=known.finished
+            known=True,
+            batch_id=known.batch_id,
+            run_id=known.run_id,
+            row_count=known.row_count,
+            published=known.finished,
+            aborted=known.aborted,
         )
 
     async def staged(self, request: pb.StagedRequest, _deadline: float) -> pb.StagedResponse:
@@ -346,8 +406,8 @@ class Transactions:
                     response.staged.add(
                         topic=name,
                         partition=partition.number,
-                        uuid=batch.uuid,
-                        key=pb.TransactionKey(query_id=batch.key.query_id, sink=batch.key.sink),
+                        query=listed_name(batch.key.query_id),
+                        sink=batch.key.sink,
                         batch_id=batch.batch_id,
                         row_count=batch.row_count,
                         timestamp_us=batch.timestamp_us,
@@ -379,10 +439,22 @@ class Transactions:
                 status = statuses[key]
                 if status is None or not status.known:
                     continue
+                if status.aborted and status.published:
+                    await self._reap_aborted(partition, key)
+                    continue
                 last = status.batch_id if status.published else status.batch_id - 1
                 losers = tuple(uuid for batch_id, uuid in batches if batch_id <= last)
                 if losers and partition.serving:
                     await self._reap_one(partition, key, losers)
+
+    async def _reap_aborted(self, partition: Partition, key: TransactionKey) -> None:
+        """Whoever aborted it could not reach this partition, or it was staged afterwards, where the key was not fenced."""
+        try:
+            await partition.ask(Fence(key), asyncio.get_running_loop().time() + ATTEMPT_S)
+        except TritonMQError as error:
+            log.info("%s: what the aborted query %s staged stays for now: %s", partition.name, listed_name(key.query_id), error)
+            return
+        log.info("%s: removed what the aborted query %s had staged", partition.name, listed_name(key.query_id))
 
     async def _reap_one(self, partition: Partition, key: TransactionKey, uuids: tuple[bytes, ...]) -> None:
         try:
@@ -408,31 +480,10 @@ class Transactions:
             return None
 
 
+def _check_topic_id(partition: Partition, request: pb.PublishRequest | pb.AreStagedRequest) -> None:
+    if request.topic_id not in ("", partition.topic.spec.topic_id):
+        raise UnknownTopic(f"topic {request.topic!r} was deleted and made again since these rows were staged: they went with it")
+
+
 def _backoff(attempt: int) -> float:
     return BACKOFF_S[min(attempt, len(BACKOFF_S) - 1)]
-
-
-def _by_partition(manifest: tuple[StagedBatches, ...]) -> dict[tuple[str, int, str], list[bytes]]:
-    """One line a partition, by topic, number and topic id: it publishes everything of a micro-batch at once, or nothing."""
-    lines: dict[tuple[str, int, str], list[bytes]] = {}
-    for line in manifest:
-        lines.setdefault((line.topic, line.partition, line.topic_id), []).extend(line.uuids)
-    return lines
-
-
-def _check_manifest(request: pb.DecideRequest) -> None:
-    if request.batch_id < 0:
-        raise InvalidRequest(f"micro-batch ids count from 0; this one is {request.batch_id}")
-    check_id("run id", request.run_id)
-    if request.ByteSize() > MANIFEST_BYTES_MAX:
-        raise InvalidRequest(
-            f"the manifest has {request.ByteSize()} bytes, at most {MANIFEST_BYTES_MAX} are allowed: write fewer, larger batches"
-        )
-    for line in request.manifest:
-        if not line.topic or line.topic.startswith(INTERNAL_PREFIX):
-            raise InvalidRequest(f"a manifest cannot name topic {line.topic!r}")
-        if any(len(uuid) != _UUID_BYTES for uuid in line.uuids):
-            raise InvalidRequest("a manifest names batches by UUIDs of 16 bytes")
-    rows = sum(line.row_count for line in request.manifest)
-    if rows != request.row_count:
-        raise InvalidRequest(f"the manifest's lines have {rows} rows, the decision claims {request.row_count}")

@@ -85,6 +85,14 @@ BOUNDS: Final[dict[str, Bound]] = {
     "Discard": Bound(lists={"uuids": Elements(limits.DISCARD_UUIDS_MAX)}),
     "TransactionStatus": Bound(),
     "Staged": Bound(),
+    "AreStaged": Bound(limits.MANIFEST_BYTES_MAX, {"uuids": Elements(limits.MANIFEST_BYTES_MAX // 16)}),
+    "Transactions": Bound(),
+    "AbortTransaction": Bound(),
+    "AbortKey": Bound(),
+    "Fence": Bound(
+        limits.MANIFEST_BYTES_MAX,
+        {"kept": Elements(limits.MANIFEST_LINES_MAX), "kept.uuids": Elements(limits.MANIFEST_BYTES_MAX // 16)},
+    ),
     "Fetch": Bound(lists={"columns": Elements(limits.SCHEMA_FIELDS_MAX, ())}),
     # Each message of these streams. What a batch may have is the topic's, and gRPC's bound on a message.
     "Produce": Bound(limits.MESSAGE_BYTES_MAX),

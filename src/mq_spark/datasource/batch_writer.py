@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from mq_protocol.errors import InvalidRequest
 from mq_spark.datasource.deciding import decide
 from mq_spark.datasource.staging import stage_rows
-from mq_spark.manifest import MicroBatch, manifest_of
+from mq_spark.manifest import WRITE_PREFIX, MicroBatch, manifest_of
 from mq_spark.options import SinkOptions
 
 
@@ -51,4 +51,4 @@ def _micro_batch(options: SinkOptions) -> MicroBatch:
     run_id = str(uuid.uuid4())
     if options.txn_app_id is not None and options.txn_version is not None:
         return MicroBatch(f"app:{options.txn_app_id}", options.topic or "", options.txn_version, run_id)
-    return MicroBatch(f"write:{run_id}", options.topic or "", 0, run_id)
+    return MicroBatch(f"{WRITE_PREFIX}{run_id}", options.topic or "", 0, run_id)

@@ -159,6 +159,7 @@ class Cluster:
             micro_batch.run_id,
             [StagedPart(line.topic, line.partition, line.uuids, line.row_count, line.topic_id) for line in manifest],
             keep_on_mismatch=keep_on_mismatch,
+            once=micro_batch.once,
         )
 
     # -------------------------------------------------------------- private

@@ -48,8 +48,10 @@ async def decide(broker: Broker, batch_id: int, manifest: Iterable[pb.StagedBatc
     return await broker.ask("Decide", request)
 
 
-async def staged(broker: Broker) -> list[bytes]:
-    return [batch.uuid for batch in (await broker.ask("Staged", pb.StagedRequest(topic="t"))).staged]
+async def staged(broker: Broker) -> list[tuple[int, int, int]]:
+    """By partition, micro-batch and rows."""
+    found = (await broker.ask("Staged", pb.StagedRequest(topic="t"))).staged
+    return [(batch.partition, batch.batch_id, batch.row_count) for batch in found]
 
 
 async def prepare(broker: Broker, partitions: int = 2) -> None:
@@ -82,7 +84,7 @@ def test_staged_batches_are_invisible_until_their_decision_publishes_them(tmp_pa
             answer = await decide(broker, 0, manifest)
             assert (answer.already_decided, answer.row_count, answer.published) == (False, 4, True)
             assert (await broker.numbers("t", 0), await broker.numbers("t", 1)) == ([1, 2, 3], [4])
-            assert await staged(broker) == list(loser.uuids)
+            assert await staged(broker) == [(loser.partition, 0, 2)]
 
     asyncio.run(scenario())
 
@@ -302,7 +304,7 @@ def test_the_reaper_removes_what_has_lost_and_nothing_else(tmp_path: Path, monke
             winner = await stage(broker, 1, 2)
             undecided = await stage(broker, 2, 3)
             await decide(broker, 1, [winner])
-            await until(lambda: _only_staged(broker, list(undecided.uuids)))
+            await until(lambda: _only_staged(broker, (0, 2, 1)))
             await decide(broker, 2, [undecided])
             assert await broker.numbers("t") == [2, 3]
 
@@ -313,8 +315,8 @@ async def _nothing_staged(broker: Broker) -> bool:
     return await staged(broker) == []
 
 
-async def _only_staged(broker: Broker, uuids: list[bytes]) -> bool:
-    return await staged(broker) == uuids
+async def _only_staged(broker: Broker, *batches: tuple[int, int, int]) -> bool:
+    return await staged(broker) == list(batches)
 
 
 async def _ends(broker: Broker, *ends: int) -> bool:

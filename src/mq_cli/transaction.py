@@ -1,0 +1,207 @@
+"""`tritonmq transaction`: what exactly-once queries have staged and decided, and how a dead one is got rid of."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_cli.output import (
+    bootstrap_option,
+    bytes_text,
+    json_option,
+    open_admin,
+    say,
+    time_text,
+    timeout_option,
+    write_json,
+    write_table,
+)
+
+if TYPE_CHECKING:
+    from mq_client import AbortedTransaction, TransactionDescription
+
+_key = click.argument("key", metavar="KEY")
+
+
+@click.group(cls=CommandGroup)
+def transaction() -> None:
+    """What exactly-once queries have staged and decided; abort one that is dead.
+
+    KEY is a query as `list` names it, or its id, as in the checkpoint's `metadata` file; with `:` and the sink behind it where
+    it writes to several. A batch write's id is `app:` and its txnAppId.
+    """
+
+
+@transaction.command("list")
+@json_option
+@bootstrap_option
+@timeout_option
+def list_transactions(as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """List the queries that have written: what they decided last, what they have staged, and which of them pin a journal."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        found = admin.transactions()
+    _say_what_is_missing(found)
+    if as_json:
+        write_json([_document(each) for each in found])
+        return
+    write_table(
+        ["key", "sink", "#decided", "published", "#staged", "#bytes", "since", "pins a journal", "state"],
+        [
+            (
+                each.query,
+                each.sink or "(rows name it)",
+                _decided(each),
+                "yes" if each.published else "not yet",
+                each.batches,
+                bytes_text(each.bytes),
+                time_text(each.since_us) if each.since_us else "",
+                "yes" if each.pins else "",
+                "aborted" if each.aborted else "",
+            )
+            for each in found
+        ],
+    )
+
+
+@transaction.command()
+@_key
+@json_option
+@bootstrap_option
+@timeout_option
+def show(key: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """What the query KEY has decided, and what it has staged in each partition."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        found = admin.transactions(key)
+    _say_what_is_missing(found)
+    if not found:
+        from mq_client import UnknownTransaction
+
+        raise UnknownTransaction(f"nobody has staged or decided anything as {key!r}: see `tritonmq transaction list`")
+    if as_json:
+        write_json([_document(each) for each in found])
+        return
+    for each in found:
+        click.echo(f"{each.key}: " + _state(each))
+        write_table(
+            ["topic", "#partition", "#batches", "#rows", "#bytes", "#micro-batches", "since", "pins the journal"],
+            [
+                (
+                    part.topic,
+                    part.partition,
+                    part.batches,
+                    part.rows,
+                    bytes_text(part.bytes),
+                    str(part.first_batch_id)
+                    if part.first_batch_id == part.last_batch_id
+                    else f"{part.first_batch_id} to {part.last_batch_id}",
+                    time_text(part.since_us),
+                    "yes" if part.pins else "",
+                )
+                for part in each.staged
+            ],
+        )
+
+
+@transaction.command()
+@_key
+@click.option("--yes", is_flag=True, help="Do not ask whether it is meant.")
+@json_option
+@bootstrap_option
+@timeout_option
+def abort(key: str, yes: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
+    """Fence the query KEY for ever, and remove what it has staged and not decided.
+
+    For a query that is dead. Nothing is written under its key any more: one that still runs fails at its next micro-batch, and
+    goes on only with a new checkpoint directory. What it had decided is published all the same. May be asked again.
+    """
+    with open_admin(bootstrap, timeout_s) as admin:
+        if not yes:
+            _ask_back(admin.transactions(key), key)
+        done = admin.abort_transaction(key)
+    if as_json:
+        write_json(
+            {
+                "query": done.query,
+                "sink": done.sink,
+                "last_decided": done.batch_id if done.batch_id >= 0 else None,
+                "published": done.published,
+                "discarded_batches": done.discarded,
+                "unreached": list(done.unreached),
+            }
+        )
+    else:
+        _tell(done)
+    return 1 if done.unreached or not done.published else 0
+
+
+def _ask_back(found: Sequence[TransactionDescription], key: str) -> None:
+    if not sys.stdin.isatty():
+        raise click.UsageError("nobody can be asked here whether it is meant: give --yes")
+    for each in found:
+        say(f"{each.key}: {_state(each)}; {each.batches} staged batches, {bytes_text(each.bytes)}")
+    click.confirm(f"Abort {key}? Nothing can be written under it afterwards, ever.", abort=True, err=True)
+
+
+def _tell(done: AbortedTransaction) -> None:
+    sink = f"into {done.sink}" if done.sink else "into the topics that its rows name"
+    say(f"aborted: {done.query} writes nothing {sink} any more; {done.discarded} of its staged batches were removed")
+    if done.batch_id >= 0:
+        what = "is published" if done.published else "is not published everywhere yet: the brokers go on with it"
+        say(f"micro-batch {done.batch_id}, which was decided before, {what}")
+    for place in done.unreached:
+        say(f"not reached: {place}. What is staged there is removed once it can be reached; or run this again")
+
+
+def _decided(each: TransactionDescription) -> str:
+    return str(each.batch_id) if each.batch_id >= 0 else "none"
+
+
+def _state(each: TransactionDescription) -> str:
+    decided = f"micro-batch {each.batch_id} is decided" if each.batch_id >= 0 else "nothing is decided"
+    if each.batch_id >= 0:
+        decided += " and published" if each.published else ", and not published everywhere yet"
+    return decided + (f" ({time_text(each.changed_us)})" if each.changed_us else "") + (", aborted" if each.aborted else "")
+
+
+def _say_what_is_missing(found: Sequence[TransactionDescription]) -> None:
+    for each in found[:1]:
+        if each.silent:
+            say(f"no answer from {', '.join(each.silent)}: what only they know is missing here")
+        if each.left_out:
+            say(f"{each.left_out} more are known and not listed: show one with `tritonmq transaction show KEY`")
+
+
+def _document(each: TransactionDescription) -> dict[str, Any]:
+    return {
+        "key": each.key,
+        "query": each.query,
+        "sink": each.sink,
+        "last_decided": each.batch_id if each.batch_id >= 0 else None,
+        "row_count": each.row_count,
+        "published": each.published,
+        "aborted": each.aborted,
+        "changed_us": each.changed_us or None,
+        "batches": each.batches,
+        "bytes": each.bytes,
+        "since_us": each.since_us or None,
+        "pins": each.pins,
+        "staged": [
+            {
+                "topic": part.topic,
+                "partition": part.partition,
+                "batches": part.batches,
+                "rows": part.rows,
+                "bytes": part.bytes,
+                "first_micro_batch": part.first_batch_id,
+                "last_micro_batch": part.last_batch_id,
+                "since_us": part.since_us,
+                "pins": part.pins,
+            }
+            for part in each.staged
+        ],
+        "silent": list(each.silent),
+    }

@@ -1,0 +1,185 @@
+"""Transactions as an administrator sees them: what queries have staged and decided, and a dead query's key aborted.
+
+Queries are named by the first 16 hexadecimal digits of the SHA-256 of their id, since whoever knows an id can write in the query's
+name. `Admin` offers these functions as its methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from mq_client.connection import Connection
+from mq_client.deadline import Backoff, Deadline
+from mq_client.errors import InvalidRequest, TritonMQError, UnknownTransaction, Unreachable
+from mq_protocol import mq_pb2 as pb
+
+_BROKER_MS = 3_000.0
+"""A broker's time to say what it knows, when there are others."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagedSum:
+    """What one query has staged in one partition and nobody has decided yet. `bytes` as stored; `since_us`: when the oldest batch
+    was staged, microseconds since 1970. `pins`: it keeps the partition's journal from being shortened by retention."""
+
+    topic: str
+    partition: int
+    batches: int
+    rows: int
+    bytes: int
+    first_batch_id: int
+    last_batch_id: int
+    since_us: int
+    pins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionDescription:
+    """One query writing to one sink. `query` is its name in listings. `batch_id`: the last decided micro-batch, -1 if there is
+    none, or its coordinator did not answer; `published`: all that is decided is published. `changed_us`: when that was, else 0.
+
+    `silent`: addresses of brokers that did not answer; what only they know is missing. `left_out`: so much more is known.
+    """
+
+    query: str
+    sink: str
+    batch_id: int = -1
+    row_count: int = 0
+    published: bool = True
+    aborted: bool = False
+    changed_us: int = 0
+    staged: tuple[StagedSum, ...] = ()
+    silent: tuple[str, ...] = ()
+    left_out: int = 0
+
+    @property
+    def key(self) -> str:
+        """What to give to `transaction show` and `abort`: the query alone, if it writes to topics that its rows name."""
+        return f"{self.query}:{self.sink}" if self.sink else self.query
+
+    @property
+    def batches(self) -> int:
+        """Staged batches of all partitions together."""
+        return sum(part.batches for part in self.staged)
+
+    @property
+    def bytes(self) -> int:
+        """Their stored size."""
+        return sum(part.bytes for part in self.staged)
+
+    @property
+    def since_us(self) -> int:
+        """When the oldest of them was staged; 0 if there is none."""
+        return min((part.since_us for part in self.staged), default=0)
+
+    @property
+    def pins(self) -> bool:
+        """Whether they keep any journal from being shortened."""
+        return any(part.pins for part in self.staged)
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedTransaction:
+    """What an abort did. `batch_id`: the last micro-batch that had been decided before, -1 if none; `published`: it is readable
+    everywhere. `discarded`: staged batches that were removed now. `unreached`: where there may be more, and why; the brokers remove
+    those by themselves once they can."""
+
+    query: str
+    sink: str
+    batch_id: int
+    published: bool
+    discarded: int
+    unreached: tuple[str, ...]
+
+
+def list_transactions(connection: Connection, query: str, deadline: Deadline) -> list[TransactionDescription]:
+    """Of all queries, or of the one meant; what pins a journal first, then what has most staged, then by name."""
+    found, _ = _ask_all(connection, query, deadline)
+    return sorted(found.values(), key=lambda each: (not each.pins, -each.bytes, each.query, each.sink))
+
+
+def abort_transaction(connection: Connection, query: str, deadline: Deadline) -> AbortedTransaction:
+    """Raises `UnknownTransaction`, `InvalidRequest` if several sinks are meant, and what went wrong until the deadline."""
+    if not query:
+        raise InvalidRequest("name the query to abort, as `transactions` lists it")
+    backoff = Backoff()
+    while True:
+        found, where = _ask_all(connection, query, deadline)
+        chosen = _only(found.values(), query)
+        request = pb.AbortTransactionRequest(query=chosen.query, sink=chosen.sink, timeout_ms=int(900 * deadline.remaining_s) or 1)
+        address = where[chosen.query, chosen.sink]
+        try:
+            answer = connection.ask(address, "AbortTransaction", request, pb.AbortTransactionResponse, deadline)
+        except TritonMQError as error:
+            if not error.retriable or deadline.expired:
+                raise
+        else:
+            if answer.known:
+                return AbortedTransaction(
+                    chosen.query, chosen.sink, answer.batch_id, answer.published, answer.discarded, tuple(answer.unreached)
+                )
+            if deadline.expired:  # whoever told of it did not know it a moment later: another leads by now
+                raise UnknownTransaction(f"transaction {chosen.key} was not found again: ask once more")
+        backoff.sleep(deadline)
+
+
+def _only(found: Iterable[TransactionDescription], query: str) -> TransactionDescription:
+    several = sorted(found, key=lambda each: each.key)
+    if len(several) > 1:
+        named = ", ".join(each.key if each.sink else f"{each.query}:" for each in several)
+        raise InvalidRequest(f"{query!r} writes to several sinks: choose one of {named}")
+    if not several:
+        raise UnknownTransaction(
+            f"nobody has staged or decided anything as {query!r}: give a query's id, or its name in `tritonmq transaction list`"
+        )
+    return several[0]
+
+
+def _ask_all(
+    connection: Connection, query: str, deadline: Deadline
+) -> tuple[dict[tuple[str, str], TransactionDescription], dict[tuple[str, str], str]]:
+    """What each broker tells, put together, and a broker that knows of it."""
+    connection.metadata(deadline)
+    addresses = connection.addresses()
+    found: dict[tuple[str, str], TransactionDescription] = {}
+    where: dict[tuple[str, str], str] = {}
+    parts: dict[tuple[str, str], dict[tuple[str, int], StagedSum]] = {}
+    silent: list[str] = []
+    left_out = 0
+    for address in addresses:
+        limit = deadline.at_most(_BROKER_MS) if len(addresses) > 1 else deadline
+        try:
+            answer = connection.ask(address, "Transactions", pb.TransactionsRequest(query=query), pb.TransactionsResponse, limit)
+        except TritonMQError as error:
+            silent.append(address)
+            if len(silent) == len(addresses) or not error.retriable:
+                raise
+            continue
+        left_out += answer.left_out
+        for known in answer.known:
+            key = known.query, known.sink
+            where[key] = address
+            before = found.get(key)
+            if before is None or before.changed_us < known.changed_us:
+                found[key] = TransactionDescription(
+                    known.query, known.sink, known.batch_id, known.row_count, known.published, known.aborted, known.changed_us
+                )
+        for s in answer.staged:
+            key = s.query, s.sink
+            where.setdefault(key, address)
+            parts.setdefault(key, {})[s.topic, s.partition] = StagedSum(
+                s.topic, s.partition, s.batches, s.rows, s.bytes, s.first_batch_id, s.last_batch_id, s.since_us, s.pins
+            )
+    if silent and not found and not parts and query:
+        raise Unreachable(f"no answer from {', '.join(silent)}, and the others know nothing of {query!r}: ask again")
+    described = {
+        key: replace(
+            found.get(key) or TransactionDescription(*key),
+            staged=tuple(part for _, part in sorted(parts.get(key, {}).items())),
+            silent=tuple(silent),
+            left_out=left_out,
+        )
+        for key in found.keys() | parts.keys()
+    }
+    return described, where

@@ -1,0 +1,93 @@
+"""`tritonmq transaction list | show | abort`, and the same from Python, against a broker."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from mq_cli.local_cluster import LocalCluster
+from mq_cli.main import DONE, MISUSED, REFUSED, run
+from mq_client import Admin, InvalidRequest, TransactionAborted, UnknownTransaction
+from mq_client.transactions import TransactionClient
+
+
+@pytest.fixture(scope="module")
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with LocalCluster(tmp_path_factory.mktemp("transactions")) as cluster:
+        with Admin(cluster.bootstrap) as admin:
+            admin.create_topic("flights", partitions=2, schema="n long NOT NULL")
+        yield cluster.bootstrap
+
+
+@pytest.fixture
+def query(bootstrap: str) -> str:
+    """A query that decided micro-batch 0, staged some of the next, and died."""
+    query_id = str(uuid.uuid4())
+    rows = pa.table({"n": pa.array([1, 2, 3], pa.int64())})
+    with TransactionClient(bootstrap) as client:
+        stage = client.open_stage((query_id, "flights"), 0, "run")
+        stage.add("flights", 0, rows)
+        client.decide((query_id, "flights"), 0, "run", stage.finish())
+        for partition in range(2):
+            client.stage("flights", partition, [rows], (query_id, "flights"), 1, "run")
+    return query_id
+
+
+def listed(bootstrap: str, capsys: pytest.CaptureFixture[str], key: str) -> list[dict[str, object]]:
+    assert run(["transaction", "show", key, "--json", "--bootstrap", bootstrap]) == DONE
+    documents: list[dict[str, object]] = json.loads(capsys.readouterr().out)
+    return documents
+
+
+def test_a_dead_query_is_listed_shown_and_aborted(bootstrap: str, query: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [shown] = listed(bootstrap, capsys, query)
+    key = str(shown["key"])
+    assert query not in key
+    assert key.endswith(":flights")
+    assert (shown["last_decided"], shown["published"], shown["aborted"], shown["batches"]) == (0, True, False, 2)
+    assert run(["transaction", "list", "--bootstrap", bootstrap]) == DONE
+    assert key.partition(":")[0] in capsys.readouterr().out
+    assert run(["transaction", "show", key, "--bootstrap", bootstrap]) == DONE
+    assert "micro-batch 0 is decided and published" in capsys.readouterr().out
+    assert run(["transaction", "abort", key, "--yes", "--bootstrap", bootstrap]) == DONE
+    assert "2 of its staged batches were removed" in capsys.readouterr().err
+    [shown] = listed(bootstrap, capsys, key)
+    assert (shown["aborted"], shown["batches"], shown["last_decided"]) == (True, 0, 0)
+    assert run(["transaction", "abort", key, "--yes", "--json", "--bootstrap", bootstrap]) == DONE
+    again = json.loads(capsys.readouterr().out)
+    assert (again["discarded_batches"], again["unreached"], again["published"]) == (0, [], True)
+
+
+def test_without_somebody_to_ask_yes_must_be_said(bootstrap: str, query: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["transaction", "abort", query, "--bootstrap", bootstrap]) == MISUSED
+    assert "--yes" in capsys.readouterr().err
+    [shown] = listed(bootstrap, capsys, query)
+    assert not shown["aborted"]
+
+
+def test_a_key_that_nobody_knows_is_refused_by_name(bootstrap: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["show", "nobody"], ["abort", "nobody", "--yes"]):
+        assert run(["transaction", *command, "--bootstrap", bootstrap]) == REFUSED
+        assert "transaction list" in capsys.readouterr().err
+    with Admin(bootstrap) as admin, pytest.raises(UnknownTransaction):
+        admin.abort_transaction("nobody")
+
+
+def test_of_a_query_that_writes_to_several_sinks_one_is_to_be_chosen(bootstrap: str, tmp_path: Path) -> None:
+    query_id = str(uuid.uuid4())
+    rows = pa.table({"n": pa.array([1], pa.int64())})
+    with TransactionClient(bootstrap) as client, Admin(bootstrap) as admin:
+        for sink in ("flights", ""):
+            client.stage("flights", 0, [rows], (query_id, sink), 0, "run")
+        with pytest.raises(InvalidRequest, match=":flights") as refused:
+            admin.abort_transaction(query_id)
+        for choice in str(refused.value).partition("one of ")[2].split(", "):
+            assert admin.abort_transaction(choice).discarded == 1
+        with pytest.raises(TransactionAborted):
+            client.stage("flights", 0, [rows], (query_id, ""), 1, "run")
+        assert [each.aborted for each in admin.transactions(query_id)] == [True, True]
