@@ -7,7 +7,7 @@ order. Everything here is bounded by the producer's memory: `pending_bytes` coun
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -17,16 +17,18 @@ import pyarrow as pa
 from mq_client.batches import RECORD_OVERHEAD_BYTES, records_to_batch
 from mq_client.connection import TopicView
 from mq_client.errors import TritonMQError
-from mq_client.futures import BatchOutcome, BatchPlace, Outcome, RecordFuture
+from mq_client.futures import BatchOutcome, BatchPlace, Outcome, RecordFuture, RecordPlace
 from mq_client.lanes import Lane, OutgoingBatch
 from mq_client.rows import RowShape
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import encode_batch
+from mq_protocol.arrow import decode_batch, encode_batch
 
 _HELD_S: Final = 0.05
 """How long another batch's answer is waited for. Long beside a round trip; short beside what a slow broker may make others wait."""
 
+
+UUID_BYTES: Final = 16
 
 _new: Final = object.__new__
 
@@ -48,12 +50,13 @@ class OpenBatch:
     """Records of one partition, a list a column, until the batch closes. Of a typed topic: `rows`.
 
     Most records are a value and no more, so `keys` and `headers` end with the last record that has any: the rest have none.
-    `clock_ns` is when each record came; the few whose timestamp was given are in `given_us`, by their place in the batch.
+    `clock_ns` is when each record came; the few whose timestamp was given are in `given_us`, by their place in the batch. Either
+    each record has a UUID of its own, or none has.
 
     A signal's exception may come between any two calls of the main thread: what was appended by then is cut off again.
     """
 
-    __slots__ = ("clock_ns", "given_us", "headers", "keys", "opened_at", "outcome", "rows", "size", "values")
+    __slots__ = ("clock_ns", "given_us", "headers", "keys", "opened_at", "outcome", "rows", "size", "uuids", "values")
 
     def __init__(self, topic: str, now: float) -> None:
         self.values: list[bytes | None] = []
@@ -62,6 +65,7 @@ class OpenBatch:
         self.headers: list[Sequence[tuple[str, bytes | None]] | None] = []
         self.given_us: dict[int, int] = {}
         self.rows: list[Sequence[Any]] = []
+        self.uuids: dict[bytes, int] = {}  # each record's own, in order; or none has one
         self.size = 0
         self.opened_at = now
         self.outcome = BatchOutcome(topic)
@@ -71,6 +75,8 @@ class OpenBatch:
         for column in (self.values, self.clock_ns, self.keys, self.headers, self.rows):
             del column[count:]
         self.given_us.pop(count, None)
+        for uuid in [uuid for uuid, index in self.uuids.items() if index >= count]:
+            del self.uuids[uuid]
 
     def built(self) -> pa.RecordBatch:
         """The records as a batch of a topic of records."""
@@ -78,6 +84,13 @@ class OpenBatch:
         for index, given in self.given_us.items():
             timestamps_us[index] = given
         return records_to_batch(self.keys, self.values, self.headers, timestamps_us)
+
+
+def _fits_uuid(batch: OpenBatch, uuid: bytes | None) -> bool:
+    """Whether a record with that UUID, or with none, may join the batch."""
+    if uuid is None:
+        return not batch.uuids
+    return bool(batch.uuids) and uuid not in batch.uuids and len(batch.uuids) < limits.RECORD_UUIDS_MAX
 
 
 def _put(column: list[_T | None], index: int, item: _T) -> None:
@@ -199,14 +212,17 @@ class Accumulator:
         size: int,
         clock_ns: int,
         now: float,
+        uuid: bytes | None = None,
     ) -> tuple[RecordFuture, bool]:
         """A record into its partition's open batch. Its future, and whether the sender has something new to look at.
 
-        `given_us`: its timestamp; without one it is `clock_ns`, the wall clock's time.
+        `given_us`: its timestamp; without one it is `clock_ns`, the wall clock's time. `uuid`: its own.
         """
-        batch, partition, news = self._room(target, partition, size, now)
+        batch, partition, news = self._room(target, partition, size, now, uuid)
         index = len(batch.values)
         try:
+            if uuid is not None:
+                batch.uuids[uuid] = index
             if key is not None:
                 _put(batch.keys, index, key)
             if headers is not None:
@@ -225,28 +241,38 @@ class Accumulator:
         return future, news
 
     def add_row(
-        self, target: Target, partition: int | None, row: Sequence[Any], size: int, now: float
+        self, target: Target, partition: int | None, row: Sequence[Any], size: int, now: float, uuid: bytes | None = None
     ) -> tuple[RecordFuture, bool]:
         """As `add`, for a typed topic and what `RowShape.fit` made of a row."""
-        batch, partition, news = self._room(target, partition, size, now)
+        batch, partition, news = self._room(target, partition, size, now, uuid)
         index = len(batch.rows)
-        batch.rows.append(row)
+        try:
+            if uuid is not None:
+                batch.uuids[uuid] = index
+            batch.rows.append(row)
+        except BaseException:  # a signal's
+            batch.cut(index)
+            raise
         future = RecordFuture(batch.outcome, index)
         if batch.size >= target.batch_bytes_max:
             self._close(target, partition, now)
             news = True
         return future, news
 
-    def _room(self, target: Target, partition: int | None, size: int, now: float) -> tuple[OpenBatch, int, bool]:
+    def _room(
+        self, target: Target, partition: int | None, size: int, now: float, uuid: bytes | None
+    ) -> tuple[OpenBatch, int, bool]:
         if partition is None:
             partition = target.sticky
-        batch = target.open[partition]
+        batch = self._open.get((target, partition))
         news = False
-        if batch is not None and batch.size + size > target.batch_bytes_max:
+        if batch is not None and (batch.size + size > target.batch_bytes_max or not _fits_uuid(batch, uuid)):
             self._close(target, partition, now)
             batch = None
         if batch is None:
-            batch = target.open[partition] = self._open[target, partition] = OpenBatch(target.view.name, now)
+            batch = self._open[target, partition] = OpenBatch(target.view.name, now)
+            if uuid is None:
+                target.open[partition] = batch
             news = True
         batch.size += size
         self.pending_bytes += size
@@ -298,7 +324,7 @@ class Accumulator:
             self._close(target, partition, now)
 
     def _close(self, target: Target, partition: int, now: float) -> None:
-        batch = target.open[partition]
+        batch = self._open.get((target, partition))
         if batch is None:
             return
         view, rows = target.view, target.rows
@@ -307,7 +333,11 @@ class Accumulator:
             return batch.built() if rows is None else rows.batch(batch.rows)
 
         count = len(batch.rows) if view.typed else len(batch.values)
-        lane, closed = self._closed(view, partition, None, count, batch.size, batch.outcome, build, batch.opened_at)
+        uuids = list(batch.uuids)
+        alone = uuids[0] if len(uuids) == 1 else None  # the batch's own UUID is a record's as well
+        lane, closed = self._closed(view, partition, alone, count, batch.size, batch.outcome, build, batch.opened_at)
+        if len(uuids) > 1:
+            closed.record_uuids = b"".join(uuids)
         sticky = self._next_sticky(target) if partition == target.sticky else target.sticky
         if count:
             self._busy[lane] = None
@@ -364,6 +394,7 @@ class Accumulator:
             build=lambda: encode_batch(build(), compression),
             deadline=opened_at + self.settings.delivery_s if deadline is None else deadline,
             stage=stage,
+            schema=view.schema,
         )
 
     def _lane(self, topic: str, partition: int, staged: bool) -> Lane:
@@ -409,6 +440,30 @@ class Accumulator:
         lane, batch = found
         lane.answered(batch, place)
         return self._ended(lane, batch, place, None)
+
+    def shorten(self, correlation: int, there: Mapping[int, RecordPlace]) -> Answer | None:
+        """These records of a batch, by their place in it, were in the log already, and nothing of it was written. The others are to
+        be sent again by themselves; an answer if there are none.
+        """
+        found = self.in_flight.pop(correlation, None)
+        if found is None:
+            return None
+        lane, batch = found
+        lane.shortened(batch)
+        positions = batch.positions or range(batch.record_count)
+        assert isinstance(batch.outcome, BatchOutcome)
+        batch.outcome.were_there(batch.partition, {positions[at]: place for at, place in there.items()})
+        kept = [at for at in range(batch.record_count) if at not in there]
+        if not kept:
+            lane.batches.remove(batch)
+            return self._ended(lane, batch, BatchPlace(batch.partition, -1, 0, 0, duplicate=True), None)
+        rest = decode_batch(batch.encoded(), batch.schema).take(pa.array(kept, pa.int64()))
+        uuids = [batch.record_uuids[at * UUID_BYTES : (at + 1) * UUID_BYTES] for at in kept]
+        batch.positions = [positions[at] for at in kept]
+        batch.payload = encode_batch(rest, self.settings.compression)
+        batch.record_count, batch.record_uuids = len(kept), b"".join(uuids)
+        batch.uuid = self._new_uuid()
+        return None
 
     def refuse(self, correlation: int, error: TritonMQError, now: float, *, reached: bool = True) -> Answer | None:
         """An attempt failed; an answer if that is final, None if it will be sent again."""

@@ -7,7 +7,8 @@ that make a Future are made when one of its methods is first called, which for m
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -68,10 +69,20 @@ class Outcome(Protocol):
         """The answer, exactly once: where the batch is, or the error."""
 
 
-class BatchOutcome:
-    """Owns the one answer that all records of a batch share: where it is, or why it is not there. Settled exactly once."""
+class RecordPlace(NamedTuple):
+    """Where a record is whose own UUID was in the log before its batch came."""
 
-    __slots__ = ("_error", "_lock", "_looked_at", "_place", "_settled", "observed", "topic")
+    offset: int
+    timestamp: int
+
+
+class BatchOutcome:
+    """Owns the one answer that all records of a batch share: where it is, or why it is not there. Settled exactly once.
+
+    Records with UUIDs of their own may have been there before: they have their places by themselves, and the batch lacks them.
+    """
+
+    __slots__ = ("_error", "_lock", "_looked_at", "_place", "_settled", "_there", "_there_at", "observed", "partition", "topic")
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -80,6 +91,9 @@ class BatchOutcome:
         self._place: BatchPlace | None = None
         self._error: TritonMQError | None = None
         self._settled = False
+        self._there: dict[int, RecordPlace] = {}
+        self._there_at: list[int] = []
+        self.partition = 0
         self.observed = False  # whether a future of it was asked for its result or error: it will be seen there
 
     def settle(self, place: BatchPlace | None, error: TritonMQError | None) -> None:
@@ -90,6 +104,14 @@ class BatchOutcome:
             looked_at = list(self._looked_at)
         for future in looked_at:
             self._finish(future)
+
+    def were_there(self, partition: int, places: Mapping[int, RecordPlace]) -> None:
+        """These records, by their place in the batch as it was published, are not in it any more. Before `settle`."""
+        with self._lock:
+            assert not self._settled
+            self.partition = partition
+            self._there.update(places)
+            self._there_at = sorted(self._there)
 
     def look_at(self, future: RecordFuture) -> None:
         """Make the future real. Idempotent, from any thread."""
@@ -105,12 +127,17 @@ class BatchOutcome:
     def _finish(self, future: RecordFuture) -> None:
         if not future.set_running_or_notify_cancel():
             return
+        there = self._there.get(future.index)
+        if there is not None:
+            future.set_result(RecordMetadata(self.topic, self.partition, there.offset, there.timestamp, duplicate=True))
+            return
         if self._error is not None:
             future.set_exception(self._error)
             return
         assert self._place is not None
         place = self._place
-        offset = place.base_offset + future.index if place.base_offset >= 0 else -1
+        before = bisect_left(self._there_at, future.index) if self._there_at else 0
+        offset = place.base_offset + future.index - before if place.base_offset >= 0 else -1
         future.set_result(RecordMetadata(self.topic, place.partition, offset, place.timestamp, place.duplicate))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -40,7 +40,10 @@ class OutgoingBatch:
     build: Callable[[], pa.Buffer] | None
     deadline: float
     stage: pb.StageOf | None = None
+    schema: pa.Schema | None = None
+    record_uuids: bytes = b""  # one of its own for each record, joined; or none
 
+    positions: Sequence[int] = ()  # of its records in the batch as it was published, once some are left out
     payload: pa.Buffer | None = None
     correlation: int | None = None  # of the attempt in flight
     sent_at: float = 0.0
@@ -108,6 +111,14 @@ class Lane:
         self.batches.remove(batch)
         self._backoff.reset()
         self.not_before = 0.0
+
+    def shortened(self, batch: OutgoingBatch) -> None:
+        """Some of its records are in the log already, and nothing of it was written: without them it is to be sent anew, as another
+        batch. That is no failure, and no attempt counts.
+        """
+        self._landed(batch)
+        batch.attempts -= 1
+        batch.in_doubt = False  # an attempt before this one wrote nothing either: these records were there
 
     def failed(self, batch: OutgoingBatch, error: TritonMQError, now: float, *, reached: bool = True) -> TritonMQError | None:
         """An attempt failed. The error to settle it with if that is final, else None: it will be sent again.

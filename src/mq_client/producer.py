@@ -7,6 +7,7 @@ import functools
 import time
 import uuid as uuids
 import weakref
+import zlib
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -23,7 +24,6 @@ from mq_client.batches import (
     largest_record_bytes,
     record_key_column,
     record_size,
-    records_to_batch,
     split_by_partition,
     split_by_size,
     to_bytes,
@@ -33,7 +33,7 @@ from mq_client.batches import (
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Deadline, positive_ms
 from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, SchemaMismatch, TritonMQError
-from mq_client.futures import BatchOutcome, RecordFuture, TableFuture, TableOutcome
+from mq_client.futures import RecordFuture, TableFuture, TableOutcome
 from mq_client.leaders import topic_with
 from mq_client.sender import Sender
 from mq_protocol import limits
@@ -58,7 +58,9 @@ class Producer:
     Order is kept within a partition, over retries and changes of leader too. A record that is acknowledged is there once.
 
     `acks`: "all" (every in-sync replica has it, as durable as the topic says), "leader", "none".
-    `timeout_ms`: from a batch's first record to giving it up, retries included; also how long `publish` waits for room.
+    `timeout_ms`: from a batch's first record to giving it up: waiting here behind others, and retries, are included.
+    `publish_ms_max`: how long `publish` waits for room before it raises `Overloaded`; half of `timeout_ms` if not given, as later
+    there is always some, when the oldest records have been given up.
     `retries`: attempts beyond the first within that time. `max_in_flight`: unanswered batches a partition.
     `linger_ms`: how long a batch waits for more records. `batch_bytes_max`: when it closes at once.
     `compression`: of batches, None, "lz4" or "zstd". `buffer_bytes_max`: what may be unacknowledged in all.
@@ -80,6 +82,7 @@ class Producer:
         compression: str | None = None,
         buffer_bytes_max: int = _BUFFER_BYTES,
         metadata_age_ms_max: float = _METADATA_AGE_MS,
+        publish_ms_max: float | None = None,
     ) -> None:
         if acks not in _ACKS:
             raise InvalidSetting(f"acks={acks!r} is not known{did_you_mean(str(acks), _ACKS)} (it is one of {', '.join(_ACKS)})")
@@ -96,6 +99,7 @@ class Producer:
         if buffer_bytes_max < batch_bytes_max:
             raise InvalidSetting(f"buffer_bytes_max={buffer_bytes_max} is below batch_bytes_max={batch_bytes_max}: raise it")
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
+        self._publish_ms_max = self._timeout_ms / 2 if publish_ms_max is None else positive_ms("publish_ms_max", publish_ms_max)
         self._buffer_bytes_max = buffer_bytes_max
         self._metadata_age_s_max = positive_ms("metadata_age_ms_max", metadata_age_ms_max) / 1000
         self._connection = Connection(bootstrap)
@@ -125,10 +129,11 @@ class Producer:
         `value`: bytes or text for a topic of records, a dict of columns for a topic with its own schema. `key` decides the
         partition (as Kafka's default partitioner does) unless `partition` is given; without either, records go to the partitions
         in turn, a batch at a time. `timestamp`: microseconds since 1970 or a datetime with a zone; the clock's time if not given.
-        `uuid` makes the record a batch of its own: sent again, by anyone, it is answered with the first one's place.
+        `uuid`: the record's own. Sent again, by anyone and among whatever others, it is answered with the first one's place, as
+        long as the partition remembers it (`dedup_uuids_max`). Without key or partition it also decides the partition.
 
         Raises at once what can be known at once: `UnknownTopic`, `UnknownPartition`, `BatchTooLarge`, `SchemaMismatch`,
-        `InvalidRequest`; `Overloaded` when no room was made within `timeout_ms`; `Unreachable` when no broker answers.
+        `InvalidRequest`; `Overloaded` when no room was made within `publish_ms_max`; `Unreachable` when no broker answers.
         """
         target = self._targets.get(topic)
         if (
@@ -179,19 +184,19 @@ class Producer:
             )
         given_us = None if timestamp is None else to_timestamp_us(timestamp)
         clock_ns = time.time_ns()
-        if uuid is not None:
-            alone = records_to_batch([key], [value], [pairs], [clock_ns // 1000 if given_us is None else given_us])
-            return self._publish_alone(target, alone, _uuid_bytes(uuid), key, partition)
-        target, chosen = self._choose(target, key, partition)
+        own = None if uuid is None else _uuid_bytes(uuid)
+        target, chosen = self._choose(target, key, partition, own)
         with self._lock:
             self._make_room(size)
             if not target.dropped and not target.view.typed:
-                future, news = self._accumulator.add(target, chosen, key, value, pairs, given_us, size, clock_ns, time.monotonic())
+                future, news = self._accumulator.add(
+                    target, chosen, key, value, pairs, given_us, size, clock_ns, time.monotonic(), own
+                )
                 if news:
                     self._sender.work.notify()
                 return future
         # The topic has just changed.
-        return self.publish(name, value, key=key, headers=pairs, partition=partition, timestamp=given_us)
+        return self.publish(name, value, key=key, headers=pairs, partition=partition, timestamp=given_us, uuid=own)
 
     def _publish_row(
         self,
@@ -223,38 +228,28 @@ class Producer:
         if size > target.record_bytes_max:
             raise BatchTooLarge(f"row of {size} bytes is above {name!r}'s record_bytes_max={target.record_bytes_max}: raise it")
         key = None if key is None else to_bytes(key, "key")
-        if uuid is not None:
-            assert target.rows is not None
-            return self._publish_alone(target, target.rows.batch([values]), _uuid_bytes(uuid), key, partition)
+        own = None if uuid is None else _uuid_bytes(uuid)
         fitted = target
-        target, chosen = self._choose(target, key, partition)
+        target, chosen = self._choose(target, key, partition, own)
         with self._lock:
             self._make_room(size)
             if target is fitted and not target.dropped:
-                future, news = self._accumulator.add_row(target, chosen, values, size, time.monotonic())
+                future, news = self._accumulator.add_row(target, chosen, values, size, time.monotonic(), own)
                 if news:
                     self._sender.work.notify()
                 return future
         # The topic has just changed.
-        return self.publish(name, row, key=key, partition=partition)
+        return self.publish(name, row, key=key, partition=partition, uuid=own)
 
-    def _publish_alone(
-        self, target: Target, batch: pa.RecordBatch, uuid: bytes, key: bytes | None, partition: int | None
-    ) -> RecordFuture:
-        """A batch of one. Without key or partition the UUID decides: sent again by anyone it must meet its first copy."""
-        target, chosen = self._choose(target, key if key is not None else uuid, partition)
-        assert chosen is not None
-        outcome = BatchOutcome(target.view.name)
-        with self._lock:
-            self._make_room(batch.nbytes)
-            self._accumulator.add_closed(target.view, chosen, batch, outcome, time.monotonic(), uuid=uuid)
-            self._sender.work.notify()
-        return RecordFuture(outcome, 0)
-
-    def _choose(self, target: Target, key: bytes | None, partition: int | None) -> tuple[Target, int | None]:
-        """The partition, None if it may be any, and the target that has it."""
+    def _choose(
+        self, target: Target, key: bytes | None, partition: int | None, uuid: bytes | None = None
+    ) -> tuple[Target, int | None]:
+        """The partition, None if it may be any, and the target that has it. Without anything else the UUID decides: sent again by
+        anyone, the record must meet its first copy."""
         if partition is None:
-            return target, None if key is None else _partition_of_key(key, len(target.open))
+            if key is not None:
+                return target, _partition_of_key(key, len(target.open))
+            return target, None if uuid is None else _partition_of_uuid(uuid, len(target.open))
         if not 0 <= partition < len(target.open):
             target = self._target_with(target.view.name, partition)
         return target, partition
@@ -279,7 +274,7 @@ class Producer:
         second copy.
 
         Raises at once `SchemaMismatch` naming the column, `BatchTooLarge`, `UnknownTopic`, `UnknownPartition`; `Overloaded` when no
-        room was made within `timeout_ms` (then batches before may be on their way).
+        room was made within `publish_ms_max` (then batches before may be on their way).
         """
         target = self._targets.get(topic) or self._target(topic)
         if target.view.typed and not set(target.view.schema.names).issuperset(batch.schema.names):
@@ -297,7 +292,7 @@ class Producer:
             key_column = record_key_column(table)
         pieces = self._pieces(target, table, partition, key_column, None if uuid is None else _uuid_bytes(uuid))
         outcome = TableOutcome(topic, table.num_rows)
-        deadline = Deadline(self._timeout_ms)
+        deadline = Deadline(self._publish_ms_max)
         try:
             for at, (chosen, piece) in enumerate(pieces):
                 piece_uuid = None if uuid is None else _piece_uuid(_uuid_bytes(uuid), at, len(pieces), piece.num_rows)
@@ -330,7 +325,7 @@ class Producer:
                 if chosen is not None:
                     pieces.append((chosen, piece))
                 elif uuid is not None:
-                    pieces.append((_partition_of_key(uuid, len(target.open)), piece))
+                    pieces.append((_partition_of_uuid(uuid, len(target.open)), piece))
                 else:
                     with self._lock:
                         pieces.append((self._accumulator.turn(target), piece))
@@ -408,7 +403,7 @@ class Producer:
             raise InvalidRequest("producer is closed: make a new one")
         self._sender.ensure_started()
         if self._accumulator.pending_bytes + size > self._buffer_bytes_max:
-            self._sender.wait_for_room(size, self._buffer_bytes_max, deadline or Deadline(self._timeout_ms))
+            self._sender.wait_for_room(size, self._buffer_bytes_max, deadline or Deadline(self._publish_ms_max))
             self._make_room(0)  # closed meanwhile, or the thread failed: nobody would send what is added now
 
     def _raise_failures(self) -> None:
@@ -418,6 +413,11 @@ class Producer:
         for failure in failures:
             if failure.error is not None and not failure.outcome.observed:
                 raise failure.error
+
+
+def _partition_of_uuid(uuid: bytes, partitions: int) -> int:
+    """The same in every process and release. Not the hash of keys, which takes ten times as long for what is seldom seen twice."""
+    return zlib.crc32(uuid) % partitions
 
 
 def _uuid_bytes(uuid: uuids.UUID | bytes | str) -> bytes:

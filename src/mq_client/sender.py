@@ -31,7 +31,7 @@ from mq_client.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from mq_client.futures import BatchPlace
+from mq_client.futures import BatchPlace, RecordPlace
 from mq_client.lanes import Lane, OutgoingBatch
 from mq_client.produce_stream import ProduceStream
 from mq_protocol import limits
@@ -245,6 +245,7 @@ class Sender:
             timeout_ms=max(1, min(int((batch.deadline - now) * 1000), _BROKER_TIMEOUT_MS_MAX)),
             after=after,
             stage=batch.stage,
+            record_uuids=batch.record_uuids,
         )
 
     def _stream(self, address: str) -> ProduceStream:
@@ -281,6 +282,9 @@ class Sender:
         with self.lock:
             for result in results:
                 stream.bytes -= stream.correlations.pop(result.correlation, 0)
+                if result.HasField("there"):
+                    answers += self._there(result)
+                    continue
                 if not result.HasField("error"):
                     answers += self._placed(result)
                     continue
@@ -300,6 +304,17 @@ class Sender:
         batch = found[1]
         place = BatchPlace(batch.partition, result.base_offset, batch.record_count, result.timestamp_us, result.duplicate)
         return _final(self.accumulator.answer(result.correlation, place))
+
+    def _there(self, result: pb.ProduceResult) -> list[Answer]:
+        found = self.accumulator.in_flight.get(result.correlation)
+        if found is None:
+            return []
+        there, count = result.there, found[1].record_count
+        places = dict(zip(there.positions, map(RecordPlace, there.offsets, there.timestamps_us), strict=False))
+        if not places or max(places) >= count or not found[1].record_uuids:
+            error = InternalError(f"the broker says that records {sorted(places)[:5]} of {count} are there already: see its log")
+            return _final(self.accumulator.refuse(result.correlation, error, time.monotonic()))
+        return _final(self.accumulator.shorten(result.correlation, places))
 
     def _learn(self, lane: Lane, error: TritonMQError) -> None:
         if isinstance(error, UnknownTopic | UnknownPartition | SchemaMismatch):

@@ -76,6 +76,10 @@ BATCH_DECODED_BYTES_CEILING: Final = 256 << 20
 
 BATCH_RECORDS_MAX: Final = 1_000_000
 
+RECORD_UUIDS_MAX: Final = 4_000
+"""Records of a batch whose records have UUIDs of their own. Each is looked up, and remembered, by itself, on the broker's loop:
+so many take some 20 ms, and 64 kB of the message's header."""
+
 SCHEMA_FIELDS_MAX: Final = 4_096
 """Fields of a schema, nested ones counted: the metadata of every batch has a line for each."""
 

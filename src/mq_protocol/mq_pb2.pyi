@@ -1236,6 +1236,7 @@ class ProduceHeader(_message.Message):
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
+    RECORD_UUIDS_FIELD_NUMBER: _builtins.int
     correlation: _builtins.int
     """unique on the stream; answered once"""
     topic: _builtins.str
@@ -1249,6 +1250,8 @@ class ProduceHeader(_message.Message):
     timeout_ms: _builtins.int
     after: _builtins.bytes
     """empty, or the UUID that must be in the log before this one (keeps order under retries)"""
+    record_uuids: _builtins.bytes
+    """empty, or a UUID of its own for each record, 16 bytes each: see RecordsThere. Not with `stage`"""
     @_builtins.property
     def stage(self) -> Global___StageOf:
         """present: stage instead of append (acks is ALL)"""
@@ -1266,10 +1269,11 @@ class ProduceHeader(_message.Message):
         timeout_ms: _builtins.int = ...,
         after: _builtins.bytes = ...,
         stage: Global___StageOf | None = ...,
+        record_uuids: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stage", b"stage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "after", b"after", "correlation", b"correlation", "partition", b"partition", "record_count", b"record_count", "schema_fingerprint", b"schema_fingerprint", "stage", b"stage", "timeout_ms", b"timeout_ms", "topic", b"topic", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "after", b"after", "correlation", b"correlation", "partition", b"partition", "record_count", b"record_count", "record_uuids", b"record_uuids", "schema_fingerprint", b"schema_fingerprint", "stage", b"stage", "timeout_ms", b"timeout_ms", "topic", b"topic", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1307,6 +1311,7 @@ class ProduceResult(_message.Message):
     BASE_OFFSET_FIELD_NUMBER: _builtins.int
     TIMESTAMP_US_FIELD_NUMBER: _builtins.int
     DUPLICATE_FIELD_NUMBER: _builtins.int
+    THERE_FIELD_NUMBER: _builtins.int
     correlation: _builtins.int
     base_offset: _builtins.int
     """-1 for a staged batch"""
@@ -1315,6 +1320,10 @@ class ProduceResult(_message.Message):
     """the UUID was in the log already"""
     @_builtins.property
     def error(self) -> Global___Error: ...
+    @_builtins.property
+    def there(self) -> Global___RecordsThere:
+        """present: nothing was written"""
+
     def __init__(
         self,
         *,
@@ -1323,14 +1332,47 @@ class ProduceResult(_message.Message):
         base_offset: _builtins.int = ...,
         timestamp_us: _builtins.int = ...,
         duplicate: _builtins.bool = ...,
+        there: Global___RecordsThere | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "there", b"there"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "correlation", b"correlation", "duplicate", b"duplicate", "error", b"error", "timestamp_us", b"timestamp_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_offset", b"base_offset", "correlation", b"correlation", "duplicate", b"duplicate", "error", b"error", "there", b"there", "timestamp_us", b"timestamp_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ProduceResult: _TypeAlias = ProduceResult  # noqa: Y015
+
+@_typing.final
+class RecordsThere(_message.Message):
+    """Records of the batch whose own UUIDs are in the log already, and where. Nothing of the batch was written: send the others, as another
+    batch with a UUID of its own. One element a record in each field.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    OFFSETS_FIELD_NUMBER: _builtins.int
+    TIMESTAMPS_US_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def timestamps_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        positions: _abc.Iterable[_builtins.int] | None = ...,
+        offsets: _abc.Iterable[_builtins.int] | None = ...,
+        timestamps_us: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets", "positions", b"positions", "timestamps_us", b"timestamps_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecordsThere: _TypeAlias = RecordsThere  # noqa: Y015
 
 @_typing.final
 class ProduceResponse(_message.Message):
@@ -3018,7 +3060,7 @@ Global___LinkMessage: _TypeAlias = LinkMessage  # noqa: Y015
 @_typing.final
 class EpochStartMeta(_message.Message):
     """---------------------------------------------------------------- inside journal entries
-    The `meta` of an entry's body, by entry kind; APPEND has none.
+    The `meta` of an entry's body, by entry kind. APPEND's is no message: its record_uuids as they came.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -15,7 +15,7 @@ from mq_client.accumulator import Accumulator, AccumulatorSettings, Target
 from mq_client.batches import RECORD_OVERHEAD_BYTES
 from mq_client.connection import TopicView
 from mq_client.errors import InvalidRequest, NotSent, OutcomeUnknown, Unreachable
-from mq_client.futures import BatchOutcome, BatchPlace, RecordFuture
+from mq_client.futures import BatchOutcome, BatchPlace, RecordFuture, RecordPlace
 from mq_client.lanes import OutgoingBatch
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, decode_batch, schema_fingerprint
@@ -65,6 +65,80 @@ def take_all(made: Accumulator, now: float) -> list[tuple[OutgoingBatch, int, by
 def values(batch: OutgoingBatch) -> list[bytes]:
     found: list[bytes] = decode_batch(batch.encoded(), RECORD_SCHEMA).column("value").to_pylist()
     return found
+
+
+def add_own(made: Accumulator, target: Target, value: bytes, uuid: bytes, partition: int = 0) -> RecordFuture:
+    future, _ = made.add(target, partition, None, value, None, None, len(value), 0, 0.0, uuid.ljust(16))
+    return future
+
+
+def own_uuids(batch: OutgoingBatch) -> list[bytes]:
+    joined = batch.record_uuids
+    return [joined[at : at + 16].rstrip() for at in range(0, len(joined), 16)]
+
+
+def test_records_with_uuids_and_without_are_not_of_one_batch_and_keep_their_order() -> None:
+    made = accumulator(max_in_flight=10)
+    target = made.add_target(view())
+    add(made, target, b"1", 0.0)
+    add_own(made, target, b"2", b"two")
+    add_own(made, target, b"3", b"three")
+    assert made.add_plain(target, 0, None, b"4", 1, 0, 1_000) is None
+    add(made, target, b"4", 0.0)
+    add_own(made, target, b"5", b"five")
+    add_own(made, target, b"5", b"five")  # the same again cannot be of the same batch
+    made.close_all(0.0)
+    batches = [batch for batch, _, _ in take_all(made, 0.0)]
+    assert [values(batch) for batch in batches] == [[b"1"], [b"2", b"3"], [b"4"], [b"5"], [b"5"]]
+    assert [own_uuids(batch) for batch in batches] == [[], [b"two", b"three"], [], [], []]
+    assert [batch.uuid for batch in batches[3:]] == [b"five".ljust(16)] * 2
+    assert made.pending_bytes == 6
+
+
+def test_what_a_broker_has_of_a_batch_is_left_out_and_the_rest_is_sent_as_another() -> None:
+    made = accumulator()
+    target = made.add_target(view())
+    futures = [add_own(made, target, b"%d" % n, b"%d" % n) for n in range(6)]
+    made.close_all(0.0)
+    [(batch, correlation, _)] = take_all(made, 0.0)
+    before = batch.uuid
+    for there, rest in (({0: 70, 3: 73}, [b"1", b"2", b"4", b"5"]), ({2: 44}, [b"1", b"2", b"5"])):
+        assert made.shorten(correlation, {at: RecordPlace(offset, 9) for at, offset in there.items()}) is None
+        [(batch, correlation, after)] = take_all(made, 0.0)
+        assert (values(batch), own_uuids(batch), batch.record_count, after) == (rest, rest, len(rest), b"")
+        assert batch.uuid != before
+        before = batch.uuid
+    answer = made.answer(correlation, BatchPlace(0, 100, 3, 5, duplicate=False))
+    assert answer is not None
+    answer.tell()
+    found = [future.result(0) for future in futures]
+    assert [(place.offset, place.duplicate) for place in found] == [
+        *((70, True), (100, False), (101, False), (73, True), (44, True), (102, False))
+    ]
+    assert made.idle
+    assert made.pending_bytes == 0
+
+
+def test_a_batch_of_which_a_broker_has_everything_is_answered_at_once() -> None:
+    made = accumulator()
+    target = made.add_target(view())
+    futures = [add_own(made, target, b"%d" % n, b"%d" % n) for n in range(2)]
+    made.close_all(0.0)
+    [(_, correlation, _)] = take_all(made, 0.0)
+    answer = made.shorten(correlation, {0: RecordPlace(5, 9), 1: RecordPlace(3, 8)})
+    assert answer is not None
+    answer.tell()
+    assert [future.result(0)[2:] for future in futures] == [(5, 9, True), (3, 8, True)]
+    assert made.idle
+
+
+def test_a_batch_of_records_with_uuids_closes_at_the_most_that_a_broker_takes() -> None:
+    made = accumulator(batch_bytes_max=1 << 20)
+    target = made.add_target(view())
+    for n in range(4_001):
+        add_own(made, target, b"x", b"%d" % n)
+    made.close_all(0.0)
+    assert [batch.record_count for batch, _, _ in take_all(made, 0.0)] == [4_000, 1]
 
 
 def test_a_batch_closes_when_it_has_lingered() -> None:

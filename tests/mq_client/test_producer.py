@@ -139,6 +139,42 @@ def test_a_uuid_makes_one_copy_whoever_sends_it(bootstrap: str, admin: Admin, to
                 producer.publish(topic, b"x", uuid=wrong)  # type: ignore[arg-type]
 
 
+def test_records_with_uuids_share_batches_and_are_found_whatever_they_come_with(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic)
+    names = [uuid.uuid4() for _ in range(1_000)]
+    with Producer(bootstrap, linger_ms=200, compression="zstd") as producer:
+        first = [producer.publish(topic, b"%d" % n, uuid=name) for n, name in enumerate(names[:600])]
+        producer.flush()
+    assert [place.result().offset for place in first] == list(range(600))
+    with Reader(bootstrap) as reader:
+        assert sum(1 for _ in reader.read(topic, 0)) < 10
+
+    # As after a crash: other batches, of some that are there and some that are not.
+    with Producer(bootstrap, linger_ms=20, batch_bytes_max=2_000) as producer:
+        again = [producer.publish(topic, b"%d" % n, uuid=name) for n, name in enumerate(names) if n % 3 or n > 700]
+        twice = producer.publish(topic, b"999", uuid=names[999])
+        producer.flush()
+    found = [place.result() for place in again]
+    assert [place.offset for place in found if place.duplicate] == [n for n in range(600) if n % 3]
+    assert [place.offset for place in found if not place.duplicate] == list(range(600, 600 + len(found) - 400))
+    assert twice.result() == found[-1]._replace(duplicate=True)
+    missing = {b"%d" % n for n in range(600, 701) if not n % 3}
+    assert values(bootstrap, topic) == [value for value in (b"%d" % n for n in range(1_000)) if value not in missing]
+
+
+def test_rows_with_uuids_share_batches_too(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=3, schema="n long, s string")
+    names = [uuid.uuid4() for _ in range(100)]
+    for start in (0, 30):
+        with Producer(bootstrap, linger_ms=100) as producer:
+            places = [producer.publish(topic, {"n": n, "s": "x"}, uuid=names[n]) for n in range(start, start + 70)]
+            producer.flush()
+        assert sum(place.result().duplicate for place in places) == (40 if start else 0)
+    with Reader(bootstrap) as reader:
+        rows = [row["n"] for partition in range(3) for batch in reader.read(topic, partition) for row in batch.to_pylist()]
+    assert sorted(rows) == list(range(100))
+
+
 def test_rows_go_to_a_topic_with_a_schema(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, schema="a long NOT NULL, b string")
     with Producer(bootstrap) as producer:
@@ -264,6 +300,30 @@ def test_nobody_there_is_told_at_the_first_record() -> None:
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
         producer.publish("t", b"x")
     producer.close()
+
+
+@pytest.mark.cluster
+def test_a_full_buffer_is_told_to_who_publishes_while_the_brokers_are_paused(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path) as cluster:
+        with Admin(cluster.bootstrap) as admin:
+            admin.create_topic("t")
+        with Producer(cluster.bootstrap, timeout_ms=2_000, batch_bytes_max=10_000, buffer_bytes_max=100_000) as producer:
+            producer.publish("t", b"before").result(10)
+            cluster.brokers[1].send_if_running(signal.SIGSTOP)
+            began, futures = time.monotonic(), []
+
+            def publish_more_than_fits() -> None:
+                for _ in range(1_000):
+                    futures.append(producer.publish("t", b"x" * 100))  # noqa: PERF401 - those before the error count
+
+            with pytest.raises(Overloaded, match="buffer_bytes_max=100000"):
+                publish_more_than_fits()
+            assert 700 <= len(futures) < 1_000
+            assert 0.9 < time.monotonic() - began < 5
+            cluster.brokers[1].send_if_running(signal.SIGCONT)
+            producer.publish("t", b"after").result(10)
+            for future in futures:
+                future.exception(10)
 
 
 def test_a_closed_producer_says_so_and_closing_again_does_nothing(bootstrap: str, admin: Admin, topic: str) -> None:

@@ -41,6 +41,7 @@ from mq_broker.core.messages import (
     Propose,
     Published,
     ReadNode,
+    RecordsThere,
     RecoveryAdopted,
     Refused,
     Reopen,
@@ -266,6 +267,7 @@ class Partition:
         result = await answered
         if isinstance(result, Refused):
             raise result.error
+        assert not isinstance(result, RecordsThere), "only a batch has records"
         return result
 
     def _answer(self, request: RequestId, result: Result) -> None:

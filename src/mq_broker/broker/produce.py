@@ -20,15 +20,15 @@ from mq_broker.broker.shell import Shell
 from mq_broker.broker.streams import side_by_side
 from mq_broker.broker.topics import Topic, Topics
 from mq_broker.broker.transaction_requests import check_micro_batch_id, key_of
-from mq_broker.core.entries import NO_UUID, Append, Operation, Stage
-from mq_broker.core.messages import Done, Refused, Result, Wait
+from mq_broker.core.entries import NO_UUID, UUID_BYTES, Append, Operation, Stage
+from mq_broker.core.messages import Done, RecordsThere, Refused, Result, Wait
 from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import ProduceRequests, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import check_untrusted
 from mq_protocol.envelope import Envelope
 from mq_protocol.errors import BatchTooLarge, InternalError, InvalidRequest, SchemaMismatch, TritonMQError, to_wire
-from mq_protocol.limits import PRODUCE_IN_FLIGHT_BYTES_MAX, REQUEST_TIMEOUT_MS
+from mq_protocol.limits import PRODUCE_IN_FLIGHT_BYTES_MAX, RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
 from mq_protocol.names import INTERNAL_PREFIX, check_id
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,6 @@ seven kilobytes of zstd may hold 200 MB, which take a third of a second."""
 CHECKS_AT_ONCE_MAX: Final = 2
 """Batches that are checked at the same time, in threads; one of them for one connection."""
 
-_UUID_BYTES: Final = 16
 _ANSWER_BYTES: Final = 200
 """About what an unanswered batch takes beside its payload, so that a flood of empty ones is bounded too."""
 
@@ -54,6 +53,7 @@ class _Batch:
 
     header: pb.ProduceHeader
     payload: memoryview
+    held_bytes: int
     deadline: float
     partition: Partition | None = None
     decoded_bytes: int = 0
@@ -100,7 +100,7 @@ class _Stream:
     async def read(self, requests: ProduceRequests) -> None:
         async for request in requests:
             self._unanswered += 1
-            self._unanswered_bytes += len(request.payload) + _ANSWER_BYTES
+            self._unanswered_bytes += _held_bytes(request)
             await self._take(request)
             while self._unanswered_bytes > PRODUCE_IN_FLIGHT_BYTES_MAX:  # what comes now waits in TCP
                 self._room.clear()
@@ -126,7 +126,7 @@ class _Stream:
     async def _take(self, request: Envelope[pb.ProduceHeader]) -> None:
         header = request.header
         timeout_ms = min(header.timeout_ms or REQUEST_TIMEOUT_MS, REQUEST_TIMEOUT_MS)
-        batch = _Batch(header, request.payload, self._loop.time() + timeout_ms / 1000)
+        batch = _Batch(header, request.payload, _held_bytes(request), self._loop.time() + timeout_ms / 1000)
         try:
             topic = await self._producing.topics.get(header.topic)
             if topic.spec.schema and header.schema_fingerprint not in topic.versions:
@@ -173,7 +173,7 @@ class _Stream:
         header = batch.header
         stages = header.HasField("stage")
         batch.partition.propose(
-            _stage(header.stage) if stages else _APPEND,
+            _stage(header.stage) if stages else Append(header.record_uuids) if header.record_uuids else _APPEND,
             lambda result: self._answer(batch, result),
             batch.deadline,
             uuid=header.uuid,
@@ -191,17 +191,27 @@ class _Stream:
                 answer.base_offset = base_offset
                 answer.timestamp_us = timestamp_us
                 answer.duplicate = duplicate
+            case RecordsThere(records):
+                answer.base_offset = -1
+                answer.there.positions.extend(record.position for record in records)
+                answer.there.offsets.extend(record.offset for record in records)
+                answer.there.timestamps_us.extend(record.timestamp_us for record in records)
             case Refused(error):
                 answer.base_offset = -1
                 answer.error.CopyFrom(to_wire(error))
             case _:
                 raise AssertionError(f"a batch cannot be answered with {result}")
         self._ready.append(answer)
-        self._ready_bytes += len(batch.payload) + _ANSWER_BYTES
+        self._ready_bytes += batch.held_bytes
         self._some_ready.set()
 
 
 _APPEND: Final[Operation] = Append()
+
+
+def _held_bytes(request: Envelope[pb.ProduceHeader]) -> int:
+    """What a batch takes of the broker's memory until it is answered, about."""
+    return len(request.payload) + len(request.header.record_uuids) + _ANSWER_BYTES
 
 
 def _stage(stage: pb.StageOf) -> Stage:
@@ -213,10 +223,12 @@ def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
     that begins with. Raises `InvalidRequest` or `SchemaMismatch`."""
     if topic.spec.name.startswith(INTERNAL_PREFIX):
         raise InvalidRequest(f"topic {topic.spec.name} is the brokers' own: nobody else writes it")
-    if len(header.uuid) != _UUID_BYTES or header.uuid == NO_UUID:
+    if len(header.uuid) != UUID_BYTES or header.uuid == NO_UUID:
         raise InvalidRequest(f"a batch needs a UUID of 16 bytes, not all zero; this one has {len(header.uuid)}")
-    if len(header.after) not in (0, _UUID_BYTES):
+    if len(header.after) not in (0, UUID_BYTES):
         raise InvalidRequest(f"`after` names a UUID of 16 bytes; this one has {len(header.after)}")
+    if header.record_uuids:
+        _check_record_uuids(header)
     if header.acks not in _WAITS:
         raise InvalidRequest(f"acks {header.acks} is not known: all (0), leader (1) or none (2)")
     if header.HasField("stage"):
@@ -230,6 +242,22 @@ def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
             f"{', '.join(f'{f.name} {f.type}' for f in topic.schema)}"[:500]
         )
     return schema
+
+
+def _check_record_uuids(header: pb.ProduceHeader) -> None:
+    """Raises `InvalidRequest` unless there is one for each record."""
+    if header.HasField("stage"):
+        raise InvalidRequest("a batch that is staged has no UUIDs of its records: its own is enough")
+    if header.record_count > RECORD_UUIDS_MAX:
+        raise InvalidRequest(
+            f"a batch whose records have UUIDs may have {RECORD_UUIDS_MAX} of them, not {header.record_count}: send smaller batches"
+        )
+    if len(header.record_uuids) != header.record_count * UUID_BYTES:
+        raise InvalidRequest(
+            f"`record_uuids` has {len(header.record_uuids)} bytes: {UUID_BYTES} for each of {header.record_count} records, or none"
+        )
+    if any(uuid == NO_UUID for uuid in Append(header.record_uuids).uuids()):
+        raise InvalidRequest("a record's UUID must not be all zero")
 
 
 def _check(batch: _Batch, topic: Topic, schema: pa.Schema, decoded_bytes_max: int | None = None) -> None:

@@ -26,7 +26,7 @@ from mq_broker.core.entries import (
     Trim,
 )
 from mq_broker.core.machine import PartitionMachine
-from mq_broker.core.messages import AreStaged, Decided, Done, Propose, Refused, Result
+from mq_broker.core.messages import AreStaged, Decided, Done, Propose, RecordsThere, RecordThere, Refused, Result
 from mq_broker.core.state import TransactionState
 from mq_protocol.errors import (
     FencedRun,
@@ -62,6 +62,8 @@ class Overlay:
         match entry.operation:
             case Append() | Stage():
                 self._uuids[entry.uuid] = entry.index
+                for uuid in _record_uuids(entry.operation):
+                    self._uuids[uuid] = entry.index
             case operation:
                 for key in _keys_of(operation):
                     self._keys[key] = entry.index
@@ -72,8 +74,9 @@ class Overlay:
         """The entry was applied: the state machine knows it now."""
         match entry.operation:
             case Append() | Stage():
-                if self._uuids.get(entry.uuid) == entry.index:
-                    del self._uuids[entry.uuid]
+                for uuid in (entry.uuid, *_record_uuids(entry.operation)):
+                    if self._uuids.get(uuid) == entry.index:
+                        del self._uuids[uuid]
             case operation:
                 for key in _keys_of(operation):
                     for known in (self._keys, self._fences):
@@ -93,6 +96,10 @@ class Overlay:
     def key_count(self) -> int:
         """Keys that something in the tail is about: at least as many as it will add to those known."""
         return len(self._keys)
+
+
+def _record_uuids(operation: Operation) -> list[bytes]:
+    return operation.uuids() if isinstance(operation, Append) else []
 
 
 def _keys_of(operation: Operation) -> tuple[TransactionKey, ...]:
@@ -201,6 +208,10 @@ def _judge_batch(propose: Propose, operation: Append | Stage, machine: Partition
     index = overlay.uuid_index(propose.uuid)
     if index is not None:
         return WaitFor(index)
+    if isinstance(operation, Append) and operation.record_uuids:
+        verdict = _judge_records(operation.uuids(), machine, overlay)
+        if verdict is not None:
+            return verdict
     if isinstance(operation, Stage):
         key = operation.key
         if key in machine.fenced:
@@ -214,6 +225,19 @@ def _judge_batch(propose: Propose, operation: Append | Stage, machine: Partition
             OutOfOrder(f"batch {propose.uuid.hex()} must follow batch {after.hex()}, which is not here: send that one first")
         )
     return Admit(operation)
+
+
+def _judge_records(uuids: list[bytes], machine: PartitionMachine, overlay: Overlay) -> Verdict | None:
+    """None if no record of the batch is in the log, by its own UUID, or on its way there."""
+    if len(set(uuids)) != len(uuids):
+        return _refuse(InvalidRequest("two records of one batch have the same UUID: send the second one in a later batch"))
+    known = [(position, machine.uuids.get(uuid)) for position, uuid in enumerate(uuids)]
+    there = [RecordThere(position, placed.base_offset, placed.timestamp_us) for position, placed in known if placed is not None]
+    if there:
+        return Answer(RecordsThere(tuple(there)))
+    # The first of them: by the time the last is committed, the window may have forgotten it.
+    index = min(filter(None, map(overlay.uuid_index, uuids)), default=None)
+    return None if index is None else WaitFor(index)
 
 
 def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay, first_index: int) -> Verdict:

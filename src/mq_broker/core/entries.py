@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-NO_UUID = bytes(16)
+UUID_BYTES = 16
+NO_UUID = bytes(UUID_BYTES)
 
 
 class EntryKind(IntEnum):
@@ -63,7 +64,18 @@ class EpochStart:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """A batch that takes the next offsets as soon as it is committed."""
+    """A batch that takes the next offsets as soon as it is committed.
+
+    `record_uuids`: empty, or the 16 bytes of each record's own UUID, in order, joined. Each is remembered by itself, so that a
+    record is recognised in whatever batch it comes again.
+    """
+
+    record_uuids: bytes = b""
+
+    def uuids(self) -> list[bytes]:
+        """Those of the records, one by one."""
+        joined = self.record_uuids
+        return [joined[at : at + UUID_BYTES] for at in range(0, len(joined), UUID_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +193,8 @@ class Entry:
 def stored_bytes(entry: Entry) -> int:
     """About what the entry takes on disk and between brokers: payload, and the names and UUIDs of its operation."""
     match entry.operation:
-        case Append():
-            named = 0
+        case Append(record_uuids):
+            named = len(record_uuids)
         case Stage(key, _, run_id):
             named = _bytes(key.query_id, key.sink, run_id)
         case Publish(key, _, uuids) | Discard(key, uuids):

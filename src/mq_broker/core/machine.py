@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from mq_broker.core.entries import (
+    UUID_BYTES,
     Abort,
     Append,
     Decide,
@@ -85,13 +86,17 @@ class PartitionMachine:
     def apply(self, entry: Entry) -> Sequence[Change]:
         """Take in one committed entry; returns what readers see of it."""
         changes = self._apply(entry)
-        self.uuids.forget_aged(entry.timestamp_us)
+        added = len(entry.operation.record_uuids) // UUID_BYTES if isinstance(entry.operation, Append) else 0
+        self.uuids.forget_aged(entry.timestamp_us, added)
         return changes
 
     def _apply(self, entry: Entry) -> Sequence[Change]:
         match entry.operation:
-            case Append():
+            case Append() as append:
                 published = self._give_offsets(entry.index, entry.record_count, entry.timestamp_us, entry)
+                for offset, uuid in enumerate(append.uuids(), published.base_offset):
+                    self.uuids.remember(uuid, Placed(entry.index, offset, entry.timestamp_us))
+                # Last, so that a retry is recognised however many UUIDs its records have.
                 self.uuids.remember(entry.uuid, Placed(entry.index, published.base_offset, entry.timestamp_us))
                 return [published]
             case Stage() as stage:

@@ -349,6 +349,22 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordThere:
+    """A record whose own UUID was in the log already: which of its batch it is, and where it is."""
+
+    position: int
+    offset: int
+    timestamp_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsThere:
+    """An APPEND's answer: nothing was written, as these of its records are there already. Send the others alone."""
+
+    records: tuple[RecordThere, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """A DECIDE request's answer. `row_count` is that of the manifest that holds; `finished`: it is already published everywhere."""
 
@@ -364,7 +380,7 @@ class Refused:
     error: TritonMQError
 
 
-Result: TypeAlias = Done | Decided | Refused
+Result: TypeAlias = Done | RecordsThere | Decided | Refused
 
 
 # ------------------------------------------------------------------ effects

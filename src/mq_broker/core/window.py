@@ -31,7 +31,8 @@ _HEAD_BYTES: Final = 4
 _WRAP: Final = (1 << 32) - 1
 
 FORGOTTEN_AT_ONCE_MAX: Final = 64
-"""UUIDs that one entry drops for their age, at most: after a quiet hour the first entry does not pay for all of them."""
+"""UUIDs that one entry drops for their age, at most, beside as many as it brings: after a quiet hour the first entry
+does not pay for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,15 +197,16 @@ class UuidWindow:
         chunk.timestamps_us[slot] = placed.timestamp_us
         return True
 
-    def forget_aged(self, now_us: int) -> None:
+    def forget_aged(self, now_us: int, added: int = 0) -> None:
         """Drop those that are older than the window goes back, the oldest first, up to one that is not.
 
-        `now_us` is the time of a journal's entry: never a clock's, or replicas would part.
+        `now_us` is the time of a journal's entry: never a clock's, or replicas would part. `added`: how many UUIDs the
+        records of that entry brought. It drops more than that, or the window would only grow.
         """
         if self._bounds.age_ms_max is None:
             return
         oldest_us, gone, count = now_us - self._bounds.age_ms_max * 1000, 0, len(self)
-        while gone < min(count, FORGOTTEN_AT_ONCE_MAX):
+        while gone < min(count, FORGOTTEN_AT_ONCE_MAX + added):
             number = self._first + gone
             if self._chunk(number).timestamps_us[number & _IN_CHUNK] >= oldest_us:
                 break

@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 import google_crc32c
 
 from mq_broker.core.entries import (
+    UUID_BYTES,
     Abort,
     Append,
     Decide,
@@ -107,7 +108,7 @@ def encode(place: Place, entry: Entry, payload_parts: Sequence[Buffer] = ()) -> 
     """The entry's frame. The payload's parts are neither copied nor joined; they must add up to `entry.payload_bytes`."""
     operation = entry.operation
     if type(operation) is Append:
-        kind, meta = EntryKind.APPEND, b""
+        kind, meta = EntryKind.APPEND, operation.record_uuids
     else:
         kind, meta = _encode_operation(operation)
     checked = _CHECKED.pack(
@@ -149,9 +150,12 @@ def decode(place: Place, data: Buffer, at: int = 0) -> tuple[Entry, memoryview, 
             f"checksum does not hold for entry {header.entry_index} of {place}: damaged, or of another partition; send it again"
         )
     meta_end = at + HEADER_BYTES + header.meta_bytes
-    operation = (
-        _APPEND if header.kind == EntryKind.APPEND else _decode_operation(header.kind, bytes(view[at + HEADER_BYTES : meta_end]))
-    )
+    if header.kind == EntryKind.APPEND and not header.meta_bytes:
+        operation: Operation = _APPEND
+    else:
+        operation = _decode_operation(header.kind, bytes(view[at + HEADER_BYTES : meta_end]))
+        if type(operation) is Append and header.meta_bytes != header.record_count * UUID_BYTES:
+            raise CorruptBatch(f"entry {header.entry_index} of {place} has not a UUID for each record: send it again")
     entry = Entry(
         header.entry_index,
         header.leader_epoch,
@@ -239,8 +243,8 @@ def line_from_wire(line: pb.StagedBatches) -> StagedBatches:
 
 def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
     match operation:
-        case Append():
-            return EntryKind.APPEND, b""
+        case Append(record_uuids):
+            return EntryKind.APPEND, record_uuids
         case EpochStart(broker, offset_floor):
             return EntryKind.EPOCH_START, pb.EpochStartMeta(broker=broker, offset_floor=offset_floor).SerializeToString()
         case Trim(log_start_offset):
@@ -328,6 +332,7 @@ def _forget(meta: bytes) -> Operation:
 
 
 _DECODERS: Final[dict[int, Callable[[bytes], Operation]]] = {
+    EntryKind.APPEND: Append,
     EntryKind.EPOCH_START: _epoch_start,
     EntryKind.STAGE: _stage,
     EntryKind.PUBLISH: _publish,

@@ -64,6 +64,22 @@ def test_the_same_uuid_gets_the_first_answer_again(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_record_is_recognised_by_its_own_uuid_in_another_batch_and_after_a_restart(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        one, two, three = (uuid.uuid4().bytes for _ in range(3))
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            assert (await broker.produce("t", 1, 2, record_uuids=one + two)).base_offset == 0
+        async with standalone(tmp_path) as broker:
+            await until(lambda: _leads(broker, "t"))
+            answer = await broker.produce("t", 3, 2, record_uuids=three + two)
+            assert (list(answer.there.positions), list(answer.there.offsets), answer.base_offset) == ([1], [1], -1)
+            assert (await broker.produce("t", 3, record_uuids=three)).base_offset == 2
+            assert await broker.numbers("t") == [1, 2, 3]
+
+    asyncio.run(scenario())
+
+
 def test_a_restart_keeps_everything(tmp_path: Path) -> None:
     async def scenario() -> None:
         name = uuid.uuid4().bytes
@@ -146,7 +162,7 @@ def test_a_batch_that_must_follow_another_waits_for_it(tmp_path: Path) -> None:
 
 def test_bad_batches_are_refused_and_the_stream_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
-        good = bytes(encode_batch(rows(1)))
+        good, two = bytes(encode_batch(rows(1))), bytes(encode_batch(rows(1, 2)))
         forged = bytearray(encode_batch(rows(1, 2, 3)))
         at = bytes(forged).rindex((5).to_bytes(4, "little") + (10).to_bytes(4, "little"))  # the string offsets: 0, 5, 10, 15
         forged[at : at + 4] = (1 << 30).to_bytes(4, "little")
@@ -158,6 +174,11 @@ def test_bad_batches_are_refused_and_the_stream_goes_on(tmp_path: Path) -> None:
             (SchemaMismatch, {"payload": good, "record_count": 1, "schema_fingerprint": FINGERPRINT + 1}),
             (BatchTooLarge, {"payload": encode_batch(rows(*range(5_000))), "record_count": 5_000}),
             (InvalidRequest, {"payload": good, "record_count": 1, "uuid": b"short"}),
+            (InvalidRequest, {"payload": good, "record_count": 1, "record_uuids": b"short"}),
+            (InvalidRequest, {"payload": good, "record_count": 1, "record_uuids": b"x" * 32}),
+            (InvalidRequest, {"payload": good, "record_count": 1, "record_uuids": bytes(16)}),
+            (InvalidRequest, {"payload": good, "record_count": 4_001, "record_uuids": b"x" * 64_016}),
+            (InvalidRequest, {"payload": two, "record_count": 2, "record_uuids": b"x" * 32}),
             (InvalidRequest, {"payload": good, "record_count": 1, "acks": 7}),
             (UnknownTopic, {"payload": good, "record_count": 1, "topic": "other"}),
             (UnknownPartition, {"payload": good, "record_count": 1, "partition": 1}),

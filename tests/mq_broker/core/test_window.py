@@ -141,6 +141,14 @@ def test_one_entry_drops_a_bounded_number_of_aged_uuids_and_the_next_go_on() -> 
     assert len(machine.uuids) == 18
 
 
+def test_an_entry_with_many_uuids_drops_more_aged_ones_than_it_brings() -> None:
+    machine = PartitionMachine(WindowBounds(10_000, age_ms_max=1_000))
+    for index in range(1, 10):
+        records = b"".join(uuid_of(index * 1_000 + record) for record in range(500))
+        machine.apply(Entry(index, 1, index * 10_000_000, Append(records), uuid_of(index), 500))
+        assert len(machine.uuids) <= 501 + 501 // 2
+
+
 def test_age_is_counted_by_the_journal_from_when_a_staged_batch_was_published() -> None:
     machine = PartitionMachine(WindowBounds(100, age_ms_max=1))
     machine.apply(Entry(1, 1, 0, Stage(KEY, 1, "run"), uuid_of(1), 3))

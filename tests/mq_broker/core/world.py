@@ -58,6 +58,7 @@ from mq_broker.core.messages import (
     Propose,
     Published,
     ReadNode,
+    RecordsThere,
     RecoveredLog,
     Refused,
     Reopen,
@@ -197,8 +198,9 @@ class World:
         match entry.operation:
             case EpochStart():
                 what = "epoch-start"
-            case Append():
-                what = f"append({name_of(entry.uuid)})"
+            case Append() as append:
+                records = "".join(f" {name_of(u)}" for u in append.uuids())
+                what = f"append({name_of(entry.uuid)}{':' if records else ''}{records})"
             case Stage(batch_id=batch_id):
                 what = f"stage({name_of(entry.uuid)} of {batch_id})"
             case Publish(uuids=uuids) | Discard(uuids=uuids):
@@ -240,6 +242,8 @@ class World:
         match result:
             case Done(index, base_offset, _, duplicate):
                 return f"done at entry {index}, offset {base_offset}" + (", duplicate" if duplicate else "")
+            case RecordsThere(records):
+                return "nothing written, there are " + ", ".join(f"record {r.position} at offset {r.offset}" for r in records)
             case Decided(row_count, already, finished):
                 return f"decided {row_count} rows" + (", already" if already else "") + (", finished" if finished else "")
             case Refused(error):
@@ -427,10 +431,14 @@ class World:
         request = next(self.requests)
         self.step(int(broker), Propose(request, operation, int(at), **fields))  # type: ignore[arg-type]
 
-    def do_append(self, broker: str, name: str, rows: str = "1", after: str = "", wait: str = "committed", at: str = "0") -> None:
-        """`at`: the broker's wall clock then, in microseconds."""
-        follows = uuid(after) if after else b""
-        self._propose(broker, Append(), at, uuid=uuid(name), record_count=int(rows), after=follows, wait=Wait(wait))
+    def do_append(
+        self, broker: str, name: str, rows: str = "1", after: str = "", wait: str = "committed", at: str = "0", uuids: str = ""
+    ) -> None:
+        """`at`: the broker's wall clock then, in microseconds. `uuids`: those of the records, joined by commas."""
+        records = [uuid(record) for record in uuids.split(",")] if uuids else []
+        follows, count = uuid(after) if after else b"", len(records) or int(rows)
+        append = Append(b"".join(records))
+        self._propose(broker, append, at, uuid=uuid(name), record_count=count, after=follows, wait=Wait(wait))
 
     def do_stage(self, broker: str, name: str, batch: str, rows: str = "1", query: str = KEY.query_id) -> None:
         key = TransactionKey(query, KEY.sink)

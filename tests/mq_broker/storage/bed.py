@@ -61,6 +61,7 @@ def one_of_each_operation() -> list[Operation]:
     return [
         EpochStart(4, 7),
         Append(),
+        Append(uuid_of(1) * 10),
         Stage(KEY, 12, "run-1"),
         Publish(KEY, 12, (uuid_of(1), uuid_of(2))),
         Discard(KEY, (uuid_of(3),)),

@@ -43,6 +43,14 @@ def test_a_whole_frame_of_an_unknown_kind_is_not_taken_for_a_damaged_one() -> No
         decode(PLACE, data, 0)
 
 
+def test_a_batch_that_has_not_a_uuid_for_each_of_its_records_is_damaged() -> None:
+    records = uuid_of(1) + uuid_of(2)
+    assert decode(PLACE, joined([encode(PLACE, Entry(7, 3, 0, Append(records), uuid_of(3), 2))]))[0].operation == Append(records)
+    for wrong in (records[:16], records[:-1]):
+        with pytest.raises(CorruptBatch, match="not a UUID for each record"):
+            decode(PLACE, joined([encode(PLACE, Entry(7, 3, 0, Append(wrong), uuid_of(3), 2))]))
+
+
 def test_the_layout_is_the_one_that_is_promised() -> None:
     entry = Entry(7, 3, -5, Append(), uuid_of(1), 2, 4, 8)
     data = joined([encode(PLACE, entry, (b"body",))])
