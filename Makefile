@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo test style types floors proto lock bench bench-kafka simulate mutations chaos crashes clean
+.PHONY: demo test style types floors dist versions proto lock bench bench-kafka simulate mutations chaos crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -21,6 +21,12 @@ types: $(VENV)/.ready
 
 floors: $(VENV)/.ready
 	$(BIN)/lint-imports
+
+dist: $(VENV)/.ready          ## build the wheel and the source distribution, and try both in fresh environments
+	$(BIN)/python -m release.dist
+
+versions: $(VENV)/.ready      ## the Python and PySpark versions that work, each tried in a fresh environment; writes docs/versions.md
+	$(BIN)/python -m release.versions
 
 bench: $(VENV)/.ready         ## measured figures beside their ceilings
 	$(BIN)/python -m benchmarks.bench
@@ -59,7 +65,7 @@ $(PROTOC)/.ready:
 lock:                         ## pin every dependency anew
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip -q install pip-tools
-	.venv-lock/bin/pip-compile -q --extra spark --extra demo --extra dev --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header -o requirements.lock pyproject.toml
+	.venv-lock/bin/pip-compile -q --extra spark --extra connect --extra demo --extra dev --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header -o requirements.lock pyproject.toml
 	rm -rf .venv-lock
 
 $(VENV)/.ready: requirements.lock pyproject.toml
