@@ -13,6 +13,13 @@ NAME_CHARACTERS_MAX: Final = 255
 
 PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 REPLICAS_MAX: Final = 9
+MEMBERS_MAX: Final = 64
+"""Brokers that hold a partition, or are named in sync, while it moves: of every place that it was sent to on the way."""
+
+TOPIC_DOCUMENT_BYTES_MAX: Final = 512 << 10
+"""A topic as the coordination service keeps it. ZooKeeper takes 1 MiB in one request, with what is written beside it, and ends the
+session of who sends more: that of a broker, with all that it leads."""
+
 
 ID_BYTES_MAX: Final = 1_024
 """A query id, a sink or a run id, in UTF-8: they stand in every staged batch and decision, and coordinators remember them."""

@@ -23,6 +23,7 @@ from mq_broker.broker.shell import Shell
 from mq_broker.broker.streams import in_turns
 from mq_broker.broker.topic_changes import begun, check_partitions, with_columns, with_settings
 from mq_broker.broker.topics import Topic, Topics, first_state
+from mq_broker.coordination.documents import check_topic_size
 from mq_broker.coordination.interface import PARTITIONS_ADDED_AT_ONCE_MAX, CoordinationService, TopicSpec
 from mq_broker.core.messages import NodeState
 from mq_broker.rpc.calls import Calls
@@ -243,7 +244,9 @@ class Admin:
         existing = [members for topic in self._topics.all() for members in topic.spec.assignment]
         assignment = place(partitions, replicas, self._cluster.racks, existing, start=int(topic_id[:8], 16))
         states = tuple(map(first_state, assignment))
-        await self._coordination.create_topic(TopicSpec(name, topic_id, assignment, schema, dict(settings)), states)
+        spec = TopicSpec(name, topic_id, assignment, schema, dict(settings))
+        check_topic_size(spec)
+        await self._coordination.create_topic(spec, states)
         log.info("topic %s created: id %s, %d partitions, %d replicas, %s", name, topic_id, partitions, replicas, dict(settings))
         await self._topics.refresh()
         return await self._topics.get(name)

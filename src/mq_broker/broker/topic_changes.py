@@ -17,7 +17,7 @@ from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
 from mq_protocol.ddl import check_column_names
 from mq_protocol.errors import InvalidRequest, InvalidSetting, UnknownPartition
 from mq_protocol.evolution import check_extension
-from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
+from mq_protocol.limits import MEMBERS_MAX, PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 from mq_protocol.names import SETTINGS, parse_settings
 
 # ---------------------------------------------------------------------- moves
@@ -33,6 +33,11 @@ def begun(spec: TopicSpec, wanted: Mapping[int, Members], live: Collection[int])
         if present is not None and present.target == target:
             continue
         _check_target(f"{spec.name}-{number}", target, members, live)
+        if len(members) + len(target) > MEMBERS_MAX:
+            raise InvalidRequest(
+                f"{spec.name}-{number} is on {len(members)} brokers, since it was sent on before it had arrived: wait until it has "
+                "(`tritonmq cluster moves`), or call the move off"
+            )
         assignment[number] = (*members, *(broker for broker in target if broker not in members))
         moving[number] = Move(target, present.origin if present is not None else members)
     after = replace(spec, assignment=tuple(assignment), moving=moving)

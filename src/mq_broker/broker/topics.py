@@ -15,6 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from mq_broker.coordination.documents import check_topic_size
 from mq_broker.coordination.interface import CoordinationService, TopicChanges, TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
@@ -216,8 +217,9 @@ class Topics:
         """Replace the topic's document by what `change` makes of it, whatever others do to it meanwhile.
 
         `change` is given the document as it is now, perhaps several times, and must make the same of what it has made already:
-        after a lost answer it is asked again. Partitions that it adds begin empty. Raises what `change` raises, `UnknownTopic`,
-        `CoordinationUnavailable`, or `OutcomeUnknown` when others keep changing the topic.
+        after a lost answer it is asked again. Partitions that it adds begin empty. Raises what `change` raises, `InvalidRequest`
+        for a document that grows beyond what the coordination service takes, `UnknownTopic`, `CoordinationUnavailable`, or
+        `OutcomeUnknown` when others keep changing the topic.
         """
         for attempt in range(EDIT_ATTEMPTS_MAX):
             if attempt:
@@ -230,6 +232,7 @@ class Topics:
             added = wanted.assignment[len(spec.assignment) :]
             if wanted == spec:
                 break
+            check_topic_size(wanted, spec)
             outcome, _ = await self._coordination.update_topic(version, wanted, tuple(map(first_state, added)))
             if outcome is CasOutcome.DONE:
                 break

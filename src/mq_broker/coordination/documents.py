@@ -18,17 +18,18 @@ from typing import Any, Final, TypeVar
 from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol.addresses import parse_address
-from mq_protocol.errors import InternalError, InvalidSetting, InvalidTopicName, shortened
+from mq_protocol.errors import InternalError, InvalidRequest, InvalidSetting, InvalidTopicName, shortened
 from mq_protocol.limits import (
     BROKER_MAX,
     EPOCH_MAX,
     INCARNATION_MAX,
+    MEMBERS_MAX,
     NAME_CHARACTERS_MAX,
     OFFSET_MAX,
     PARTITIONS_PER_TOPIC_MAX,
     RECOVERY_MAX,
-    REPLICAS_MAX,
     SCHEMA_FIELDS_MAX,
+    TOPIC_DOCUMENT_BYTES_MAX,
 )
 from mq_protocol.names import check_topic_name, quoted
 
@@ -55,6 +56,8 @@ def state_to_json(state: NodeState) -> dict[str, Any]:
 def state_from_json(document: dict[str, Any]) -> NodeState:
     leader = document["leader"]
     isr = [(_number(broker, "isr", 1, BROKER_MAX), _name(log_id, "isr")) for broker, log_id in _list(document["isr"], "isr")]
+    if len(isr) > MEMBERS_MAX:
+        raise ValueError(f"isr names {len(isr)} brokers, not up to {MEMBERS_MAX}")
     if any(one[0] >= next_one[0] for one, next_one in itertools.pairwise(isr)):
         raise ValueError("isr does not name each broker once, in order")
     return NodeState(
@@ -122,8 +125,8 @@ def _partition(text: str, assignment: Sequence[object]) -> int:
 
 def _brokers(replicas: Any) -> tuple[int, ...]:
     brokers = tuple(_number(broker, "brokers", 1, BROKER_MAX) for broker in _list(replicas, "brokers"))
-    if not 1 <= len(brokers) <= 2 * REPLICAS_MAX or len(set(brokers)) != len(brokers):
-        raise ValueError(f"{len(brokers)} brokers hold a partition, not 1 to {2 * REPLICAS_MAX} different ones")
+    if not 1 <= len(brokers) <= MEMBERS_MAX or len(set(brokers)) != len(brokers):
+        raise ValueError(f"{len(brokers)} brokers hold a partition, not 1 to {MEMBERS_MAX} different ones")
     return brokers
 
 
@@ -212,6 +215,18 @@ def _shown(value: Any) -> str:
 
 
 # ---------------------------------------------------------------- bytes
+
+
+def check_topic_size(topic: TopicSpec, before: TopicSpec | None = None) -> None:
+    """Raises `InvalidRequest` for a topic that the coordination service may not take. One that is too large already may shrink."""
+    size = len(dump(topic_to_json(topic)))
+    if size > TOPIC_DOCUMENT_BYTES_MAX and (before is None or size > len(dump(topic_to_json(before)))):
+        raise InvalidRequest(
+            f"topic {quoted(topic.name)} would take {size} bytes in the coordination service, and at most "
+            f"{TOPIC_DOCUMENT_BYTES_MAX} are allowed: {len(topic.schema)} of them are its schema before encoding, "
+            f"{len(topic.assignment)} partitions and {len(topic.moving)} moves have their lines. Give it fewer columns or shorter "
+            "names of them, fewer partitions, or move fewer of them at a time"
+        )
 
 
 def dump(document: dict[str, Any]) -> bytes:

@@ -24,7 +24,7 @@ from kazoo.exceptions import (
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
-from mq_protocol.errors import CoordinationUnavailable
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
 
 _log = logging.getLogger(__name__)
 
@@ -34,6 +34,12 @@ waits here, so that an absent server does not fill kazoo's queue, which has no b
 
 RETRY_DELAY_MAX_S = 1.0
 """Between attempts to reconnect: a server that is back is found within this."""
+
+REQUEST_BYTES_MAX = 1_000_000
+"""A little below what ZooKeeper takes in one request unless it is told otherwise (jute.maxbuffer)."""
+
+_OPERATION_BYTES = 64
+"""What an operation has beside its path and its data, at most."""
 
 ASK_AGAIN_S = 0.05
 STOP_TIMEOUT_S = 15.0
@@ -211,11 +217,12 @@ class KazooSession:
         pending.rawlink(post)
 
     async def commit(self, build: Callable[[TransactionRequest], None], deadline: float) -> list[Any]:
-        """A transaction, all or nothing. Raises what made it fail, or `AnswerLost`."""
+        """A transaction, all or nothing. Raises what made it fail, `AnswerLost`, or `InvalidRequest` for one that is too large."""
 
         def question(client: KazooClient) -> Any:
             transaction = client.transaction()
             build(transaction)
+            _check_size(transaction)
             return transaction.commit_async()
 
         results: list[Any] = await self.ask(question, deadline)
@@ -248,6 +255,16 @@ class KazooSession:
             self._listener(state)
         elif self.connected:
             self._changed.set()
+
+
+def _check_size(transaction: TransactionRequest) -> None:
+    """ZooKeeper ends the session of who sends it too much, with all that it stands for."""
+    size = sum(
+        _OPERATION_BYTES + len(operation.path.encode()) + len(getattr(operation, "data", None) or b"")
+        for operation in transaction.operations
+    )
+    if size > REQUEST_BYTES_MAX:
+        raise InvalidRequest(f"{size} bytes are more than ZooKeeper takes at once ({REQUEST_BYTES_MAX}): write less in one change")
 
 
 def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:

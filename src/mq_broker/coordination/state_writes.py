@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 Outcome = tuple[CasOutcome, int]
 
 BATCH_WRITES_MAX = 100
+BATCH_BYTES_MAX = 256 << 10
 BATCHES_IN_FLIGHT_MAX = 4
 
 _REFUSED: Outcome = (CasOutcome.REFUSED, -1)
@@ -60,8 +61,10 @@ class StateWrites:
     def _send(self) -> None:
         while self._waiting and len(self._batches) < BATCHES_IN_FLIGHT_MAX:
             batch: list[_Write] = []
-            while self._waiting and len(batch) < BATCH_WRITES_MAX:
+            size = 0
+            while self._waiting and len(batch) < BATCH_WRITES_MAX and size < BATCH_BYTES_MAX:
                 write = self._waiting.popleft()
+                size += len(write.data)
                 if not write.outcome.done():  # else its caller has stopped waiting, and it need not happen
                     batch.append(write)
             if batch:

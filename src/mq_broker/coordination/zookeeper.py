@@ -330,6 +330,9 @@ class ZooKeeperCoordination:
         except NodeExistsError:
             await self._remove_states(topic.topic_id)
             raise TopicExists(f"topic {topic.name!r} exists already: choose another name, or delete it first") from None
+        except InvalidRequest:  # too large to be sent: the states are there, and nothing names them
+            await self._remove_states(topic.topic_id)
+            raise
         except (AnswerLost, CoordinationUnavailable) as error:
             await self._withdraw(topic, error)
 

@@ -89,22 +89,24 @@ def test_a_broker_lives_among_altered_documents_and_writes_nowhere_else(
         )
         root = f"{place}/tritonmq"
         broker = await Broker(config).start()
-        await broker.create_topic("whole")
-        await broker.produce("whole", 1)
-        with stranger(zookeeper) as client:
-            listed = await asyncio.to_thread(_plant, client, root)
-            client.set(f"{root}/topic_changes", b"9 ../../x\n" + b"7" * 5_000 + b" t1")  # who runs reads them all for that
-            await until(lambda: _knows(broker, listed))
-            await broker.produce("whole", 2)
+        try:
+            await broker.create_topic("whole")
+            await broker.produce("whole", 1)
+            with stranger(zookeeper) as client:
+                listed = await asyncio.to_thread(_plant, client, root)
+                client.set(f"{root}/topic_changes", b"9 ../../x\n" + b"7" * 5_000 + b" t1")  # who runs reads them all for that
+                await until(lambda: _knows(broker, listed))
+                await broker.produce("whole", 2)
+                await broker.stop()
+                await broker.start()  # who starts among them as well
+                assert await until(lambda: broker.numbers("whole")) == [1, 2]
+                version = client.get(f"{root}/brokers/lives/{MINE}")[1].version
+                lie = BrokerRegistration(MINE, version + 1_000, broker.address, "", broker.address)
+                client.set(f"{root}/brokers/live/{MINE}", documents.dump(documents.registration_to_json(lie)))
+                await broker.produce("whole", 3)
+                assert await broker.numbers("whole") == [1, 2, 3]
+        finally:
             await broker.stop()
-            await broker.start()  # who starts among them as well
-            assert await until(lambda: broker.numbers("whole")) == [1, 2]
-            version = client.get(f"{root}/brokers/lives/{MINE}")[1].version
-            lie = BrokerRegistration(MINE, version + 1_000, broker.address, "", broker.address)
-            client.set(f"{root}/brokers/live/{MINE}", documents.dump(documents.registration_to_json(lie)))
-            await broker.produce("whole", 3)
-            assert await broker.numbers("whole") == [1, 2, 3]
-        await broker.stop()
         inside = re.compile(r"deep(/er(/data(/(broker\.\w+|partitions(/[0-9a-f]{32}-[01](/.*)?)?))?)?)?")
         files = [path.relative_to(tmp_path) for path in tmp_path.rglob("*")]  # noqa: ASYNC240 - nothing else runs any more
         assert [str(path) for path in files if not inside.fullmatch(str(path))] == []
