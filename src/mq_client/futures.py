@@ -18,7 +18,9 @@ from mq_client.errors import TritonMQError
 class RecordMetadata(NamedTuple):
     """Where a record is. `timestamp`: the broker's clock at append, microseconds since 1970.
 
-    `offset` is -1 with acks="none", which waits for no answer that could tell. `duplicate`: its UUID was in the log already.
+    `offset` is -1 and `timestamp` 0 with acks="none", which waits for no answer that could tell. With acks="leader" they are what
+    the leader chose: another record may have that place if the leader dies before others have this one. A leader that has just
+    taken up its role does not know its offsets yet: -1. `duplicate`: its UUID was in the log already.
     """
 
     topic: str

@@ -96,6 +96,20 @@ def test_records_of_a_partition_keep_their_order(bootstrap: str, admin: Admin, t
     assert values(bootstrap, topic) == sent
 
 
+def test_with_acks_leader_a_record_is_where_its_future_says(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic)
+    began_us = time.time_ns() // 1000
+    with Producer(bootstrap, acks="leader", linger_ms=0, batch_bytes_max=500) as producer:
+        producer.publish(topic, b"0").result(10)
+        places = [future.result(10) for future in [producer.publish(topic, b"%d" % n) for n in range(1, 500)]]
+        table = producer.publish_batch(topic, pa.table({"value": [b"500", b"501"]})).result(10)
+    assert [place.offset for place in places] == list(range(1, 500))
+    assert table.base_offset == 500
+    assert all(began_us <= place.timestamp <= time.time_ns() // 1000 for place in places)
+    wait_until(lambda: admin.offsets(topic)[0][1] == 502, "the commit")
+    assert values(bootstrap, topic) == [b"%d" % n for n in range(502)]
+
+
 def test_keyless_records_reach_every_partition(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=4)
     with Producer(bootstrap, linger_ms=0, batch_bytes_max=1_000) as producer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from mq_broker.core.admission import Admit, Answer, Overlay, WaitFor, judge
+from mq_broker.core.chosen_offsets import ChosenOffsets
 from mq_broker.core.entries import NO_UUID, Decide, Entry, EpochStart, Operation
 from mq_broker.core.membership import Membership
 from mq_broker.core.messages import (
@@ -51,6 +52,7 @@ class Leader:
         }
         self._overlay = Overlay(shared.log.tail())
         self._waiting: dict[int, list[tuple[RequestId, Wait]]] = {}
+        self._offsets = ChosenOffsets(shared)
         self._deferred: dict[int, list[Propose]] = {}
         self._deferred_count = 0
         self._doubtful: deque[tuple[int, Propose]] = deque()  # with the last message sent before it was asked
@@ -197,6 +199,7 @@ class Leader:
         )
         log.append(entry)
         self._overlay.add(entry)
+        self._offsets.add(entry, wanted=request.wait is Wait.WRITTEN)
         self._shared.emit(WriteEntries((entry,)))
         return entry.index
 
@@ -315,6 +318,7 @@ class Leader:
             # At once: so many may follow that what it waited for is past the window of `dedup_uuids_max` after them.
             self._ask_again(index)
         if not was_ready:
+            self._offsets.count(self._waiting)
             shared.audit(f"leading epoch {shared.epoch}: committed up to {shared.high_watermark}")
             for known_key, known in shared.machine.transactions.items():
                 if not known.finished:
@@ -329,6 +333,7 @@ class Leader:
         shared_ready = index > self.epoch_start
         [(entry, base_offset)] = shared.commit_to(index)
         self._overlay.remove(entry)
+        self._offsets.take(index)
         already = known is not None and isinstance(operation, Decide) and known.batch_id == operation.batch_id
         if isinstance(operation, Decide) and not already and operation.manifest and shared_ready:
             shared.emit(DecisionCommitted(operation))
@@ -341,16 +346,15 @@ class Leader:
                 shared.emit(Reply(request, Done(index, placed, entry.timestamp_us)))
 
     def flushed(self) -> None:
-        """Answer acks=leader: it is on this disk."""
+        """Answer acks=leader: it is on this disk, and where this leader has it. Offset -1 before it knows the end of its log."""
         shared = self._shared
         while self._written < shared.log.flushed:
             self._written += 1
-            waiting = self._waiting.get(self._written)
-            if waiting is None:
+            if not (waiting := self._waiting.get(self._written)):
                 continue
-            for request, wait in waiting:
-                if wait is Wait.WRITTEN:
-                    shared.emit(Reply(request, Done(self._written)))
+            offset, timestamp_us = self._offsets.take(self._written), shared.log.entry(self._written).timestamp_us
+            for request in [request for request, wait in waiting if wait is Wait.WRITTEN]:
+                shared.emit(Reply(request, Done(self._written, offset, timestamp_us)))
             waiting[:] = [pair for pair in waiting if pair[1] is not Wait.WRITTEN]
 
     # ------------------------------------------------------------------ time, and the end of a turn
@@ -574,6 +578,7 @@ class Leader:
         log.truncate(event.first_index - 1)
         shared.emit(Truncate(event.first_index - 1))
         self._overlay = Overlay(log.tail())
+        self._offsets.recount(self._waiting)
         return True
 
     def end(self, why: str) -> None:
