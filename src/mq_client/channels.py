@@ -57,7 +57,6 @@ _RESPONSES: Final[dict[str, type[Message]]] = {
     "DeleteGroup": pb.DeleteGroupResponse,
     "Purge": pb.PurgeResponse,
     "Decide": pb.DecideResponse,
-    "Discard": pb.DiscardResponse,
     "TransactionStatus": pb.TransactionStatusResponse,
     "Staged": pb.StagedResponse,
     "Transactions": pb.TransactionsResponse,

@@ -263,25 +263,6 @@ class TransactionClient:
             ]
         return sorted(found, key=lambda batch: (batch.partition, batch.timestamp))
 
-    def discard(
-        self, topic: str, partition: int, key: tuple[str, str], uuids: Sequence[bytes], timeout_ms: float | None = None
-    ) -> int:
-        """Remove staged batches that no decision names; those that are gone already are no error. How many were removed."""
-        query_id, sink = _checked(key)
-        deadline = self.deadline(timeout_ms)
-        discarded = 0
-        for first in range(0, len(uuids), limits.DISCARD_UUIDS_MAX):
-            request = pb.DiscardRequest(
-                topic=topic,
-                partition=partition,
-                key=pb.TransactionKey(query_id=query_id, sink=sink),
-                uuids=uuids[first : first + limits.DISCARD_UUIDS_MAX],
-                timeout_ms=int(deadline.timeout_ms),
-            )
-            answer = self._connection.ask_leader(topic, partition, "Discard", request, pb.DiscardResponse, deadline, _ATTEMPT_MS)
-            discarded += answer.discarded
-        return discarded
-
     def _coordinator(self, query_id: str, sink: str, deadline: Deadline) -> int:
         return coordinator_partition(query_id, sink, self._connection.topic(TRANSACTIONS_TOPIC, deadline).partitions)
 

@@ -19,7 +19,6 @@ from mq_client import (
     UnknownTopic,
 )
 from mq_client.transactions import StagedPart, TransactionClient, TransactionKey
-from mq_protocol import limits
 
 
 @pytest.fixture
@@ -104,24 +103,6 @@ def test_an_unknown_key_has_no_status_and_none_can_be_made_up(client: Transactio
         assert client.transaction_status(key) is None
         with pytest.raises(InvalidRequest, match="query id"):
             client.open_stage(("", topic), 0, "r")
-
-
-def test_staged_batches_can_be_discarded(client: TransactionClient, topic: str, key: TransactionKey) -> None:
-    with client:
-        uuids = client.stage(topic, 1, [rows(1), rows(2)], key, 0, "r")
-        assert client.discard(topic, 1, key, uuids) == 2
-        assert client.discard(topic, 1, key, uuids) == 0
-        assert client.staged(topic) == []
-
-
-def test_more_batches_than_one_request_may_name_are_discarded_by_several(
-    client: TransactionClient, topic: str, key: TransactionKey, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(limits, "DISCARD_UUIDS_MAX", 2)
-    with client:
-        uuids = [uuid for n in range(5) for uuid in client.stage(topic, 1, [rows(n)], key, 0, "run-1")]
-        assert client.discard(topic, 1, key, uuids) == 5
-        assert client.staged(topic) == []
 
 
 def test_a_large_table_is_staged_as_several_batches(

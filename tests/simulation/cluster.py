@@ -66,6 +66,8 @@ class Plan:
     """In a total loss, what others than the one cut off lose is the ends of their logs."""
     publish_ms: float = 0.0
     """A decided micro-batch waits for so long, at most, until somebody begins to publish it."""
+    aborts: float = 0.0
+    """Chance a micro-batch that an administrator takes its query for dead, and aborts it."""
     profile: str = ""
     """The narrower kind of plan that this one is of (profiles.py)."""
 
@@ -91,6 +93,7 @@ class Plan:
             "retention": self.retains_ms,
             "moves": self.moves_ms,
             "total_losses": self.total_losses,
+            "aborts": self.aborts,
         }
         return {*self.faults, *(kind for kind, chance in lasting.items() if chance)}
 
@@ -118,6 +121,7 @@ class Plan:
         return Plan(
             brokers=brokers,
             partitions=chance.choice((1, 2, 2, 3)),
+            aborts=Random(f"aborts {seed}").choice((0.0, 0.0, 0.15)),
             durability=durability,
             settings=settings,
             session_ms=chance.choice((2_000, 4_000)),

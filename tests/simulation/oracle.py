@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from mq_broker.core.entries import Append, Decide, Discard, Entry, Publish, Stage
+from mq_broker.core.entries import Append, Decide, Discard, Entry, Fence, Publish, Stage
 from mq_broker.core.messages import (
     AppendAck,
     Decided,
@@ -237,6 +237,7 @@ class Oracle:
                 )
             if entry.uuid in self.truths[host.partition].never:
                 raise self.violation(host.partition, f"batch {entry.uuid!r} was refused for good, and is at entry {entry.index}")
+        self._check_aborted(host.partition, life, entry)
         if isinstance(entry.operation, Publish) and entry.leader_epoch >= life.first_epoch and life.names_missing(entry.operation):
             raise self.violation(host.partition, f"{self.story.entry(entry)} is published, and its payload is nowhere")
         life.commit(entry, host.epoch)
@@ -246,6 +247,28 @@ class Oracle:
             )
         if isinstance(entry.operation, Publish):
             self._check_publish(host.partition, entry.operation)
+
+    def _check_aborted(self, partition: int, life: Life, entry: Entry) -> None:
+        """Under a key that was aborted nothing more is staged or decided; and what was decided is not forgotten."""
+        match entry.operation:
+            case Stage(key) if key in life.fenced:
+                raise self.violation(partition, f"{self.story.entry(entry)} is staged, and its key was fenced")
+            case Decide(key, batch_id) if key in life.aborted and (key, batch_id) not in life.decided:
+                raise self.violation(partition, f"{self.story.entry(entry)} is decided, and its key was aborted")
+            case Fence(key) as fence if len(self.truths[-1].lives) == 1:  # else the abort may be lost, or what was decided
+                decided = {
+                    uuid
+                    for (decided_key, _), decide in self.truths[-1].present.decided.items()
+                    if decided_key == key
+                    for line in decide.manifest
+                    if line.partition == partition
+                    for uuid in line.uuids
+                }
+                lost = decided & set(life.fenced_off(fence))
+                if lost:
+                    raise self.violation(partition, f"{self.story.entry(entry)} forgets {lost}, which was decided")
+            case _:
+                pass
 
     def _check_publish(self, partition: int, publish: Publish) -> None:
         place = (publish.key, publish.batch_id)

@@ -7,7 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mq_broker.core.entries import Append, Decide, Discard, Entry, EpochStart, Publish, Stage, TransactionKey, Trim
+from mq_broker.core.entries import (
+    Abort,
+    Append,
+    Decide,
+    Discard,
+    Entry,
+    EpochStart,
+    Fence,
+    Publish,
+    Stage,
+    TransactionKey,
+    Trim,
+)
 from mq_broker.core.messages import LeaderName
 from mq_broker.core.state import MachineState, Snapshot
 
@@ -40,7 +52,12 @@ class Life:
         self.decided: dict[tuple[TransactionKey, int], Decide] = {}
         self.snapshots: dict[int, Snapshot] = {}
         self.states: dict[int, MachineState] = {}
+        self.aborted: set[TransactionKey] = set()
+        """Under which nothing more is decided (of the coordinator's partition)."""
+        self.fenced: set[TransactionKey] = set()
+        """Under which nothing more is staged."""
         self._staged: dict[bytes, tuple[int, int]] = {}
+        self._staged_by: dict[bytes, TransactionKey] = {}
         self._gone = gone
         """Payloads up to this entry went before the partition was recovered, whatever else is lost by that."""
         self.dropped = dropped
@@ -57,8 +74,9 @@ class Life:
             case Append():
                 self.uuid_at[entry.uuid] = entry.index
                 self._give(entry.index, entry.record_count)
-            case Stage():
+            case Stage(key):
                 self.uuid_at[entry.uuid] = entry.index
+                self._staged_by[entry.uuid] = key
                 self._staged[entry.uuid] = (entry.index, entry.record_count)
                 self.kept[entry.index] = 1 << 62
             case Publish(uuids=uuids):
@@ -66,9 +84,9 @@ class Life:
                     if uuid in self._staged:
                         self._give(*self._staged.pop(uuid))
             case Discard(uuids=uuids):
-                for uuid in uuids:
-                    index, _ = self._staged.pop(uuid, (0, 0))
-                    self.kept.pop(index, None)
+                self._drop(uuids)
+            case Abort() | Fence() as end:
+                self._end(end)
             case Trim(start):
                 self.trim(start)
             case EpochStart(offset_floor=floor):
@@ -81,6 +99,22 @@ class Life:
                 self.decided.setdefault((key, batch_id), decide)
             case _:
                 pass
+
+    def _end(self, end: Abort | Fence) -> None:
+        if isinstance(end, Abort):
+            self.aborted.add(end.key)
+        else:
+            self.fenced.add(end.key)
+            self._drop(self.fenced_off(end))
+
+    def _drop(self, uuids: Sequence[bytes]) -> None:
+        for uuid in uuids:
+            index, _ = self._staged.pop(uuid, (0, 0))
+            self.kept.pop(index, None)
+
+    def fenced_off(self, fence: Fence) -> list[bytes]:
+        """Staged batches that this is to remove."""
+        return [uuid for uuid in self._staged if self._staged_by[uuid] == fence.key and uuid not in fence.kept]
 
     def trim(self, log_start_offset: int) -> None:
         self.log_start_offset = max(self.log_start_offset, log_start_offset)

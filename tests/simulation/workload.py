@@ -10,9 +10,11 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from mq_broker.core.entries import (
+    Abort,
     Append,
     Decide,
     Discard,
+    Fence,
     Finish,
     MoveCursor,
     Operation,
@@ -22,7 +24,15 @@ from mq_broker.core.entries import (
     TransactionKey,
 )
 from mq_broker.core.messages import Decided, Done, Refused, Result, Wait
-from mq_protocol.errors import FencedRun, NotLeader, RefusedError, ReplayMismatch, StagedBatchMissing, TritonMQError
+from mq_protocol.errors import (
+    FencedRun,
+    NotLeader,
+    RefusedError,
+    ReplayMismatch,
+    StagedBatchMissing,
+    TransactionAborted,
+    TritonMQError,
+)
 from tests.simulation.loop import Process, Promise
 
 if TYPE_CHECKING:
@@ -53,6 +63,7 @@ class Workload:
         self._believed: dict[tuple[str, int], int] = {}
         self._seen_at: dict[tuple[int, int, int], int] = {}
         self._appends = 0
+        self._aborted: set[TransactionKey] = set()
 
     @property
     def coordinator(self) -> int:
@@ -299,12 +310,18 @@ class Workload:
     # ------------------------------------------------------------------ micro-batches
 
     def _query(self, query: str) -> Process:
-        """A streaming query: stage, decide, wait until it is published; now and then the driver dies and another begins again."""
+        """A streaming query: stage, decide, wait until it is published; now and then the driver dies and another begins again. One
+        that was aborted begins as another query."""
         loop, random = self.loop, self.loop.random
-        key = TransactionKey(query, "t")
+        key, first = TransactionKey(query, "t"), query
         batch_id, run, attempt, rows = 0, 1, 0, 0
         while not self.stopped:
             yield loop.between(0, 800)
+            if self.cluster.plan.aborts and loop.chance(self.cluster.plan.aborts):
+                self.spawn("administrator", self._abort(key))
+            if key in self._aborted:
+                query = f"{first}{int(query[len(first) :] or 0) + 1}"
+                key, batch_id, attempt = TransactionKey(query, "t"), 0, 0
             attempt += 1
             rows = rows if attempt > 1 and not loop.chance(0.3) else random.randint(1, 50)
             manifest = yield from self._stage(key, batch_id, f"run{run}", f"{query}{batch_id}.{attempt}", rows)
@@ -328,7 +345,7 @@ class Workload:
                 run += 1  # the one thought to be dead was heard of later than this one: this one fails, loudly, and begins again
                 continue
             if isinstance(result, Refused) and not isinstance(result.error, ReplayMismatch):
-                if not result.error.retriable:
+                if not result.error.retriable and key not in self._aborted:
                     raise self.cluster.oracle.violation(self.coordinator, f"micro-batch {batch_id} is refused: {result.error}")
                 continue
             if isinstance(result, Decided):
@@ -368,6 +385,8 @@ class Workload:
 
     def _stage_one(self, partition: int, stage: Stage, uuid: bytes, rows: int, promise: Promise) -> Process:
         result = yield from self.ask("tasks", partition, stage, uuid=uuid, record_count=rows, payload_bytes=rows * 20, tries=12)
+        if isinstance(result, Refused) and isinstance(result.error, TransactionAborted):
+            self._aborted.add(stage.key)
         promise.keep(result)
 
     def _decide(self, decide: Decide, *, again: bool) -> Process:
@@ -375,6 +394,8 @@ class Workload:
         loop = self.loop
         while True:
             result = yield from self.ask("driver", self.coordinator, decide, tries=20)
+            if isinstance(result, Refused) and isinstance(result.error, TransactionAborted):
+                self._aborted.add(decide.key)
             if not isinstance(result, Decided):
                 return result
             if result.finished:
@@ -384,6 +405,30 @@ class Workload:
             if self.stopped and loop.chance(0.2):
                 return result
             yield loop.between(20, 300)
+
+    def _abort(self, key: TransactionKey) -> Process:
+        """An administrator takes the query for dead: its key is fenced at the coordinator, then in every partition. The command may
+        die between any two of these, and be given again."""
+        loop = self.loop
+        yield loop.between(0, 1_500)
+        while not self.stopped:
+            result = yield from self.ask("admin", self.coordinator, Abort(key), tries=20)
+            number = self._believed.get(("admin", self.coordinator))
+            host = self.cluster.brokers[number].hosts.get(self.coordinator) if number else None
+            known = host.replica.machine.transactions.get(key) if host is not None else None
+            if isinstance(result, Done) and known is not None and known.aborted:
+                yield from self._fence_all(key, known.manifest)
+                if not loop.chance(0.3):
+                    return
+            yield loop.between(50, 1_000)
+
+    def _fence_all(self, key: TransactionKey, manifest: tuple[StagedBatches, ...]) -> Process:
+        for partition in range(self.cluster.plan.partitions):
+            if self.loop.chance(0.1):
+                return
+            kept = tuple(uuid for line in manifest if line.partition == partition for uuid in line.uuids)
+            result = yield from self.ask("admin", partition, Fence(key, kept), tries=20)
+            self.done["partitions fenced"] += isinstance(result, Done)
 
     def decision_committed(self, host: Host, decide: Decide) -> None:
         """The coordinator's leader publishes what is decided, and goes on until all is, or until it leads no longer."""
@@ -411,7 +456,7 @@ class Workload:
     def _must_retry(self, partition: int, operation: Publish, result: Refused | None) -> bool:
         """False if there is nothing left to publish: its batches went with the logs that had them."""
         error: TritonMQError | None = result.error if result is not None else None
-        if isinstance(error, StagedBatchMissing):
+        if isinstance(error, (StagedBatchMissing, TransactionAborted)):
             if self._went_with_logs(partition, operation):
                 return False
             raise self.cluster.oracle.violation(partition, f"{operation} was decided, and its batches are gone: {error}")

@@ -84,10 +84,14 @@ def test_what_a_dead_query_staged_is_removed_and_nothing_more_is_written_under_i
         async with standalone(tmp_path) as broker:
             await until(lambda: broker.end("t"))
             await until(lambda: _is_fenced(broker))
-            assert (await until(lambda: listed(broker, "dead-query"))).known[0].aborted
+            await until(lambda: _is_listed_as_aborted(broker))
             assert await broker.numbers("t") == [5]
 
     asyncio.run(scenario())
+
+
+async def _is_listed_as_aborted(broker: Broker) -> bool:
+    return [known.aborted for known in (await listed(broker, "dead-query")).known] == [True]
 
 
 async def _is_fenced(broker: Broker, partition: int = 0) -> bool:
@@ -279,13 +283,7 @@ async def _only_known(broker: Broker, query_id: str) -> bool:
 
 
 def test_a_micro_batch_that_no_query_reaches_bricks_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begin, owner = transactions.Transactions.__init__, []
-
-    def noted(self: transactions.Transactions, *args: Any) -> None:
-        begin(self, *args)
-        owner.append(self)  # publishing is asked of other brokers' ports alone
-
-    monkeypatch.setattr(transactions.Transactions, "__init__", noted)
+    peers = _of_peers(monkeypatch)
 
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
@@ -298,14 +296,29 @@ def test_a_micro_batch_that_no_query_reaches_bricks_none(tmp_path: Path, monkeyp
                     await decide(broker, far)
                 publish = pb.PublishRequest(topic="t", key=KEY, batch_id=far, uuids=line.uuids)
                 with pytest.raises(InvalidRequest, match=r"2\^62"):
-                    await owner[0].publish(publish, asyncio.get_running_loop().time() + 5)
+                    await peers[0].publish(publish, asyncio.get_running_loop().time() + 5)
             assert (await decide(broker, 0, await stage(broker, 0, 5))).published
             assert await broker.numbers("t") == [5]
 
     asyncio.run(scenario())
 
 
-def test_a_decision_that_names_what_is_not_staged_for_it_is_refused_and_the_query_goes_on(tmp_path: Path) -> None:
+def _of_peers(monkeypatch: pytest.MonkeyPatch) -> list[transactions.Transactions]:
+    """What answers other brokers: publishing and discarding are not asked of clients' ports. Of brokers started from now on."""
+    begin, found = transactions.Transactions.__init__, []
+
+    def noted(self: transactions.Transactions, *args: Any) -> None:
+        begin(self, *args)
+        found.append(self)
+
+    monkeypatch.setattr(transactions.Transactions, "__init__", noted)
+    return found
+
+
+def test_a_decision_that_names_what_is_not_staged_for_it_is_refused_and_the_query_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = _of_peers(monkeypatch)
     other = pb.TransactionKey(query_id="another", sink="t")
 
     async def scenario() -> None:
@@ -320,7 +333,7 @@ def test_a_decision_that_names_what_is_not_staged_for_it_is_refused_and_the_quer
             assert (await broker.ask("TransactionStatus", pb.TransactionStatusRequest(key=KEY))).known is False
             assert (await decide(broker, 1, mine)).published
             discard = pb.DiscardRequest(topic="t", key=KEY, uuids=theirs.uuids)
-            assert (await broker.ask("Discard", discard)).discarded == 0
+            assert (await peers[0].discard(discard, asyncio.get_running_loop().time() + 5)).discarded == 0
             assert (await decide(broker, 1, theirs, key=other)).published
             assert await broker.numbers("t") == [3, 4, 1]
 

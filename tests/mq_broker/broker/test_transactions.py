@@ -220,8 +220,6 @@ def test_names_and_manifests_have_a_bound(tmp_path: Path) -> None:
             many = [bytes(16)] * (MANIFEST_BYTES_MAX // 18 + 1)
             with pytest.raises(RequestTooLarge, match="write fewer, larger batches"):
                 await decide(broker, 0, [pb.StagedBatches(topic="t", uuids=many)])
-            with pytest.raises(RequestTooLarge, match="Discard"):
-                await broker.ask("Discard", pb.DiscardRequest(topic="t", key=KEY, uuids=many))
             assert not await staged(broker)
 
     asyncio.run(scenario())
