@@ -66,8 +66,6 @@ if TYPE_CHECKING:
         Admin,
         BrokerDescription,
         ClusterDescription,
-        GroupCursor,
-        GroupDescription,
         PartitionDescription,
         PartitionMove,
         Recovery,
@@ -75,6 +73,7 @@ if TYPE_CHECKING:
     )
     from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue
     from mq_client.futures import BatchMetadata, BatchPlace, RecordMetadata
+    from mq_client.group_descriptions import GroupCursor, GroupDescription
     from mq_client.producer import Producer
     from mq_client.reader import Reader
     from mq_client.transaction_admin import AbortedTransaction, StagedSum, TransactionDescription
@@ -147,8 +146,6 @@ _HOMES = {
         "Admin",
         "BrokerDescription",
         "ClusterDescription",
-        "GroupCursor",
-        "GroupDescription",
         "PartitionDescription",
         "PartitionMove",
         "Recovery",
@@ -156,6 +153,7 @@ _HOMES = {
     ),
     "consumer": ("Consumer", "ConsumerRecord", "RecordQueue"),
     "futures": ("BatchMetadata", "BatchPlace", "RecordMetadata"),
+    "group_descriptions": ("GroupCursor", "GroupDescription"),
     "producer": ("Producer",),
     "reader": ("Reader",),
     "transaction_admin": ("AbortedTransaction", "StagedSum", "TransactionDescription"),

@@ -12,8 +12,9 @@ import pyarrow as pa
 from mq_client.batches import to_timestamp_us
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Deadline, positive_ms
-from mq_client.errors import InvalidRequest, OutcomeUnknown, TopicExists, TritonMQError, UnknownGroup, UnknownTopic
-from mq_client.leaders import ask_offsets, move_cursors, purge
+from mq_client.errors import GroupInUse, InvalidRequest, OutcomeUnknown, TopicExists, TritonMQError, UnknownGroup, UnknownTopic
+from mq_client.group_descriptions import GroupDescription, described_group, freshness
+from mq_client.leaders import ask_offsets, delete_group, move_cursors, purge
 from mq_client.peek import PEEK_RECORDS_MAX, peek
 from mq_client.record_queue import ConsumerRecord
 from mq_client.transaction_admin import AbortedTransaction, TransactionDescription, abort_transaction, list_transactions
@@ -107,54 +108,6 @@ class ClusterDescription:
     brokers: tuple[BrokerDescription, ...]
     coordination: str
     answered_by: int
-
-
-@dataclass(frozen=True, slots=True)
-class GroupCursor:
-    """Where a group is in one partition. `lag`: records between its cursor and the end; `lag_us`: how old the next one is."""
-
-    topic: str
-    partition: int
-    offset: int
-    log_end_offset: int
-    lag_bytes: int
-    lag_us: int
-    moved_us: int
-    members: tuple[str, ...]
-    kind: str
-    leads: bool = True
-    """False: the partition has no leader at the moment, or none that answers; this is what a follower knows."""
-
-    @property
-    def lag(self) -> int:
-        return max(0, self.log_end_offset - self.offset)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupDescription:
-    """A group and its cursors, by topic and partition.
-
-    `silent`: addresses of brokers that did not answer. Partitions that only they have are missing here.
-    """
-
-    name: str
-    cursors: tuple[GroupCursor, ...]
-    silent: tuple[str, ...] = ()
-
-    @property
-    def lag(self) -> int:
-        """Records that it has not read, all partitions together."""
-        return sum(cursor.lag for cursor in self.cursors)
-
-    @property
-    def lag_bytes(self) -> int:
-        """Their stored size."""
-        return sum(cursor.lag_bytes for cursor in self.cursors)
-
-    @property
-    def lag_us(self) -> int:
-        """How old the oldest of them is, in microseconds."""
-        return max((cursor.lag_us for cursor in self.cursors), default=0)
 
 
 class Admin:
@@ -429,7 +382,7 @@ class Admin:
         by_group: dict[str, list[pb.GroupCursor]] = {}
         for cursor in cursors:
             by_group.setdefault(cursor.group, []).append(cursor)
-        return [_describe_group(name, by_group[name], silent) for name in sorted(by_group)]
+        return [described_group(name, by_group[name], silent) for name in sorted(by_group)]
 
     def describe_group(self, name: str) -> GroupDescription:
         """Its cursors, lag and members. Raises `UnknownGroup` with the nearest name, `Unreachable` if no broker answers."""
@@ -437,7 +390,7 @@ class Admin:
         cursors, silent = self._cursors(name)
         if not cursors:
             raise UnknownGroup(f"unknown group {name!r}{did_you_mean(name, set(self.list_groups()) - {name})}")
-        return _describe_group(name, cursors, silent)
+        return described_group(name, cursors, silent)
 
     def peek(self, topic: str, group: str, count: int = 10) -> list[ConsumerRecord]:
         """The next records that the group is not done with, `count` at most (and 16 MiB), of all partitions together.
@@ -456,6 +409,48 @@ class Admin:
         if not places:
             raise UnknownGroup(f"group {group!r} has no place in topic {topic!r}: consume or move the group there first")
         return peek(self._connection, topic, places, count, self._timeout_ms)
+
+    def delete_group(self, name: str, *, force: bool = False) -> None:
+        """Delete the group: its place in every partition is forgotten, for good and by all replicas.
+
+        Raises `GroupInUse` while it has members; with `force` they are ended (`UnknownGroup`). A query of Spark's is no
+        member: one that still runs makes its group again. A partition none of whose brokers answers keeps its place: ask
+        again once it has a leader. Raises `UnknownGroup` with the nearest name, `OutcomeUnknown` naming the partitions
+        without an answer; it does no harm to ask again.
+        """
+        described = self.describe_group(name)
+        members = sorted({member for cursor in described.cursors for member in cursor.members})
+        if members and not force:
+            raise GroupInUse(f"group {name!r} has members ({', '.join(members[:5])}): stop them first, or delete it by force")
+        partitions: dict[str, list[int]] = {}
+        for cursor in described.cursors:
+            partitions.setdefault(cursor.topic, []).append(cursor.partition)
+        deadline = Deadline(self._timeout_ms)
+        delete_group(self._connection, name, partitions, deadline, force=force)
+        spread = deadline.at_most(_SPREAD_MS)  # followers are told of what is committed a moment later
+        while self._cursors(name)[0] and not spread.expired:
+            spread.pause(0.05)
+
+    def reset_group(self, name: str, topic: str, to: str | int | datetime = "earliest") -> dict[int, int]:
+        """Move the group's place in all partitions of the topic: to "earliest", "latest", an offset or a time (by the
+        brokers' clocks). `{partition: offset}` where it is then; an offset outside a log is moved to its nearer end.
+
+        Members that are running go on from where they are. Raises `UnknownTopic`, `InvalidRequest`.
+        """
+        check_group_name(name)
+        check_topic_name(topic)
+        time_us = to_timestamp_us(to) if isinstance(to, datetime) else None
+        if time_us is None and to not in ("earliest", "latest") and not (isinstance(to, int) and to >= 0):
+            raise InvalidRequest(f"to={to!r} is no place: give 'earliest', 'latest', an offset or a datetime")
+        places: dict[int, int] = {}
+        for number, found in ask_offsets(self._connection, topic, Deadline(self._timeout_ms), timestamp_us=time_us).items():
+            first, end = found.log_start_offset, found.log_end_offset
+            if isinstance(to, int):
+                places[number] = min(max(to, first), end)
+            else:
+                places[number] = {"earliest": first, "latest": end}.get(str(to), found.offset_at_timestamp)
+        self.move_group(name, {topic: places})
+        return dict(sorted(places.items()))
 
     def move_group(self, name: str, positions: Mapping[str, Mapping[int, int]]) -> None:
         """Move the group's cursors to `positions[topic][partition]`, also back: nobody else can. Members that are running go on
@@ -486,7 +481,7 @@ class Admin:
                 continue
             for cursor in told:
                 place = (cursor.group, cursor.topic, cursor.partition)
-                if place not in found or _freshness(found[place]) < _freshness(cursor):
+                if place not in found or freshness(found[place]) < freshness(cursor):
                     found[place] = cursor
         return list(found.values()), silent
 
@@ -528,29 +523,6 @@ class Admin:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _freshness(cursor: pb.GroupCursor) -> tuple[bool, int, int, int]:
-    return cursor.leads, cursor.leader_epoch, cursor.moved_us, cursor.log_end_offset
-
-
-def _describe_group(name: str, cursors: Sequence[pb.GroupCursor], silent: Sequence[str]) -> GroupDescription:
-    described = [
-        GroupCursor(
-            c.topic,
-            c.partition,
-            c.offset,
-            c.log_end_offset,
-            c.lag_bytes,
-            c.lag_us,
-            c.moved_us,
-            tuple(c.members),
-            c.kind,
-            c.leads,
-        )
-        for c in cursors
-    ]
-    return GroupDescription(name, tuple(sorted(described, key=lambda cursor: (cursor.topic, cursor.partition))), tuple(silent))
 
 
 def _move(move: pb.PartitionMove) -> PartitionMove:

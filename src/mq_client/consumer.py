@@ -39,6 +39,9 @@ class Consumer:
     pushed that was not taken. `settle_ms`: how often a group's place is told. `timeout_ms`: for everything that is asked. A record
     counts as done with when the next one is asked for.
 
+    `ephemeral`: the group, its place in every partition, is deleted 30 s after its last member is gone. All its members say so, or
+    none: who says otherwise than the group was made is refused when a partition is opened (`InvalidRequest`).
+
     Raises `InvalidSetting` for a value that makes no sense.
     """
 
@@ -53,7 +56,10 @@ class Consumer:
         buffer_bytes_max: int = _BUFFER_BYTES,
         settle_ms: float = _SETTLE_MS,
         member_id: str | None = None,
+        ephemeral: bool = False,
     ) -> None:
+        if ephemeral and group is None:
+            raise InvalidSetting("ephemeral=True is about a group: name one, or leave it out")
         if group is not None:
             check_group_name(group)
             check_member_id(member_id or "-")
@@ -69,6 +75,7 @@ class Consumer:
             _start_of(start),
             positive_ms("settle_ms", settle_ms) / 1000,
             buffer_bytes_max,
+            ephemeral=ephemeral,
         )
         self._running = False
         self._stopped = False

@@ -92,6 +92,20 @@ def purge(connection: Connection, topic: str, before: Mapping[int, int], deadlin
     return {number: answers[number].log_start_offset for number in sorted(answers)}
 
 
+def delete_group(
+    connection: Connection, group: str, partitions: Mapping[str, Collection[int]], deadline: Deadline, *, force: bool
+) -> None:
+    """Take the group's place in `partitions[topic]` away. May be asked again."""
+    for topic, numbers in partitions.items():
+
+        def ask(address: str, numbers: list[int], limit: Deadline, topic: str = topic) -> Iterable[pb.PartitionOffsets]:
+            places = [pb.TopicPartition(topic=topic, partition=number) for number in numbers]
+            request = pb.DeleteGroupRequest(group=group, force=force, partitions=places)
+            return connection.ask(address, "DeleteGroup", request, pb.DeleteGroupResponse, limit).partitions
+
+        ask_leaders(connection, topic, numbers, ask, deadline)
+
+
 def move_cursors(
     connection: Connection,
     group: str,
@@ -104,9 +118,9 @@ def move_cursors(
 ) -> dict[str, dict[int, int]]:
     """Move the group's cursors to `positions[topic][partition]`, the next offsets to deliver. Where each log ends.
 
-    `kind` says who reads: "consumer" or "spark". A consumer names itself, by `member_id`: its word counts forward only, and not
-    where another member has the partition. `reset`: an administrator's word, which goes anywhere. Raises the first error that
-    asking again did not mend.
+    `kind` says who reads: "consumer", "ephemeral" or "spark". A consumer names itself, by `member_id`: its word counts forward
+    only, and not where another member has the partition. `reset`: an administrator's word, which goes anywhere. Raises the first
+    error that asking again did not mend.
     """
     ends: dict[str, dict[int, int]] = {}
     for topic, offsets in positions.items():

@@ -57,6 +57,8 @@ class Subscriptions:
         start: SetStart,
         settle_s: float,
         credit_bytes: int,
+        *,
+        ephemeral: bool = False,
     ) -> None:
         lock = threading.RLock()
         self.changed = threading.Condition(lock)
@@ -67,6 +69,7 @@ class Subscriptions:
         self.member_id = member_id
         self.start = start
         self.credit_bytes = credit_bytes
+        self.ephemeral = ephemeral
         self.places: dict[Place, PartitionPlace] = {}
         self.views: dict[str, TopicView] = {}
         self._settle_s = settle_s
@@ -401,8 +404,9 @@ class Subscriptions:
                     positions.setdefault(place.topic, {})[place.partition] = place.processed
             self.changed.notify_all()
             self._work.notify()
+        kind = "ephemeral" if self.ephemeral else "consumer"
         try:
-            move_cursors(self.connection, self.group, positions, deadline, member_id=self.member_id)
+            move_cursors(self.connection, self.group, positions, deadline, kind=kind, member_id=self.member_id)
         except TritonMQError as error:
             log.warning("group %s may be given some records again: %s", self.group, error)
         with self.changed:
@@ -456,7 +460,8 @@ class _Session:
             wanted.append(request)
         group, member = self._subscriptions.group, self._subscriptions.member_id
         for some in _pieces(wanted):
-            self._stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(group=group, member_id=member, partitions=some)))
+            opening = pb.SubscribeOpen(group=group, member_id=member, partitions=some, ephemeral=self._subscriptions.ephemeral)
+            self._stream.say(pb.SubscribeRequest(open=opening))
 
     def close_partition(self, place: PartitionPlace) -> None:
         closing = pb.SubscribeClose(partitions=[pb.TopicPartition(topic=place.topic, partition=place.partition)])

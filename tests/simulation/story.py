@@ -10,6 +10,7 @@ from mq_broker.core.entries import (
     Abort,
     Append,
     Decide,
+    DeleteGroup,
     Discard,
     Entry,
     EpochStart,
@@ -184,6 +185,8 @@ class Story:
                 what = f"{type(entry.operation).__name__.lower()}({','.join(map(_name, uuids))})"
             case MoveCursor(group, offset):
                 what = f"cursor({group}={offset})"
+            case DeleteGroup(group):
+                what = f"delete-group({group})"
             case Trim(start):
                 what = f"trim({start})"
             case Abort(key) | Fence(key):

@@ -84,7 +84,11 @@ class _Subscription:
         if not group:
             self.activate(self.first_offset())
             return
-        self.share = self._session.shares.join(self.partition, group, self)
+        try:
+            self.share = self._session.shares.join(self.partition, group, self, ephemeral=self._session.ephemeral)
+        except TritonMQError as error:
+            self._session.end(self, error)
+            return
         if self.position < 0:  # another member has it
             self._session.tell(self._opened(active=False))
 
@@ -147,6 +151,9 @@ class _Subscription:
         self.pushing = True
         self._session.mark(self)
 
+    def end(self, error: TritonMQError) -> None:
+        self._session.end(self, error)
+
     def deactivate(self) -> None:
         self.pushing = False
         self._session.tell(self._opened(active=False))
@@ -158,6 +165,7 @@ class _Session:
     def __init__(self, delivery: Delivery) -> None:
         self.group = ""
         self.member_id = ""
+        self.ephemeral = False
         self.shares = delivery.shares
         self._delivery = delivery
         self._subscriptions: dict[tuple[str, int], _Subscription] = {}
@@ -199,7 +207,7 @@ class _Session:
                 f"this stream is member {self.member_id!r} of group {self.group!r}: open another stream for another"
             )
         self._named = True
-        self.group, self.member_id = request.group, request.member_id
+        self.group, self.member_id, self.ephemeral = request.group, request.member_id, request.ephemeral
         renewed: set[str] = set()
         async for wanted in in_turns(request.partitions):
             while self._untold_bytes > UNTOLD_BYTES_MAX:

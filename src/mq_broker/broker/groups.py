@@ -16,18 +16,19 @@ from mq_broker.broker.partition import Partition
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.streams import in_turns
 from mq_broker.broker.topics import Topics
-from mq_broker.core.entries import MoveCursor
+from mq_broker.core.entries import DeleteGroup, MoveCursor
 from mq_broker.core.messages import Refused, Result
-from mq_broker.core.state import Cursor
+from mq_broker.core.state import EPHEMERAL, Cursor
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, TritonMQError, to_wire
+from mq_protocol.errors import GroupInUse, InvalidRequest, TritonMQError, UnknownGroup, to_wire
 from mq_protocol.limits import ANSWER_BYTES_MAX, REQUEST_TIMEOUT_MS, YIELD_EVERY
 from mq_protocol.names import check_group_name, check_new_group_name
 
 log = logging.getLogger(__name__)
 
 CONSUMER = "consumer"
-KINDS = (CONSUMER, "spark")
+OF_CONSUMERS = (CONSUMER, EPHEMERAL)
+KINDS = (*OF_CONSUMERS, "spark")
 
 MOVE_AGAIN_S: Final = 1.0
 """After a move was refused for now: too few replicas are in sync, or the leadership is being handed over."""
@@ -36,6 +37,9 @@ CURSOR_TOLD_BYTES: Final = 500
 """About what a cursor takes in an answer, as an object, beside its members."""
 
 MembersOf = Callable[[Partition, str], list[str]]
+EndOf = Callable[[Partition, str, TritonMQError], None]
+"""Ends what the members of a group have of a partition, with an error that they are told."""
+
 CountsOf = Callable[[Partition, str, str, int], bool]
 """Whether a member's word that it is done with all below an offset of a partition counts."""
 
@@ -45,6 +49,7 @@ class _Moving:
     """A move in flight, or one that waits to be tried again; the newest position asked for meanwhile; the leadership it is of."""
 
     offset: int
+    kind: str
     leader_epoch: int
     wanted: int | None = None
 
@@ -55,7 +60,7 @@ class CursorMoves:
     def __init__(self) -> None:
         self._moving: dict[tuple[Partition, str], _Moving] = {}
 
-    def move(self, partition: Partition, group: str, offset: int) -> None:
+    def move(self, partition: Partition, group: str, offset: int, kind: str) -> None:
         """Have the group's cursor moved, soon. What is refused for now is tried again for as long as this leadership lasts: whoever
         settled it does not say so twice. At the next leader members settle anew.
         """
@@ -63,7 +68,7 @@ class CursorMoves:
         if moving is not None:
             moving.wanted = offset
             return
-        moving = self._moving[partition, group] = _Moving(offset, partition.replica.leader_epoch)
+        moving = self._moving[partition, group] = _Moving(offset, kind, partition.replica.leader_epoch)
         self._propose(partition, group, moving)
 
     def cursor(self, partition: Partition, group: str) -> int:
@@ -74,6 +79,16 @@ class CursorMoves:
         cursor = partition.replica.machine.cursors.get(group)
         return cursor.offset if cursor is not None else -1
 
+    def kind(self, partition: Partition, group: str) -> str | None:
+        """Who reads in the group, or None if it has no cursor."""
+        moving = self._present(partition, group)
+        cursor = partition.replica.machine.cursors.get(group)
+        return moving.kind if moving is not None else cursor.kind if cursor is not None else None
+
+    def forget(self, partition: Partition, group: str) -> None:
+        """The group is being deleted: what was to be written after the move in flight is not."""
+        self._moving.pop((partition, group), None)
+
     def _present(self, partition: Partition, group: str) -> _Moving | None:
         """What is under way in this leadership: another leader may have moved the cursor since a former one."""
         moving = self._moving.get((partition, group))
@@ -81,7 +96,7 @@ class CursorMoves:
 
     def _propose(self, partition: Partition, group: str, moving: _Moving) -> None:
         deadline = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_MS / 1000
-        operation = MoveCursor(group, moving.offset, CONSUMER, forward=True)
+        operation = MoveCursor(group, moving.offset, moving.kind, forward=True)
         partition.propose(operation, lambda result: self._moved(partition, group, moving, result), deadline)
 
     def _moved(self, partition: Partition, group: str, moving: _Moving, result: Result) -> None:
@@ -94,7 +109,7 @@ class CursorMoves:
             log.info("%s: group %s stays before offset %d: %s", partition.name, group, moving.offset, result.error)
         del self._moving[partition, group]
         if not isinstance(result, Refused) and moving.wanted is not None and moving.wanted != moving.offset:
-            self.move(partition, group, moving.wanted)
+            self.move(partition, group, moving.wanted, moving.kind)
 
     def _again(self, partition: Partition, group: str, moving: _Moving) -> None:
         if self._moving.get((partition, group)) is not moving:
@@ -110,11 +125,12 @@ class CursorMoves:
 class Groups:
     """What clients ask about groups. Owns nothing: cursors are in the partitions."""
 
-    def __init__(self, shell: Shell, topics: Topics, members_of: MembersOf, counts: CountsOf) -> None:
+    def __init__(self, shell: Shell, topics: Topics, members_of: MembersOf, counts: CountsOf, end_of: EndOf) -> None:
         self._shell = shell
         self._topics = topics
         self._members_of = members_of
         self._counts = counts
+        self._end_of = end_of
 
     async def move_cursors(self, request: pb.MoveCursorsRequest, deadline: float) -> pb.MoveCursorsResponse:
         """Each position by itself: its answer is at its place in the response, with an error where it was refused.
@@ -126,7 +142,7 @@ class Groups:
         check_group_name(request.group)
         if request.kind not in KINDS and not (request.reset and not request.kind):
             raise InvalidRequest(f"kind {request.kind!r} is not known: one of {', '.join(KINDS)}")
-        if request.kind == CONSUMER and not request.reset and not request.member_id:
+        if request.kind in OF_CONSUMERS and not request.reset and not request.member_id:
             raise InvalidRequest(
                 f"only a member of group {request.group!r} moves its cursor: name the member, or let an administrator move the "
                 "group (Admin.move_group)"
@@ -159,17 +175,43 @@ class Groups:
         cursor = partition.replica.machine.cursors.get(group)
         if request.reset:
             return MoveCursor(group, offset, cursor.kind if cursor is not None else kind or CONSUMER)
-        if kind == CONSUMER:
+        if kind in OF_CONSUMERS:
             if self._counts(partition, group, request.member_id, offset):
-                return MoveCursor(group, offset, kind, forward=True)
+                kept = cursor.kind if cursor is not None and cursor.kind in OF_CONSUMERS else kind
+                return MoveCursor(group, offset, kept, forward=True)
             log.info("%s: member %r of group %s stopped; another has the partition", partition.name, request.member_id, group)
             return None
-        if cursor is not None and cursor.kind == CONSUMER:
+        if cursor is not None and cursor.kind in OF_CONSUMERS:
             raise InvalidRequest(
                 f"group {group!r} is one of consumers in {partition.name}: a query's progress would move their place. Give the "
                 "query another kafka.group.id"
             )
         return MoveCursor(group, offset, kind)
+
+    async def delete_group(self, request: pb.DeleteGroupRequest, deadline: float) -> pb.DeleteGroupResponse:
+        """Take the group's place in each of these partitions away, in the journal, so that it is gone for every later leader too.
+
+        While the group has members here it is refused, unless `force`: they are then told that their group was deleted.
+        """
+        check_group_name(request.group)
+        answers = [self._delete(request.group, place, deadline, force=request.force) for place in request.partitions]
+        return pb.DeleteGroupResponse(partitions=await asyncio.gather(*answers))
+
+    async def _delete(self, group: str, place: pb.TopicPartition, deadline: float, *, force: bool) -> pb.PartitionOffsets:
+        answer = pb.PartitionOffsets(partition=place.partition)
+        try:
+            partition = self._shell.leader(await self._topics.get(place.topic), place.partition)
+            members = self._members_of(partition, group)
+            if members and not force:
+                raise GroupInUse(
+                    f"group {group!r} has members in {partition.name} ({', '.join(members[:5])}): stop them first, or delete it by "
+                    "force"
+                )
+            self._end_of(partition, group, UnknownGroup(f"group {group!r} was deleted: subscribe anew to begin as a new one"))
+            await partition.ask(DeleteGroup(group), deadline)
+        except TritonMQError as error:
+            answer.error.CopyFrom(to_wire(error))
+        return answer
 
     async def groups(self, request: pb.GroupsRequest, _deadline: float) -> pb.GroupsResponse:
         """The cursors of one group, or of all, in every replica here; as many as fit one answer, `more` says whether some did not.

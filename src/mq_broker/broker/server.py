@@ -18,6 +18,7 @@ from mq_broker.broker.admin import Admin
 from mq_broker.broker.cluster import Cluster
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.delivery import Delivery
+from mq_broker.broker.ephemeral import EphemeralGroups
 from mq_broker.broker.fetch import Reading
 from mq_broker.broker.groups import Groups
 from mq_broker.broker.moves import Moves
@@ -157,7 +158,7 @@ class _Broker:
         self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)
         self._producing = Producing(shell, self._topics)
         self._reading = Reading(shell, self._topics)
-        delivery = Delivery(shell, self._topics)
+        delivery = self._delivery = Delivery(shell, self._topics)
         services = Services(
             self._admin,
             self._moves,
@@ -165,7 +166,7 @@ class _Broker:
             self._producing,
             self._reading,
             delivery,
-            Groups(shell, self._topics, delivery.shares.members_of, delivery.shares.counts),
+            Groups(shell, self._topics, delivery.shares.members_of, delivery.shares.counts, delivery.shares.end),
             self._transactions,
             Purging(shell, self._topics),
             Aborting(shell, self.cluster, self._transactions),
@@ -203,6 +204,7 @@ class _Broker:
         clock = RetentionClock()
         spawn(Retention(self._shell, clock).keep(), "retention")
         spawn(Upkeep(self._shell, clock.now_us).keep(), "upkeep of transactions")
+        spawn(EphemeralGroups(self._shell, self._delivery.shares).keep(), "ephemeral groups")
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
         log.info("broker %d serves at %s, other brokers at %s", self._shell.broker, self.address, self._peer_address or "no port")
 

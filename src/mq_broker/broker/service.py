@@ -43,6 +43,7 @@ class Services:
         self.list_offsets = reading.list_offsets
         self.move_cursors = groups.move_cursors
         self.groups = groups.groups
+        self.delete_group = groups.delete_group
         self.purge = purging.purge
         self.decide = transactions.decide
         self.publish = transactions.publish

@@ -11,8 +11,10 @@ import asyncio
 import logging
 from typing import Protocol
 
-from mq_broker.broker.groups import CursorMoves
+from mq_broker.broker.groups import CONSUMER, CursorMoves
 from mq_broker.broker.partition import Partition
+from mq_broker.core.state import EPHEMERAL
+from mq_protocol.errors import InvalidRequest, TritonMQError
 from mq_protocol.limits import GROUP_HANDOVER_MS
 
 log = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ class Member(Protocol):
     def pause(self) -> None: ...
     def resume(self) -> None: ...
     def deactivate(self) -> None: ...
+    def end(self, error: TritonMQError) -> None: ...
 
 
 class Share:
@@ -40,9 +43,10 @@ class Share:
     Invariant: at most one member is active, and it is `owner`.
     """
 
-    def __init__(self, partition: Partition, group: str, moves: CursorMoves) -> None:
+    def __init__(self, partition: Partition, group: str, kind: str, moves: CursorMoves) -> None:
         self._partition = partition
         self._group = group
+        self.kind = kind
         self._moves = moves
         self._members: dict[str, Member] = {}
         self._owner: Member | None = None
@@ -74,7 +78,7 @@ class Share:
         if member is not self._owner or offset <= self._settled:
             return
         self._settled = offset
-        self._moves.move(self._partition, self._group, offset)
+        self._moves.move(self._partition, self._group, offset, self.kind)
         if self._leaving is not None and self._has_settled(member):
             self._switch()
 
@@ -86,6 +90,12 @@ class Share:
         if self._settled >= 0:
             self._settled = max(self._settled, min(offset, self._partition.next_offset))
         return True
+
+    def end(self, error: TritonMQError) -> None:
+        """The group is being deleted: its members have nothing here any more."""
+        for member in list(self._members.values()):
+            member.end(error)
+        self._release()
 
     @staticmethod
     def _has_settled(member: Member) -> bool:
@@ -134,7 +144,7 @@ class Share:
         if self._settled < 0:
             # Written down at once: a group that began at the end must find that place again, not a later end.
             self._settled = member.first_offset()
-            self._moves.move(self._partition, self._group, self._settled)
+            self._moves.move(self._partition, self._group, self._settled, self.kind)
         member.activate(self._settled)
 
 
@@ -145,10 +155,18 @@ class Shares:
         self._moves = CursorMoves()
         self._shares: dict[tuple[Partition, str], Share] = {}
 
-    def join(self, partition: Partition, group: str, member: Member) -> Share:
+    def join(self, partition: Partition, group: str, member: Member, *, ephemeral: bool = False) -> Share:
+        """Raises `InvalidRequest` if the group is there already and is not meant to end as this member's is, or the other way."""
         share = self._shares.get((partition, group))
+        kind = EPHEMERAL if ephemeral else CONSUMER
+        present = share.kind if share is not None else self._moves.kind(partition, group)
+        if present is not None and (present == EPHEMERAL) != ephemeral:
+            raise InvalidRequest(
+                f"group {group!r} is there already, and {'ends with its last member' if not ephemeral else 'is kept'}: "
+                f"give ephemeral={not ephemeral} to consume in it, or another group"
+            )
         if share is None:
-            share = self._shares[partition, group] = Share(partition, group, self._moves)
+            share = self._shares[partition, group] = Share(partition, group, kind, self._moves)
         share.join(member)
         return share
 
@@ -158,6 +176,17 @@ class Shares:
             share.leave(member)
             if not share.members:
                 del self._shares[partition, group]
+
+    def end(self, partition: Partition, group: str, error: TritonMQError) -> None:
+        """End what the group's members have of the partition, and what is still to be written of its cursor."""
+        share = self._shares.pop((partition, group), None)
+        if share is not None:
+            share.end(error)
+        self._moves.forget(partition, group)
+
+    def forget(self, partition: Partition, group: str) -> None:
+        """As `end`, of a group without members."""
+        self._moves.forget(partition, group)
 
     def counts(self, partition: Partition, group: str, member_id: str, offset: int) -> bool:
         """As `Share.counts`. Of a group without members here everybody's word counts: it only goes forward."""

@@ -13,6 +13,7 @@ from mq_broker.core.entries import (
     Abort,
     Append,
     Decide,
+    DeleteGroup,
     Discard,
     Entry,
     Fence,
@@ -162,6 +163,8 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
             if machine.has_passed(move):
                 return Answer(Done(0, duplicate=True))
             return Admit(move)
+        case DeleteGroup() as delete:
+            return Admit(delete)  # also where it has no cursor: one may be on its way in the tail
         case Trim(log_start_offset=start) as trim:
             if start <= machine.log_start_offset:
                 return Answer(Done(0, duplicate=True))

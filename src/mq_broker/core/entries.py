@@ -29,6 +29,7 @@ class EntryKind(IntEnum):
     ABORT = 10
     FENCE = 11
     FORGET = 12
+    DELETE_GROUP = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +107,23 @@ class Discard:
 
 @dataclass(frozen=True, slots=True)
 class MoveCursor:
-    """The next offset that a group wants from this partition. `kind` says who reads: "consumer" or "spark". `forward`: it changes
-    nothing where the cursor is at that offset or beyond it."""
+    """The next offset that a group wants from this partition.
+
+    `kind` says who reads: "consumer", "spark", or "ephemeral" for a group that ends some time after its last member. `forward`:
+    it changes nothing where the cursor is at that offset or beyond it.
+    """
 
     group: str
     offset: int
     kind: str
     forward: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup:
+    """The group has no place in this partition any more."""
+
+    group: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +178,7 @@ class Trim:
 
 
 Operation: TypeAlias = (
-    EpochStart | Append | Stage | Publish | Discard | MoveCursor | Decide | Finish | Trim | Abort | Fence | Forget
+    EpochStart | Append | Stage | Publish | Discard | MoveCursor | Decide | Finish | Trim | Abort | Fence | Forget | DeleteGroup
 )
 
 
@@ -202,7 +213,7 @@ def stored_bytes(entry: Entry) -> int:
         case Decide(key, _, run_id, _, manifest):
             lines = sum(_bytes(line.topic) + _UUID_LINE_BYTES * (len(line.uuids) + 1) for line in manifest)
             named = _bytes(key.query_id, key.sink, run_id) + lines
-        case MoveCursor(group):
+        case MoveCursor(group) | DeleteGroup(group):
             named = _bytes(group)
         case Fence(key, kept):
             named = _bytes(key.query_id, key.sink) + _UUID_LINE_BYTES * len(kept)

@@ -17,6 +17,7 @@ from mq_broker.core.entries import (
     Abort,
     Append,
     Decide,
+    DeleteGroup,
     Discard,
     Entry,
     EpochStart,
@@ -30,7 +31,7 @@ from mq_broker.core.entries import (
     Trim,
 )
 from mq_broker.core.messages import OffsetsSkipped, Published, Trimmed
-from mq_broker.core.state import Cursor, MachineState, StagedBatch, TransactionState
+from mq_broker.core.state import EPHEMERAL, Cursor, MachineState, StagedBatch, TransactionState
 from mq_broker.core.window import Placed, UuidWindow, WindowBounds
 
 Change: TypeAlias = Published | Trimmed | OffsetsSkipped
@@ -58,6 +59,7 @@ class PartitionMachine:
         self.staged: dict[bytes, StagedBatch] = {batch.uuid: batch for batch in state.staged}
         self.published: OrderedDict[TransactionKey, int] = OrderedDict(state.published)
         self.cursors: dict[str, Cursor] = dict(state.cursors)
+        self.ephemeral: set[str] = {group for group, cursor in state.cursors if cursor.kind == EPHEMERAL}
         self.transactions: dict[TransactionKey, TransactionState] = dict(state.transactions)
         self.fenced: OrderedDict[TransactionKey, None] = OrderedDict.fromkeys(state.fenced)
 
@@ -106,9 +108,8 @@ class PartitionMachine:
             case Discard(uuids=uuids):
                 for uuid in uuids:
                     self.staged.pop(uuid, None)
-            case MoveCursor() as move:
-                if not self.has_passed(move):
-                    self.cursors[move.group] = Cursor(move.offset, move.kind, entry.timestamp_us)
+            case MoveCursor() | DeleteGroup() as change:
+                self._change_group(change, entry.timestamp_us)
             case Fence() as fence:
                 self._fence(fence)
             case Decide() | Finish() | Abort() | Forget():
@@ -120,6 +121,14 @@ class PartitionMachine:
                     self.log_start_offset = start
                     return [Trimmed(start)]
         return []
+
+    def _change_group(self, change: MoveCursor | DeleteGroup, timestamp_us: int) -> None:
+        if isinstance(change, DeleteGroup):
+            self.cursors.pop(change.group, None)
+            self.ephemeral.discard(change.group)
+        elif not self.has_passed(change):
+            self.cursors[change.group] = Cursor(change.offset, change.kind, timestamp_us)
+            (self.ephemeral.add if change.kind == EPHEMERAL else self.ephemeral.discard)(change.group)
 
     def _skip_to(self, floor: int) -> list[Change]:
         """After a recovery: offsets that the lost records may have had are not given to others (rule 15)."""

@@ -26,6 +26,10 @@ class StagedBatch:
     decoded_bytes: int
 
 
+EPHEMERAL = "ephemeral"
+"""Kind of the cursors of a group that ends some time after its last member."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """A group's next offset. `moved_us`: when it was last moved, leader's wall clock."""

@@ -75,6 +75,7 @@ BOUNDS: Final[dict[str, Bound]] = {
     "ListOffsets": Bound(lists={"partitions": _NUMBERS, "spans": Elements(limits.REQUEST_PLACES_MAX, ("partition",))}),
     "MoveCursors": Bound(limits.PLACES_REQUEST_BYTES_MAX, {"positions": _PLACES}),
     "Groups": Bound(),
+    "DeleteGroup": Bound(limits.PLACES_REQUEST_BYTES_MAX, {"partitions": _PLACES}),
     "Purge": Bound(limits.PLACES_REQUEST_BYTES_MAX, {"positions": _PLACES}),
     "Decide": Bound(
         limits.MANIFEST_BYTES_MAX,

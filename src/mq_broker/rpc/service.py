@@ -87,6 +87,7 @@ UNARY: Final[dict[str, Unary]] = {
     "ListOffsets": Unary("list_offsets", pb.ListOffsetsRequest, pb.ListOffsetsResponse),
     "MoveCursors": Unary("move_cursors", pb.MoveCursorsRequest, pb.MoveCursorsResponse),
     "Groups": Unary("groups", pb.GroupsRequest, pb.GroupsResponse),
+    "DeleteGroup": Unary("delete_group", pb.DeleteGroupRequest, pb.DeleteGroupResponse),
     "Purge": Unary("purge", pb.PurgeRequest, pb.PurgeResponse),
     "Decide": Unary("decide", pb.DecideRequest, pb.DecideResponse),
     "TransactionStatus": Unary("transaction_status", pb.TransactionStatusRequest, pb.TransactionStatusResponse),

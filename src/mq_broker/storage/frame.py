@@ -23,6 +23,7 @@ from mq_broker.core.entries import (
     Abort,
     Append,
     Decide,
+    DeleteGroup,
     Discard,
     Entry,
     EntryKind,
@@ -258,6 +259,8 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
         case MoveCursor(group, offset, kind, forward):
             cursor = pb.CursorMeta(group=group, offset=offset, kind=kind, forward=forward)
             return EntryKind.CURSOR, cursor.SerializeToString()
+        case DeleteGroup(group):
+            return EntryKind.DELETE_GROUP, pb.DeleteGroupMeta(group=group).SerializeToString()
         case Decide(key, batch_id, run_id, row_count, manifest, once):
             lines = [line_to_wire(line) for line in manifest]
             meta = pb.DecideMeta(
@@ -303,6 +306,10 @@ def _cursor(meta: bytes) -> Operation:
     return MoveCursor(m.group, m.offset, m.kind, m.forward)
 
 
+def _delete_group(meta: bytes) -> Operation:
+    return DeleteGroup(pb.DeleteGroupMeta.FromString(meta).group)
+
+
 def _decide(meta: bytes) -> Operation:
     m = pb.DecideMeta.FromString(meta)
     manifest = tuple(line_from_wire(line) for line in m.manifest)
@@ -344,6 +351,7 @@ _DECODERS: Final[dict[int, Callable[[bytes], Operation]]] = {
     EntryKind.ABORT: _abort,
     EntryKind.FENCE: _fence,
     EntryKind.FORGET: _forget,
+    EntryKind.DELETE_GROUP: _delete_group,
 }
 
 

@@ -13,6 +13,7 @@ from mq_broker.core.entries import (
     Abort,
     Append,
     Decide,
+    DeleteGroup,
     Discard,
     Entry,
     EpochStart,
@@ -207,6 +208,8 @@ class World:
                 what = f"{type(entry.operation).__name__.lower()}({','.join(name_of(u) for u in uuids)})"
             case MoveCursor(group, offset, forward=forward):
                 what = f"cursor({group}{'>' if forward else ''}={offset})"
+            case DeleteGroup(group):
+                what = f"delete-group({group})"
             case Trim(start):
                 what = f"trim({start})"
             case Abort():

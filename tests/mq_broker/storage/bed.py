@@ -20,6 +20,7 @@ from mq_broker.core.entries import (
     Abort,
     Append,
     Decide,
+    DeleteGroup,
     Discard,
     Entry,
     EpochStart,
@@ -74,6 +75,7 @@ def one_of_each_operation() -> list[Operation]:
         Forget((KEY, TransactionKey("write:1", ""))),
         Decide(KEY, 2**62, "run-3", 0, (), once=True),
         MoveCursor("audit", 78, "consumer", forward=True),
+        DeleteGroup("audit"),
     ]
 
 

@@ -1,0 +1,81 @@
+"""A group as brokers tell of it: where it is in each partition, and how far behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mq_protocol import mq_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCursor:
+    """Where a group is in one partition. `lag`: records between its cursor and the end; `lag_us`: how old the next one is."""
+
+    topic: str
+    partition: int
+    offset: int
+    log_end_offset: int
+    lag_bytes: int
+    lag_us: int
+    moved_us: int
+    members: tuple[str, ...]
+    kind: str
+    leads: bool = True
+    """False: the partition has no leader at the moment, or none that answers; this is what a follower knows."""
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.log_end_offset - self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group and its cursors, by topic and partition.
+
+    `silent`: addresses of brokers that did not answer. Partitions that only they have are missing here.
+    """
+
+    name: str
+    cursors: tuple[GroupCursor, ...]
+    silent: tuple[str, ...] = ()
+
+    @property
+    def lag(self) -> int:
+        """Records that it has not read, all partitions together."""
+        return sum(cursor.lag for cursor in self.cursors)
+
+    @property
+    def lag_bytes(self) -> int:
+        """Their stored size."""
+        return sum(cursor.lag_bytes for cursor in self.cursors)
+
+    @property
+    def lag_us(self) -> int:
+        """How old the oldest of them is, in microseconds."""
+        return max((cursor.lag_us for cursor in self.cursors), default=0)
+
+
+def freshness(cursor: pb.GroupCursor) -> tuple[bool, int, int, int]:
+    """Of two words about one cursor the greater holds: the leader's, else the newest."""
+    return cursor.leads, cursor.leader_epoch, cursor.moved_us, cursor.log_end_offset
+
+
+def described_group(name: str, cursors: Sequence[pb.GroupCursor], silent: Sequence[str]) -> GroupDescription:
+    """What brokers told of one group."""
+    described = [
+        GroupCursor(
+            c.topic,
+            c.partition,
+            c.offset,
+            c.log_end_offset,
+            c.lag_bytes,
+            c.lag_us,
+            c.moved_us,
+            tuple(c.members),
+            c.kind,
+            c.leads,
+        )
+        for c in cursors
+    ]
+    return GroupDescription(name, tuple(sorted(described, key=lambda cursor: (cursor.topic, cursor.partition))), tuple(silent))
