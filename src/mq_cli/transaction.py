@@ -116,7 +116,9 @@ def abort(key: str, yes: bool, as_json: bool, bootstrap: str, timeout_s: float) 
     """Fence the query KEY for ever, and remove what it has staged and not decided.
 
     For a query that is dead. Nothing is written under its key any more: one that still runs fails at its next micro-batch, and
-    goes on only with a new checkpoint directory. What it had decided is published all the same. May be asked again.
+    goes on only with a new checkpoint directory. What it had decided is published all the same.
+
+    May be given again. Exits with 1 if some of it could not be done yet: the brokers do that later by themselves.
     """
     with open_admin(bootstrap, timeout_s) as admin:
         if not yes:

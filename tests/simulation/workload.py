@@ -313,14 +313,15 @@ class Workload:
         """A streaming query: stage, decide, wait until it is published; now and then the driver dies and another begins again. One
         that was aborted begins as another query."""
         loop, random = self.loop, self.loop.random
-        key, first = TransactionKey(query, "t"), query
+        key, first, queries = TransactionKey(query, "t"), query, 0
         batch_id, run, attempt, rows = 0, 1, 0, 0
         while not self.stopped:
             yield loop.between(0, 800)
             if self.cluster.plan.aborts and loop.chance(self.cluster.plan.aborts):
                 self.spawn("administrator", self._abort(key))
             if key in self._aborted:
-                query = f"{first}{int(query[len(first) :] or 0) + 1}"
+                queries += 1
+                query = f"{first}{queries}_"  # micro-batch 0 of it must not be taken for another's in the names of batches
                 key, batch_id, attempt = TransactionKey(query, "t"), 0, 0
             attempt += 1
             rows = rows if attempt > 1 and not loop.chance(0.3) else random.randint(1, 50)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mq_broker.broker.cluster import Cluster
@@ -35,7 +35,7 @@ AGAIN_S: Final = 0.25
 
 FENCES_AT_ONCE: Final = 100
 LOOK_UP_MANY: Final = 1_000
-"""Staged batches that are looked through before others get their turn on the loop."""
+"""Keys that are looked through before others get their turn on the loop."""
 
 Place = tuple[str, int]
 
@@ -56,7 +56,11 @@ class Aborting:
         known: list[tuple[TransactionKey, TransactionState]] = []
         for partition in self._serving():
             machine = partition.replica.machine
-            known += [item for item in machine.transactions.items() if is_meant(item[0], request.query)]
+            known += [
+                (key, state)
+                for key in await _meant(machine.transactions, request.query)
+                if (state := machine.transactions.get(key)) is not None
+            ]
             sums = await self._sums(partition, request.query)
             told = sums[: LISTED_TRANSACTIONS_MAX - len(response.staged)]
             response.staged.extend(told)
@@ -69,11 +73,9 @@ class Aborting:
     async def _sums(self, partition: Partition, query: str) -> list[pb.StagedSum]:
         """What each query has staged in the partition."""
         by_key: dict[TransactionKey, list[StagedBatch]] = {}
-        for count, batch in enumerate(list(partition.replica.machine.staged.values())):
-            if count % LOOK_UP_MANY == LOOK_UP_MANY - 1:
-                await asyncio.sleep(0)
+        for batch in partition.replica.machine.staged.values():
             by_key.setdefault(batch.key, []).append(batch)
-        return [_sum(partition, key, batches) for key, batches in by_key.items() if is_meant(key, query)]
+        return [_sum(partition, key, by_key[key]) for key in await _meant(by_key, query)]
 
     def _serving(self) -> list[Partition]:
         return [partition for partition in self._shell.partitions() if partition.serving]
@@ -84,20 +86,20 @@ class Aborting:
         """Abort the key that is known here by that name, at its coordinator. Idempotent."""
         deadline = _until(request.timeout_ms, deadline)
         answer = pb.AbortTransactionResponse(known=False, batch_id=-1, published=True)
-        for key in self._keys(request.query, request.sink):
+        for key in await self._keys(request.query, request.sink):
             asked = pb.AbortKeyRequest(key=key_to_wire(key), timeout_ms=_left_ms(deadline))
             answer = await self._transactions.ask_coordinator(
                 key, "AbortKey", asked, pb.AbortTransactionResponse, self.abort_key, deadline
             )
         return answer
 
-    def _keys(self, query: str, sink: str) -> set[TransactionKey]:
+    async def _keys(self, query: str, sink: str) -> list[TransactionKey]:
         known: set[TransactionKey] = set()
         for partition in self._serving():
             machine = partition.replica.machine
-            known.update(machine.transactions)
-            known.update(batch.key for batch in machine.staged.values())
-        return {key for key in known if query and key.sink == sink and is_meant(key, query)}
+            known.update(key for key in machine.transactions if key.sink == sink)
+            known.update(batch.key for batch in machine.staged.values() if batch.key.sink == sink)
+        return await _meant(known, query) if query else []
 
     async def abort_key(self, request: pb.AbortKeyRequest, deadline: float) -> pb.AbortTransactionResponse:
         """Asked of the coordinator. Past the deadline, where it may still have something staged is told."""
@@ -167,7 +169,9 @@ class Aborting:
             kept.setdefault((line.topic, line.partition), []).extend(line.uuids)
         response = pb.FenceResponse()
         to_fence: list[tuple[Partition, Fence]] = []
-        for partition in self._shell.partitions():
+        for count, partition in enumerate(self._shell.partitions()):
+            if count % FENCES_AT_ONCE == FENCES_AT_ONCE - 1:
+                await asyncio.sleep(0)
             name = partition.topic.spec.name
             if partition.closed or partition.topic.internal:
                 continue
@@ -202,6 +206,17 @@ class Aborting:
             log.info("%s: an aborted query is not fenced here yet: %s", partition.name, error)
             return None
         return count
+
+
+async def _meant(keys: Iterable[TransactionKey], query: str) -> list[TransactionKey]:
+    """Those that `query` means. To make a thousand digests takes milliseconds: others get their turn on the loop meanwhile."""
+    found: list[TransactionKey] = []
+    for count, key in enumerate(list(keys)):
+        if count % LOOK_UP_MANY == LOOK_UP_MANY - 1:
+            await asyncio.sleep(0)
+        if is_meant(key, query):
+            found.append(key)
+    return found
 
 
 def pins(partition: Partition, batch: StagedBatch) -> bool:
