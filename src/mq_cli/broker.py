@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mq_cli.sizes import SIZE
 from mq_protocol.allocator import keep_freed_memory
 from mq_protocol.errors import TritonMQError
-from mq_protocol.limits import NAME_BYTES_MAX, SESSION_TIMEOUT_MS
+from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, CONNECTIONS_MAX, NAME_BYTES_MAX, SESSION_TIMEOUT_MS
 from mq_protocol.polling import wait_without_event_engine
 
 if TYPE_CHECKING:
@@ -76,6 +77,28 @@ _LEVELS = ["debug", "info", "warning", "error"]
     help="How long the names of new topics may be. Give it to every broker of the cluster.",
 )
 @click.option(
+    "--message-bytes-max",
+    type=SIZE,
+    default=f"{CLIENT_MESSAGE_BYTES_MAX >> 20}MiB",
+    show_default=True,
+    metavar="SIZE",
+    help="The largest message from a client; a topic's batch_bytes_max stays 1 MiB below. Give it to every broker of the cluster.",
+)
+@click.option(
+    "--connections-max",
+    type=click.IntRange(min=1),
+    default=CONNECTIONS_MAX,
+    show_default=True,
+    help="Connections from clients; more are refused.",
+)
+@click.option(
+    "--memory-high",
+    type=SIZE,
+    default=None,
+    metavar="SIZE",
+    help="What may be held for clients' streams before no more is read from them. Default: half of the memory.",
+)
+@click.option(
     "--session-timeout-ms",
     type=click.IntRange(500, 60_000),
     default=SESSION_TIMEOUT_MS,
@@ -105,6 +128,9 @@ def broker(
     standalone: bool,
     rack: str,
     topic_name_max: int,
+    message_bytes_max: int,
+    connections_max: int,
+    memory_high: int | None,
     session_timeout_ms: int,
     stop_timeout_ms: int,
     log_level: str,
@@ -135,6 +161,9 @@ def broker(
                 stop_timeout_ms=stop_timeout_ms,
                 peer_listen=peer_listen,
                 peer_advertised=peer_advertise,
+                message_bytes_max=message_bytes_max,
+                connections_max=connections_max,
+                memory_high=memory_high or 0,
             )
         except InvalidSetting as error:
             raise click.UsageError(str(error)) from error

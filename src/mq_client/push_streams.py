@@ -12,7 +12,8 @@ import concurrent.futures
 import contextlib
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -21,6 +22,7 @@ from grpc import aio
 from mq_client.channels import OPTIONS, SERVICE, decode_batches
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
+from mq_protocol.limits import STREAMS_PER_CHANNEL
 
 Heard = Callable[[Envelope[pb.BatchesHeader]], Awaitable[None]]
 Over = Callable[[grpc.RpcError | None], None]
@@ -80,8 +82,11 @@ class PushStream:
             self._task.cancel()
 
     async def _run(self) -> None:
+        with self._loop.channel(self._address) as channel:
+            await self._converse(_open(channel))
+
+    async def _converse(self, call: Any) -> None:
         writing: asyncio.Task[None] | None = None
-        call = _open(self._loop.channel(self._address))
         try:
             writing = self._loop.spawn(self._write(call))
             while (message := await call.read()) is not aio.EOF:  # type: ignore[attr-defined]
@@ -106,13 +111,22 @@ def _open(channel: aio.Channel) -> Any:
     return stream()
 
 
+@dataclass(eq=False, slots=True)
+class _Channel:
+    """And how many streams are open on it."""
+
+    channel: aio.Channel
+    streams: int = 0
+
+
 class _Loop:
-    """Owns the event loop, its thread, its channels (one an address) and what runs on it. Kept while the process lives."""
+    """Owns the event loop, its thread, its channels (one an address, more where there are many streams) and what runs on it. Kept
+    while the process lives."""
 
     def __init__(self) -> None:
         self.closing = False
         self._loop = asyncio.new_event_loop()
-        self._channels: dict[str, aio.Channel] = {}
+        self._channels: dict[str, list[_Channel]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tritonmq-pushes", daemon=True)
         self._thread.start()
@@ -127,12 +141,20 @@ class _Loop:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def channel(self, address: str) -> aio.Channel:
-        """It connects when first used, and again by itself."""
-        found = self._channels.get(address)
+    @contextlib.contextmanager
+    def channel(self, address: str) -> Iterator[aio.Channel]:
+        """For one stream. It connects when first used, and again by itself. A broker takes so many streams on a connection, and one
+        more would wait in silence: then there is another connection."""
+        known = self._channels.setdefault(address, [])
+        found = next((each for each in known if each.streams < STREAMS_PER_CHANNEL), None)
         if found is None:
-            found = self._channels[address] = aio.insecure_channel(address, options=OPTIONS)
-        return found
+            found = _Channel(aio.insecure_channel(address, options=OPTIONS))
+            known.append(found)
+        found.streams += 1
+        try:
+            yield found.channel
+        finally:
+            found.streams -= 1
 
     def stop(self) -> None:
         closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
@@ -148,8 +170,8 @@ class _Loop:
         for task in mine:
             task.cancel()
         await asyncio.gather(*mine, return_exceptions=True)
-        for channel in self._channels.values():
-            await channel.close(None)
+        for opened in [each for known in self._channels.values() for each in known]:
+            await opened.channel.close(None)
 
 
 _lock = threading.Lock()

@@ -116,8 +116,41 @@ def next_life(offset: int) -> int:
 
 
 # -- wire
-MESSAGE_BYTES_MAX: Final = BATCH_BYTES_CEILING + (1 << 20)
-"""gRPC's bound on a message: the largest batch and its header."""
+MESSAGE_OVERHEAD_BYTES: Final = 1 << 20
+"""What a message may have beside a batch."""
+
+MESSAGE_BYTES_MAX: Final = BATCH_BYTES_CEILING + MESSAGE_OVERHEAD_BYTES
+"""gRPC's bound on a message between brokers, and from a broker to a client: the largest batch and its header. What a broker takes
+from clients can be raised to this."""
+
+CLIENT_MESSAGE_BYTES_MAX: Final = 17 << 20
+"""What a broker takes in one message from a client, by default (`--message-bytes-max`): a decision of the sink, or a batch of 16
+MiB. gRPC holds a whole message before anybody sees it."""
+
+CONNECTIONS_MAX: Final = 2_000
+"""From clients, to one broker, by default (`--connections-max`): a process has two, whatever it does."""
+
+STREAMS_PER_CONNECTION_MAX: Final = 1_000
+"""Requests and streams at once on one connection; more wait in the client. A hundred is gRPC's advice, but all consumers of a
+process share a connection, and a stream that waits there says nothing. An idle stream takes 30 kB of a broker."""
+
+STREAMS_PER_CHANNEL: Final = 500
+"""How many subscriptions a client opens on one connection before it makes another."""
+
+STREAMS_MAX: Final = 20_000
+"""Streams of all clients at one broker: 600 MB while they are idle."""
+
+MEMORY_HIGH_FLOOR: Final = 128 << 20
+"""What `--memory-high` can be lowered to: one stream may have half of it unanswered."""
+
+HANDSHAKE_TIMEOUT_MS: Final = 10_000
+"""Who has connected and not said so much as hello by then is disconnected."""
+
+CONNECTION_IDLE_MS: Final = 600_000
+"""A connection without a request for so long is closed; clients make another when they need one."""
+
+CALL_METADATA_BYTES_MAX: Final = 8 << 10
+"""Headers of one call."""
 
 ERROR_BYTES_MAX: Final = 4 << 10
 """An error's text in UTF-8. It travels in HTTP/2 headers, in base64 there, and gRPC takes 8 KiB of headers for certain."""

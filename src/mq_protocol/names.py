@@ -316,7 +316,7 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
             raise InvalidSetting(f"unknown topic setting {name!r}{did_you_mean(name, SETTINGS)} (settings are: {known})")
 
     def size(name: str, default: int, low: int, high: int) -> int:
-        return _integer(given, name, default, low, high, _size)
+        return _integer(given, name, default, low, high, parse_size)
 
     batch_bytes_max = size("batch_bytes_max", limits.BATCH_BYTES_MAX, limits.BATCH_BYTES_FLOOR, limits.BATCH_BYTES_CEILING)
     record_ceiling = batch_bytes_max - limits.BATCH_OVERHEAD_BYTES
@@ -337,7 +337,7 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
         ),
         dedup_ms=_unless_for_ever(given, "dedup_ms", limits.DEDUP_MS_FLOOR, _duration),
         retention_ms=_unless_for_ever(given, "retention_ms", limits.RETENTION_MS_FLOOR, _duration),
-        retention_bytes=_unless_for_ever(given, "retention_bytes", 0, _size),
+        retention_bytes=_unless_for_ever(given, "retention_bytes", 0, parse_size),
         on_total_loss=_on_total_loss(given.get("on_total_loss"), durability),
     )
 
@@ -363,7 +363,8 @@ def _on_total_loss(text: str | None, durability: Durability) -> OnTotalLoss:
     return OnTotalLoss(text)
 
 
-def _size(text: str) -> int:
+def parse_size(text: str) -> int:
+    """Bytes of `4096`, `64KiB`, `4m` or `1GiB`: powers of two always. Raises `ValueError` for anything else."""
     found = _SIZE.fullmatch(text.strip())
     if not found:
         raise ValueError(text)

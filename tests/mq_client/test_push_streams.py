@@ -68,6 +68,29 @@ def test_many_consumers_share_one_thread_for_their_streams(bootstrap: str, admin
             assert record.value == b"to all"
 
 
+def test_many_streams_to_one_broker_go_over_several_connections(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker takes so many on each, and one more would wait without a word."""
+    monkeypatch.setattr(push_streams, "STREAMS_PER_CHANNEL", 2)
+    made = push_streams._Loop()
+    monkeypatch.setattr(push_streams, "_this_process", lambda: made)
+    listeners = [Listener(bootstrap) for _ in range(5)]
+    for listener in listeners:
+        listener.ask_for("nobody")
+        assert listener.said.get(timeout=WAIT_S).opened[0].HasField("error")
+    assert [each.streams for each in made._channels[bootstrap]] == [2, 2, 1]
+    for listener in listeners:
+        listener.stream.cancel()
+        assert listener.stream.wait_over(WAIT_S)
+    assert [each.streams for each in made._channels[bootstrap]] == [0, 0, 0]
+    again = Listener(bootstrap)
+    again.ask_for("nobody")
+    again.said.get(timeout=WAIT_S)
+    assert len(made._channels[bootstrap]) == 3, "what is there is used again"
+    again.stream.cancel()
+    again.stream.wait_over(WAIT_S)
+    made.stop()
+
+
 def test_a_stream_that_is_slow_to_hear_holds_up_no_other(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic)
     held, told = threading.Event(), Listener(bootstrap)

@@ -40,10 +40,18 @@ from mq_protocol.errors import (
     TritonMQError,
     UnknownTopic,
 )
-from mq_protocol.limits import ANSWER_BYTES_MAX, NAME_BYTES_MAX, PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX, YIELD_EVERY
+from mq_protocol.limits import (
+    ANSWER_BYTES_MAX,
+    MESSAGE_OVERHEAD_BYTES,
+    NAME_BYTES_MAX,
+    PARTITIONS_PER_TOPIC_MAX,
+    REPLICAS_MAX,
+    YIELD_EVERY,
+)
 from mq_protocol.names import (
     INTERNAL_PREFIX,
     TRANSACTIONS_TOPIC,
+    TopicSettings,
     check_new_topic_name,
     check_topic_name,
     did_you_mean,
@@ -232,7 +240,7 @@ class Admin:
             raise InvalidSetting(f"partitions={partitions} is out of range: give 1 to {PARTITIONS_PER_TOPIC_MAX}")
         if not 1 <= replicas <= REPLICAS_MAX:
             raise InvalidSetting(f"replicas={replicas} is out of range: give 1 to {REPLICAS_MAX}")
-        parse_settings(settings, replicas)
+        self._check_batch_bytes(parse_settings(settings, replicas))
         if schema:
             told = _schema_told(schema)
             check_column_names(told)
@@ -250,6 +258,16 @@ class Admin:
         log.info("topic %s created: id %s, %d partitions, %d replicas, %s", name, topic_id, partitions, replicas, dict(settings))
         await self._topics.refresh()
         return await self._topics.get(name)
+
+    def _check_batch_bytes(self, settings: TopicSettings) -> None:
+        """Any broker may come to lead the topic, so the largest batch must fit a message to each. Raises `InvalidSetting`."""
+        least = min(self._cluster.brokers.values(), key=lambda each: each.message_bytes_max, default=None)
+        if least is not None and settings.batch_bytes_max + MESSAGE_OVERHEAD_BYTES > least.message_bytes_max:
+            raise InvalidSetting(
+                f"batch_bytes_max={settings.batch_bytes_max} is above what broker {least.broker} takes, "
+                f"{least.message_bytes_max - MESSAGE_OVERHEAD_BYTES}: give no more, or start every broker with "
+                f"--message-bytes-max {settings.batch_bytes_max + MESSAGE_OVERHEAD_BYTES}"
+            )
 
     async def _wait_until_led(self, topic: Topic, deadline: float) -> None:
         """Until each partition's leader says that it serves, with `min_insync_replicas` in sync."""
@@ -316,6 +334,8 @@ class Admin:
             topic = await self._topics.edit(request.name, lambda spec: with_columns(spec, wanted))
             log.info("topic %s: its columns are %s now", request.name, ", ".join(topic.schema.names))
         if request.settings:
+            if "batch_bytes_max" in request.settings:
+                self._check_batch_bytes(parse_settings(with_settings(topic.spec, request.settings).settings, topic.spec.replicas))
             topic = await self._topics.edit(request.name, lambda spec: with_settings(spec, request.settings))
             log.info("topic %s: settings are %s now", request.name, topic.spec.settings)
         if request.partitions:

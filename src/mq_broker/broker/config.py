@@ -12,7 +12,14 @@ from mq_broker.coordination.interface import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_protocol.addresses import parse_address
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.limits import NAME_BYTES_MAX, SESSION_TIMEOUT_MS
+from mq_protocol.limits import (
+    CLIENT_MESSAGE_BYTES_MAX,
+    CONNECTIONS_MAX,
+    MEMORY_HIGH_FLOOR,
+    MESSAGE_BYTES_MAX,
+    NAME_BYTES_MAX,
+    SESSION_TIMEOUT_MS,
+)
 from mq_protocol.names import check_rack
 
 _BROKER_MAX = (1 << 31) - 1
@@ -25,8 +32,9 @@ class BrokerConfig:
     name where that says "any address". `peer_listen` is where other brokers are served, by default a free port of the same host;
     `peer_advertised` is what they dial. A broker that stands alone has no such port. `zookeeper` is `host:port,…`; empty: a broker
     that stands alone, its cluster kept in the data directory. `stop_timeout_ms` bounds handing over leadership at a clean stop.
-    `topic_name_max` bounds the names of topics that this broker is asked to make, in bytes. `coordination`, if given, is used
-    instead.
+    `message_bytes_max`: of one message from a client. `connections_max`: of clients. `memory_high`: how many bytes may be held for
+    clients' streams before no more is read from them; 0 is half of the memory. `topic_name_max` bounds the names of topics that
+    this broker is asked to make, in bytes. `coordination`, if given, is used instead.
 
     Raises `InvalidSetting` naming what is wrong.
     """
@@ -43,6 +51,9 @@ class BrokerConfig:
     coordination: Callable[[], CoordinationService] | None = None
     peer_listen: str = ""
     peer_advertised: str = ""
+    message_bytes_max: int = CLIENT_MESSAGE_BYTES_MAX
+    connections_max: int = CONNECTIONS_MAX
+    memory_high: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker <= _BROKER_MAX:
@@ -56,6 +67,15 @@ class BrokerConfig:
             if address:
                 _split(address, option)
         check_rack(self.rack)
+        if not CLIENT_MESSAGE_BYTES_MAX <= self.message_bytes_max <= MESSAGE_BYTES_MAX:
+            raise InvalidSetting(
+                f"--message-bytes-max={self.message_bytes_max} is out of range: "
+                f"give {CLIENT_MESSAGE_BYTES_MAX} to {MESSAGE_BYTES_MAX}"
+            )
+        if self.connections_max < 1:
+            raise InvalidSetting(f"--connections-max={self.connections_max} lets nobody in: give 1 or more")
+        if self.memory_high != 0 and self.memory_high < MEMORY_HIGH_FLOOR:
+            raise InvalidSetting(f"--memory-high={self.memory_high} is too little to work with: give {MEMORY_HIGH_FLOOR} or more")
         if not 1 <= self.topic_name_max <= NAME_BYTES_MAX:
             raise InvalidSetting(f"--topic-name-max={self.topic_name_max} is out of range: give 1 to {NAME_BYTES_MAX}")
 

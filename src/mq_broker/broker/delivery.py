@@ -11,6 +11,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Final
 
+from mq_broker.broker.memory import Held
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.pushdown import stored
 from mq_broker.broker.sharing import Share, Shares
@@ -36,8 +37,9 @@ UNTOLD_BYTES_MAX: Final = 4 << 20
 class Delivery:
     """Owns the shares of groups; each stream's session owns its subscriptions."""
 
-    def __init__(self, shell: Shell, topics: Topics) -> None:
+    def __init__(self, shell: Shell, topics: Topics, held: Held) -> None:
         self.shell = shell
+        self.held = held
         self.topics = topics
         self.shares = Shares()
 
@@ -159,6 +161,11 @@ class _Subscription:
         self._session.tell(self._opened(active=False))
 
 
+def message_bytes(message: Batches) -> int:
+    """Of what is told and of payload: about what a message takes until its client has read it."""
+    return sum(len(part) for part in message.parts) + sum(told.ByteSize() for told in message.header.opened)
+
+
 class _Session:
     """Owns one stream's subscriptions and credit. Batches of several partitions share a message, each partition in its turn."""
 
@@ -182,6 +189,7 @@ class _Session:
 
     async def read(self, requests: AsyncIterator[pb.SubscribeRequest]) -> None:
         async for request in requests:
+            await self._delivery.held.room()
             if request.HasField("open"):
                 await self._open(request.open)
             async for settled in in_turns(request.settled):
@@ -281,7 +289,8 @@ class _Session:
                 self._wake.clear()
                 await self._wake.wait()
             else:
-                await send(message)
+                async with self._delivery.held.holding(message_bytes(message)):
+                    await send(message)
 
     def _gather(self) -> Batches | None:
         """The next message: what there is to tell, and batches while credit lasts. It may end below zero by a batch."""

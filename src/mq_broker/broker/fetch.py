@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
+from mq_broker.broker.memory import Held
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.places import Places
 from mq_broker.broker.pushdown import Pushdown, stored
@@ -46,8 +47,9 @@ WATCH_GATHER_S: Final = 0.002
 class Reading:
     """Owns nothing but the places in which fetches are filtered: offsets and payloads are the partitions'."""
 
-    def __init__(self, shell: Shell, topics: Topics) -> None:
+    def __init__(self, shell: Shell, topics: Topics, held: Held) -> None:
         self._shell = shell
+        self._held = held
         self._topics = topics
         self._filtering = Places(FILTERS_AT_ONCE_MAX, "filter-rows")
 
@@ -74,6 +76,7 @@ class Reading:
             chunk_bytes = max(chunk_bytes, PUSHDOWN_READ_BYTES)
         at = request.start_offset
         while at < request.end_offset:
+            await self._held.room()
             batches = partition.read(at, self._known_end(partition, request, at), chunk_bytes)
             epoch = partition.replica.leader_epoch
             if pushdown is None:
@@ -87,7 +90,8 @@ class Reading:
             last = batches[len(sent) - 1][0]
             at = last.base_offset + last.record_count
             header = pb.BatchesHeader(batches=[described for described, _ in sent], leader_epoch=epoch)
-            await send(Envelope(header, tuple(payload for _, payload in sent)))
+            async with self._held.holding(sum(described.payload_bytes for described, _ in sent)):
+                await send(Envelope(header, tuple(payload for _, payload in sent)))
 
     async def _pushdown(self, topic: Topic, request: pb.FetchRequest) -> Pushdown:
         try:

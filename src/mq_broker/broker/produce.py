@@ -14,6 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from mq_broker.broker.memory import Held
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.places import Places
 from mq_broker.broker.shell import Shell
@@ -64,8 +65,9 @@ class _Batch:
 class Producing:
     """Owns the places in which large batches are checked."""
 
-    def __init__(self, shell: Shell, topics: Topics) -> None:
+    def __init__(self, shell: Shell, topics: Topics, held: Held) -> None:
         self.shell = shell
+        self.held = held
         self.topics = topics
         self.checks = Places(CHECKS_AT_ONCE_MAX, "check-batch")
 
@@ -100,12 +102,19 @@ class _Stream:
     async def read(self, requests: ProduceRequests) -> None:
         async for request in requests:
             self._unanswered += 1
-            self._unanswered_bytes += _held_bytes(request)
-            await self._take(request)
+            size = _held_bytes(request)
+            self._unanswered_bytes += size
+            self._producing.held.add(size)
+            try:
+                await self._take(request)
+            except BaseException:  # the stream has ended: this one is never answered
+                self._producing.held.free(size)
+                raise
             while self._unanswered_bytes > PRODUCE_IN_FLIGHT_BYTES_MAX:  # what comes now waits in TCP
                 self._room.clear()
                 await self._room.wait()
             await self._producing.shell.disk_room()
+            await self._producing.held.room()
         self._ended = True
         self._some_ready.set()
 
@@ -203,6 +212,7 @@ class _Stream:
                 raise AssertionError(f"a batch cannot be answered with {result}")
         self._ready.append(answer)
         self._ready_bytes += batch.held_bytes
+        self._producing.held.free(batch.held_bytes)
         self._some_ready.set()
 
 

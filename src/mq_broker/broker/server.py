@@ -21,6 +21,7 @@ from mq_broker.broker.delivery import Delivery
 from mq_broker.broker.ephemeral import EphemeralGroups
 from mq_broker.broker.fetch import Reading
 from mq_broker.broker.groups import Groups
+from mq_broker.broker.memory import Held, memory_high_by_default
 from mq_broker.broker.moves import Moves
 from mq_broker.broker.produce import Producing
 from mq_broker.broker.purging import Purging
@@ -42,6 +43,7 @@ from mq_broker.rpc.refusals import Refusals
 from mq_broker.storage.directory import DataDirectory
 from mq_broker.storage.writer import Writer
 from mq_protocol.errors import OutcomeUnknown
+from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -135,10 +137,13 @@ class _Broker:
     def __init__(
         self, config: BrokerConfig, shell: Shell, coordination: CoordinationService, cluster_id: str, secret: bytes | None
     ) -> None:
-        self._server, port = rpc_server.listen(config.listen)
+        self._server, port = rpc_server.listen(
+            config.listen, options=rpc_server.client_options(config.message_bytes_max, config.connections_max)
+        )
         self.address = config.address(port)
         self._servers = [self._server]
         self._peer_address = ""
+        self._message_bytes_max = config.message_bytes_max
         self._shell = shell
         self._coordination = coordination
         refusals = Refusals()
@@ -150,15 +155,18 @@ class _Broker:
             peer_server, peer_port = rpc_server.listen(config.peers_at, "--peer-listen")
             self._servers.append(peer_server)
             self._peer_address = config.peer_address(peer_port)
-        me = BrokerRegistration(config.broker, shell.incarnation, self.address, config.rack, self._peer_address)
+        me = BrokerRegistration(
+            config.broker, shell.incarnation, self.address, config.rack, self._peer_address, config.message_bytes_max
+        )
         self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost)
         self._admin = Admin(shell, self.cluster, self._topics, coordination, self._calls, config.topic_name_max)
         self._moves = Moves(shell, self.cluster, self._topics, self._admin)
         self._total_loss = TotalLoss(shell, self.cluster, self._topics, coordination, self._calls)
         self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)
-        self._producing = Producing(shell, self._topics)
-        self._reading = Reading(shell, self._topics)
-        delivery = self._delivery = Delivery(shell, self._topics)
+        held = Held(config.memory_high or memory_high_by_default())
+        self._producing = Producing(shell, self._topics, held)
+        self._reading = Reading(shell, self._topics, held)
+        delivery = self._delivery = Delivery(shell, self._topics, held)
         services = Services(
             self._admin,
             self._moves,
@@ -193,6 +201,7 @@ class _Broker:
         for server in self._servers:
             await server.start()
         await self._topics.refresh()
+        self._look_at_batches()
         await self.cluster.join()
         spawn = self._shell.spawn
         spawn(self._shell.ticking.run(), "ticks")
@@ -207,6 +216,20 @@ class _Broker:
         spawn(EphemeralGroups(self._shell, self._delivery.shares).keep(), "ephemeral groups")
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
         log.info("broker %d serves at %s, other brokers at %s", self._shell.broker, self.address, self._peer_address or "no port")
+
+    def _look_at_batches(self) -> None:
+        """A topic may have been made when this broker took larger messages."""
+        for topic in self._topics.all():
+            needed = topic.settings.batch_bytes_max + MESSAGE_OVERHEAD_BYTES
+            if needed > self._message_bytes_max:
+                log.error(
+                    "topic %s has batches of up to %d bytes, and this broker takes messages of %d: producers of larger ones are "
+                    "disconnected. Start it with --message-bytes-max %d, or lower the topic's batch_bytes_max",
+                    topic.spec.name,
+                    topic.settings.batch_bytes_max,
+                    self._message_bytes_max,
+                    needed,
+                )
 
     async def leave(self, seconds: float) -> None:
         """Hand over what is led, while everything still runs; then the session, so that nobody waits for this broker."""

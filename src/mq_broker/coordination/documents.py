@@ -24,6 +24,7 @@ from mq_protocol.limits import (
     EPOCH_MAX,
     INCARNATION_MAX,
     MEMBERS_MAX,
+    MESSAGE_BYTES_MAX,
     NAME_CHARACTERS_MAX,
     OFFSET_MAX,
     PARTITIONS_PER_TOPIC_MAX,
@@ -137,6 +138,7 @@ def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
         "address": registration.address,
         "rack": registration.rack,
         "peer_address": registration.peer_address,
+        "message_bytes_max": registration.message_bytes_max,
     }
 
 
@@ -154,6 +156,7 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
         address=address,
         rack=rack,
         peer_address=peer_address,
+        message_bytes_max=_number(document.get("message_bytes_max", MESSAGE_BYTES_MAX), "message_bytes_max", 1, (1 << 31) - 1),
     )
 
 

@@ -13,19 +13,21 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from mq_broker.core.messages import CasOutcome, NodeState
-from mq_protocol.limits import REPLICAS_MAX
+from mq_protocol.limits import MESSAGE_BYTES_MAX, REPLICAS_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
     """A live broker: `incarnation` is one life of its process (see `CoordinationService.begin_life`). `address` is for clients,
-    `peer_address` for other brokers; the latter is empty for a broker that stands alone, or that is of an older version."""
+    `peer_address` for other brokers; the latter is empty for a broker that stands alone, or that is of an older version.
+    `message_bytes_max`: what it takes in one message from a client; an older version does not say."""
 
     broker: int
     incarnation: int
     address: str
     rack: str = ""
     peer_address: str = ""
+    message_bytes_max: int = MESSAGE_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)

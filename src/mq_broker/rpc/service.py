@@ -20,8 +20,8 @@ from mq_broker.rpc.callers import note_caller
 from mq_broker.rpc.status import abort
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
-from mq_protocol.errors import InternalError, TritonMQError
-from mq_protocol.limits import PRODUCE_HEADER_BYTES_MAX, REQUEST_TIMEOUT_MS
+from mq_protocol.errors import InternalError, Overloaded, TritonMQError
+from mq_protocol.limits import PRODUCE_HEADER_BYTES_MAX, REQUEST_TIMEOUT_MS, STREAMS_MAX
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +119,25 @@ class Incoming(Generic[T]):
         return self._decoder(data)
 
 
+class _Room:
+    """Owns the number of streams that clients may have open at this broker."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open = 0
+
+    def __enter__(self) -> None:
+        if self._open >= self._most:
+            raise Overloaded(
+                f"this broker has {self._most} streams open, as many as it serves: close some, or ask again; share one client "
+                "among threads instead of making one for each"
+            )
+        self._open += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._open -= 1
+
+
 Conversation: TypeAlias = Callable[[aio.ServicerContext[Any, Any]], Awaitable[None]]
 
 
@@ -204,20 +223,27 @@ def handlers(service: BrokerService) -> grpc.GenericRpcHandler[Any, Any]:
     subscribing, fetching = Gate("Subscribe", pb.SubscribeRequest), Gate("Fetch", pb.FetchRequest)
     watching = Gate("WatchOffsets", pb.WatchOffsetsRequest)
 
+    room = _Room(STREAMS_MAX)
+
     async def produce(context: aio.ServicerContext[Any, Any]) -> None:
         requests = Incoming(context, lambda data: decode(data, pb.ProduceHeader, PRODUCE_HEADER_BYTES_MAX))
-        await service.produce(requests, sender(context, _serialized))
+        with room:
+            await service.produce(requests, sender(context, _serialized))
 
     async def subscribe(context: aio.ServicerContext[Any, Any]) -> None:
         requests = subscribing.read_all(Incoming(context, bytes))
-        await service.subscribe(requests, sender(context, encode))
+        with room:
+            await service.subscribe(requests, sender(context, encode))
 
     async def fetch(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
-        await service.fetch(await fetching.read(data), sender(context, encode))
+        request = await fetching.read(data)
+        with room:
+            await service.fetch(request, sender(context, encode))
 
     async def watch_offsets(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
         request = await watching.read(data)
-        await service.watch_offsets(request, sender(context, _serialized))
+        with room:
+            await service.watch_offsets(request, sender(context, _serialized))
 
     methods = {name: unary_handler(name, method, service) for name, method in UNARY.items()}
     methods["Produce"] = stream_handler("Produce", produce)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker import delivery, groups
+from mq_broker.broker.memory import Held
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.topics import Topics
@@ -263,8 +264,8 @@ def test_a_member_that_is_told_of_a_loss_still_settles_what_it_was_given_before(
     made: list[delivery.Delivery] = []
     make = delivery.Delivery.__init__
 
-    def remember(self: delivery.Delivery, shell: Shell, topics: Topics) -> None:
-        make(self, shell, topics)
+    def remember(self: delivery.Delivery, shell: Shell, topics: Topics, held: Held) -> None:
+        make(self, shell, topics, held)
         made.append(self)
 
     monkeypatch.setattr(delivery.Delivery, "__init__", remember)

@@ -1,0 +1,156 @@
+"""What a broker's port for clients takes: connections, streams, messages, headers, and silence. Each below its bound and above."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from mq_broker.rpc import server, service
+from mq_broker.rpc.server import client_options, listen
+from mq_broker.rpc.service import handlers, path
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope, encode
+from mq_protocol.limits import CALL_METADATA_BYTES_MAX
+from tests.mq_broker.rpc.test_service import Answering
+
+WAIT_S = 10.0
+MESSAGE_BYTES_MAX = 100_000
+
+
+@contextlib.asynccontextmanager
+async def served(connections_max: int = 100) -> AsyncIterator[str]:
+    listening, port = listen("127.0.0.1:0", options=client_options(MESSAGE_BYTES_MAX, connections_max))
+    listening.add_generic_rpc_handlers((handlers(Answering()),))  # type: ignore[arg-type]
+    await listening.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await listening.stop(0)
+
+
+def connect(address: str) -> aio.Channel:
+    return aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+async def metadata(channel: aio.Channel, timeout_s: float = WAIT_S, headers: tuple[tuple[str, str], ...] = ()) -> None:
+    call: Any = channel.unary_unary(path("Metadata"), None, None)
+    await call(b"", timeout=timeout_s, metadata=headers)
+
+
+async def open_produce(channel: aio.Channel) -> Any:
+    call: Any = channel.stream_stream(path("Produce"), None, None)()
+    await call.write(encode(Envelope(pb.ProduceHeader())))
+    return call
+
+
+def test_connections_beyond_the_bound_are_refused_until_one_is_closed() -> None:
+    async def scenario() -> None:
+        async with served(connections_max=2) as address:
+            first, second, third = (connect(address) for _ in range(3))
+            await metadata(first)
+            await metadata(second)
+            with pytest.raises(aio.AioRpcError) as refused:
+                await metadata(third, timeout_s=1.0)
+            assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+            await metadata(first)
+            await first.close()
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    with contextlib.suppress(aio.AioRpcError):
+                        await metadata(third, timeout_s=1.0)
+                        break
+            await second.close()
+            await third.close()
+
+    asyncio.run(scenario())
+
+
+def test_streams_beyond_the_bound_of_a_connection_wait_for_one_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "STREAMS_PER_CONNECTION_MAX", 3)
+
+    async def scenario() -> None:
+        async with served() as address, connect(address) as channel, connect(address) as other:
+            await metadata(channel)  # its settings have come
+            opened = [await open_produce(channel) for _ in range(3)]
+            for call in opened:
+                assert await asyncio.wait_for(call.read(), WAIT_S)
+            waiting = asyncio.create_task(metadata(channel))
+            await asyncio.wait({waiting}, timeout=0.3)
+            assert not waiting.done()
+            await metadata(other)
+            opened[0].cancel()
+            await asyncio.wait_for(waiting, WAIT_S)
+
+    asyncio.run(scenario())
+
+
+def test_streams_of_all_clients_beyond_the_bound_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "STREAMS_MAX", 2)
+
+    async def scenario() -> None:
+        async with served() as address, connect(address) as one, connect(address) as other:
+            first, second = await open_produce(one), await open_produce(other)
+            for call in (first, second):
+                assert await asyncio.wait_for(call.read(), WAIT_S)
+            third = await open_produce(other)
+            assert await asyncio.wait_for(third.code(), WAIT_S) is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "has 2 streams open" in await third.details()
+            first.cancel()
+            async with asyncio.timeout(WAIT_S):
+                while True:
+                    again = await open_produce(other)
+                    if await again.read() is not aio.EOF:  # type: ignore[attr-defined]
+                        break
+
+    asyncio.run(scenario())
+
+
+def test_a_message_may_be_as_large_as_the_bound_and_no_larger() -> None:
+    def padded(size: int) -> bytes:
+        payload = bytes(size - 6)
+        data = encode(Envelope(pb.ProduceHeader(), (payload,)))
+        assert len(data) == size
+        return data
+
+    async def scenario() -> None:
+        async with served() as address, connect(address) as channel:
+            call: Any = channel.stream_stream(path("Produce"), None, None)()
+            await call.write(padded(MESSAGE_BYTES_MAX))
+            assert await asyncio.wait_for(call.read(), WAIT_S)
+            await call.write(padded(MESSAGE_BYTES_MAX + 1))
+            assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    asyncio.run(scenario())
+
+
+def test_headers_of_a_call_have_a_bound() -> None:
+    async def scenario() -> None:
+        async with served() as address, connect(address) as channel:
+            await metadata(channel, headers=(("x", "y" * (CALL_METADATA_BYTES_MAX // 2)),))
+            with pytest.raises(aio.AioRpcError):
+                await metadata(channel, headers=(("x", "y" * (CALL_METADATA_BYTES_MAX + 1)),))
+
+    asyncio.run(scenario())
+
+
+def test_who_connects_and_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = [(name, 300 if name == "grpc.server_handshake_timeout_ms" else value) for name, value in client_options()]
+    assert dict(client_options())["grpc.server_handshake_timeout_ms"] == 10_000
+
+    async def scenario() -> None:
+        listening, port = listen("127.0.0.1:0", options=options)
+        await listening.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(WAIT_S):
+            while await reader.read(1_000):
+                pass
+        writer.close()
+        await listening.stop(0)
+
+    asyncio.run(scenario())
