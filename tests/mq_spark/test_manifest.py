@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
 from mq_protocol.errors import InvalidRequest
+from mq_spark.datasource.batch_writer import _micro_batch
 from mq_spark.manifest import MicroBatch, Staged, StagedMessage, manifest_of
+from mq_spark.options import SinkOptions
 
 BATCH = MicroBatch("query", "sink", 3, "run")
 
@@ -38,3 +41,11 @@ def test_a_missing_message_commits_nothing() -> None:
 def test_messages_of_two_micro_batches_commit_nothing() -> None:
     with pytest.raises(InvalidRequest, match="several micro-batches"):
         manifest_of([message(), message(batch=MicroBatch("query", "sink", 4, "run"))])
+
+
+def test_only_a_write_that_was_given_no_name_has_a_key_for_one_decision() -> None:
+    unnamed = SinkOptions("h:1", "t", None, False, None, None, 1000)
+    named = replace(unnamed, txn_app_id="write:nightly", txn_version=3)
+    assert _micro_batch(unnamed).once
+    assert not _micro_batch(named).once, "whatever an application calls itself"
+    assert not BATCH.once

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from mq_protocol.errors import TritonMQError, UnknownTopic, Unreachable
+from mq_protocol.errors import InvalidRequest, TritonMQError, UnknownTopic, Unreachable
 from mq_spark.datasource import progress
 from mq_spark.datasource.progress import Place, Reporter
 
@@ -117,3 +117,19 @@ def test_what_asking_again_cannot_mend_or_has_not_for_long_is_dropped(
     assert not reporter._waiting
     reporter.report("g", [("t", 0, 1)])
     wait_until(lambda: len(sent) == 2)
+
+
+def test_a_group_that_brokers_refuse_is_told_once_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    tried = 0
+
+    def refuse(_group: str, _positions: Mapping[Place, int]) -> None:
+        nonlocal tried
+        tried += 1
+        raise InvalidRequest("give the query another kafka.group.id")
+
+    reporter = Reporter(refuse, interval_s=0.0)
+    for offset in range(3):
+        reporter.report("g", [("t", 0, offset)])
+        reporter.flush(5)
+    assert tried == 3
+    assert [record.levelname for record in caplog.records if "another kafka.group.id" in record.message] == ["WARNING"]
