@@ -9,6 +9,7 @@ Nothing of the tree is imported but what is installed: this file runs alone.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -42,8 +43,9 @@ def session(*, connect: bool) -> SparkSession:
     if not connect:
         builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
         return configure(builder).getOrCreate()
-    builder = SparkSession.builder.config("spark.pyspark.python", sys.executable).config("spark.log.level", "ERROR")
-    return builder.config("spark.ui.enabled", "false").remote("local[2]").getOrCreate()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # for the server, which this process starts
+    builder = SparkSession.builder.config("spark.log.level", "ERROR").config("spark.ui.enabled", "false")
+    return builder.remote("local[2]").getOrCreate()
 
 
 def job(spark: SparkSession, bootstrap: str, scratch: Path) -> dict[str, int]:

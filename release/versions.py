@@ -1,6 +1,6 @@
 """Tries the package under other versions of Python, of PySpark and of its dependencies, each in a fresh environment.
 
-python -m release.versions [NAME …]     every row, into docs/versions.md; or only the rows that are named, and no table
+python -m release.versions [NAME …]     every row, or those that are named; what came of them goes into docs/versions.md
 
 A row is one wheel of this tree, installed beside the versions that the row names. Then `release/spark_job.py` runs there (batch
 read, stream and restart, batch write, on a real broker), or without Spark what `make dist` tries.
@@ -9,10 +9,11 @@ read, stream and restart, batch write, on a real broker), or without Spark what 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str]) -> int:
     unknown = set(names) - {row.name for row in ROWS}
     if unknown:
         raise Failed(f"no such row: {', '.join(sorted(unknown))} (rows are: {', '.join(row.name for row in ROWS)})")
-    lines, failed = [], False
+    lines, failed = {}, False
     with tempfile.TemporaryDirectory(prefix="tritonmq-versions-") as scratch:
         wheel = built(Path(scratch))
         for row in ROWS:
@@ -77,10 +78,15 @@ def main(arguments: Sequence[str]) -> int:
                 outcome, versions, failed = "**fails**", {}, True
                 print(f"{row.name}: {error}", file=sys.stderr)
             print(f"{row.name}: {outcome}", flush=True)
-            lines.append(line(row, outcome, versions))
-    if not names:
-        TABLE.write_text(page(lines))
+            lines[row.name] = line(row, outcome, versions)
+    before = kept(TABLE.read_text()) if TABLE.exists() else {}
+    TABLE.write_text(page({**before, **lines}))
     return 1 if failed else 0
+
+
+def kept(text: str) -> dict[str, str]:
+    """The rows that a page has, by name."""
+    return {found[1]: found[0] for found in re.finditer(r"^\| `([\w.-]+)` \|.*$", text, re.MULTILINE)}
 
 
 def built(scratch: Path) -> Path:
@@ -121,11 +127,11 @@ def line(row: Row, outcome: str, versions: dict[str, str]) -> str:
     spark = versions.get("pyspark", "none" if not row.extra and not row.refused else row.beside[0].removeprefix("pyspark=="))
     what = "Spark Connect" if row.connect else "lowest versions admitted" if row.name.startswith("lowest") else ""
     shown = " ".join(f"{name} {versions[name]}" for name in SHOWN if name in versions)
-    return f"| {row.python} | {spark} | {what} | {outcome} | {shown} |"
+    return f"| `{row.name}` | {row.python} | {spark} | {what} | {outcome} | {shown} |"
 
 
-def page(lines: list[str]) -> str:
-    """The table's page."""
+def page(lines: Mapping[str, str]) -> str:
+    """The table's page, of the rows that there are lines of."""
     return "\n".join(
         [
             "# Versions that work",
@@ -134,9 +140,9 @@ def page(lines: list[str]) -> str:
             "With Spark it does a batch read, a stream with a restart, and a batch write, on a real broker. Without Spark it runs",
             "a broker, produces and consumes. `make test` runs on the versions of `requirements.lock`.",
             "",
-            "| Python | PySpark | | outcome | with |",
-            "|---|---|---|---|---|",
-            *lines,
+            "| row | Python | PySpark | | outcome | with |",
+            "|---|---|---|---|---|---|",
+            *(lines[row.name] for row in ROWS if row.name in lines),
             "",
             "PySpark below 4.2 lacks parts that streams need. It is refused with an error that names both versions.",
             "",
