@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mq_cli.sizes import SIZE
+from mq_cli.terminal import log_to_stderr
 from mq_protocol.allocator import keep_freed_memory
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, CONNECTIONS_MAX, NAME_BYTES_MAX, SESSION_TIMEOUT_MS
@@ -247,11 +248,6 @@ def _coordination(zookeeper: str, data: Path) -> Iterator[str]:
 
 
 def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=level.upper(),
-        format="%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s",
-        datefmt="%H:%M:%S",
-    )
+    log_to_stderr(level)
     if level == "info":
         logging.getLogger("mq_broker.coordination.kazoo_session.kazoo").setLevel(logging.WARNING)  # tells of every connection

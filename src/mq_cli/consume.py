@@ -79,6 +79,7 @@ def _parse_start(_ctx: click.Context, _param: click.Parameter, value: str) -> St
     metavar="TEXT",
     help="%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %h headers, \\n, \\t.",
 )
+@click.option("--raw", is_flag=True, help="Write bytes as they are to a terminal too, where control characters would be escapes.")
 @bootstrap_option
 def consume(
     topic: str,
@@ -89,6 +90,7 @@ def consume(
     idle_s: float | None,
     as_json: bool,
     template: str | None,
+    raw: bool,
     bootstrap: str,
 ) -> None:
     """Write the messages of TOPIC to standard output as they come: values, a line each.
@@ -104,8 +106,9 @@ def consume(
     if as_json and template is not None:
         raise click.UsageError("--json and --format are two ways to say the same: give one")
     ask_ms = min(milliseconds(idle_s), REQUEST_TIMEOUT_MS) if idle_s is not None else REQUEST_TIMEOUT_MS
+    seen = sys.stdout.isatty()
     # In a group, what the cursor passes must have left our hands; a person wants to see what came.
-    writer = MessageWriter(as_json=as_json, template=template, flush_each=group is not None or sys.stdout.isatty())
+    writer = MessageWriter(as_json=as_json, template=template, flush_each=group is not None or seen, for_terminal=seen and not raw)
     with open_admin(bootstrap, ask_ms / 1000) as admin, _asked_to_end() as end:
         described = admin.describe_topic(topic)
         if exit_at_end:

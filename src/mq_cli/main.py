@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.terminal import LINES, printable
 from mq_protocol.errors import TritonMQError
 
 DONE, REFUSED, MISUSED, INTERRUPTED = 0, 1, 2, 130
@@ -84,7 +85,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return DONE
     except TritonMQError as error:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(printable(f"Error: {error}", LINES), err=True)
         return REFUSED
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mq_cli.terminal import printable_bytes, printable_json
+
 if TYPE_CHECKING:
     from mq_client import ConsumerRecord
 
@@ -19,24 +21,30 @@ if TYPE_CHECKING:
 class MessageWriter:
     """Writes records to standard output, as bytes: what was produced comes out as it went in.
 
-    One way of three: `as_json`, a `template`, or values, a line each. Raises `click.BadParameter` for a senseless template.
+    One way of three: `as_json`, a `template`, or values, a line each. `for_terminal`: what is not seen is written as an escape,
+    since it would command the terminal. Raises `click.BadParameter` for a senseless template.
     """
 
-    def __init__(self, *, as_json: bool, template: str | None, flush_each: bool = False) -> None:
+    def __init__(self, *, as_json: bool, template: str | None, flush_each: bool = False, for_terminal: bool = False) -> None:
         self._as_json = as_json
         self._template = None if template is None else _parse_template(template)
         self._flush_each = flush_each
+        self._shown = printable_bytes if for_terminal else bytes
+        self._shown_json = printable_json if for_terminal else str
         self._out = sys.stdout.buffer
 
     def write(self, record: ConsumerRecord) -> None:
         if self._as_json:
-            self._out.write(json.dumps(_document(record), ensure_ascii=False).encode() + b"\n")
+            self._out.write(self._shown_json(json.dumps(_document(record), ensure_ascii=False)).encode() + b"\n")
         elif self._template is not None:
-            self._out.write(b"".join(part if isinstance(part, bytes) else _field(record, part.letter) for part in self._template))
+            self._out.write(b"".join(self._part(record, part) for part in self._template))
         else:
-            self._out.write(_bytes(record.value) + b"\n")
+            self._out.write(self._shown(_bytes(record.value)) + b"\n")
         if self._flush_each:
             self._out.flush()
+
+    def _part(self, record: ConsumerRecord, part: bytes | _Field) -> bytes:
+        return part if isinstance(part, bytes) else self._shown(_field(record, part.letter))
 
     def flush(self) -> None:
         self._out.flush()

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mq_cli.terminal import LINES, printable
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     for column in columns:
         table.add_column(column.removeprefix("#"), justify="right" if column.startswith("#") else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
     console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(table)
 
@@ -120,9 +121,14 @@ def counting(*, show: bool, total: int | None = None) -> Iterator[Progress]:
         yield lambda count: bar.update(task, completed=count, rate=f"{count / max(time.monotonic() - began, 1e-3):,.0f}/s")
 
 
+def write(text: str) -> None:
+    """A part of the answer for people, of one line or several."""
+    click.echo(printable(text, LINES))
+
+
 def say(text: str) -> None:
     """A remark, on standard error."""
-    click.echo(text, err=True)
+    click.echo(printable(text, LINES), err=True)
 
 
 def counted(count: int, thing: str) -> str:

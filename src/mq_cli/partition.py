@@ -17,6 +17,7 @@ from mq_cli.output import (
     open_admin,
     say,
     timeout_option,
+    write,
     write_json,
     write_table,
 )
@@ -52,7 +53,7 @@ def describe(topic: str, number: int, as_json: bool, bootstrap: str, timeout_s: 
     if as_json:
         write_json({"topic": topic, **_document(found), "log_start_offset": start, "log_end_offset": end})
         return
-    click.echo(f"{topic}-{number}: " + (f"led by broker {found.leader}" if found.leader else "nobody leads"))
+    write(f"{topic}-{number}: " + (f"led by broker {found.leader}" if found.leader else "nobody leads"))
     if start is not None:
         click.echo(f"  offsets {start} to {end}, leader epoch {found.leader_epoch}")
     if found.moving_to:

@@ -16,6 +16,7 @@ from mq_cli.output import (
     open_admin,
     say,
     timeout_option,
+    write,
     write_json,
     write_table,
 )
@@ -135,9 +136,9 @@ def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None
             partition.update(log_start_offset=start, log_end_offset=end)
         write_json(document)
         return
-    click.echo(f"{found.name}: {_schema(found) if found.typed else 'records (key, value, headers)'}")
+    write(f"{found.name}: {_schema(found) if found.typed else 'records (key, value, headers)'}")
     for setting, value in sorted(found.settings.items()):
-        click.echo(f"  {setting} = {value}")
+        write(f"  {setting} = {value}")
     click.echo()
     write_table(
         ["#partition", "#leader", "replicas", "in sync", "#start", "#end"],

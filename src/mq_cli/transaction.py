@@ -17,6 +17,7 @@ from mq_cli.output import (
     say,
     time_text,
     timeout_option,
+    write,
     write_json,
     write_table,
 )
@@ -85,7 +86,7 @@ def show(key: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
         write_json([_document(each) for each in found])
         return
     for each in found:
-        click.echo(f"{each.key}: " + _state(each))
+        write(f"{each.key}: " + _state(each))
         write_table(
             ["topic", "#partition", "#batches", "#rows", "#bytes", "#micro-batches", "since", "pins the journal"],
             [

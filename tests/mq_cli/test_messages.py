@@ -19,9 +19,14 @@ MESSAGE = ConsumerRecord("t", 3, 17, b"k", "grüße".encode(), (("h", b"v"), ("n
 
 
 def written(
-    record: ConsumerRecord, capfdbinary: pytest.CaptureFixture[bytes], *, as_json: bool = False, template: str | None = None
+    record: ConsumerRecord,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    *,
+    as_json: bool = False,
+    template: str | None = None,
+    for_terminal: bool = False,
 ) -> bytes:
-    writer = MessageWriter(as_json=as_json, template=template)
+    writer = MessageWriter(as_json=as_json, template=template, for_terminal=for_terminal)
     writer.write(record)
     writer.flush()
     return capfdbinary.readouterr().out
@@ -30,6 +35,20 @@ def written(
 @pytest.mark.parametrize("value", [b"", b"plain", "snow \u2603 grüße".encode(), b"\xff\x00\xfe", b"tab\there"])
 def test_a_value_comes_out_as_the_bytes_that_it_is(value: bytes, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert written(ConsumerRecord("t", 0, 0, None, value, (), 0), capfdbinary) == value + b"\n"
+
+
+def test_a_terminal_is_given_no_byte_that_commands_it(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    evil = b"\x1b]0;title\x07\x9b2J\xc2\x9b2J\r\n\tok"
+    record = ConsumerRecord("t", 0, 0, evil, evil, (("h\x1b", evil),), 0)
+    escaped = rb"\x1b]0;title\x07\x9b2J\x9b2J\r" + b"\n\tok"
+    assert written(record, capfdbinary, for_terminal=True) == escaped + b"\n"
+    shown = written(record, capfdbinary, for_terminal=True, template="%k %h\x1b[0m\n")
+    assert shown == escaped + rb" h\x1b=" + escaped + b"\x1b[0m\n", "the template is the user's own"
+    text = ConsumerRecord("t", 0, 0, None, "\x9b2J\u202e\x1b".encode(), (), 0)
+    line = written(text, capfdbinary, for_terminal=True, as_json=True)
+    assert line.decode().rstrip("\n").isprintable()
+    assert json.loads(line)["value"] == "\x9b2J\u202e\x1b"
+    assert written(record, capfdbinary) == evil + b"\n", "a file or a pipe gets what was produced"
 
 
 def test_json_has_the_whole_record_on_one_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -22,7 +22,7 @@ from mq_broker.core.state import EPHEMERAL, Cursor
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import GroupInUse, InvalidRequest, TritonMQError, UnknownGroup, to_wire
 from mq_protocol.limits import ANSWER_BYTES_MAX, REQUEST_TIMEOUT_MS, YIELD_EVERY
-from mq_protocol.names import check_group_name, check_new_group_name
+from mq_protocol.names import check_group_name, check_new_group_name, quoted
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class CursorMoves:
             if result.error.retriable and partition.leading and self._present(partition, group) is moving:
                 asyncio.get_running_loop().call_later(MOVE_AGAIN_S, self._again, partition, group, moving)
                 return
-            log.info("%s: group %s stays before offset %d: %s", partition.name, group, moving.offset, result.error)
+            log.info("%s: group %s stays before offset %d: %s", partition.name, quoted(group), moving.offset, result.error)
         del self._moving[partition, group]
         if not isinstance(result, Refused) and moving.wanted is not None and moving.wanted != moving.offset:
             self.move(partition, group, moving.wanted, moving.kind)
@@ -179,7 +179,12 @@ class Groups:
             if self._counts(partition, group, request.member_id, offset):
                 kept = cursor.kind if cursor is not None and cursor.kind in OF_CONSUMERS else kind
                 return MoveCursor(group, offset, kept, forward=True)
-            log.info("%s: member %r of group %s stopped; another has the partition", partition.name, request.member_id, group)
+            log.info(
+                "%s: member %s of group %s stopped; another has the partition",
+                partition.name,
+                quoted(request.member_id),
+                quoted(group),
+            )
             return None
         if cursor is not None and cursor.kind in OF_CONSUMERS:
             raise InvalidRequest(

@@ -16,6 +16,7 @@ from mq_broker.broker.partition import Partition
 from mq_broker.core.state import EPHEMERAL
 from mq_protocol.errors import InvalidRequest, TritonMQError
 from mq_protocol.limits import GROUP_HANDOVER_MS
+from mq_protocol.names import quoted
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,10 @@ class Share:
         assert owner is not None
         if not self._has_settled(owner):
             log.info(
-                "%s: group %s takes it from %s, which has not settled in time", self._partition.name, self._group, owner.member_id
+                "%s: group %s takes it from %s, which has not settled in time",
+                self._partition.name,
+                quoted(self._group),
+                quoted(owner.member_id),
             )
         self._release()
         owner.deactivate()

@@ -50,7 +50,7 @@ from mq_protocol.errors import (
     Unreachable,
 )
 from mq_protocol.limits import DISCARD_UUIDS_MAX
-from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC
+from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, quoted
 from mq_protocol.partitioner import coordinator_partition
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class Transactions:
             leader = (await self._admin.partition_info(topic, number)).leader
             hint = f"ask broker {leader}" if leader else "nobody leads it at the moment: ask again"
             raise NotLeader(
-                f"broker {self._shell.broker} is not the coordinator of query {key.query_id}; {hint}", leader
+                f"broker {self._shell.broker} is not the coordinator of query {key.query_id!r}; {hint}", leader
             ) from error
 
     async def wait_until_published(self, partition: Partition, decide: Decide, deadline: float) -> None:
@@ -198,7 +198,7 @@ class Transactions:
                 await done
         except TimeoutError as error:
             raise OutcomeUnknown(
-                f"micro-batch {decide.batch_id} of query {decide.key.query_id} is decided and still being published: ask again"
+                f"micro-batch {decide.batch_id} of query {decide.key.query_id!r} is decided and still being published: ask again"
             ) from error
 
     def _discard_attempt(self, partition: Partition, decide: Decide) -> None:
@@ -257,7 +257,12 @@ class Transactions:
                 await publishing.partition.ask(Finish(decision.key, decision.batch_id), deadline)
                 break
             except TritonMQError as error:
-                log.info("micro-batch %d of %s is published, not yet finished: %s", decision.batch_id, decision.key.query_id, error)
+                log.info(
+                    "micro-batch %d of %s is published, not yet finished: %s",
+                    decision.batch_id,
+                    quoted(decision.key.query_id),
+                    error,
+                )
             await asyncio.sleep(_backoff(attempt))
             attempt += 1
         if self._publishing.get((publishing.partition, decision.key)) is publishing:
@@ -280,12 +285,15 @@ class Transactions:
             except (UnknownTopic, UnknownPartition) as error:
                 if await self._is_gone(topic, number, topic_id):
                     log.warning(
-                        "micro-batch %d of %s: %s; nothing to publish there", decision.batch_id, decision.key.query_id, error
+                        "micro-batch %d of %s: %s; nothing to publish there",
+                        decision.batch_id,
+                        quoted(decision.key.query_id),
+                        error,
                     )
                     return
                 await asyncio.sleep(_backoff(attempt))
             except StagedBatchMissing as error:
-                log.error("micro-batch %d of %s cannot be published: %s", decision.batch_id, decision.key.query_id, error)  # noqa: TRY400
+                log.error("micro-batch %d of %s cannot be published: %s", decision.batch_id, quoted(decision.key.query_id), error)  # noqa: TRY400
                 publishing.alarm = error
                 publishing.tell(error)
                 await asyncio.sleep(ALARM_BACKOFF_S)
@@ -460,9 +468,9 @@ class Transactions:
         try:
             await partition.ask(Discard(key, uuids), asyncio.get_running_loop().time() + ATTEMPT_S)
         except TritonMQError as error:
-            log.info("%s: %d staged batches of %s stay for now: %s", partition.name, len(uuids), key.query_id, error)
+            log.info("%s: %d staged batches of %s stay for now: %s", partition.name, len(uuids), quoted(key.query_id), error)
             return
-        log.info("%s: removed %d staged batches of query %s that lost", partition.name, len(uuids), key.query_id)
+        log.info("%s: removed %d staged batches of query %s that lost", partition.name, len(uuids), quoted(key.query_id))
 
     async def _status_anywhere(self, key: TransactionKey) -> pb.TransactionStatusResponse | None:
         """What the key's coordinator says; None if it cannot be asked now."""
@@ -476,7 +484,7 @@ class Transactions:
                 TRANSACTIONS_TOPIC, number, "TransactionStatus", request, pb.TransactionStatusResponse, self.transaction_status
             )
         except TritonMQError as error:
-            log.debug("the coordinator of %s cannot be asked: %s", key.query_id, error)
+            log.debug("the coordinator of %s cannot be asked: %s", quoted(key.query_id), error)
             return None
 
 

@@ -156,7 +156,7 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
             if not 0 <= move.offset <= machine.next_offset:
                 return _refuse(
                     InvalidRequest(
-                        f"group {move.group} cannot move to offset {move.offset}: the log ends at {machine.next_offset}"
+                        f"group {move.group!r} cannot move to offset {move.offset}: the log ends at {machine.next_offset}"
                     ),
                     of_absence=True,
                 )
@@ -262,7 +262,7 @@ def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay
         if index is None:
             return _refuse(
                 StagedBatchMissing(
-                    f"staged batch {uuid.hex()} of query {publish.key.query_id} micro-batch {publish.batch_id} is not in this "
+                    f"staged batch {uuid.hex()} of query {publish.key.query_id!r} micro-batch {publish.batch_id} is not in this "
                     "partition: it was discarded, or the manifest was not made by this query's tasks for this micro-batch"
                 ),
                 of_absence=True,
@@ -292,7 +292,7 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
     if decide.run_id in known.superseded:
         return _refuse(
             FencedRun(
-                f"run {decide.run_id} of query {decide.key.query_id} was replaced by run {known.run_id}: "
+                f"run {decide.run_id!r} of query {decide.key.query_id!r} was replaced by run {known.run_id!r}: "
                 "two drivers share one checkpoint; stop the older one"
             )
         )
@@ -301,7 +301,7 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
             return _refuse(_aborted(decide.key))
         if not known.finished:
             return _refuse(
-                OutOfOrder(f"micro-batch {known.batch_id} of query {decide.key.query_id} is still being published: ask again")
+                OutOfOrder(f"micro-batch {known.batch_id} of query {decide.key.query_id!r} is still being published: ask again")
             )
         return Admit(decide)
     if decide.batch_id < known.batch_id:
@@ -309,7 +309,7 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
     if decide.row_count != known.row_count and not keep_on_mismatch:
         return _refuse(
             ReplayMismatch(
-                f"micro-batch {decide.batch_id} of query {decide.key.query_id} was decided with {known.row_count} rows and comes "
+                f"micro-batch {decide.batch_id} of query {decide.key.query_id!r} was decided with {known.row_count} rows and comes "
                 f"again with {decide.row_count}: its input changed between two runs (a nondeterministic source, or Spark's "
                 "offset log was lost). Set onReplayMismatch=keep to keep what was decided, or use a new checkpoint"
             )
@@ -321,7 +321,7 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
 
 def _stale(decide: Decide, known: TransactionState) -> StaleMicroBatch:
     return StaleMicroBatch(
-        f"micro-batch {decide.batch_id} of query {decide.key.query_id} is below the last decided one, {known.batch_id}: the "
+        f"micro-batch {decide.batch_id} of query {decide.key.query_id!r} is below the last decided one, {known.batch_id}: the "
         "checkpoint went back. Start the query with a new checkpoint directory, or restore the one that it had"
     )
 
@@ -362,8 +362,8 @@ def _is_over(known: TransactionState) -> bool:
 
 def _aborted(key: TransactionKey) -> TransactionAborted:
     return TransactionAborted(
-        f"query {key.query_id} was aborted by an administrator (tritonmq transaction abort), and nothing is written under its key "
-        "any more: start it with a new checkpoint directory; a batch write, with another txnAppId"
+        f"query {key.query_id!r} was aborted by an administrator (tritonmq transaction abort), and nothing is written under its "
+        "key any more: start it with a new checkpoint directory; a batch write, with another txnAppId"
     )
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from grpc import aio
 
-from mq_broker.broker import BrokerConfig
+from mq_broker.broker import BrokerConfig, transactions
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_to_bytes
-from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName, SchemaMismatch, from_wire
-from tests.mq_broker.broker.cluster import standalone, until
+from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName, SchemaMismatch, StagedBatchMissing, from_wire
+from mq_protocol.names import TRANSACTIONS_TOPIC
+from tests.mq_broker.broker.cluster import Broker, standalone, until
 
 UNSEEN = "pay\u200bments"
 
@@ -159,3 +161,41 @@ def test_a_name_that_cannot_be_there_is_not_looked_for_and_not_told_back_whole(t
             assert len(str(missing.value)) < 1_000
 
     asyncio.run(scenario())
+
+
+def test_the_ids_of_a_query_a_sink_and_a_run_forge_no_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.DEBUG, "mq_broker")
+    monkeypatch.setattr(transactions, "REAP_EVERY_S", 0.05)
+    monkeypatch.setattr(transactions, "REAP_AGE_S", 0.0)
+    evil = "x\n12:00:00.000 ERROR mq_broker: all is lost\x1b[2J\u202e" + "y" * 500
+    key = pb.TransactionKey(query_id=evil, sink=evil)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.metadata(TRANSACTIONS_TOPIC)
+            await broker.produce("t", 1, stage=pb.StageOf(key=key, batch_id=0, run_id=evil))
+            line = pb.StagedBatches(topic="t", partition=0, uuids=[b"u" * 16], row_count=1)
+            request = pb.DecideRequest(key=key, batch_id=0, run_id=evil, row_count=1, manifest=[line])
+            with pytest.raises(StagedBatchMissing, match=r"x\\n12:00:00.000 ERROR"):
+                await broker.ask("Decide", request)
+            name = b"w" * 16
+            await broker.produce("t", 2, uuid=name, stage=pb.StageOf(key=key, batch_id=1, run_id=evil))
+            line = pb.StagedBatches(topic="t", partition=0, uuids=[name], row_count=1)
+            await broker.ask("Decide", pb.DecideRequest(key=key, batch_id=1, run_id=evil, row_count=1, manifest=[line]))
+            await until(lambda: _nothing_is_staged(broker))
+            place = pb.CursorPosition(topic="t", partition=0, offset=99)
+            moved = await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="g", kind="spark", positions=[place]))
+            assert moved.partitions[0].error.message.isprintable()
+
+    asyncio.run(scenario())
+    told = [record.getMessage() for record in caplog.records]
+    assert any("that lost" in text and "all is lost" in text for text in told)
+    assert max(map(len, told)) < 1_000
+    assert [text for text in told if not text.isprintable()] == []
+
+
+async def _nothing_is_staged(broker: Broker) -> bool:
+    return not (await broker.ask("Staged", pb.StagedRequest(topic="t"))).staged

@@ -1,0 +1,67 @@
+"""Text from outside, made harmless for a terminal and for a log: what is not seen is written as an escape.
+
+Control characters move the cursor, change colours and titles, and forge lines; format characters turn the direction of text round.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from types import TracebackType
+from typing import Final
+
+LINES: Final = "\n\t"
+"""What a text of several lines may keep."""
+
+_BEFORE_A_LINE: Final = "  | "
+
+_ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
+
+
+def printable(text: str, keep: str = "") -> str:
+    """The text with each character that is not seen as an escape (`\\x1b`, `\\u202e`), but for those to `keep`."""
+    if text.isprintable():
+        return text
+    return "".join(
+        character if character in keep or character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def printable_bytes(data: bytes) -> bytes:
+    """As `printable`, of what should be UTF-8; bytes that are none are escapes as well. Line ends and tabs stay."""
+    return printable(data.decode("utf-8", "backslashreplace"), LINES).encode()
+
+
+def printable_json(document: str) -> str:
+    """The document on one line, its text escaped as JSON does it: it means what it meant."""
+    if document.isprintable():
+        return document
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in document)
+
+
+class OneLine(logging.Formatter):
+    """Each record is one line, whatever text from outside is in it. A traceback's lines begin with a bar, as no record does."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging names it so
+        record.message = printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: _ExceptionInfo) -> str:  # noqa: N802 - logging names it so
+        return _behind_a_bar(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - logging names it so
+        return _behind_a_bar(super().formatStack(stack_info))
+
+
+def _behind_a_bar(text: str) -> str:
+    return "\n".join(_BEFORE_A_LINE + printable(line) for line in re.split("\r\n|[\n\r]", text))
+
+
+def log_to_stderr(level: str) -> None:
+    """For a process of ours: what it logs goes to standard error, a line a record."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(OneLine("%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(handlers=[handler], level=level.upper())
