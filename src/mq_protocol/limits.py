@@ -115,6 +115,10 @@ def next_life(offset: int) -> int:
     return (offset // OFFSETS_OF_A_LIFE + 1) * OFFSETS_OF_A_LIFE
 
 
+EPOCHS_AHEAD_MAX: Final = 1 << 20
+"""How far a message's leader epoch may be above that of the state node as last read. A broker that is further behind reads the
+node; a message that is still further ahead is of no leader."""
+
 # -- wire
 MESSAGE_OVERHEAD_BYTES: Final = 1 << 20
 """What a message may have beside a batch."""
@@ -214,6 +218,12 @@ LINK_BUFFER_BYTES_MAX: Final = 64 << 20
 
 SNAPSHOT_PART_BYTES: Final = 1 << 20
 """How a partition's state travels to a follower that begins anew: little enough not to hold up entries of other partitions."""
+
+SNAPSHOT_BYTES_MAX: Final = 64 << 20
+"""What a link may have sent of a snapshot that has not arrived whole, besides its UUIDs: some hundred thousand transaction keys."""
+
+SNAPSHOT_UUID_BYTES: Final = 40
+"""What a snapshot takes for each UUID that the partition remembers, at most: 16 bytes, and three steps of some bytes each."""
 
 # -- time
 SESSION_TIMEOUT_MS: Final = 4_000

@@ -51,6 +51,7 @@ from mq_broker.core.messages import (
     WriteEntries,
     WriteNode,
 )
+from mq_broker.core.peer_admission import Verdict, judge, judge_snapshot
 from mq_broker.core.replica import Replica
 from mq_broker.core.state import Snapshot
 from mq_protocol.errors import NotLeader
@@ -394,9 +395,21 @@ class Broker:
         return any(name.broker not in isr for name in self._live.live if name.broker in assigned)
 
     def hear(self, partition: int, message: AppendEntries | AppendAck | InstallSnapshot) -> None:
+        """Through the admission that brokers have. It is never wrong of an honest broker; one that lies is (liar.py)."""
         host = self.hosts.get(partition)
-        if host is not None:
-            self.feed(host, message)
+        if host is None or host.closed:
+            return
+        verdict, why = judge(host.replica, message)
+        if verdict is Verdict.ADMITTED and isinstance(message, InstallSnapshot):
+            verdict, why = judge_snapshot(message)
+        match verdict:
+            case Verdict.ADMITTED:
+                self.feed(host, message)
+            case Verdict.NOT_REGISTERED:
+                self.cluster.faults["message of an unread life"] += 1
+                self._hint(self.life)
+            case Verdict.NONSENSE:
+                self.cluster.oracle.nonsense(host, message, why)
 
     def feed(self, host: Host, event: Event) -> None:
         if host.closed or host.life != self.life:
@@ -428,9 +441,11 @@ class Broker:
         host.was_leading = host.replica.leading
         try:
             effects = host.replica.step(event)
-        except AssertionError as error:
+        except Exception as error:
             oracle.saw(host, event, [])
-            raise oracle.violation(host.partition, f"the core of broker {self.number} asserts: {error}") from error
+            raise oracle.violation(
+                host.partition, f"the core of broker {self.number} fails: {type(error).__name__} {error}"
+            ) from error
         oracle.saw(host, event, effects)
         oracle.commits(host)
         for effect in effects:

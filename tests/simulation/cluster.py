@@ -9,6 +9,7 @@ from random import Random
 from mq_broker.core.messages import NodeState, ReplicaSettings
 from tests.simulation.broker import Broker
 from tests.simulation.coordination import SLOWEST_HINT_MS, Coordination
+from tests.simulation.liar import Careless, DeathsOnly, Liar
 from tests.simulation.loop import Loop
 from tests.simulation.nemesis import FAULTS, Nemesis
 from tests.simulation.network import Network
@@ -68,6 +69,9 @@ class Plan:
     """A decided micro-batch waits for so long, at most, until somebody begins to publish it."""
     aborts: float = 0.0
     """Chance a micro-batch that an administrator takes its query for dead, and aborts it."""
+    lies_ms: float = 0.0
+    """How often a broker is told something that no broker would say, in the mean; 0: never. Then nothing is promised but that no
+    broker dies of it (liar.py)."""
     profile: str = ""
     """The narrower kind of plan that this one is of (profiles.py)."""
 
@@ -168,11 +172,11 @@ class Cluster:
         self.coordination = Coordination(self.loop, nodes, assigned, plan.session_ms, self.faults)
         self.network = Network(self.loop, self.faults)
         self.brokers: dict[int, Broker] = {}
-        self.oracle = Oracle(self)
+        self.oracle = DeathsOnly(self) if plan.lies_ms else Oracle(self)
         self.brokers.update({number: Broker(self, number) for number in plan.settings.replicas})
         self.network.brokers = self.brokers
         self.operator = Operator(self)
-        self.workload = Workload(self)
+        self.workload = Careless(self) if plan.lies_ms else Workload(self)
         self.nemesis = Nemesis(self)
 
     def start(self) -> None:
@@ -180,13 +184,18 @@ class Cluster:
         for broker in self.brokers.values():
             self.loop.after(self.loop.often_short(0, 3_000), broker.start)
         self.workload.start()
-        self.operator.start()
+        if self.plan.lies_ms:
+            Liar(self).start()
+        else:
+            self.operator.start()
         self.nemesis.start()
 
     def run(self) -> None:
         """Trouble, then peace. Raises `Violation`."""
         self.start()
         self.loop.run(self.plan.trouble_ms)
+        if self.plan.lies_ms:
+            return
         self.nemesis.heal()
         self.workload.wind_up()
         calm_down_ms = CALM_DOWN_MS + self.plan.session_ms + self._copying_ms() + (MOVING_MS if self.plan.moves_ms else 0)

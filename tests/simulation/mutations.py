@@ -1,4 +1,4 @@
-"""Plant faults in the core, one at a time (planted.py, planted_elastic.py), and see that the simulator finds each.
+"""Plant faults in the core, one at a time (planted.py, planted_elastic.py, planted_lies.py), and see that the simulator finds each.
 
 A mutation that survives is a hole in the simulator. README.md says which fault is for which rule.
 
@@ -27,9 +27,10 @@ from tests.simulation.cluster import Report, simulate
 from tests.simulation.loop import YOUNG_OBJECTS
 from tests.simulation.planted import REPLICATION, Mutation
 from tests.simulation.planted_elastic import ELASTIC
+from tests.simulation.planted_lies import LIES
 from tests.simulation.profiles import plan_of
 
-MUTATIONS = (*REPLICATION, *ELASTIC)
+MUTATIONS = (*REPLICATION, *ELASTIC, *LIES)
 
 HEADER = "| planted fault | breaks | seeds | found in |\n|---|---|---|---|"
 

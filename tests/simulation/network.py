@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,8 @@ class Network:
         self.condition = LinkCondition()
         self.slow: dict[tuple[int, int], float] = {}
         self.brokers: dict[int, Broker] = {}
+        self.seen: deque[tuple[int, AppendEntries | AppendAck | InstallSnapshot]] = deque(maxlen=200)
+        """The last messages that were sent: what one who lies may say again."""
         self._loop = loop
         self._faults = faults
         self._cut: set[tuple[int, int]] = set()
@@ -40,6 +42,7 @@ class Network:
 
     def send(self, sender: int, to: int, partition: int, message: AppendEntries | AppendAck | InstallSnapshot) -> None:
         loop, condition = self._loop, self.condition
+        self.seen.append((partition, message))
         target = self.brokers[to]
         if (sender, to) in self._cut or not target.up:
             return

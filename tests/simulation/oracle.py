@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING
 from mq_broker.core.entries import Append, Decide, Discard, Entry, Fence, Publish, Stage
 from mq_broker.core.messages import (
     AppendAck,
+    AppendEntries,
     Decided,
     Done,
     Effect,
     Event,
+    InstallSnapshot,
     LeaderName,
     NodeState,
     OffsetsSkipped,
@@ -491,6 +493,10 @@ class Oracle:
         stale = self.life_of(host) is not self.life(host.partition) or host.journal.recovery < self.life(host.partition).recovery
         if alarm and not any(harmless in text for harmless in HARMLESS_ALARMS + (BESIDE_A_RECOVERY if stale else ())):
             raise self.violation(host.partition, f"broker {host.broker.number} raises the alarm: {text}")
+
+    def nonsense(self, host: Host, message: AppendEntries | AppendAck | InstallSnapshot, why: str) -> None:
+        """What a broker of the cluster sent was refused as what none sends: its link would end again and again."""
+        raise self.violation(host.partition, f"broker {host.broker.number} refuses {self.story.message(message)}: {why}")
 
     # ------------------------------------------------------------------ the state node
 

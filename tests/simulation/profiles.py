@@ -154,6 +154,21 @@ def _hasty_moves(chance: Random, plan: Plan) -> Plan:
     )
 
 
+def _liar(chance: Random, plan: Plan) -> Plan:
+    """Somebody whom brokers take for one of them says what no broker would. Nothing is promised then but that nobody dies of it."""
+    brokers = chance.choice((2, 3, 3))
+    quiet = _quiet(chance, plan, brokers, chance.choice((1, brokers)))
+    return replace(
+        quiet,
+        settings=replace(quiet.settings, dedup_uuids_max=chance.choice((3, 100))),
+        faults=("kill", "restart_at_once", "power_loss_of_all", "blip", "disk_full", "damage", "transfer_leadership", "clean_stop"),
+        fault_every_ms=chance.choice((1_500, 4_000)),
+        trouble_ms=15_000,
+        shortens=chance.choice((0.0, 0.02, 0.1)),
+        lies_ms=chance.choice((2.0, 10.0, 50.0)),
+    )
+
+
 PROFILES: dict[str, Narrow] = {
     "unanswered": _unanswered,
     "joiners": _joiners,
@@ -162,4 +177,5 @@ PROFILES: dict[str, Narrow] = {
     "deposed": _deposed,
     "recoveries": _recoveries,
     "hasty-moves": _hasty_moves,
+    "liar": _liar,
 }

@@ -27,6 +27,7 @@ QUICKLY_FOUND = [
     "a leader resumes its epoch",
     "a UUID is not looked up in the uncommitted tail",
     "the tail's UUIDs stay when the disk refuses their entries",
+    "entries that do not follow the one before are admitted",
 ]
 
 
@@ -46,6 +47,13 @@ def test_every_invariant_holds_under_faults_and_all_is_whole_once_they_stop(firs
 def test_every_invariant_holds_under_plans_that_are_narrower(profile: str) -> None:
     report = simulate(1, plan_of(1, profile))
     assert report.violation is None, failure(report)
+
+
+def test_no_broker_dies_of_what_a_liar_says() -> None:
+    for seed in range(2, 12):
+        report = simulate(seed, plan_of(seed, "liar"))
+        assert report.violation is None, failure(report)
+        assert report.faults["lie"] > report.faults["lie refused"] > 0, "some lies are refused, others reach the core"
 
 
 def test_a_seed_without_a_profile_plans_what_it_always_did() -> None:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, assert_never
 
+from mq_broker.broker.arriving import bytes_max
 from mq_broker.broker.peer_messages import Bodies, PeerMessages
 from mq_broker.broker.rest import IN_EARNEST, Rest
 from mq_broker.broker.topics import Topic
@@ -61,6 +62,7 @@ from mq_broker.core.messages import (
     WriteEntries,
     WriteNode,
 )
+from mq_broker.core.peer_admission import judge
 from mq_broker.core.replica import Replica
 from mq_broker.storage.frame import Place, encode
 from mq_broker.storage.interface import Journal, OpenJournal
@@ -127,7 +129,16 @@ class Partition:
         """Take up what storage found. Called once, before any event."""
         settings = self.topic.settings
         self.journal: Journal = opened.journal
-        self.peers = PeerMessages(self._place, self._shell.links, opened.journal, self.feed, self._shell.spawn)
+        self.peers = PeerMessages(
+            self._place,
+            self._shell.links,
+            opened.journal,
+            self.feed,
+            self._shell.spawn,
+            lambda message: judge(self.replica, message),
+            self._shell.arriving,
+            lambda: bytes_max(self.topic.settings.dedup_uuids_max),
+        )
         self.index = index
         self._settings = ReplicaSettings(
             replicas=self.topic.spec.assignment[self.number],

@@ -1,6 +1,7 @@
 """One partition's messages to and from other brokers: the core's words as protobuf, with the journal's frames beside them.
 
-Decides nothing. What is damaged on the way is dropped here: whoever sent it sends it again.
+Nothing of other brokers reaches the core but through here. What is damaged on the way is dropped: whoever sent it sends it again.
+What no broker sends (core/peer_admission.py) is dropped as well, and ends the link.
 """
 
 from __future__ import annotations
@@ -10,38 +11,63 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeAlias, assert_never
 
+from mq_broker.broker.arriving import ArrivingSnapshots
 from mq_broker.core.messages import AppendAck, AppendEntries, Event, InstallSnapshot
+from mq_broker.core.peer_admission import Judgement, Verdict, judge_snapshot
 from mq_broker.rpc.links import Links
 from mq_broker.storage.frame import Place, decode_frame, unpinned
 from mq_broker.storage.interface import Frame, Journal
 from mq_broker.storage.snapshot import decode_snapshot
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
-from mq_protocol.errors import StorageFailed, TritonMQError
+from mq_protocol.errors import PeerRefused, StorageFailed, TritonMQError
 
 log = logging.getLogger(__name__)
 
 Bodies: TypeAlias = Mapping[int, Frame] | Buffer
 """What came with an event: frames by index (from a leader), or one payload (from a client)."""
 
+Judge: TypeAlias = Callable[[AppendEntries | AppendAck | InstallSnapshot], Judgement]
 Feed: TypeAlias = Callable[[Event, Bodies], None]
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], object]
 
 
 class PeerMessages:
-    """Owns the translation, and the parts of a snapshot that have arrived so far."""
+    """Owns the translation of one partition's messages. `judge` says what may reach the core as it is now; `arriving` is shared by
+    all partitions."""
 
-    def __init__(self, place: Place, links: Links, journal: Journal, feed: Feed, spawn: Spawn) -> None:
+    def __init__(
+        self,
+        place: Place,
+        links: Links,
+        journal: Journal,
+        feed: Feed,
+        spawn: Spawn,
+        judge: Judge,
+        arriving: ArrivingSnapshots,
+        snapshot_bytes_max: Callable[[], int],
+    ) -> None:
         self._name = str(place)
         self._place = place
         self._links = links
         self._journal = journal
         self._feed = feed
         self._spawn = spawn
-        self._arriving: list[pb.SnapshotPart] = []
+        self._judge = judge
+        self._arriving = arriving
+        self._snapshot_bytes_max = snapshot_bytes_max
         self._decoding = False
 
-    # -- in
+    # -- in: each raises `PeerRefused` for what no broker sends
+
+    def _admit(self, message: AppendEntries | AppendAck | InstallSnapshot, bodies: Bodies) -> None:
+        match self._judge(message):
+            case Verdict.ADMITTED, _:
+                self._feed(message, bodies)
+            case Verdict.NOT_REGISTERED, why:
+                log.debug("%s: dropped for now: %s", self._name, why)
+            case _, why:
+                raise PeerRefused(f"{self._name}: {why}", pb.PEER_NONSENSE)
 
     def hear_entries(self, message: pb.AppendEntries, views: Sequence[memoryview]) -> None:
         """From a leader. A frame that fails its checksum drops the message: the leader sends it again."""
@@ -50,7 +76,7 @@ class PeerMessages:
         except TritonMQError as error:
             log.warning("%s: entries from broker %d dropped: %s", self._name, message.leader, error)
             return
-        self._feed(
+        self._admit(
             AppendEntries(
                 message.leader,
                 message.incarnation,
@@ -68,7 +94,7 @@ class PeerMessages:
 
     def hear_ack(self, message: pb.AppendAck) -> None:
         """From a follower."""
-        self._feed(
+        self._admit(
             AppendAck(
                 message.follower,
                 message.incarnation,
@@ -88,27 +114,32 @@ class PeerMessages:
         """From a leader, a part at a time, in order. What is incomplete is dropped: the leader sends it all again."""
         if self._decoding:
             return
-        if part.part != len(self._arriving) or (self._arriving and self._arriving[0].sequence != part.sequence):
-            self._arriving.clear()
-            if part.part:
-                return
-        self._arriving.append(part)
-        if len(self._arriving) == part.parts:
-            arrived, self._arriving = self._arriving, []
+        parts = self._arriving.take(part, self._snapshot_bytes_max())
+        if parts:
             self._decoding = True
-            self._spawn(self._take_snapshot(arrived), f"read the snapshot of {self._name}")
+            self._spawn(self._take_snapshot(parts), f"read the snapshot of {self._name}")
 
-    async def _take_snapshot(self, parts: Sequence[pb.SnapshotPart]) -> None:
+    async def _take_snapshot(self, parts: list[pb.SnapshotPart]) -> None:
         """In a thread: it takes a fifth of a second for 100,000 UUIDs, and a partition may remember ten million."""
         last = parts[-1]
+
+        def read() -> tuple[InstallSnapshot, Judgement]:
+            snapshot = decode_snapshot(self._place, b"".join(part.data for part in parts))
+            message = InstallSnapshot(last.leader, last.incarnation, last.leader_epoch, last.sequence, snapshot)
+            return message, judge_snapshot(message)
+
         try:
-            snapshot = await asyncio.to_thread(decode_snapshot, self._place, b"".join(part.data for part in parts))
+            message, (verdict, why) = await asyncio.to_thread(read)
+            if verdict is not Verdict.ADMITTED:
+                raise PeerRefused(f"{self._name}: {why}", pb.PEER_NONSENSE)
+            self._admit(message, b"")
+        except PeerRefused as error:
+            self._links.refuse(last.leader, error)
         except TritonMQError as error:
             log.warning("%s: a snapshot from broker %d dropped: %s", self._name, last.leader, error)
-            return
         finally:
             self._decoding = False
-        self._feed(InstallSnapshot(last.leader, last.incarnation, last.leader_epoch, last.sequence, snapshot), b"")
+            self._arriving.done(parts)
 
     # -- out
 

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final
 
+from mq_broker.broker.arriving import ArrivingSnapshots
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.rest import Ticking
 from mq_broker.broker.topics import Topic
@@ -57,6 +58,7 @@ class Shell:
         self.on_role: list[Callable[[Partition], None]] = []
         self.on_decision: list[Callable[[Partition, Decide], None]] = []
         self.links: Links
+        self.arriving = ArrivingSnapshots()
         self.ticking = Ticking()
         self._directory = directory
         self._writer = writer
@@ -182,6 +184,7 @@ class Shell:
         self._feed_all(PeerConnected(broker))
 
     def link_down(self, broker: int) -> None:
+        self.arriving.forget(broker)
         self._feed_all(PeerDisconnected(broker))
 
     def append_entries(self, message: pb.AppendEntries, frames: Sequence[memoryview]) -> None:

@@ -26,7 +26,7 @@ from mq_broker.core.replica import Replica
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown, TritonMQError, UnknownPartition
-from mq_protocol.limits import next_life
+from mq_protocol.limits import EPOCH_MAX, next_life
 from mq_protocol.names import OnTotalLoss
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,7 @@ def describe(replica: Replica, status: pb.ReplicaStatusResponse) -> None:
     status.last_index = replica.last_index
     status.next_offset = replica.next_offset_at_most
     status.leading = replica.leading
+    status.seen_epoch = replica.leader_epoch
 
 
 def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_broker: int = 0, force: bool = False) -> Choice:
@@ -95,7 +96,14 @@ def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_
             f"{name}: broker {opening[0]} has not opened its replica yet, which may have more than the others: ask again in a "
             "moment, or see that broker's log; --force goes on without it"
         )
-    candidates = {broker: status for broker, status in statuses.items() if status.open and status.log_id}
+    # A replica never gives up an epoch that it has seen: the new one is above all of them, though the node's own be lower.
+    beyond = sorted(broker for broker, status in statuses.items() if status.seen_epoch >= EPOCH_MAX)
+    candidates = {b: status for b, status in statuses.items() if status.open and status.log_id and b not in beyond}
+    if beyond and not candidates:
+        raise InvalidRequest(
+            f"{name}: the logs of brokers {beyond} name epoch {EPOCH_MAX} or more, after which there is none: stop those brokers, "
+            "and move the partition's directory aside on one of them"
+        )
     if from_broker and from_broker not in candidates:
         raise InvalidRequest(f"{name}: broker {from_broker} has no open replica; those that have: {sorted(candidates) or 'none'}")
     if not candidates:
@@ -105,7 +113,8 @@ def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_
     floor = max(state.offset_floor, *(status.next_offset for status in candidates.values()))
     if not whole:
         floor = next_life(floor)  # what is here may be shorter than what was there: how far that went, nobody knows
-    after = NodeState(None, state.leader_epoch + 1, ((kept.broker, kept.log_id),), state.recovery + 1, token, floor)
+    epoch = max(state.leader_epoch, *(status.seen_epoch for status in candidates.values())) + 1
+    after = NodeState(None, epoch, ((kept.broker, kept.log_id),), state.recovery + 1, token, floor)
     given_up = tuple(broker for broker, _ in state.isr if broker != kept.broker)
     return Choice(after, kept, given_up)
 

@@ -72,6 +72,11 @@ class Leader:
         self.epoch_start = self._append(Propose(0, start, shared.log.last_timestamp_us), start)
 
     @property
+    def last_sent(self) -> tuple[int, int]:
+        """The last index that a follower of this epoch can have (a snapshot is of what is applied), and the last message."""
+        return max(self._sent_last, self._shared.log.applied), self._sequence
+
+    @property
     def ready(self) -> bool:
         """The epoch start is committed: the end of the log is known (rule 3)."""
         return self._shared.high_watermark >= self.epoch_start

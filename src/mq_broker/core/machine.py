@@ -116,7 +116,8 @@ class PartitionMachine:
                 self._coordinate(entry)
             case EpochStart(offset_floor=floor):
                 return self._skip_to(floor)
-            case Trim(log_start_offset=start):
+            case Trim(log_start_offset=offset):
+                start = min(offset, self.next_offset)  # there is nothing beyond to drop
                 if start > self.log_start_offset:
                     self.log_start_offset = start
                     return [Trimmed(start)]

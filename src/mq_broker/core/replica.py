@@ -53,6 +53,10 @@ from mq_broker.core.messages import (
 )
 from mq_broker.core.shared import Node, Shared
 from mq_protocol.errors import NotLeader
+from mq_protocol.limits import EPOCHS_AHEAD_MAX
+
+_TELL_BELOW_AGAIN_MS = 60_000
+"""An alarm that stays is raised anew once a minute."""
 
 
 class Replica:
@@ -66,6 +70,7 @@ class Replica:
         self._role: Follower | Leader = Follower(self._shared)
         self._told = RoleChanged(0, -1, leading=False, ready=False)
         self._below = 0
+        self._below_told_ms = now_ms
         self._stopping = False
         self._closed = False
 
@@ -141,6 +146,15 @@ class Replica:
         if self._closed or self._stopping:
             return False
         return self._role.at_rest and (isinstance(self._role, Leader) or self._election.at_rest)
+
+    @property
+    def last_sent(self) -> tuple[int, int]:
+        """While it leads: the last index that a follower of this epoch can have, and the sequence number of the last message."""
+        return self._role.last_sent if isinstance(self._role, Leader) else (0, 0)
+
+    def newest_life(self, broker: int) -> int:
+        """The newest incarnation of that broker that is known; 0 if none is."""
+        return self._shared.incarnations.get(broker, 0)
 
     @property
     def next_offset_at_most(self) -> int:
@@ -305,6 +319,8 @@ class Replica:
             ack = AppendAck(shared.me.broker, shared.me.incarnation, shared.me.log_id, shared.epoch, 0, 0, sequence=0)
             shared.emit(Send(message.leader, ack))
             return
+        if self._far_ahead(message.leader_epoch):
+            return
         if message.leader_epoch > shared.epoch:
             shared.epoch = message.leader_epoch
             self._step_down(f"broker {message.leader} leads epoch {message.leader_epoch}", message.leader)
@@ -317,6 +333,15 @@ class Replica:
             shared.reading_since_ms = None
             shared.read_node()
 
+    def _far_ahead(self, epoch: int) -> bool:
+        """Whether no node that was read explains that epoch. It is not obeyed then, and the node is read: an epoch that was once
+        seen is never given up, so one that no leader can have would end the partition."""
+        node = self._shared.node
+        if epoch <= (node.state.leader_epoch if node is not None else 0) + EPOCHS_AHEAD_MAX:
+            return False
+        self._shared.read_node()
+        return True
+
     def _acknowledged(self, ack: AppendAck) -> None:
         shared = self._shared
         if not shared.sender_is_current(ack.follower, ack.incarnation):
@@ -328,7 +353,7 @@ class Replica:
 
     def _install(self, message: InstallSnapshot) -> None:
         shared = self._shared
-        if not shared.sender_is_current(message.leader, message.incarnation):
+        if not shared.sender_is_current(message.leader, message.incarnation) or self._far_ahead(message.leader_epoch):
             return
         if message.leader_epoch > shared.epoch:
             shared.epoch = message.leader_epoch
@@ -394,6 +419,7 @@ class Replica:
             self._node_below(state)
             return
         self._below = 0
+        shared.read_at_will()
         if self._recovered_elsewhere(state):
             return
         shared.node = Node(version, state)
@@ -429,10 +455,15 @@ class Replica:
         return True
 
     def _node_below(self, state: NodeState) -> None:
-        """Never obeyed (rule 1). Once, it is an answer that a new leader's message overtook; asked again, it must not be."""
+        """Never obeyed (rule 1). Once, it is an answer that a new leader's message overtook; asked again, it must not be. If it is,
+        only an operator can help, and asking waits ever longer."""
         shared = self._shared
         if state.leader_epoch < self._below:
-            shared.audit(f"the node names epoch {state.leader_epoch}, below {self._below} which was seen: not obeyed", alarm=True)
+            if shared.now_ms >= self._below_told_ms:
+                text = f"the node names epoch {state.leader_epoch}, below {self._below} which was seen: not obeyed"
+                shared.audit(f"{text}; see `tritonmq partition recover --force`", alarm=True)
+                self._below_told_ms = shared.now_ms + _TELL_BELOW_AGAIN_MS
+            shared.read_more_seldom()
         self._below = shared.epoch
         shared.read_node()
 

@@ -22,6 +22,10 @@ from mq_broker.core.messages import (
     WriteNode,
 )
 
+_READ_WAIT_MS = 100
+_READ_WAIT_MAX_MS = 5_000
+"""Between two readings of a node that is below the epoch seen: what an operator may have to wait until a repair is noticed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -55,6 +59,7 @@ class Shared:
         self.effects: list[Effect] = []
         self.reading_since_ms: int | None = None
         self.next_read_ms = now_ms
+        self._read_wait_ms = self._read_from_ms = 0
         self._tokens = 0
 
     # -- effects
@@ -67,11 +72,20 @@ class Shared:
 
     def read_node(self) -> None:
         """Ask for the node unless an answer is on its way. A read that never answers is asked again after `silence_ms`."""
-        if self.reading:
+        if self.reading or self.now_ms < self._read_from_ms:
             return
         self.reading_since_ms = self.now_ms
         self.next_read_ms = self.now_ms + self.settings.read_node_ms
         self.emit(ReadNode())
+
+    def read_more_seldom(self) -> None:
+        """What was read is of no use, nor will it be soon: wait before the next reading, each time longer."""
+        self._read_wait_ms = min(max(2 * self._read_wait_ms, _READ_WAIT_MS), _READ_WAIT_MAX_MS)
+        self._read_from_ms = self.next_read_ms = self.now_ms + self._read_wait_ms
+
+    def read_at_will(self) -> None:
+        """What was read is of use: no reading waits."""
+        self._read_wait_ms = self._read_from_ms = 0
 
     @property
     def reading(self) -> bool:

@@ -254,6 +254,11 @@ class Links:
         """End the link to that broker, if there is one; the one that dials makes it again."""
         self._end(self._peer(broker))
 
+    def refuse(self, broker: int, error: PeerRefused) -> None:
+        """What that broker sent earlier turns out to be no message of a broker: end the link, and say so."""
+        self._refusals.note(error, broker)
+        self._end(self._peer(broker))
+
     def waiting_bytes(self, broker: int) -> int:
         """What waits to go to that broker."""
         return self._peer(broker).waiting_bytes

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import google_crc32c
+from google.protobuf.message import DecodeError
 
 from mq_broker.core.entries import (
     UUID_BYTES,
@@ -359,4 +360,7 @@ def _decode_operation(kind: int, meta: bytes) -> Operation:
     decoder = _DECODERS.get(kind)
     if decoder is None:
         raise UnknownKind(f"an entry of kind {kind} is not known to this version: bring every broker to the newest one")
-    return decoder(meta)
+    try:
+        return decoder(meta)
+    except DecodeError as error:
+        raise CorruptBatch(f"an entry of kind {kind} cannot be read ({error}): send it again") from error

@@ -17,6 +17,7 @@ from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
 from mq_broker.core.messages import CasOutcome, LeaderName, NodeState
 from mq_broker.rpc.calls import Calls
+from mq_broker.rpc.peer_proof import PeerProof
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, NotLeader, OutcomeUnknown, UnknownTopic
 from mq_protocol.names import TRANSACTIONS_TOPIC
@@ -161,7 +162,7 @@ class Forgetful(FileCoordination):
 def test_the_nodes_of_many_partitions_are_asked_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with shell(tmp_path, isr=((1, ""),)) as broker:
-            coordination, calls = broker.coordination, Calls()
+            coordination, calls = broker.coordination, Calls(PeerProof(1, 1, "c", bytes(32)))
             moving = {n: Move((1,), (1,)) for n in range(8)}
             spec = TopicSpec("many", "id-of-many", ((1,),) * 8, settings={"durability": "memory"}, moving=moving)
             await coordination.create_topic(spec, (NodeState(LeaderName(2, 1), 1, ((1, "one"),), 0, ""),) * 8)

@@ -13,6 +13,7 @@ from mq_broker.broker.total_loss import Choice, TotalLoss, choose
 from mq_broker.coordination.interface import BrokerRegistration
 from mq_broker.core.messages import CasOutcome, LeaderName, NodeState
 from mq_broker.rpc.calls import Calls
+from mq_broker.rpc.peer_proof import PeerProof
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import OFFSETS_OF_A_LIFE
@@ -116,7 +117,7 @@ def test_a_recovery_whose_answer_was_lost_is_told_as_done(tmp_path: Path, led_si
         async with shell(tmp_path, isr=((1, "gone"),)) as broker:
             topics = Topics(broker.coordination, broker.follow_topics)
             cluster = Cluster(broker.coordination, BrokerRegistration(1, 1, "here"), lambda: None, lambda: None)
-            total_loss = TotalLoss(broker, cluster, topics, broker.coordination, Calls())
+            total_loss = TotalLoss(broker, cluster, topics, broker.coordination, Calls(PeerProof(1, 1, "c", bytes(32))))
             topic = await topics.get("t")
             await until(lambda: broker.hosted(topic, 0) is not None)
             if led_since:
@@ -139,3 +140,18 @@ def test_a_recovery_whose_answer_was_lost_is_told_as_done(tmp_path: Path, led_si
             assert (answer.kept.broker, answer.offset_floor, found[1].recovery) == (1, found[1].offset_floor, 1)
 
     asyncio.run(main())
+
+
+def test_the_new_epoch_is_above_every_epoch_that_a_replica_has_seen_so_that_all_obey_it() -> None:
+    far = 6 + (1 << 20)
+    choice = chosen(status(1, "new1"), status(2, "new2", seen_epoch=far), force=True)
+    assert choice.state.leader_epoch == far + 1
+
+
+def test_a_log_of_an_epoch_after_which_there_is_none_is_not_gone_on_from() -> None:
+    beyond = status(2, "new2", epoch=1 << 32, seen_epoch=1 << 32)
+    choice = chosen(status(1, "new1"), beyond, force=True)
+    assert choice.kept.broker == 1
+    assert choice.state.leader_epoch < 1 << 31
+    with pytest.raises(InvalidRequest, match="aside"):
+        chosen(beyond, force=True)

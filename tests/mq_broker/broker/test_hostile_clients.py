@@ -1,0 +1,403 @@
+"""A stranger who reaches every port of the brokers, and knows all that clients can know: it cannot speak as a broker.
+
+Each test is an attack that once worked, spoken by hand: from the clients' port alone, and from the brokers' own port without the
+cluster's secret. What is asserted is that the cluster is as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc import StatusCode, aio
+
+from mq_broker.broker import BrokerConfig
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.core.entries import Append, Entry
+from mq_broker.storage.frame import Place, encode
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import encode_batch
+from mq_protocol.errors import NotEnoughReplicas, OutcomeUnknown, TritonMQError
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, until
+from tests.mq_broker.broker.test_transactions import KEY, decide, stage
+
+LINK = "/tritonmq.v1.Peer/Link"
+SERVICES = ("tritonmq.v1.Broker", "tritonmq.v1.Peer")
+SESSION_TIMEOUT_MS = 3_000
+
+
+class Lingering(ZooKeeperCoordination):
+    """Its session outlives its broker, as that of a killed process does, until it is told to end."""
+
+    lingers = False
+
+    async def stop(self) -> None:
+        if not self.lingers:
+            await super().stop()
+
+
+class Victims:
+    """Three brokers, and all their ports."""
+
+    def __init__(self, zookeeper: str, data: Path) -> None:
+        root = f"/hostile-{uuid.uuid4().hex}"
+        self.coordination = {n: Lingering(zookeeper, SESSION_TIMEOUT_MS, root=root) for n in (1, 2, 3)}
+        self.brokers = {
+            n: Broker(BrokerConfig(n, "127.0.0.1:0", data / str(n), coordination=lambda n=n: self.coordination[n]))  # type: ignore[misc]
+            for n in (1, 2, 3)
+        }
+        self.topic = pb.TopicInfo()
+
+    def __getitem__(self, broker: int) -> Broker:
+        return self.brokers[broker]
+
+    @property
+    def leader(self) -> int:
+        return self.topic.partitions[0].leader
+
+    @property
+    def epoch(self) -> int:
+        return self.topic.partitions[0].leader_epoch
+
+    @property
+    def followers(self) -> list[int]:
+        return [n for n in self.brokers if n != self.leader]
+
+    async def prepare(self, leader: int = 0, **settings: str) -> None:
+        """The topic `t` of one partition, on all three, led by that one."""
+        await self[1].create_topic("t", replicas=3, **settings)
+        await self.refresh()
+        if leader and leader != self.leader:
+            await self[self.leader].ask("Lead", pb.LeadRequest(topic="t", broker=leader, timeout_ms=10_000))
+            await until(lambda: self._led_by(leader))
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        self.topic = (await self[1].metadata("t")).topics[0]
+
+    async def _led_by(self, leader: int) -> bool:
+        return (await self[1].metadata("t")).topics[0].partitions[0].leader == leader and await self[leader].end("t") >= 0
+
+    async def incarnations(self) -> dict[int, int]:
+        return {broker.id: broker.incarnation for broker in (await self[1].metadata()).brokers}
+
+    async def addresses(self, broker: int) -> list[str]:
+        """Of every port that it listens on. Clients are told the first one only."""
+        registered = (await self.coordination[1].brokers())[broker]
+        return [address for address in (registered.address, getattr(registered, "peer_address", "")) if address]
+
+    async def are_well(self) -> None:
+        """Every one serves, all are in sync, and a record reaches all of them."""
+        end = (await until(self._ends))[0]
+        await until(lambda: self[self.leader].produce("t", 1_000 + end))
+
+        async def everywhere() -> bool:
+            await self.refresh()
+            isr = sorted(self.topic.partitions[0].isr)
+            held = [len(await broker.fetch("t", 0, end + 1)) for broker in self.brokers.values()]
+            return isr == [1, 2, 3] and held == [end + 1] * 3
+
+        await until(everywhere)
+
+    async def _ends(self) -> list[int]:
+        return [await self[self.leader].end("t")]
+
+
+@contextlib.asynccontextmanager
+async def victims(zookeeper: str, data: Path, leader: int = 0, **settings: str) -> AsyncIterator[Victims]:
+    made = Victims(zookeeper, data)
+    try:
+        await asyncio.gather(*(broker.start() for broker in made.brokers.values()))
+        await until(lambda: _all_known(made))
+        await made.prepare(leader, **settings)
+        yield made
+    finally:
+        await asyncio.gather(*(broker.abandon() for broker in made.brokers.values()))
+        for coordination in made.coordination.values():
+            coordination.lingers = False
+            await coordination.stop()
+
+
+async def _all_known(made: Victims) -> bool:
+    answers = [await broker.metadata() for broker in made.brokers.values()]
+    return all(len(answer.brokers) == 3 for answer in answers)
+
+
+# ---------------------------------------------------------------- the stranger's voice
+
+
+def field(number: int, data: bytes) -> bytes:
+    length, said = len(data), b""
+    while length > 0x7F:
+        said += bytes([length & 0x7F | 0x80])
+        length >>= 7
+    return bytes([number << 3 | 2]) + said + bytes([length]) + data
+
+
+def link_message(header: bytes, payload: bytes = b"") -> bytes:
+    return field(1, header) + (field(2, payload) if payload else b"")
+
+
+class Stranger:
+    """Speaks to one address, as any broker it likes."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._channel = aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+    async def close(self) -> None:
+        await self._channel.close(None)
+
+    async def ask(self, method: str, request: Any) -> list[aio.AioRpcError | None]:
+        """The error of asking it of each service; None where it was answered."""
+        errors: list[aio.AioRpcError | None] = []
+        for service in SERVICES:
+            call: Any = self._channel.unary_unary(f"/{service}/{method}", None, None)
+            try:
+                await call(request.SerializeToString(), timeout=DEADLINE_S)
+                errors.append(None)
+            except aio.AioRpcError as error:
+                errors.append(error)
+        return errors
+
+    async def link(self, broker: int, incarnation: int, cluster_id: str = "?") -> Any:
+        """A link in that broker's name, or None. What a refusal says of the cluster is used."""
+        method: Any = self._channel.stream_stream(LINK, None, None)
+        call = method()
+        hello = pb.LinkHello(broker=broker, incarnation=incarnation).SerializeToString() + field(3, cluster_id.encode())
+        try:
+            await call.write(link_message(field(1, hello)))
+            async with asyncio.timeout(DEADLINE_S):
+                await call.read()
+        except (aio.AioRpcError, asyncio.InvalidStateError):
+            if await call.code() == StatusCode.UNIMPLEMENTED:
+                return None
+            told = re.search(r"this is ([0-9a-f]{32})", await call.details() or "")
+            return await self.link(broker, incarnation, told[1]) if told and cluster_id == "?" else None
+        return call
+
+
+@contextlib.asynccontextmanager
+async def strangers(cluster: Victims, broker: int) -> AsyncIterator[list[Stranger]]:
+    """One at each port of that broker."""
+    made = [Stranger(address) for address in await cluster.addresses(broker)]
+    try:
+        yield made
+    finally:
+        for stranger in made:
+            await stranger.close()
+
+
+async def say(cluster: Victims, to: int, header: pb.LinkHeader, payload: bytes = b"") -> None:
+    """At each port of that broker, on links in the names of those that may dial it."""
+    lives = await cluster.incarnations()
+    async with strangers(cluster, to) as made:
+        for stranger in made:
+            for name in range(to):
+                link = await stranger.link(name, lives.get(name, 1))
+                if link is not None:
+                    with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
+                        await link.write(link_message(header.SerializeToString(), payload))
+                        async with asyncio.timeout(0.3):  # until it has been heard, and the link ended, or not
+                            await link.read()
+                    link.cancel()
+
+
+def entries(
+    cluster: Victims, *, epoch: int, index: int, prev_epoch: int, speaker: int, incarnation: int
+) -> tuple[pb.LinkHeader, bytes]:
+    """One record that no leader wrote, as entry `index`."""
+    payload = bytes(encode_batch(rows(666)))
+    entry = Entry(index, min(epoch, (1 << 32) - 1), 1, Append(), uuid.uuid4().bytes, 1, len(payload), 1_000)
+    frame = b"".join(map(bytes, encode(Place(cluster.topic.topic_id, 0), entry, (payload,)).parts))
+    append = pb.AppendEntries(
+        topic_id=cluster.topic.topic_id,
+        partition=0,
+        leader=speaker,
+        incarnation=incarnation,
+        leader_epoch=epoch,
+        prev_index=index - 1,
+        prev_epoch=prev_epoch,
+        high_watermark=index,
+        frame_bytes=[len(frame)],
+        sequence=1,
+    )
+    return pb.LinkHeader(append=[append]), frame
+
+
+# ---------------------------------------------------------------- the attacks
+
+
+def test_a_far_publish_without_batches_does_not_make_rows_vanish(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with victims(zookeeper, tmp_path) as cluster:
+            line = await stage(cluster[cluster.leader], 0, 1, 2)
+            errors = await publish(cluster, pb.PublishRequest(topic="t", key=KEY, batch_id=(1 << 62)))
+            await until(lambda: decided(cluster, line))
+            assert await until(lambda: cluster[cluster.leader].numbers("t")) == [1, 2]
+            assert all(errors)
+
+    asyncio.run(scenario())
+
+
+async def publish(cluster: Victims, request: pb.PublishRequest) -> list[aio.AioRpcError | None]:
+    """Asked of the leader at each port, of each service; the errors."""
+    async with strangers(cluster, cluster.leader) as made:
+        return [error for stranger in made for error in await stranger.ask("Publish", request)]
+
+
+async def decided(cluster: Victims, line: pb.StagedBatches) -> bool:
+    for broker in cluster.brokers.values():
+        with contextlib.suppress(TritonMQError):
+            return bool((await decide(broker, 0, [line])).published)
+    return False
+
+
+def test_staged_rows_are_not_published_by_a_stranger_before_their_decision(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with victims(zookeeper, tmp_path) as cluster:
+            line = await stage(cluster[cluster.leader], 0, 1, 2)
+            errors = await publish(cluster, pb.PublishRequest(topic="t", key=KEY, batch_id=0, uuids=line.uuids))
+            assert await cluster[cluster.leader].end("t") == 0
+            assert await until(lambda: decided(cluster, line))
+            assert await until(lambda: cluster[cluster.leader].numbers("t")) == [1, 2]
+            assert all(errors)
+
+    asyncio.run(scenario())
+
+
+def test_no_broker_ends_by_an_entry_that_does_not_follow(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with victims(zookeeper, tmp_path) as cluster:
+            for target in cluster.brokers:
+                speaker = 1 + target % 3
+                life = (await cluster.incarnations())[speaker]
+                await say(
+                    cluster,
+                    target,
+                    *entries(cluster, epoch=cluster.epoch + 1, index=1_001, prev_epoch=-1, speaker=speaker, incarnation=life),
+                )
+            await cluster.are_well()
+
+    asyncio.run(scenario())
+
+
+def test_no_partition_ends_by_an_absurd_epoch(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with victims(zookeeper, tmp_path) as cluster:
+            await cluster[cluster.leader].produce("t", 1)
+            for target in cluster.brokers:
+                speaker = 1 + target % 3
+                life = (await cluster.incarnations())[speaker]
+                await say(
+                    cluster,
+                    target,
+                    *entries(cluster, epoch=(1 << 32) - 1, index=3, prev_epoch=cluster.epoch, speaker=speaker, incarnation=life),
+                )
+            await cluster.are_well()
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_acknowledged_in_the_names_of_dead_followers(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with victims(zookeeper, tmp_path, leader=3, min_insync_replicas="2") as cluster:
+            await cluster[3].produce("t", 1)
+            lives = await cluster.incarnations()
+            logs = {follower: await log_id(cluster, follower) for follower in cluster.followers}
+            for follower in cluster.followers:
+                cluster.coordination[follower].lingers = True
+                await cluster[follower].abandon()
+            producing = asyncio.create_task(cluster[3].produce("t", 2))
+            async with strangers(cluster_at(cluster, 3), 3) as made:
+                for stranger in made:
+                    link = await stranger.link(0, 1)
+                    while link is not None and not producing.done():
+                        acks = [
+                            pb.AppendAck(
+                                topic_id=cluster.topic.topic_id,
+                                partition=0,
+                                follower=follower,
+                                incarnation=lives[follower],
+                                log_id=logs[follower],
+                                leader_epoch=cluster.epoch,
+                                acknowledged_index=index,
+                                matched_index=index,
+                                sequence=1 << 40,
+                            )
+                            for follower in cluster.followers
+                            for index in range(2, 6)
+                        ]
+                        with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                            await link.write(link_message(pb.LinkHeader(ack=acks).SerializeToString()))
+                        await asyncio.sleep(0.02)
+            for follower in cluster.followers:
+                cluster.coordination[follower].lingers = False
+                await cluster.coordination[follower].stop()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2.0):
+                    await asyncio.shield(asyncio.wait([producing]))
+            if producing.done():
+                with pytest.raises((NotEnoughReplicas, OutcomeUnknown)):
+                    producing.result()
+            producing.cancel()
+
+    asyncio.run(scenario())
+
+
+def cluster_at(cluster: Victims, broker: int) -> Victims:
+    """The same, seen through the coordination of a broker that lives."""
+    cluster.coordination = {**cluster.coordination, 1: cluster.coordination[broker], 2: cluster.coordination[2]}
+    return cluster
+
+
+async def log_id(cluster: Victims, broker: int) -> str:
+    """As the stranger could once ask."""
+    request = pb.ReplicaStatusRequest(topic_id=cluster.topic.topic_id, partition=0)
+    call: Any = cluster[broker].channel.unary_unary(f"/{SERVICES[0]}/ReplicaStatus", None, None)
+    try:
+        return pb.ReplicaStatusResponse.FromString(await call(request.SerializeToString(), timeout=DEADLINE_S)).log_id
+    except aio.AioRpcError as error:
+        if error.code() == StatusCode.UNIMPLEMENTED:
+            return "unknown"
+        raise
+
+
+def test_readers_are_served_no_record_that_no_leader_wrote(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with victims(zookeeper, tmp_path, leader=1) as cluster:
+            await cluster[1].produce("t", 1)
+            lives = await cluster.incarnations()
+            for target in cluster.followers:
+                header, frame = entries(
+                    cluster, epoch=cluster.epoch, index=3, prev_epoch=cluster.epoch, speaker=1, incarnation=lives[1]
+                )
+                header.append[0].prev_index = 2
+                await say(cluster, target, header, frame)
+            for follower in cluster.followers:
+                with pytest.raises(TritonMQError):
+                    await cluster[follower].fetch("t", 1, 2)
+            await cluster.are_well()
+            assert 666 not in await cluster[cluster.leader].numbers("t")
+
+    asyncio.run(scenario())
+
+
+def test_a_hello_of_a_far_life_does_not_part_two_brokers(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with victims(zookeeper, tmp_path, leader=1) as cluster:
+            for target in (2, 3):
+                async with strangers(cluster, target) as made:
+                    for stranger in made:
+                        link = await stranger.link(1, 1 << 60)
+                        if link is not None:
+                            link.cancel()
+            await cluster.are_well()
+
+    asyncio.run(scenario())
