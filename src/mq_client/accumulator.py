@@ -30,13 +30,21 @@ _HELD_S: Final = 0.05
 
 UUID_BYTES: Final = 16
 
+TURN_RECORDS: Final = 32
+"""Without a key, so many go to one partition in a row: some for each where many come at once, and batches that are not tiny."""
+
+_SPREAD_MAX: Final = 8
+"""Partitions among which records without a key are spread at a time: with all of many, each batch would be small."""
+
 _new: Final = object.__new__
 
 _T = TypeVar("_T")
 
 
 class AccumulatorSettings(NamedTuple):
-    """`linger_s`: how long a batch waits for more records. `delivery_s`: from a batch's first record to giving it up."""
+    """`linger_s`: how long a batch waits for more records. `delivery_s`: from a batch's first record to giving it up.
+    `takes_turns`: after TURN_RECORDS in a batch, the next without a key goes to another partition.
+    """
 
     batch_bytes_max: int
     linger_s: float
@@ -44,6 +52,7 @@ class AccumulatorSettings(NamedTuple):
     retries: int
     max_in_flight: int
     compression: str | None
+    takes_turns: bool = True
 
 
 class OpenBatch:
@@ -100,12 +109,13 @@ def _put(column: list[_T | None], index: int, item: _T) -> None:
 
 
 class Target:
-    """A topic that is written to: what the producer needs of it, its open batches, and the partition that keyless records stick to.
+    """A topic that is written to: what the producer needs of it, its open batches, and the partition that keyless records go to.
 
-    Records without a key go to one partition until its batch closes, then to the next: few full batches instead of many small ones.
+    Records without a key take turns among a few partitions from `first` on, some dozens to each; when a batch closes, from another
+    one on. So few come to have full batches instead of many to have small ones, and still not one to have all.
     """
 
-    __slots__ = ("batch_bytes_max", "dropped", "open", "plain_size_max", "record_bytes_max", "rows", "sticky", "view")
+    __slots__ = ("batch_bytes_max", "dropped", "first", "open", "plain_size_max", "record_bytes_max", "rows", "sticky", "view")
 
     def __init__(self, view: TopicView, batch_bytes_max: int, random: Random) -> None:
         self.view = view
@@ -115,7 +125,7 @@ class Target:
         self.plain_size_max = -1 if view.typed else self.record_bytes_max + RECORD_OVERHEAD_BYTES  # of what `add_plain` takes
         self.rows = RowShape(view.schema, view.name) if view.typed else None
         self.open: list[OpenBatch | None] = [None] * view.partitions
-        self.sticky = random.randrange(view.partitions)
+        self.first = self.sticky = random.randrange(view.partitions)
 
 
 class Answer(NamedTuple):
@@ -199,6 +209,8 @@ class Accumulator:
         except BaseException:  # a signal's
             batch.cut(index)
             raise
+        if partition is None and index & 31 == 31:  # TURN_RECORDS are in it
+            self._take_turns(target)
         return future
 
     def add(
@@ -218,6 +230,7 @@ class Accumulator:
 
         `given_us`: its timestamp; without one it is `clock_ns`, the wall clock's time. `uuid`: its own.
         """
+        named = partition is not None
         batch, partition, news = self._room(target, partition, size, now, uuid)
         index = len(batch.values)
         try:
@@ -235,6 +248,8 @@ class Accumulator:
             batch.cut(index)
             raise
         future = RecordFuture(batch.outcome, index)
+        if not named and index & (TURN_RECORDS - 1) == TURN_RECORDS - 1:
+            self._take_turns(target)
         if batch.size >= target.batch_bytes_max:
             self._close(target, partition, now)
             news = True
@@ -244,6 +259,7 @@ class Accumulator:
         self, target: Target, partition: int | None, row: Sequence[Any], size: int, now: float, uuid: bytes | None = None
     ) -> tuple[RecordFuture, bool]:
         """As `add`, for a typed topic and what `RowShape.fit` made of a row."""
+        named = partition is not None
         batch, partition, news = self._room(target, partition, size, now, uuid)
         index = len(batch.rows)
         try:
@@ -254,6 +270,8 @@ class Accumulator:
             batch.cut(index)
             raise
         future = RecordFuture(batch.outcome, index)
+        if not named and index & (TURN_RECORDS - 1) == TURN_RECORDS - 1:
+            self._take_turns(target)
         if batch.size >= target.batch_bytes_max:
             self._close(target, partition, now)
             news = True
@@ -338,11 +356,11 @@ class Accumulator:
         lane, closed = self._closed(view, partition, alone, count, batch.size, batch.outcome, build, batch.opened_at)
         if len(uuids) > 1:
             closed.record_uuids = b"".join(uuids)
-        sticky = self._next_sticky(target) if partition == target.sticky else target.sticky
+        first = self._next_sticky(target) if partition == target.sticky else target.sticky
         if count:
             self._busy[lane] = None
         # A signal's exception comes after a call, if it comes: open or closed, but nowhere the batch cannot be.
-        target.sticky = sticky
+        target.first = target.sticky = first
         target.open[partition] = None
         del self._open[target, partition]
         if count:
@@ -353,19 +371,31 @@ class Accumulator:
     def turn(self, target: Target) -> int:
         """The partition whose turn it is among those that take what has no key."""
         partition = target.sticky
-        target.sticky = self._next_sticky(target)
+        target.first = target.sticky = self._next_sticky(target)
         return partition
+
+    def _take_turns(self, target: Target) -> None:
+        """The next of those from `first` on that have no batches waiting; if none, it stays with the one that it is."""
+        if not self.settings.takes_turns:
+            return
+        count = len(target.open)
+        spread = min(count, _SPREAD_MAX)
+        at = (target.sticky - target.first) % count
+        for step in range(1, spread):
+            partition = (target.first + (at + step) % spread) % count
+            if self._keeps_up(target, partition):
+                target.sticky = partition
+                return
+
+    def _keeps_up(self, target: Target, partition: int) -> bool:
+        lane = self.lanes.get((target.view.name, partition, False))
+        return lane is None or lane.in_flight == len(lane.batches)
 
     def _next_sticky(self, target: Target) -> int:
         """The next partition; those that have batches waiting are passed over while others have none."""
         count = len(target.open)
         candidates = [(target.sticky + step) % count for step in range(1, count + 1)]
-        lanes = self.lanes
-        for partition in candidates:
-            lane = lanes.get((target.view.name, partition, False))
-            if lane is None or lane.in_flight == len(lane.batches):
-                return partition
-        return candidates[0]
+        return next((partition for partition in candidates if self._keeps_up(target, partition)), candidates[0])
 
     def _closed(
         self,

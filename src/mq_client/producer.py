@@ -35,11 +35,12 @@ from mq_client.deadline import Deadline, positive_ms
 from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, SchemaMismatch, TritonMQError
 from mq_client.futures import RecordFuture, TableFuture, TableOutcome
 from mq_client.leaders import topic_with
+from mq_client.partitioners import Partitioner, choice_of
 from mq_client.sender import Sender
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import check_topic_name, did_you_mean
-from mq_protocol.partitioner import partition_for_key, partitions_for_keys
+from mq_protocol.partitioner import key_bytes, partition_for_key, partitions_for_keys
 
 _ACKS: Final = {"all": pb.ALL, "leader": pb.LEADER, "none": pb.NONE}
 _COMPRESSIONS: Final = (None, "lz4", "zstd")
@@ -64,6 +65,8 @@ class Producer:
     `retries`: attempts beyond the first within that time. `max_in_flight`: unanswered batches a partition.
     `linger_ms`: how long a batch waits for more records. `batch_bytes_max`: when it closes at once.
     `compression`: of batches, None, "lz4" or "zstd". `buffer_bytes_max`: what may be unacknowledged in all.
+    `partitioner`: who chooses the partition of a record for which none is named: "key", "sticky", "round_robin", "random", a
+    callable, or a name of the entry point group `tritonmq.partitioners` (partitioners.py says what each does).
     `metadata_age_ms_max`: partitions and columns that are added to a topic are known after so long; when one is named, at once.
 
     Raises `InvalidSetting` for a value that makes no sense. Nothing is connected before the first use.
@@ -83,6 +86,7 @@ class Producer:
         buffer_bytes_max: int = _BUFFER_BYTES,
         metadata_age_ms_max: float = _METADATA_AGE_MS,
         publish_ms_max: float | None = None,
+        partitioner: str | Partitioner = "key",
     ) -> None:
         if acks not in _ACKS:
             raise InvalidSetting(f"acks={acks!r} is not known{did_you_mean(str(acks), _ACKS)} (it is one of {', '.join(_ACKS)})")
@@ -103,11 +107,22 @@ class Producer:
         self._buffer_bytes_max = buffer_bytes_max
         self._metadata_age_s_max = positive_ms("metadata_age_ms_max", metadata_age_ms_max) / 1000
         self._connection = Connection(bootstrap)
-        settings = AccumulatorSettings(batch_bytes_max, linger_ms / 1000, timeout_ms / 1000, retries, max_in_flight, compression)
+        self._choice = choice_of(partitioner)
+        settings = AccumulatorSettings(
+            batch_bytes_max,
+            linger_ms / 1000,
+            timeout_ms / 1000,
+            retries,
+            max_in_flight,
+            compression,
+            takes_turns=not self._choice.sticks,
+        )
         self._sender = Sender(self._connection, settings, _ACKS[acks], self._forget, self._metadata_age_s_max)
         self._accumulator = self._sender.accumulator
         self._lock = self._sender.lock
         self._targets: dict[str, Target] = {}
+        # Those for which `publish` may choose the partition itself, as it does for most.
+        self._quick = self._targets if self._choice == (None, True, False) else {}
         self._closed = False
         atexit.register(_close_at_exit, weakref.ref(self))
 
@@ -128,14 +143,15 @@ class Producer:
 
         `value`: bytes or text for a topic of records, a dict of columns for a topic with its own schema. `key` decides the
         partition (as Kafka's default partitioner does) unless `partition` is given; without either, records go to the partitions
-        in turn, a batch at a time. `timestamp`: microseconds since 1970 or a datetime with a zone; the clock's time if not given.
+        in turn, some dozens at a time. Another `partitioner` may choose otherwise.
+        `timestamp`: microseconds since 1970 or a datetime with a zone; the clock's time if not given.
         `uuid`: the record's own. Sent again, by anyone and among whatever others, it is answered with the first one's place, as
         long as the partition remembers it (`dedup_uuids_max`). Without key or partition it also decides the partition.
 
         Raises at once what can be known at once: `UnknownTopic`, `UnknownPartition`, `BatchTooLarge`, `SchemaMismatch`,
         `InvalidRequest`; `Overloaded` when no room was made within `publish_ms_max`; `Unreachable` when no broker answers.
         """
-        target = self._targets.get(topic)
+        target = self._quick.get(topic)
         if (
             target is not None
             and type(value) is bytes
@@ -155,7 +171,7 @@ class Producer:
                 future = self._accumulator.add_plain(target, chosen, key, value, size, clock_ns, self._buffer_bytes_max)
             if future is not None:
                 return future
-        target = target or self._target(topic)
+        target = target or self._targets.get(topic) or self._target(topic)
         if target.view.typed:
             return self._publish_row(target, value, key, headers, partition, timestamp, uuid)
         return self._publish_record(target, value, key, headers, partition, timestamp, uuid)
@@ -247,9 +263,12 @@ class Producer:
         """The partition, None if it may be any, and the target that has it. Without anything else the UUID decides: sent again by
         anyone, the record must meet its first copy."""
         if partition is None:
-            if key is not None:
-                return target, _partition_of_key(key, len(target.open))
-            return target, None if uuid is None else _partition_of_uuid(uuid, len(target.open))
+            count, choice = len(target.open), self._choice
+            if uuid is not None and (key is None or not choice.by_key):
+                return target, _partition_of_uuid(uuid, count)
+            if choice.pick is not None:
+                return target, choice.pick(target.view.name, key, count)
+            return target, None if key is None or not choice.by_key else _partition_of_key(key, count)
         if not 0 <= partition < len(target.open):
             target = self._target_with(target.view.name, partition)
         return target, partition
@@ -288,7 +307,7 @@ class Producer:
             raise BatchTooLarge(
                 f"record of {largest} bytes is above {topic!r}'s record_bytes_max={target.record_bytes_max}: raise it"
             )
-        if key_column is None and not view.typed and partition is None:
+        if key_column is None and not view.typed and partition is None and self._choice.by_key:
             key_column = record_key_column(table)
         pieces = self._pieces(target, table, partition, key_column, None if uuid is None else _uuid_bytes(uuid))
         outcome = TableOutcome(topic, table.num_rows)
@@ -318,18 +337,28 @@ class Producer:
         else:
             if key_column not in table.schema.names:
                 raise InvalidRequest(f"key_column={key_column!r} is no column{did_you_mean(key_column, table.schema.names)}")
-            found = partitions_for_keys(table.column(key_column).combine_chunks(), len(target.open))
-            parts = [(None if at < 0 else at, rows) for at, rows in split_by_partition(table, np.asarray(found))]
+            found = self._partitions_of(target, table.column(key_column).combine_chunks())
+            parts = [(None if at < 0 else at, rows) for at, rows in split_by_partition(table, found)]
         for chosen, rows in parts:
             for piece in split_by_size(rows, target.batch_bytes_max, row_bytes_max):
                 if chosen is not None:
                     pieces.append((chosen, piece))
                 elif uuid is not None:
                     pieces.append((_partition_of_uuid(uuid, len(target.open)), piece))
+                elif self._choice.pick is not None:
+                    pieces.append((self._choice.pick(target.view.name, None, len(target.open)), piece))
                 else:
                     with self._lock:
                         pieces.append((self._accumulator.turn(target), piece))
         return pieces
+
+    def _partitions_of(self, target: Target, keys: pa.Array) -> np.ndarray:
+        """The partition of each key; -1 for those that are null."""
+        count, pick = len(target.open), self._choice.pick
+        if pick is None or not self._choice.by_key:
+            return np.asarray(partitions_for_keys(keys, count))
+        name = target.view.name
+        return np.array([-1 if key is None else pick(name, key, count) for key in key_bytes(keys).to_pylist()], np.int32)
 
     # ------------------------------------------------------------------ the end
 

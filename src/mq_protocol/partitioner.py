@@ -57,7 +57,7 @@ def partitions_for_keys(keys: pa.Array, partitions: int) -> NDArray[np.int32]:
     column of any other type.
     """
     assert partitions > 0
-    column = _as_binary(keys)
+    column = key_bytes(keys)
     hashes = np.empty(len(column), dtype=np.uint32)
     all_offsets = np.frombuffer(column.buffers()[1], dtype=np.int32, count=column.offset + len(column) + 1)
     offsets = all_offsets[column.offset :].astype(np.int64)
@@ -73,7 +73,8 @@ def partitions_for_keys(keys: pa.Array, partitions: int) -> NDArray[np.int32]:
     return chosen
 
 
-def _as_binary(keys: pa.Array) -> pa.Array:
+def key_bytes(keys: pa.Array) -> pa.Array:
+    """The keys of a column as the bytes that are hashed. Raises `InvalidRequest` for a type that is not one of those."""
     kind = keys.type
     if pa.types.is_int32(kind) or pa.types.is_int64(kind):
         width = kind.bit_width // 8
@@ -83,7 +84,7 @@ def _as_binary(keys: pa.Array) -> pa.Array:
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
         return keys if len(keys) else pa.array([b""], pa.binary()).slice(0, 0)
     if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind) or pa.types.is_fixed_size_binary(kind):
-        return _as_binary(keys.cast(pa.binary()))
+        return key_bytes(keys.cast(pa.binary()))
     raise InvalidRequest(f"a key column of type {kind} cannot be hashed to a partition: use string, binary, int or long")
 
 

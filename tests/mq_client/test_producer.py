@@ -57,6 +57,7 @@ def values(bootstrap: str, topic: str, partition: int = 0) -> list[bytes]:
         {"batch_bytes_max": 0},
         {"batch_bytes_max": 1 << 30},
         {"compression": "snappy"},
+        {"partitioner": "modulo"},
         {"buffer_bytes_max": 1},
         {"bootstrap": "nowhere"},
     ],
