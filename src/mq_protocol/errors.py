@@ -4,7 +4,7 @@
     ├── RefusedError              it did not happen, and asking again unchanged will not help
     │   ├── InvalidRequest · RequestTooLarge · InvalidSetting · InvalidTopicName
     │   ├── UnknownTopic · UnknownPartition · UnknownGroup · TopicExists
-    │   ├── GroupInUse · TopicNotEmpty
+    │   ├── GroupInUse · TooManyGroups · TooManyMembers · TopicNotEmpty
     │   ├── SchemaMismatch · BatchTooLarge · CorruptBatch
     │   ├── OffsetOutOfRange · DataLoss
     │   ├── NotEnoughBrokers
@@ -74,6 +74,18 @@ class RequestTooLarge(RefusedError):
 
     code = pb.REQUEST_TOO_LARGE
     grpc_status = "INVALID_ARGUMENT"
+
+
+class TooManyGroups(RefusedError):
+    """A partition keeps the cursors of as many groups as it takes. Cursors are never forgotten by themselves."""
+
+    code = pb.TOO_MANY_GROUPS
+
+
+class TooManyMembers(RefusedError):
+    """A group has as many members at a partition as it takes."""
+
+    code = pb.TOO_MANY_MEMBERS
 
 
 class InvalidSetting(RefusedError):

@@ -42,6 +42,12 @@ LISTED_TRANSACTIONS_MAX: Final = 5_000
 MICRO_BATCH_ID_MAX: Final = 1 << 62
 """Micro-batch ids of Spark count from 0, and `txnVersion` is an application's own number: a time in nanoseconds is below it too."""
 
+GROUPS_PER_PARTITION_MAX: Final = 10_000
+"""Groups whose cursors a partition keeps, about half a kilobyte each on every replica: those of queries that ended stay."""
+
+GROUP_MEMBERS_MAX: Final = 1_000
+"""Members of a group at one partition. One of them has it; the others wait."""
+
 MANIFEST_BYTES_MAX: Final = 16 << 20
 """A decision is one entry, and so one message between brokers: this names 900,000 staged batches."""
 

@@ -84,6 +84,10 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """made by clients: no replica gave what was to be read"""
     REQUEST_TOO_LARGE: _ErrorCode.ValueType  # 60
     """above what one request may ask for: ask several times"""
+    TOO_MANY_GROUPS: _ErrorCode.ValueType  # 61
+    """a partition keeps the cursors of as many groups as it takes"""
+    TOO_MANY_MEMBERS: _ErrorCode.ValueType  # 62
+    """a group has as many members as it takes"""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """---------------------------------------------------------------- errors"""
@@ -140,6 +144,10 @@ PARTITION_UNAVAILABLE: ErrorCode.ValueType  # 51
 """made by clients: no replica gave what was to be read"""
 REQUEST_TOO_LARGE: ErrorCode.ValueType  # 60
 """above what one request may ask for: ask several times"""
+TOO_MANY_GROUPS: ErrorCode.ValueType  # 61
+"""a partition keeps the cursors of as many groups as it takes"""
+TOO_MANY_MEMBERS: ErrorCode.ValueType  # 62
+"""a group has as many members as it takes"""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 class _PeerRefusal:

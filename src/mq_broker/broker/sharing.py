@@ -13,9 +13,10 @@ from typing import Protocol
 
 from mq_broker.broker.groups import CONSUMER, CursorMoves
 from mq_broker.broker.partition import Partition
+from mq_broker.core.admission import too_many_groups
 from mq_broker.core.state import EPHEMERAL
-from mq_protocol.errors import InvalidRequest, TritonMQError
-from mq_protocol.limits import GROUP_HANDOVER_MS
+from mq_protocol.errors import InvalidRequest, TooManyMembers, TritonMQError
+from mq_protocol.limits import GROUP_HANDOVER_MS, GROUP_MEMBERS_MAX
 from mq_protocol.names import quoted
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,9 @@ class Share:
     @property
     def members(self) -> list[str]:
         return sorted(self._members)
+
+    def has_room_for(self, member_id: str) -> bool:
+        return member_id in self._members or len(self._members) < GROUP_MEMBERS_MAX
 
     def join(self, member: Member) -> None:
         """A member that comes again under its id replaces what it was: its former stream is gone or going."""
@@ -160,7 +164,11 @@ class Shares:
         self._shares: dict[tuple[Partition, str], Share] = {}
 
     def join(self, partition: Partition, group: str, member: Member, *, ephemeral: bool = False) -> Share:
-        """Raises `InvalidRequest` if the group is there already and is not meant to end as this member's is, or the other way."""
+        """Raises `InvalidRequest` if the group is there already and is not meant to end as this member's is, or the other way;
+        `TooManyGroups` and `TooManyMembers`."""
+        error = too_many_groups(group, partition.replica.machine)
+        if error is not None:
+            raise error
         share = self._shares.get((partition, group))
         kind = EPHEMERAL if ephemeral else CONSUMER
         present = share.kind if share is not None else self._moves.kind(partition, group)
@@ -168,6 +176,11 @@ class Shares:
             raise InvalidRequest(
                 f"group {group!r} is there already, and {'ends with its last member' if not ephemeral else 'is kept'}: "
                 f"give ephemeral={not ephemeral} to consume in it, or another group"
+            )
+        if share is not None and not share.has_room_for(member.member_id):
+            raise TooManyMembers(
+                f"group {group!r} has {len(share.members)} members at {partition.name}, as many as it takes: stop some of them, or "
+                "consume in another group"
             )
         if share is None:
             share = self._shares[partition, group] = Share(partition, group, kind, self._moves)

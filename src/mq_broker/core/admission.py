@@ -36,10 +36,12 @@ from mq_protocol.errors import (
     ReplayMismatch,
     StagedBatchMissing,
     StaleMicroBatch,
+    TooManyGroups,
     TooManyTransactions,
     TransactionAborted,
     TritonMQError,
 )
+from mq_protocol.limits import GROUPS_PER_PARTITION_MAX
 
 TRANSACTION_KEYS_MAX = 20_000
 """Keys that one partition of the coordinators' topic keeps: some 10 MB of names, and what eight partitions forget in an hour is 40
@@ -162,7 +164,8 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
                 )
             if machine.has_passed(move):
                 return Answer(Done(0, duplicate=True))
-            return Admit(move)
+            error = too_many_groups(move.group, machine)
+            return Admit(move) if error is None else _refuse(error, of_absence=True)
         case DeleteGroup() as delete:
             return Admit(delete)  # also where it has no cursor: one may be on its way in the tail
         case Trim(log_start_offset=start) as trim:
@@ -179,6 +182,16 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
             return Answer(Done(0)) if isinstance(verdict, Admit) else verdict
         case _:
             return _judge_for_coordinator(propose.operation, propose.keep_on_mismatch, machine, overlay)
+
+
+def too_many_groups(group: str, machine: PartitionMachine) -> TooManyGroups | None:
+    """Why a group that has no cursor here cannot have one; None if it can, or has one. The tail does not count: it has few."""
+    if group in machine.cursors or len(machine.cursors) < GROUPS_PER_PARTITION_MAX:
+        return None
+    return TooManyGroups(
+        f"the partition keeps the cursors of {len(machine.cursors)} groups, as many as it takes, and group {group} is not among "
+        "them: use one of those, or delete groups that nobody uses any more (Admin.delete_group)"
+    )
 
 
 def _judge_for_coordinator(operation: Operation, keep_on_mismatch: bool, machine: PartitionMachine, overlay: Overlay) -> Verdict:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mq_broker.broker import delivery, groups
+from mq_broker.broker import delivery, groups, sharing
 from mq_broker.broker.memory import Held
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.topics import Topics
+from mq_broker.core import admission
 from mq_broker.core.entries import MoveCursor, Operation
 from mq_broker.core.messages import Refused, Result
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, from_wire
+from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, TooManyGroups, TooManyMembers, from_wire
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 
 
@@ -352,3 +354,34 @@ def test_what_waits_to_be_told_to_a_client_that_does_not_read_is_bounded(tmp_pat
 async def _cursor(broker: Broker, group: str, offset: int) -> bool:
     cursors = (await broker.ask("Groups", pb.GroupsRequest(group=group))).cursors
     return [c.offset for c in cursors] == [offset]
+
+
+def test_a_partition_has_so_many_groups_and_a_group_so_many_members_and_more_are_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "GROUPS_PER_PARTITION_MAX", 1)
+    monkeypatch.setattr(sharing, "GROUP_MEMBERS_MAX", 2)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker, AsyncExitStack() as streams:
+            await broker.create_topic("t")
+
+            async def told(group: str, member: str) -> pb.PartitionOpened:
+                subscription = await streams.enter_async_context(broker.subscribing())
+                await subscription.open("t", group=group, member=member, earliest=True)
+                [opened] = await subscription.read_opened()
+                return opened
+
+            for member in ("a", "b", "b"):  # one that comes again takes its own place
+                assert not (await told("g", member)).HasField("error")
+            await until(lambda: _cursor(broker, "g", 0))
+            third, other = await told("g", "c"), await told("h", "a")
+            assert isinstance(from_wire(third.error), TooManyMembers)
+            assert "has 2 members" in third.error.message
+            assert isinstance(from_wire(other.error), TooManyGroups)
+            assert "delete groups" in other.error.message
+            positions = [pb.CursorPosition(topic="t", partition=0, offset=0)]
+            answer = await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="h", positions=positions, kind="spark"))
+            assert isinstance(from_wire(answer.partitions[0].error), TooManyGroups)
+
+    asyncio.run(scenario())

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from mq_broker.core import admission
 from mq_broker.core.entries import DeleteGroup, Entry, MoveCursor, Operation
 from mq_broker.core.machine import PartitionMachine
+from mq_broker.core.messages import Propose, Refused
 from mq_broker.core.state import EPHEMERAL
 from mq_broker.core.window import WindowBounds
+from mq_protocol.errors import TooManyGroups
 
 WINDOW = WindowBounds(100)
 
@@ -29,3 +34,24 @@ def test_a_state_that_is_taken_up_knows_which_groups_are_ephemeral() -> None:
     for known in (machine, PartitionMachine(WINDOW, machine.state())):
         assert known.ephemeral == {"c"}
         assert sorted(known.cursors) == ["b", "c", "k"]
+
+
+def test_a_partition_keeps_the_cursors_of_so_many_groups_and_refuses_one_more_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "GROUPS_PER_PARTITION_MAX", 2)
+    machine = applied(PartitionMachine(WINDOW), MoveCursor("a", 0, "consumer"))
+
+    def judged(group: str) -> object:
+        propose = Propose(1, MoveCursor(group, 0, "spark"), 1_000)
+        return admission.judge(propose, machine, admission.Overlay([]), 1)
+
+    assert isinstance(judged("b"), admission.Admit)
+    applied(machine, MoveCursor("b", 0, "consumer"))
+    refused = judged("c")
+    assert isinstance(refused, admission.Answer)
+    assert isinstance(refused.result, Refused)
+    assert isinstance(refused.result.error, TooManyGroups)
+    assert "2 groups" in str(refused.result.error)
+    assert "delete groups" in str(refused.result.error)
+    assert isinstance(judged("a"), admission.Admit), "those that are there go on"
+    applied(machine, DeleteGroup("a"))
+    assert isinstance(judged("c"), admission.Admit)
