@@ -49,7 +49,7 @@ ELASTIC = (
     Mutation(
         "offsets begin again when retention has emptied a topic",
         "trap 23",
-        "machine:PartitionMachine.apply",
+        "machine:PartitionMachine._apply",
         "self.log_start_offset = start",
         "self.log_start_offset = start; self.next_offset = 0 if start == self.next_offset else self.next_offset",
         ("retention",),

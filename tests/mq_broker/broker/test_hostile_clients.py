@@ -19,12 +19,14 @@ from grpc import StatusCode, aio
 
 from mq_broker.broker import BrokerConfig
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
-from mq_broker.core.entries import Append, Entry
+from mq_broker.core.entries import Append, Entry, MoveCursor
+from mq_broker.rpc.calls import Calls
+from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.storage.frame import Place, encode
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.errors import NotEnoughReplicas, OutcomeUnknown, TritonMQError
-from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, until
+from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, OutcomeUnknown, TritonMQError
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, standalone, until
 from tests.mq_broker.broker.test_transactions import KEY, decide, stage
 
 LINK = "/tritonmq.v1.Peer/Link"
@@ -401,3 +403,49 @@ def test_a_hello_of_a_far_life_does_not_part_two_brokers(zookeeper: str, tmp_pat
             await cluster.are_well()
 
     asyncio.run(scenario())
+
+
+# ---------------------------------------------------------------- what holds of brokers too
+
+
+def test_a_publish_that_names_no_batch_is_refused_of_a_broker_too(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with victims(zookeeper, tmp_path, leader=3) as cluster:
+            service = cluster.coordination[1]
+            secret = await service.peer_secret()
+            assert secret is not None
+            calls = Calls(PeerProof(1, (await cluster.incarnations())[1], await service.cluster_id(), secret))
+            line = await stage(cluster[3], 0, 1)
+            address = (await cluster.addresses(3))[1]
+            for uuids, refused in (([], True), (line.uuids, False)):
+                request = pb.PublishRequest(topic="t", key=KEY, batch_id=0, uuids=uuids)
+                expected = pytest.raises(InvalidRequest, match="names none") if refused else contextlib.nullcontext()
+                with expected:
+                    deadline = asyncio.get_running_loop().time() + DEADLINE_S
+                    await calls.ask(address, "Publish", request, pb.PublishResponse, deadline)
+            await calls.close()
+            assert await cluster[3].numbers("t") == [1]
+
+    asyncio.run(scenario())
+
+
+def test_a_partition_whose_log_holds_an_absurd_epoch_is_healed_by_force(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            topic = await broker.create_topic("t")
+            await broker.produce("t", 1)
+        write_behind(tmp_path, topic.topic_id, Entry(3, (1 << 31) - 2, 1_000, MoveCursor("g", 1, "consumer")))
+        async with standalone(tmp_path) as broker:
+            request = pb.RecoverRequest(topic="t", partition=0, force=True)
+            await until(lambda: broker.ask("Recover", request))
+            await until(lambda: broker.produce("t", 2))
+            assert await broker.numbers("t") == [1, 2]
+
+    asyncio.run(scenario())
+
+
+def write_behind(data: Path, topic_id: str, entry: Entry) -> None:
+    """Add the entry to the journal of partition 0, whose broker does not run."""
+    [segment] = [path for path in data.rglob("*.log") if topic_id in str(path)]
+    with segment.open("ab") as file:
+        file.write(b"".join(map(bytes, encode(Place(topic_id, 0), entry).parts)))
