@@ -19,7 +19,14 @@ from mq_cli.sizes import SIZE
 from mq_cli.terminal import log_to_stderr
 from mq_protocol.allocator import keep_freed_memory
 from mq_protocol.errors import TritonMQError
-from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, CONNECTIONS_MAX, NAME_BYTES_MAX, SESSION_TIMEOUT_MS
+from mq_protocol.limits import (
+    CLIENT_MESSAGE_BYTES_MAX,
+    CONNECTIONS_MAX,
+    NAME_BYTES_MAX,
+    PARTITIONS_PER_TOPIC_MAX,
+    REPLICAS_MAX,
+    SESSION_TIMEOUT_MS,
+)
 from mq_protocol.polling import wait_without_event_engine
 
 if TYPE_CHECKING:
@@ -77,6 +84,19 @@ _LEVELS = ["debug", "info", "warning", "error"]
     metavar="BYTES",
     help="How long the names of new topics may be. Give it to every broker of the cluster.",
 )
+@click.option("--auto-create", is_flag=True, help="Make topics that a producer or a consumer names and nobody has made.")
+@click.option(
+    "--auto-create-partitions",
+    type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX),
+    default=1,
+    show_default=True,
+    help="How many partitions they get.",
+)
+@click.option(
+    "--auto-create-replicas",
+    type=click.IntRange(1, REPLICAS_MAX),
+    help="How many copies they get. Default: 3, alone 1. While fewer brokers live, none is made.",
+)
 @click.option(
     "--message-bytes-max",
     type=SIZE,
@@ -132,6 +152,9 @@ def broker(
     message_bytes_max: int,
     connections_max: int,
     memory_high: int | None,
+    auto_create: bool,
+    auto_create_partitions: int,
+    auto_create_replicas: int | None,
     session_timeout_ms: int,
     stop_timeout_ms: int,
     log_level: str,
@@ -145,8 +168,10 @@ def broker(
         raise click.UsageError("give either --zookeeper HOSTS, for a broker of a cluster, or --standalone, for one without")
     _log_to_stderr("debug" if verbose else log_level)
     wait_without_event_engine()  # before anything of ours imports gRPC
-    from mq_broker.broker.config import BrokerConfig
+    from mq_broker.broker.config import AutoCreate, BrokerConfig
     from mq_protocol.errors import InvalidSetting
+
+    replicas = auto_create_replicas or (1 if standalone else 3)
 
     with _coordination(zookeeper or "", data) as hosts:
         try:
@@ -158,6 +183,7 @@ def broker(
                 advertised=advertise,
                 rack=rack,
                 topic_name_max=topic_name_max,
+                auto_create=AutoCreate(auto_create_partitions, replicas) if auto_create else None,
                 session_timeout_ms=session_timeout_ms,
                 stop_timeout_ms=stop_timeout_ms,
                 peer_listen=peer_listen,

@@ -47,7 +47,8 @@ PORT = 7400
     help="Keep the data here. Default: a temporary directory, removed at the end.",
 )
 @click.option("--zookeeper/--no-zookeeper", "zookeeper", default=None, help="A ZooKeeper even for one broker.")
-def dev(count: int, port: int, data: Path | None, zookeeper: bool | None) -> int:
+@click.option("--auto-create", is_flag=True, help="Make topics that a producer or a consumer names and nobody has made.")
+def dev(count: int, port: int, data: Path | None, zookeeper: bool | None, auto_create: bool) -> int:
     """A local cluster in the foreground, to try things with.
 
     Prints one line, `ready bootstrap=HOST:PORT,…`, when every broker serves. Ctrl-C ends it.
@@ -62,7 +63,8 @@ def dev(count: int, port: int, data: Path | None, zookeeper: bool | None) -> int
         stop.set()
 
     with _directory(data) as directory, _handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), asked_to_stop):
-        cluster = LocalCluster(directory, count, port=port, zookeeper=zookeeper)
+        arguments = ["--auto-create", "--auto-create-replicas", str(min(3, count))] if auto_create else []
+        cluster = LocalCluster(directory, count, port=port, zookeeper=zookeeper, arguments=arguments)
         try:
             cluster.start(progress=say, go_on=lambda: _check(stop))
             click.echo(f"ready bootstrap={cluster.bootstrap}")

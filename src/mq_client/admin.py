@@ -12,7 +12,16 @@ import pyarrow as pa
 from mq_client.batches import to_timestamp_us
 from mq_client.connection import Connection, TopicView
 from mq_client.deadline import Deadline, positive_ms
-from mq_client.errors import GroupInUse, InvalidRequest, OutcomeUnknown, TopicExists, TritonMQError, UnknownGroup, UnknownTopic
+from mq_client.errors import (
+    GroupInUse,
+    InvalidRequest,
+    OutcomeUnknown,
+    TopicExists,
+    TopicNotEmpty,
+    TritonMQError,
+    UnknownGroup,
+    UnknownTopic,
+)
 from mq_client.group_descriptions import GroupDescription, described_group, freshness
 from mq_client.leaders import ask_offsets, delete_group, move_cursors, purge
 from mq_client.peek import PEEK_RECORDS_MAX, peek
@@ -225,9 +234,17 @@ class Admin:
             self._wait_until_known(name, deadline, len(answer.topic.partitions), schema)
         return _describe(answer.topic)
 
-    def delete_topic(self, name: str) -> None:
-        """Delete it and everything in it. Raises `UnknownTopic`."""
+    def delete_topic(self, name: str, *, if_empty: bool = False) -> None:
+        """Delete it and everything in it. Raises `UnknownTopic`.
+
+        `if_empty`: only if it holds no record, else raises `TopicNotEmpty`. That is asked before the deletion: a record
+        that is published at the same time may be deleted with the topic.
+        """
         check_topic_name(name)
+        if if_empty:
+            held = sum(end - start for start, end in self.offsets(name).values())
+            if held:
+                raise TopicNotEmpty(f"topic {name!r} holds {held} records: purge it first, or delete it with them")
         unclear: list[str] = []
         request, deadline = pb.DeleteTopicRequest(name=name), Deadline(self._timeout_ms)
         try:

@@ -124,14 +124,15 @@ class Connection:
 
     # ------------------------------------------------------------------ what is known
 
-    def topic(self, name: str, deadline: Deadline, age_s_max: float = math.inf) -> TopicView:
+    def topic(self, name: str, deadline: Deadline, age_s_max: float = math.inf, *, auto_create: bool = False) -> TopicView:
         """The topic, from the cache or asked for. Raises `UnknownTopic` with the nearest name, `Unreachable`.
 
-        `age_s_max`: what was heard longer ago is asked for again, and still used if nobody answers.
+        `age_s_max`: what was heard longer ago is asked for again, and still used if nobody answers. `auto_create`: as for
+        `refresh`, if the topic is not known yet.
         """
         known = self.known_topic(name)
         if known is None:
-            return self.refresh(name, deadline)
+            return self.refresh(name, deadline, auto_create=auto_create)
         if self.topic_age_s(name) <= age_s_max:
             return known
         try:
@@ -156,12 +157,19 @@ class Connection:
             self._topics.pop(name, None)
 
     def refresh(
-        self, name: str, deadline: Deadline, doubted: Collection[str] = (), *, age_ms_max: float = _REFRESH_MS_MIN
+        self,
+        name: str,
+        deadline: Deadline,
+        doubted: Collection[str] = (),
+        *,
+        age_ms_max: float = _REFRESH_MS_MIN,
+        auto_create: bool = False,
     ) -> TopicView:
         """The topic, asked for anew. A topic that one broker does not know is asked of the others too: it may be a moment old.
 
         `doubted`: addresses to ask last. A leader that does not get on may be cut off, and be the last to hear of its successor.
         `age_ms_max`: what somebody else was told no longer ago than that will do, so that many who ask at once ask once.
+        `auto_create`: it is about to be used, and may be made by a broker that is set to do so.
         """
         check_topic_name(name, internal=True)
         asked_at = time.monotonic()
@@ -171,15 +179,16 @@ class Connection:
             found = self._topics.get(name)
             if found and found[0] > asked_at - age_ms_max / 1000:
                 return found[1]
-            return self._refresh(name, deadline, doubted)
+            return self._refresh(name, deadline, doubted, auto_create=auto_create)
         finally:
             self._refreshing.release()
 
-    def _refresh(self, name: str, deadline: Deadline, doubted: Collection[str]) -> TopicView:
+    def _refresh(self, name: str, deadline: Deadline, doubted: Collection[str], *, auto_create: bool) -> TopicView:
         backoff = Backoff()
         asked: set[str] = set()
         while True:
-            address, response = self._ask_any(pb.MetadataRequest(topics=[name]), deadline, asked.union(doubted))
+            request = pb.MetadataRequest(topics=[name], auto_create=auto_create)
+            address, response = self._ask_any(request, deadline, asked.union(doubted))
             self._learn(response)
             found = self._topics.get(name)
             if name not in response.unknown_topics and found:

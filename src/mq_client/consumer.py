@@ -93,7 +93,7 @@ class Consumer:
         self._check_not_stopped()
         deadline = Deadline(self._timeout_ms)
         # As it is now, and not a moment ago: partitions that turn up later count as added.
-        views = [self._connection.refresh(name, deadline, age_ms_max=0) for name in names]
+        views = [self._connection.refresh(name, deadline, age_ms_max=0, auto_create=True) for name in names]
         for view in views:
             self._subscriptions.add(view)
         if self._running:

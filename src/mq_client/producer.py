@@ -400,7 +400,7 @@ class Producer:
     def _target(self, topic: str) -> Target:
         """The topic, asked for when it is first written to."""
         check_topic_name(topic)
-        view = self._connection.topic(topic, Deadline(self._timeout_ms), self._metadata_age_s_max)
+        view = self._connection.topic(topic, Deadline(self._timeout_ms), self._metadata_age_s_max, auto_create=True)
         return self._target_of(view)
 
     def _target_with(self, topic: str, partition: int = 0, columns: Collection[str] = ()) -> Target:

@@ -7,6 +7,7 @@ when the coordination service is away.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections.abc import Container, Mapping
@@ -17,6 +18,7 @@ from typing import Final
 import pyarrow as pa
 
 from mq_broker.broker.cluster import Cluster
+from mq_broker.broker.config import AutoCreate
 from mq_broker.broker.placement import place
 from mq_broker.broker.rebalancing import resized
 from mq_broker.broker.shell import Shell
@@ -71,6 +73,13 @@ TRANSACTIONS_PARTITIONS: Final = 8
 TRANSACTIONS_REPLICAS: Final = 3
 
 
+AUTO_CREATED_TOPICS_MAX: Final = 1_000
+"""With so many topics in the cluster none is made by itself any more: a program that makes up names must not go on for ever."""
+
+
+LEADERS_KNOW_S: Final = 2.0
+
+
 class _Told:
     """Owns the room in one answer about topics. `waiting`: partitions of topics that were taken and are still to be described."""
 
@@ -105,6 +114,7 @@ class Admin:
         coordination: CoordinationService,
         calls: Calls,
         topic_name_max: int = NAME_BYTES_MAX,
+        auto_create: AutoCreate | None = None,
     ) -> None:
         self._shell = shell
         self._cluster = cluster
@@ -115,6 +125,9 @@ class Admin:
         self._states: dict[tuple[str, int], tuple[float, NodeState]] = {}
         self._reads = asyncio.Semaphore(READS_AT_ONCE)
         self._making_transactions = asyncio.Lock()
+        self._auto_create = auto_create
+        self._making_topics = asyncio.Lock()
+        self._known_to_leaders: set[str] = set()
 
     # ------------------------------------------------------------------ metadata
 
@@ -130,8 +143,12 @@ class Admin:
             try:
                 topic = await (self.transactions_topic(deadline) if name == TRANSACTIONS_TOPIC else self._topics.get(name))
             except UnknownTopic:
-                response.unknown_topics.append(name)
-                continue
+                made = await self._made_by_itself(request, deadline)
+                if made is None:
+                    response.unknown_topics.append(name)
+                    continue
+                topic = made
+            await self._until_leaders_know(topic, request, deadline)
             if not told.takes(topic):
                 response.more = True
                 break
@@ -139,6 +156,37 @@ class Admin:
                 await self._tell(told, response)
         await self._tell(told, response)
         return response
+
+    async def _made_by_itself(self, request: pb.MetadataRequest, deadline: float) -> Topic | None:
+        """The one topic that is asked for, made because somebody is about to use it; None if this broker is not set to do that.
+
+        One at a time. Raises what making a topic raises, `InvalidRequest` where the cluster has so many that none is made so.
+        """
+        if self._auto_create is None or not request.auto_create or len(request.topics) != 1:
+            return None
+        name = request.topics[0]
+        check_new_topic_name(name, self._topic_name_max)
+        async with self._making_topics:
+            if self._topics.find(name) is None and len(self._topics.all()) >= AUTO_CREATED_TOPICS_MAX:
+                raise InvalidRequest(
+                    f"topic {name!r} is not made by itself: there are {AUTO_CREATED_TOPICS_MAX} topics already; create it, or "
+                    "delete those that nobody needs"
+                )
+            try:
+                return await self._create(name, self._auto_create.partitions, self._auto_create.replicas, b"", {})
+            except TopicExists:  # somebody was as quick, here or at another broker
+                return await self._topics.get(name)
+
+    async def _until_leaders_know(self, topic: Topic, request: pb.MetadataRequest, deadline: float) -> None:
+        """Where topics are made by themselves, one may be so new that its leaders have not heard of it: who is told of it now would
+        be told by them that there is none. Looked at once a topic; a partition that has no leader is not waited for longer."""
+        if self._auto_create is None or not request.auto_create or topic.spec.topic_id in self._known_to_leaders:
+            return
+        with contextlib.suppress(OutcomeUnknown):
+            await self._wait_until_led(topic, min(deadline, asyncio.get_running_loop().time() + LEADERS_KNOW_S))
+        if len(self._known_to_leaders) > AUTO_CREATED_TOPICS_MAX:
+            self._known_to_leaders.clear()
+        self._known_to_leaders.add(topic.spec.topic_id)
 
     def _asked_for(self, request: pb.MetadataRequest) -> list[str]:
         """Names of topics: those asked for, and in their order all that come after the one told last."""

@@ -18,12 +18,30 @@ from mq_protocol.limits import (
     MEMORY_HIGH_FLOOR,
     MESSAGE_BYTES_MAX,
     NAME_BYTES_MAX,
+    PARTITIONS_PER_TOPIC_MAX,
+    REPLICAS_MAX,
     SESSION_TIMEOUT_MS,
 )
 from mq_protocol.names import check_rack
 
 _BROKER_MAX = (1 << 31) - 1
 _ANY_ADDRESS = ("0.0.0.0", "[::]", "::", "")  # noqa: S104 - compared with, not bound to
+
+
+@dataclass(frozen=True, slots=True)
+class AutoCreate:
+    """Topics of records that are made when a producer or a consumer first names them. Raises `InvalidSetting`."""
+
+    partitions: int = 1
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.partitions <= PARTITIONS_PER_TOPIC_MAX:
+            raise InvalidSetting(
+                f"--auto-create-partitions={self.partitions} is out of range: give 1 to {PARTITIONS_PER_TOPIC_MAX}"
+            )
+        if not 1 <= self.replicas <= REPLICAS_MAX:
+            raise InvalidSetting(f"--auto-create-replicas={self.replicas} is out of range: give 1 to {REPLICAS_MAX}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +53,7 @@ class BrokerConfig:
     `message_bytes_max`: of one message from a client. `connections_max`: of clients. `memory_high`: how many bytes may be held for
     clients' streams before no more is read from them; 0 is half of the memory. `topic_name_max` bounds the names of topics that
     this broker is asked to make, in bytes. `coordination`, if given, is used instead.
+    `auto_create`: whether and how topics are made that a producer or a consumer names and nobody has made.
 
     Raises `InvalidSetting` naming what is wrong.
     """
@@ -54,6 +73,7 @@ class BrokerConfig:
     message_bytes_max: int = CLIENT_MESSAGE_BYTES_MAX
     connections_max: int = CONNECTIONS_MAX
     memory_high: int = 0
+    auto_create: AutoCreate | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker <= _BROKER_MAX:

@@ -159,7 +159,7 @@ class _Broker:
             config.broker, shell.incarnation, self.address, config.rack, self._peer_address, config.message_bytes_max
         )
         self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost)
-        self._admin = Admin(shell, self.cluster, self._topics, coordination, self._calls, config.topic_name_max)
+        self._admin = Admin(shell, self.cluster, self._topics, coordination, self._calls, config.topic_name_max, config.auto_create)
         self._moves = Moves(shell, self.cluster, self._topics, self._admin)
         self._total_loss = TotalLoss(shell, self.cluster, self._topics, coordination, self._calls)
         self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)

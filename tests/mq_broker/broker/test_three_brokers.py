@@ -10,6 +10,7 @@ import os
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,7 @@ SESSION_TIMEOUT_MS = 2_000
 class Three:
     """Brokers 1, 2 and 3 of one cluster."""
 
-    def __init__(self, zookeeper: str, data: Path) -> None:
+    def __init__(self, zookeeper: str, data: Path, **fields: Any) -> None:
         root = f"/three-{uuid.uuid4().hex}"
         self.brokers = {
             n: Broker(
@@ -38,6 +39,7 @@ class Three:
                     rack=f"rack-{n}",
                     stop_timeout_ms=5_000,
                     coordination=lambda: ZooKeeperCoordination(zookeeper, SESSION_TIMEOUT_MS, root=root),
+                    **fields,
                 )
             )
             for n in (1, 2, 3)
@@ -63,8 +65,9 @@ class Three:
 
 
 @contextlib.asynccontextmanager
-async def three(zookeeper: str, data: Path) -> AsyncIterator[Three]:
-    cluster = Three(zookeeper, data)
+async def three(zookeeper: str, data: Path, **fields: Any) -> AsyncIterator[Three]:
+    """`fields`: of each broker's configuration."""
+    cluster = Three(zookeeper, data, **fields)
     try:
         await asyncio.gather(*(broker.start() for broker in cluster.brokers.values()))
         await until(lambda: _all_known(cluster))

@@ -1,0 +1,130 @@
+"""Topics that are made when they are first used, where the brokers are set to do so, and deleting only what is empty."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from mq_broker.broker import admin as broker_admin
+from mq_broker.broker.config import AutoCreate
+from mq_cli.local_cluster import LocalCluster
+from mq_client import (
+    Admin,
+    Consumer,
+    InvalidRequest,
+    InvalidSetting,
+    InvalidTopicName,
+    Producer,
+    Reader,
+    TopicNotEmpty,
+    UnknownTopic,
+)
+from tests.mq_broker.broker.cluster import standalone, until
+from tests.mq_broker.broker.test_three_brokers import three
+
+
+def publish(bootstrap: str, topic: str) -> None:
+    with Producer(bootstrap) as producer:
+        producer.publish(topic, "hello").result(30)
+
+
+def subscribe(bootstrap: str, topic: str) -> None:
+    with Consumer(bootstrap) as consumer:
+        consumer.subscribe(topic)
+
+
+def test_no_topic_is_made_by_itself_unless_the_broker_is_set_to_do_so(bootstrap: str, admin: Admin, topic: str) -> None:
+    for use in (publish, subscribe):
+        with pytest.raises(UnknownTopic):
+            use(bootstrap, topic)
+    assert topic not in admin.list_topics()
+
+
+def test_a_topic_is_made_when_a_producer_or_a_consumer_names_it_and_by_nobody_else(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path, auto_create=AutoCreate(3, 1)) as broker:
+            admin = Admin(broker.address)
+            for ask in (admin.describe_topic, admin.offsets, Reader(broker.address).offsets):
+                with pytest.raises(UnknownTopic):
+                    await asyncio.to_thread(ask, "looked-at")
+            for use, name in ((publish, "written"), (subscribe, "read")):
+                await asyncio.to_thread(use, broker.address, name)
+                assert len((await asyncio.to_thread(admin.describe_topic, name)).partitions) == 3
+            with pytest.raises(InvalidTopicName):
+                await asyncio.to_thread(publish, broker.address, "no/name")
+            assert await asyncio.to_thread(admin.list_topics) == ["read", "written"]
+
+    asyncio.run(scenario())
+
+
+def test_many_who_name_a_topic_at_once_make_it_once(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path, auto_create=AutoCreate(2, 3)) as cluster:
+            addresses = [cluster[broker].address for broker in (1, 2, 3)]
+            await asyncio.gather(
+                *(asyncio.to_thread(publish, address, "t") for address in addresses)
+            )  # the brokers need threads too
+            admin = Admin(addresses)
+
+            async def all_there() -> bool:
+                found = await asyncio.to_thread(admin.offsets, "t")
+                return len(found) == 2 and sum(end for _, end in found.values()) == 3
+
+            await until(all_there)
+            described = await asyncio.to_thread(admin.describe_topic, "t")
+            assert [len(partition.replicas) for partition in described.partitions] == [3, 3]
+
+    asyncio.run(scenario())
+
+
+def test_a_consumer_does_not_bring_back_a_topic_that_is_deleted_under_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path, auto_create=AutoCreate()) as broker:
+            admin = Admin(broker.address)
+            with await asyncio.to_thread(Consumer, broker.address) as consumer:
+                await asyncio.to_thread(consumer.subscribe, "t")
+                await asyncio.to_thread(admin.delete_topic, "t")
+                with pytest.raises(UnknownTopic):
+                    await asyncio.to_thread(consumer.take, 10_000)
+            assert await asyncio.to_thread(admin.list_topics) == []
+
+    asyncio.run(scenario())
+
+
+def test_no_more_topics_are_made_by_themselves_than_a_cluster_should_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_admin, "AUTO_CREATED_TOPICS_MAX", 2)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path, auto_create=AutoCreate()) as broker:
+            for name in ("a", "b"):
+                await asyncio.to_thread(publish, broker.address, name)
+            with pytest.raises(InvalidRequest, match="there are 2 topics already"):
+                await asyncio.to_thread(publish, broker.address, "c")
+            await broker.create_topic("c")
+
+    asyncio.run(scenario())
+
+
+def test_what_is_made_must_be_possible() -> None:
+    for wrong in ({"partitions": 0}, {"replicas": 10}):
+        with pytest.raises(InvalidSetting, match="--auto-create-"):
+            AutoCreate(**wrong)
+
+
+def test_a_topic_that_holds_records_is_not_deleted_as_an_empty_one(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    publish(bootstrap, topic)
+    with pytest.raises(TopicNotEmpty, match="holds 1 records"):
+        admin.delete_topic(topic, if_empty=True)
+    admin.purge(topic)
+    admin.delete_topic(topic, if_empty=True)
+    assert topic not in admin.list_topics()
+
+
+@pytest.mark.cluster
+def test_a_broker_is_told_on_its_command_line_to_make_topics(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, arguments=["--auto-create", "--auto-create-partitions", "2"]) as cluster:
+        publish(cluster.bootstrap, "t")
+        assert len(Admin(cluster.bootstrap).describe_topic("t").partitions) == 2
