@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mq_cli.terminal import LINES, printable
+from mq_cli.terminal import LINES, printable, printable_json
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ def milliseconds(seconds: float) -> int:
 
 
 def write_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    lines = json.dumps(value, indent=2, ensure_ascii=False).split("\n")  # in a text they are escapes
+    click.echo("\n".join(map(printable_json, lines)))
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:

@@ -65,3 +65,17 @@ def test_times_are_told_in_utc() -> None:
 @pytest.mark.parametrize(("count", "text"), [(0, "0 messages"), (1, "1 message"), (12_345, "12,345 messages")])
 def test_things_are_counted(count: int, text: str) -> None:
     assert output.counted(count, "message") == text
+
+
+def test_names_from_outside_command_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "x\x1b[2J\x9b31m\u202e\ny"
+    output.write_table(["name"], [(evil,)])
+    output.write(evil)
+    output.say(evil)
+    written, said = capsys.readouterr()
+    assert written.splitlines()[1].rstrip() == r"x\x1b[2J\x9b31m\u202e\ny"
+    assert written.splitlines()[2:] == said.splitlines() == [r"x\x1b[2J\x9b31m\u202e", "y"]
+    output.write_json([{"name": evil}])
+    document = capsys.readouterr().out
+    assert json.loads(document) == [{"name": evil}]
+    assert all(line.isprintable() for line in document.split("\n"))
