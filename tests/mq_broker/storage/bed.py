@@ -81,7 +81,9 @@ def one_of_each_operation() -> list[Operation]:
 
 def frame_of(index: int, epoch: int = 1, payload: bytes = b"", operation: Operation | None = None, place: Place = PLACE) -> Frame:
     """An entry's frame; an APPEND unless told otherwise."""
-    entry = Entry(index, epoch, 1_000_000 + index, operation or Append(), uuid_of(index), 1, len(payload), 2 * len(payload))
+    operation = operation or Append()
+    records = len(operation.uuids()) if isinstance(operation, Append) and operation.record_uuids else 1
+    entry = Entry(index, epoch, 1_000_000 + index, operation, uuid_of(index), records, len(payload), 2 * len(payload))
     return encode(place, entry, (payload,) if payload else ())
 
 
