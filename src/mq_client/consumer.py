@@ -19,6 +19,7 @@ from mq_client.connection import Connection
 from mq_client.deadline import Deadline, positive_ms
 from mq_client.errors import InvalidRequest, InvalidSetting
 from mq_client.record_queue import ConsumerRecord, RecordQueue
+from mq_client.serializers import Deserializer, deserializer_of, record_deserializer
 from mq_client.subscription import SetStart, Subscriptions
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -42,6 +43,9 @@ class Consumer:
     `ephemeral`: the group, its place in every partition, is deleted 30 s after its last member is gone. All its members say so, or
     none: who says otherwise than the group was made is refused when a partition is opened (`InvalidRequest`).
 
+    `key_deserializer`, `value_deserializer`: what to make of the bytes of a record that are there: "json", "string", "bytes", a
+    callable, or a name of the entry point group `tritonmq.serializers` (serializers.py).
+
     Raises `InvalidSetting` for a value that makes no sense.
     """
 
@@ -57,6 +61,8 @@ class Consumer:
         settle_ms: float = _SETTLE_MS,
         member_id: str | None = None,
         ephemeral: bool = False,
+        key_deserializer: str | Deserializer | None = None,
+        value_deserializer: str | Deserializer | None = None,
     ) -> None:
         if ephemeral and group is None:
             raise InvalidSetting("ephemeral=True is about a group: name one, or leave it out")
@@ -76,6 +82,9 @@ class Consumer:
             positive_ms("settle_ms", settle_ms) / 1000,
             buffer_bytes_max,
             ephemeral=ephemeral,
+        )
+        self._subscriptions.deserialize = record_deserializer(
+            deserializer_of("key_deserializer", key_deserializer), deserializer_of("value_deserializer", value_deserializer)
         )
         self._running = False
         self._stopped = False
@@ -143,8 +152,13 @@ class Consumer:
     def take(self, timeout_ms: float | None = None) -> ConsumerRecord | None:
         """The next record of any topic, waiting up to `timeout_ms` (None: until stopped). None if none came.
 
-        Raises the error that ended a topic's subscription, once its records have been taken.
+        Raises the error that ended a topic's subscription, once its records have been taken; `NotDeserialized` for a record that
+        the deserializers cannot read, behind which the next call goes on.
         """
+        record, deserialize = self._take(timeout_ms), self._subscriptions.deserialize
+        return record if record is None or deserialize is None else deserialize(record)
+
+    def _take(self, timeout_ms: float | None) -> ConsumerRecord | None:
         if not self._running:
             self.start()
         changed = self._subscriptions.changed

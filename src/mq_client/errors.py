@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from mq_protocol.errors import (
     BatchTooLarge,
     CoordinationUnavailable,
@@ -46,6 +48,17 @@ from mq_protocol.errors import (
     Unreachable,
 )
 
+if TYPE_CHECKING:
+    from mq_client.record_queue import ConsumerRecord
+
+
+class NotDeserialized(RefusedError):
+    """A record came whose key or value the consumer's deserializer cannot read. `record`: as it came."""
+
+    def __init__(self, message: str, record: ConsumerRecord) -> None:
+        super().__init__(message)
+        self.record = record
+
 
 class NotSent(Unreachable):
     """Nobody could be reached in time and nothing was ever sent: it did not happen."""
@@ -68,6 +81,7 @@ __all__ = [
     "NotEnoughBrokers",
     "NotEnoughReplicas",
     "NotLeader",
+    "NotDeserialized",
     "NotSent",
     "NotYetWritten",
     "OffsetOutOfRange",

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,7 @@ from mq_client.futures import RecordFuture, TableFuture, TableOutcome
 from mq_client.leaders import topic_with
 from mq_client.partitioners import Partitioner, choice_of
 from mq_client.sender import Sender
+from mq_client.serializers import Serializer, serializer_of
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import check_topic_name, did_you_mean
@@ -67,6 +68,8 @@ class Producer:
     `compression`: of batches, None, "lz4" or "zstd". `buffer_bytes_max`: what may be unacknowledged in all.
     `partitioner`: who chooses the partition of a record for which none is named: "key", "sticky", "round_robin", "random", a
     callable, or a name of the entry point group `tritonmq.partitioners` (partitioners.py says what each does).
+    `key_serializer`, `value_serializer`: what makes bytes of what `publish` is given (of a topic with a schema: of keys only):
+    "json", "string", "bytes", a callable, or a name of the entry point group `tritonmq.serializers` (serializers.py).
     `metadata_age_ms_max`: partitions and columns that are added to a topic are known after so long; when one is named, at once.
 
     Raises `InvalidSetting` for a value that makes no sense. Nothing is connected before the first use.
@@ -87,6 +90,8 @@ class Producer:
         metadata_age_ms_max: float = _METADATA_AGE_MS,
         publish_ms_max: float | None = None,
         partitioner: str | Partitioner = "key",
+        key_serializer: str | Serializer | None = None,
+        value_serializer: str | Serializer | None = None,
     ) -> None:
         if acks not in _ACKS:
             raise InvalidSetting(f"acks={acks!r} is not known{did_you_mean(str(acks), _ACKS)} (it is one of {', '.join(_ACKS)})")
@@ -108,6 +113,8 @@ class Producer:
         self._metadata_age_s_max = positive_ms("metadata_age_ms_max", metadata_age_ms_max) / 1000
         self._connection = Connection(bootstrap)
         self._choice = choice_of(partitioner)
+        self._key_serializer = serializer_of("key_serializer", key_serializer)
+        self._value_serializer = serializer_of("value_serializer", value_serializer)
         settings = AccumulatorSettings(
             batch_bytes_max,
             linger_ms / 1000,
@@ -122,7 +129,8 @@ class Producer:
         self._lock = self._sender.lock
         self._targets: dict[str, Target] = {}
         # Those for which `publish` may choose the partition itself, as it does for most.
-        self._quick = self._targets if self._choice == (None, True, False) else {}
+        plain = self._choice == (None, True, False) and self._key_serializer is None and self._value_serializer is None
+        self._quick: dict[str, Target] = self._targets if plain else {}
         self._closed = False
         atexit.register(_close_at_exit, weakref.ref(self))
 
@@ -131,9 +139,9 @@ class Producer:
     def publish(
         self,
         topic: str,
-        value: bytes | str | Mapping[str, object] | None,
+        value: Any,
         *,
-        key: bytes | str | None = None,
+        key: Any = None,
         headers: Headers | None = None,
         partition: int | None = None,
         timestamp: int | datetime | None = None,
@@ -141,9 +149,9 @@ class Producer:
     ) -> RecordFuture:
         """Send one record; its future tells where it is, or why it is not there.
 
-        `value`: bytes or text for a topic of records, a dict of columns for a topic with its own schema. `key` decides the
-        partition (as Kafka's default partitioner does) unless `partition` is given; without either, records go to the partitions
-        in turn, some dozens at a time. Another `partitioner` may choose otherwise.
+        `value`: bytes or text for a topic of records (what `value_serializer` takes, if there is one), a dict of columns for a
+        topic with its own schema. `key` decides the partition (as Kafka's default partitioner does) unless `partition` is given;
+        without either, records go to the partitions in turn, some dozens at a time. Another `partitioner` may choose otherwise.
         `timestamp`: microseconds since 1970 or a datetime with a zone; the clock's time if not given.
         `uuid`: the record's own. Sent again, by anyone and among whatever others, it is answered with the first one's place, as
         long as the partition remembers it (`dedup_uuids_max`). Without key or partition it also decides the partition.
@@ -171,9 +179,27 @@ class Producer:
                 future = self._accumulator.add_plain(target, chosen, key, value, size, clock_ns, self._buffer_bytes_max)
             if future is not None:
                 return future
-        target = target or self._targets.get(topic) or self._target(topic)
+        if key is not None and self._key_serializer is not None:
+            key = self._key_serializer(key)
+        return self._publish(topic, value, key, headers, partition, timestamp, uuid, serialize=self._value_serializer)
+
+    def _publish(
+        self,
+        topic: str,
+        value: Any,
+        key: bytes | str | None,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp: int | datetime | None,
+        uuid: uuids.UUID | bytes | str | None,
+        *,
+        serialize: Serializer | None = None,
+    ) -> RecordFuture:
+        target = self._targets.get(topic) or self._target(topic)
         if target.view.typed:
             return self._publish_row(target, value, key, headers, partition, timestamp, uuid)
+        if serialize is not None and value is not None:
+            value = serialize(value)
         return self._publish_record(target, value, key, headers, partition, timestamp, uuid)
 
     def _publish_record(
@@ -212,7 +238,7 @@ class Producer:
                     self._sender.work.notify()
                 return future
         # The topic has just changed.
-        return self.publish(name, value, key=key, headers=pairs, partition=partition, timestamp=given_us, uuid=own)
+        return self._publish(name, value, key, pairs, partition, given_us, own)
 
     def _publish_row(
         self,
@@ -239,7 +265,7 @@ class Producer:
                 raise
             target = self._target_with(name, columns=row)
             if target.rows is None:
-                return self.publish(name, row, key=key, partition=partition, uuid=uuid)  # made anew, without a schema
+                return self._publish(name, row, key, None, partition, None, uuid)  # made anew, without a schema
             values, size = target.rows.fit(row)
         if size > target.record_bytes_max:
             raise BatchTooLarge(f"row of {size} bytes is above {name!r}'s record_bytes_max={target.record_bytes_max}: raise it")
@@ -255,7 +281,7 @@ class Producer:
                     self._sender.work.notify()
                 return future
         # The topic has just changed.
-        return self.publish(name, row, key=key, partition=partition, uuid=own)
+        return self._publish(name, row, key, None, partition, None, own)
 
     def _choose(
         self, target: Target, key: bytes | None, partition: int | None, uuid: bytes | None = None

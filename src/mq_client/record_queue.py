@@ -25,13 +25,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class ConsumerRecord(NamedTuple):
     """One record. Of a topic with its own schema: `value` is a dict of its columns, `key` None, `headers` empty.
 
+    Else `key` and `value` are bytes or None, unless the consumer has deserializers.
+
     `timestamp`: microseconds since 1970, the record's own, else the broker's clock when it was appended.
     """
 
     topic: str
     partition: int
     offset: int
-    key: bytes | None
+    key: Any
     value: Any
     headers: tuple[tuple[str, bytes | None], ...]
     timestamp: int
@@ -131,8 +133,14 @@ class RecordQueue:
     Asking for the next record says that the one before is done with: then a group's cursor may pass it.
     """
 
-    def __init__(self, topic: str, changed: threading.Condition) -> None:
+    def __init__(
+        self,
+        topic: str,
+        changed: threading.Condition,
+        deserialize: Callable[[ConsumerRecord], ConsumerRecord] | None = None,
+    ) -> None:
         self.topic = topic
+        self._deserialize = deserialize
         self.error: TritonMQError | None = None
         self._changed = changed
         self._chunks: deque[Chunk] = deque()
@@ -144,8 +152,12 @@ class RecordQueue:
     def get(self, block: bool = True, timeout: float | None = None) -> ConsumerRecord:
         """The next record, waiting up to `timeout` seconds (None: until the consumer stops).
 
-        Raises `queue.Empty`, or the error that ended the topic's subscription.
+        Raises `queue.Empty`, the error that ended the topic's subscription, or `NotDeserialized`.
         """
+        record = self._get(block, timeout)
+        return record if self._deserialize is None else self._deserialize(record)
+
+    def _get(self, block: bool, timeout: float | None) -> ConsumerRecord:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._changed:
             while True:

@@ -21,7 +21,7 @@ from mq_client.deadline import Backoff, Deadline
 from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_client.leaders import move_cursors
 from mq_client.push_streams import PushStream
-from mq_client.record_queue import Chunk, PartitionPlace, RecordQueue
+from mq_client.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_nodes
@@ -70,6 +70,7 @@ class Subscriptions:
         self.start = start
         self.credit_bytes = credit_bytes
         self.ephemeral = ephemeral
+        self.deserialize: Callable[[ConsumerRecord], ConsumerRecord] | None = None  # what queues do to what they hand out
         self.places: dict[Place, PartitionPlace] = {}
         self.views: dict[str, TopicView] = {}
         self._settle_s = settle_s
@@ -88,7 +89,7 @@ class Subscriptions:
             if view.name in self.views:
                 return
             self.views[view.name] = view
-            self.queues[view.name] = RecordQueue(view.name, self.changed)
+            self.queues[view.name] = RecordQueue(view.name, self.changed, self.deserialize)
             for number in range(view.partitions):
                 self.places[view.name, number] = PartitionPlace(view.name, number)
             self._look = True

@@ -15,6 +15,7 @@ NAMES = {
     "PartitionMove", "Recovery",
     "TopicDescription", "PartitionDescription", "ClusterDescription", "BrokerDescription", "GroupDescription", "GroupCursor",
     "TransactionDescription", "StagedSum", "AbortedTransaction",
+    "NotDeserialized",
     "NotSent",
 }  # fmt: skip
 
