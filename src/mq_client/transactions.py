@@ -257,11 +257,21 @@ class TransactionClient:
         self._connection.refresh(topic, deadline)
         found: list[StagedBatch] = []
         for address in self._connection.addresses():
-            answer = self._connection.ask(address, "Staged", pb.StagedRequest(topic=topic), pb.StagedResponse, deadline)
-            found += [
-                StagedBatch(b.topic, b.partition, b.query, b.sink, b.batch_id, b.row_count, b.timestamp_us) for b in answer.staged
-            ]
+            told = self._staged_at(address, topic, deadline)
+            found += [StagedBatch(b.topic, b.partition, b.query, b.sink, b.batch_id, b.row_count, b.timestamp_us) for b in told]
         return sorted(found, key=lambda batch: (batch.partition, batch.timestamp))
+
+    def _staged_at(self, address: str, topic: str, deadline: Deadline) -> list[pb.StagedInfo]:
+        """All that one broker has, asked for until it has no more."""
+        request = pb.StagedRequest(topic=topic)
+        found: list[pb.StagedInfo] = []
+        while True:
+            answer = self._connection.ask(address, "Staged", request, pb.StagedResponse, deadline)
+            found.extend(answer.staged)
+            if not answer.more:
+                return found
+            request.after.CopyFrom(answer.last)
+            request.after_index = answer.last_index
 
     def _coordinator(self, query_id: str, sink: str, deadline: Deadline) -> int:
         return coordinator_partition(query_id, sink, self._connection.topic(TRANSACTIONS_TOPIC, deadline).partitions)

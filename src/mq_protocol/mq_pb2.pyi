@@ -2353,18 +2353,27 @@ Global___TransactionStatusResponse: _TypeAlias = TransactionStatusResponse  # no
 
 @_typing.final
 class StagedRequest(_message.Message):
+    """By topic, partition and place in the journal; `after` and `after_index`: only what comes behind that."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     TOPIC_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    AFTER_INDEX_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
+    after_index: _builtins.int
+    @_builtins.property
+    def after(self) -> Global___TopicPartition: ...
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
+        after: Global___TopicPartition | None = ...,
+        after_index: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "after_index", b"after_index", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2416,16 +2425,27 @@ class StagedResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     STAGED_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    LAST_INDEX_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """ask on, behind `last`"""
+    last_index: _builtins.int
     @_builtins.property
     def staged(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagedInfo]: ...
+    @_builtins.property
+    def last(self) -> Global___TopicPartition: ...
     def __init__(
         self,
         *,
         staged: _abc.Iterable[Global___StagedInfo] | None = ...,
+        more: _builtins.bool = ...,
+        last: Global___TopicPartition | None = ...,
+        last_index: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last", b"last"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["staged", b"staged"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last", b"last", "last_index", b"last_index", "more", b"more", "staged", b"staged"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -23,6 +23,7 @@ from mq_broker.broker.admin import Admin
 from mq_broker.broker.cluster import Cluster
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.shell import Shell
+from mq_broker.broker.streams import in_turns
 from mq_broker.broker.topics import Topics
 from mq_broker.broker.transaction_requests import (
     by_partition,
@@ -35,6 +36,7 @@ from mq_broker.broker.transaction_requests import (
 )
 from mq_broker.core.entries import Decide, Discard, Fence, Finish, Publish, TransactionKey
 from mq_broker.core.messages import AreStaged, Decided
+from mq_broker.core.state import StagedBatch
 from mq_broker.rpc.calls import Calls
 from mq_broker.storage.frame import line_from_wire
 from mq_protocol import mq_pb2 as pb
@@ -49,7 +51,7 @@ from mq_protocol.errors import (
     UnknownTopic,
     Unreachable,
 )
-from mq_protocol.limits import DISCARD_UUIDS_MAX
+from mq_protocol.limits import ANSWER_BYTES_MAX, DISCARD_UUIDS_MAX
 from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, quoted
 from mq_protocol.partitioner import coordinator_partition
 
@@ -60,6 +62,8 @@ BACKOFF_S: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 ALARM_BACKOFF_S: Final = 5.0
 REAP_EVERY_S: Final = 20.0
 REAP_AGE_S: Final = 60.0
+STAGED_TOLD_BYTES: Final = 300
+"""About what a staged batch takes in an answer, as an object, beside its names."""
 
 Answer = TypeVar("Answer", bound=Message)
 
@@ -403,23 +407,29 @@ class Transactions:
         )
 
     async def staged(self, request: pb.StagedRequest, _deadline: float) -> pb.StagedResponse:
-        """What is staged on the partitions led here, of one topic or of all."""
+        """What is staged on the partitions led here, of one topic or of all; as much as fits one answer, `more` says whether some
+        did not."""
         response = pb.StagedResponse()
         if request.topic:
             await self._topics.get(request.topic)
-        for partition in self._shell.partitions():
+        partitions = [p for p in self._shell.partitions() if p.serving and request.topic in ("", p.topic.spec.name)]
+        size = 0
+        async for partition, batch in in_turns(_staged_after(partitions, request)):
             name = partition.topic.spec.name
-            if partition.serving and request.topic in ("", name):
-                for batch in partition.replica.machine.staged.values():
-                    response.staged.add(
-                        topic=name,
-                        partition=partition.number,
-                        query=listed_name(batch.key.query_id),
-                        sink=batch.key.sink,
-                        batch_id=batch.batch_id,
-                        row_count=batch.row_count,
-                        timestamp_us=batch.timestamp_us,
-                    )
+            if size >= ANSWER_BYTES_MAX:
+                response.more = True
+                break
+            size += STAGED_TOLD_BYTES + len(name) + len(batch.key.sink)
+            response.staged.add(
+                topic=name,
+                partition=partition.number,
+                query=listed_name(batch.key.query_id),
+                sink=batch.key.sink,
+                batch_id=batch.batch_id,
+                row_count=batch.row_count,
+                timestamp_us=batch.timestamp_us,
+            )
+            response.last.topic, response.last.partition, response.last_index = name, partition.number, batch.index
         return response
 
     # ------------------------------------------------------------------ the reaper
@@ -491,6 +501,18 @@ class Transactions:
 def _check_topic_id(partition: Partition, request: pb.PublishRequest | pb.AreStagedRequest) -> None:
     if request.topic_id not in ("", partition.topic.spec.topic_id):
         raise UnknownTopic(f"topic {request.topic!r} was deleted and made again since these rows were staged: they went with it")
+
+
+def _staged_after(partitions: list[Partition], request: pb.StagedRequest) -> Iterator[tuple[Partition, StagedBatch]]:
+    """In the order in which they are told, behind the one that was told last."""
+    after = request.after.topic, request.after.partition
+    for partition in sorted(partitions, key=lambda p: (p.topic.spec.name, p.number)):
+        place = partition.topic.spec.name, partition.number
+        if place < after:
+            continue
+        for batch in sorted(partition.replica.machine.staged.values(), key=lambda each: each.index):
+            if place > after or batch.index > request.after_index:
+                yield partition, batch
 
 
 def _backoff(attempt: int) -> float:

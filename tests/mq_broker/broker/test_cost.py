@@ -16,12 +16,13 @@ import pyarrow as pa
 import pytest
 from grpc import aio
 
-from mq_broker.broker import admin, groups
+from mq_broker.broker import admin, groups, transactions
 from mq_broker.rpc.service import path
 from mq_broker.rpc.status import from_call
 from mq_client.admin import Admin
 from mq_client.connection import Connection
 from mq_client.deadline import Deadline
+from mq_client.transactions import TransactionClient
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch, schema_fingerprint
 from mq_protocol.envelope import decode
@@ -344,6 +345,25 @@ def test_cursors_that_do_not_fit_one_answer_are_asked_for_by_others(tmp_path: Pa
             assert await asyncio.to_thread(told) == [(group, [("a", 0), ("a", 1), ("b", 0)]) for group in ("x", "y", "z")]
             one = await asyncio.to_thread(Admin(broker.address).describe_group, "y")
             assert len(one.cursors) == 3
+
+    asyncio.run(scenario())
+
+
+def test_staged_batches_that_do_not_fit_one_answer_are_asked_for_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "ANSWER_BYTES_MAX", 500)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", partitions=2, durability="memory")
+            stage = pb.StageOf(key=pb.TransactionKey(query_id="q", sink="t"))
+            for number in range(5):
+                await broker.produce("t", number, partition=number % 2, stage=stage)
+            answer = await broker.ask("Staged", pb.StagedRequest())
+            assert [staged.partition for staged in answer.staged] == [0, 0]
+            assert answer.more
+            with TransactionClient(broker.address) as client:
+                told = await asyncio.to_thread(client.staged, "t")
+            assert [staged.partition for staged in told] == [0, 0, 0, 1, 1]
 
     asyncio.run(scenario())
 
