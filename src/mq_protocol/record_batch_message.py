@@ -11,6 +11,7 @@ import struct
 from dataclasses import dataclass
 
 from mq_protocol.errors import CorruptBatch
+from mq_protocol.limits import SCHEMA_FIELDS_MAX
 
 _PREFIX = struct.Struct("<Ii")  # continuation marker, bytes of metadata
 _CONTINUATION = 0xFFFFFFFF
@@ -19,6 +20,7 @@ _RECORD_BATCH = 3
 _HEADER_NAMES = {1: "a schema", 2: "a dictionary batch", 4: "a tensor", 5: "a sparse tensor"}
 _CODECS = {0: "lz4", 1: "zstd"}
 _TABLE_BYTES_MIN = 4
+_PAIRS_MAX = 6 * SCHEMA_FIELDS_MAX  # two nodes for a map, three buffers for each: sixteen bytes here are 120 of Python's
 
 _U16, _I32, _U32, _I64 = (struct.Struct(code) for code in ("<H", "<i", "<I", "<q"))
 _PAIR = struct.Struct("<qq")
@@ -191,6 +193,8 @@ class _Table:
             return ()
         at += self._read(_U32, at)
         count = self._read(_U32, at)
+        if count > _PAIRS_MAX:
+            raise CorruptBatch(f"corrupt batch: it lists {count} columns or buffers, more than any topic's schema has")
         at += _U32.size
         if at + count * _PAIR.size > len(self._data):
             raise CorruptBatch("corrupt batch: the metadata runs past its end")

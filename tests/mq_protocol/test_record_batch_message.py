@@ -9,6 +9,7 @@ import pytest
 
 from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import CorruptBatch
+from mq_protocol.limits import SCHEMA_FIELDS_MAX
 from mq_protocol.record_batch_message import codec_of, read_record_batch_message
 
 BATCH = pa.record_batch({"a": pa.array([1, None, 3]), "b": ["x", "yy", "zzz"]})
@@ -77,3 +78,13 @@ def test_buffers_outside_the_body_and_impossible_null_counts_are_refused() -> No
         assert PAYLOAD.count(old) == 1
         with pytest.raises(CorruptBatch, match=says):
             read_record_batch_message(memoryview(PAYLOAD.replace(old, new)))
+
+
+def test_as_many_columns_are_read_as_a_schema_may_have_and_not_many_more() -> None:
+    def columns(count: int) -> memoryview:
+        column = pa.array(["x"])
+        return memoryview(pa.record_batch([column] * count, names=[str(number) for number in range(count)]).serialize())
+
+    assert len(read_record_batch_message(columns(SCHEMA_FIELDS_MAX)).buffers) == 3 * SCHEMA_FIELDS_MAX
+    with pytest.raises(CorruptBatch, match="more than any topic's schema has"):
+        read_record_batch_message(columns(2 * SCHEMA_FIELDS_MAX + 1))
