@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from mq_protocol.names import parse_size
 
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[int]
+else:
+    _ParamType = click.ParamType  # takes no type in click 8.1
 
-class Size(click.ParamType[int]):
+
+class Size(_ParamType):
     """A number of bytes, as topic settings are written."""
 
     name = "size"
