@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from itertools import pairwise
 from typing import TypeAlias
 
 from mq_broker.core.entries import UUID_BYTES, Append, Entry, EpochStart, Stage, Trim
@@ -110,16 +109,19 @@ def _wrong_range(message: AppendEntries) -> str:
 
 
 def _wrong_entries(message: AppendEntries) -> str:
-    entries = message.entries
-    if not entries:
-        return ""
-    if entries[0].index != message.prev_index + 1 or any(b.index != a.index + 1 for a, b in pairwise(entries)):
-        return f"entries {[entry.index for entry in entries[:5]]} do not follow {message.prev_index} one by one"
-    if entries[0].leader_epoch < max(message.prev_epoch, 1) or entries[-1].leader_epoch > message.leader_epoch:
-        return f"epochs {entries[0].leader_epoch} to {entries[-1].leader_epoch} after {message.prev_epoch}"
-    if any(b.leader_epoch < a.leader_epoch for a, b in pairwise(entries)):
-        return "epochs fall from one entry to the next"
-    return next((f"entry {entry.index} {why}" for entry in entries if (why := _wrong_entry(entry))), "")
+    """One pass, since there may be a thousand."""
+    index, epoch = message.prev_index, max(message.prev_epoch, 1)
+    for entry in message.entries:
+        index += 1
+        if entry.index != index:
+            return f"entry {entry.index} stands where {index} should: entries follow one by one"
+        if entry.leader_epoch < epoch:
+            return f"entry {index} is of epoch {entry.leader_epoch}, what is before of {epoch}: epochs do not fall"
+        epoch = entry.leader_epoch
+        why = _wrong_entry(entry)
+        if why:
+            return f"entry {index} {why}"
+    return f"entries of epoch {epoch}, above the leader's {message.leader_epoch}" if epoch > message.leader_epoch else ""
 
 
 def _wrong_entry(entry: Entry) -> str:
