@@ -15,6 +15,7 @@ from mq_broker.rpc.links import LINK, SERVICE, Links, PeerAddress, _Outgoing, _P
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.server import dial, listen
+from mq_broker.rpc.service import stream_handler
 from mq_broker.rpc.status import from_call
 from mq_broker.storage.frame import HEADER_BYTES
 from mq_protocol import mq_pb2 as pb
@@ -387,25 +388,44 @@ def test_a_recorded_link_cannot_be_played_again() -> None:
             )
             assert error.why == pb.PEER_NO_PROOF
             assert two.links.connected() == [1], "the first link is as it was"
-            reflected = await refused(
-                Spoken(channel, life()),
-                pb.LinkHeader(hello=mine),
-                pb.LinkHeader(hello=pb.LinkHello(proof=theirs.proof)),
-            )
+            mirror = Spoken(channel, life())
+            await mirror.say(hello=life().hello(2))
+            shown = (await mirror.hear()).hello.proof
+            reflected = await refused(mirror, pb.LinkHeader(hello=pb.LinkHello(proof=shown)))
             assert reflected.why == pb.PEER_NO_PROOF
             first.call.cancel()
 
     asyncio.run(scenario())
 
 
-def test_who_is_dialled_proves_itself_before_it_is_told_anything() -> None:
+@pytest.mark.parametrize("proof", [b"", bytes(32)])
+def test_who_is_dialled_proves_itself_before_it_is_told_anything(proof: bytes) -> None:
     async def scenario() -> None:
-        honest, impostor = Node(1), Node(2, secret=bytes(32))
-        async with nodes(honest, impostor):
-            honest.knows(impostor)
-            impostor.knows(honest)
-            await until(lambda: impostor.refusals.counts or honest.refusals.counts)
-            assert honest.heard.events == impostor.heard.events == []
+        heard: list[pb.LinkHeader] = []
+        dialled = asyncio.Event()
+
+        async def impostor(context: Any) -> None:
+            heard.append(decode(await context.read(), pb.LinkHeader).header)
+            hello = pb.LinkHello(broker=2, incarnation=1, to=1, nonce=bytes(32), proof=proof)
+            await context.write(encode(Envelope(pb.LinkHeader(hello=hello))))
+            data = await context.read()
+            if data is not aio.EOF:  # type: ignore[attr-defined]
+                heard.append(decode(data, pb.LinkHeader).header)
+            dialled.set()
+
+        server, port = listen("127.0.0.1:0")
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {"Link": stream_handler("Link", impostor)}),)
+        )
+        await server.start()
+        node = Node(1)
+        async with nodes(node):
+            node.links.know({2: PeerAddress(f"127.0.0.1:{port}", 1)})
+            async with asyncio.timeout(DEADLINE_S):
+                await dialled.wait()
+            assert node.heard.events == []
+            assert not any(header.hello.proof for header in heard)
+        await server.stop(0)
 
     asyncio.run(scenario())
 
