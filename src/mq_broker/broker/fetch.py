@@ -38,8 +38,6 @@ from mq_protocol.limits import FETCH_CHUNK_BYTES, FILTERS_AT_ONCE_MAX, YIELD_EVE
 CHUNK_BYTES_CEILING: Final = 4 * FETCH_CHUNK_BYTES
 PUSHDOWN_READ_BYTES: Final = 4 * FETCH_CHUNK_BYTES
 """What is read at once to send a part of it: little of it may be left."""
-MEASURED_IN_A_TURN: Final = 50
-"""Spans of partitions measured before other work gets its turn: each takes some fifty searches in its index."""
 WATCH_GATHER_S: Final = 0.002
 """Commits within this share one answer: a watcher wants the newest end, not each one."""
 
@@ -133,7 +131,7 @@ class Reading:
         numbers = request.partitions or range(topic.partitions)
         spans = {span.partition: span for span in request.spans}
         response = pb.ListOffsetsResponse()
-        async for number in in_turns(numbers, MEASURED_IN_A_TURN if spans else YIELD_EVERY):
+        async for number in in_turns(numbers):
             try:
                 partition = self._shell.partition(topic, number) if request.any_replica else self._shell.leader(topic, number)
                 if not (partition.serving or partition.knows_committed):

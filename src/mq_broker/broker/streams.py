@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from mq_protocol.limits import YIELD_EVERY
 
 T = TypeVar("T")
 
+TURN_S: Final = 0.01
+"""How long one list may be worked on before others have their turn, whatever its elements cost."""
 
-async def in_turns(elements: Iterable[T], every: int = YIELD_EVERY) -> AsyncIterator[T]:
-    """The elements; after so many of them other work on the loop gets its turn."""
+
+async def in_turns(elements: Iterable[T]) -> AsyncIterator[T]:
+    """The elements; after `YIELD_EVERY` of them, or after `TURN_S`, other work on the loop gets its turn."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
     for count, element in enumerate(elements, 1):
         yield element
-        if count % every == 0:
+        if count % YIELD_EVERY == 0 or clock() - began > TURN_S:
             await asyncio.sleep(0)
+            began = clock()
 
 
 async def side_by_side(*sides: Coroutine[Any, Any, None]) -> None:
