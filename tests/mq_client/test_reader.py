@@ -139,8 +139,8 @@ def test_a_filter_that_cannot_be_is_refused_before_anything_is_sent(admin: Admin
         with pytest.raises(InvalidSetting, match="filter names column 'm', which the topic does not have"):
             reader.read_stored(filled, 0, filter="m = 1")
         admin.create_topic(topic + "d", schema="d decimal(8,2)")
-        with pytest.raises(InvalidSetting, match=r"filter compares column 'd'.*with 1e-999999999: write a value of that type"):
-            reader.read_stored(topic + "d", 0, filter="d = 1e-999999999")
+        with pytest.raises(InvalidSetting, match="filter has a number of 401 characters at character 5: at most 400 are"):
+            reader.read_stored(topic + "d", 0, filter="d = 1" + "0" * 400)
         with Producer(bootstrap) as producer:
             producer.publish(topic + "r", b"x").result(10)
         with pytest.raises(InvalidRequest, match="filter needs a topic with columns of its own"):

@@ -264,8 +264,8 @@ def test_a_filter_that_the_topic_cannot_have_is_refused_where_spark_plans(bootst
     with pytest.raises(InvalidSetting, match="filter compares column 'n', which is int64, with 'x'"):
         read(bootstrap, NUMBERS, subscribe=f"{name}-n", filter="n = 'x'")
     admin.create_topic(f"{name}-d", schema="n long, d decimal(8,2)")
-    with pytest.raises(InvalidSetting, match=r"filter compares column 'd', which is decimal128.8, 2., with 1e-999999999"):
-        read(bootstrap, NUMBERS, subscribe=f"{name}-d", filter="d = 1e-999999999")
+    with pytest.raises(InvalidSetting, match="filter has a number of 401 characters at character 5: at most 400 are"):
+        read(bootstrap, NUMBERS, subscribe=f"{name}-d", filter="d = 1" + "0" * 400)
 
 
 def test_a_run_keeps_the_columns_that_it_was_started_with_and_the_next_has_those_that_were_added(
