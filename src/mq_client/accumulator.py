@@ -30,7 +30,7 @@ _HELD_S: Final = 0.05
 
 UUID_BYTES: Final = 16
 
-TURN_RECORDS: Final = 32
+TURN_RECORDS: Final = 64
 """Without a key, so many go to one partition in a row: some for each where many come at once, and batches that are not tiny."""
 
 _SPREAD_MAX: Final = 8
@@ -209,7 +209,7 @@ class Accumulator:
         except BaseException:  # a signal's
             batch.cut(index)
             raise
-        if partition is None and index & 31 == 31:  # TURN_RECORDS are in it
+        if partition is None and index & 63 == 63:  # TURN_RECORDS are in it
             self._take_turns(target)
         return future
 
