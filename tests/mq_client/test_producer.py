@@ -32,8 +32,11 @@ from mq_client import (
     UnknownPartition,
     UnknownTopic,
     Unreachable,
+    channels,
 )
+from mq_protocol import mq_pb2 as pb
 from mq_protocol.partitioner import partition_for_key
+from mq_protocol.record_batch_message import codec_of
 from tests.cluster.harness import wait_until
 
 
@@ -56,7 +59,7 @@ def values(bootstrap: str, topic: str, partition: int = 0) -> list[bytes]:
         {"linger_ms": -1},
         {"batch_bytes_max": 0},
         {"batch_bytes_max": 1 << 30},
-        {"compression": "snappy"},
+        {"compression": "brotli"},
         {"partitioner": "modulo"},
         {"buffer_bytes_max": 1},
         {"bootstrap": "nowhere"},
@@ -131,12 +134,21 @@ def test_many_threads_may_publish(bootstrap: str, admin: Admin, topic: str) -> N
         assert [int(n) for t, n in found if int(t) == thread] == list(range(500))
 
 
-def test_compressed_batches_are_read_back(bootstrap: str, admin: Admin, topic: str) -> None:
+@pytest.mark.parametrize(
+    ("compression", "stored"),
+    [(None, None), ("none", None), ("lz4", "lz4"), ("zstd", "zstd"), ("gzip", "zstd"), ("zlib", "zstd"), ("snappy", "lz4")],
+)
+def test_batches_are_stored_by_the_codec_that_the_name_stands_for_and_read_back(
+    bootstrap: str, admin: Admin, topic: str, compression: str | None, stored: str | None
+) -> None:
     admin.create_topic(topic)
-    with Producer(bootstrap, compression="zstd") as producer:
+    with Producer(bootstrap, compression=compression, linger_ms=100) as producer:
         for _ in range(100):
             producer.publish(topic, b"x" * 1_000)
     assert values(bootstrap, topic) == [b"x" * 1_000] * 100
+    request = pb.FetchRequest(topic=topic, partition=0, start_offset=0, end_offset=100, chunk_bytes_max=1)
+    for chunk in channels.open_fetch(bootstrap, request, timeout_s=10):
+        assert codec_of(chunk.payload) == stored
 
 
 def test_a_uuid_makes_one_copy_whoever_sends_it(bootstrap: str, admin: Admin, topic: str) -> None:
