@@ -299,8 +299,8 @@ REPLICATION = (
         "an answer is given when the entry is written, not when it is committed",
         "rule 4",
         "leader:Leader.flushed",
-        "if wait is Wait.WRITTEN:",
-        "if True:",
+        "if wait is Wait.WRITTEN]:",
+        "if True]:",
     ),
     Mutation(
         "acks=leader is answered before the leader's disk has the entry",
