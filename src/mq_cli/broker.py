@@ -120,6 +120,14 @@ _LEVELS = ["debug", "info", "warning", "error"]
     help="What may be held for clients' streams before no more is read from them. Default: half of the memory.",
 )
 @click.option(
+    "--dedup-memory-max",
+    type=SIZE,
+    default="1GiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Memory for the UUIDs that partitions remember, e.g. 512MiB: beyond it the broker says so, and forgets none.",
+)
+@click.option(
     "--session-timeout-ms",
     type=click.IntRange(500, 60_000),
     default=SESSION_TIMEOUT_MS,
@@ -155,6 +163,7 @@ def broker(
     auto_create: bool,
     auto_create_partitions: int,
     auto_create_replicas: int | None,
+    dedup_memory_max: int,
     session_timeout_ms: int,
     stop_timeout_ms: int,
     log_level: str,
@@ -184,6 +193,7 @@ def broker(
                 rack=rack,
                 topic_name_max=topic_name_max,
                 auto_create=AutoCreate(auto_create_partitions, replicas) if auto_create else None,
+                dedup_memory_max=dedup_memory_max,
                 session_timeout_ms=session_timeout_ms,
                 stop_timeout_ms=stop_timeout_ms,
                 peer_listen=peer_listen,

@@ -105,6 +105,9 @@ DEDUP_UUIDS_MAX: Final = 100_000
 DEDUP_UUIDS_FLOOR: Final = 100
 DEDUP_UUIDS_CEILING: Final = 10_000_000
 
+DEDUP_MEMORY_MAX: Final = 1 << 30
+"""What the UUIDs of all partitions of a broker may take before it says so: some 230 full windows of the default size."""
+
 DEDUP_MS_FLOOR: Final = 60_000
 """What `dedup_ms` can be lowered to: a producer goes on asking for some time after a first answer was lost."""
 

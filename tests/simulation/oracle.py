@@ -33,14 +33,11 @@ from mq_broker.core.messages import (
 from mq_broker.core.state import Snapshot
 from tests.simulation.journal import Journal
 from tests.simulation.story import Line, Story
-from tests.simulation.truth import Life, PartitionTruth
+from tests.simulation.truth import STATES_COMPARED_EVERY, Life, PartitionTruth
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
     from tests.simulation.host import Host, OnReply
-
-STATES_COMPARED_EVERY = 16
-"""Entries. At these the state machines of all who stop there are compared."""
 
 NOTHING_HEARD = (0, -1, 0)
 
@@ -68,7 +65,7 @@ class Oracle:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.truths = [PartitionTruth() for _ in range(cluster.plan.partitions)]
+        self.truths = [PartitionTruth(cluster.plan.settings.window) for _ in range(cluster.plan.partitions)]
         self.story = Story(cluster.plan.partitions)
         self.trace = 0
         self.stood_back_ms = -1 << 40
@@ -219,6 +216,13 @@ class Oracle:
             self.check_named(host.partition)
         if high_watermark % STATES_COMPARED_EVERY == 0:
             state = host.replica.machine.state()
+            seen = tuple(uuid for uuid, _ in state.uuids)
+            if seen != life.remembered[high_watermark]:
+                raise self.violation(
+                    host.partition,
+                    f"at entry {high_watermark} broker {host.broker.number} remembers {len(seen)} UUIDs from {seen[:1]} on; "
+                    f"the journal says {len(life.remembered[high_watermark])}",
+                )
             if life.states.setdefault(high_watermark, state) != state:
                 raise self.violation(
                     host.partition,

@@ -169,6 +169,20 @@ def _liar(chance: Random, plan: Plan) -> Plan:
     )
 
 
+def _narrow_windows(chance: Random, plan: Plan) -> Plan:
+    """Few UUIDs are remembered, and not for long; journals begin anew again and again, and brokers with them."""
+    brokers = chance.choice((1, 2, 3))
+    return replace(
+        _quiet(chance, plan, brokers, 1, dedup_uuids_max=chance.choice((700, 100_000)), dedup_ms=chance.choice((20_000, 30_000))),
+        faults=("restart_at_once",),
+        fault_every_ms=4_000,
+        trouble_ms=60_000,
+        pace_ms=10,
+        retains_ms=1_000.0,
+        shortens=0.3,
+    )
+
+
 PROFILES: dict[str, Narrow] = {
     "unanswered": _unanswered,
     "joiners": _joiners,
@@ -178,4 +192,5 @@ PROFILES: dict[str, Narrow] = {
     "recoveries": _recoveries,
     "hasty-moves": _hasty_moves,
     "liar": _liar,
+    "narrow-windows": _narrow_windows,
 }

@@ -22,6 +22,45 @@ from mq_broker.core.entries import (
 )
 from mq_broker.core.messages import LeaderName
 from mq_broker.core.state import MachineState, Snapshot
+from mq_broker.core.window import FORGOTTEN_AT_ONCE_MAX, WindowBounds
+
+STATES_COMPARED_EVERY = 16
+"""Entries, between two at which the states of replicas are held against one another and against what is known here."""
+
+
+class Remembered:
+    """The UUIDs that a journal's entries leave remembered, the oldest first: as plain a list as can be."""
+
+    def __init__(self, bounds: WindowBounds) -> None:
+        self._bounds = bounds
+        self.uuids: list[bytes] = []
+        self._timestamps_us: dict[bytes, int] = {}
+
+    def came(self, uuid: bytes, timestamp_us: int) -> None:
+        self.uuids.append(uuid)
+        self._timestamps_us[uuid] = timestamp_us
+        if len(self.uuids) > self._bounds.uuids_max:
+            del self._timestamps_us[self.uuids.pop(0)]
+
+    def published(self, uuid: bytes, timestamp_us: int) -> None:
+        if uuid in self._timestamps_us:
+            self._timestamps_us[uuid] = timestamp_us
+
+    def newer_half(self) -> list[bytes]:
+        """Those that will be remembered for some time yet."""
+        newer = self.uuids[len(self.uuids) // 2 :]
+        if self._bounds.age_ms_max is None or not newer:
+            return newer
+        since_us = self._timestamps_us[newer[-1]] - 500 * self._bounds.age_ms_max
+        return [uuid for uuid in newer if self._timestamps_us[uuid] >= since_us]
+
+    def age(self, timestamp_us: int, added: int) -> None:
+        for _ in range(FORGOTTEN_AT_ONCE_MAX + added):
+            if self._bounds.age_ms_max is None or not self.uuids:
+                return
+            if timestamp_us - self._timestamps_us[self.uuids[0]] <= 1000 * self._bounds.age_ms_max:
+                return
+            del self._timestamps_us[self.uuids.pop(0)]
 
 
 class Life:
@@ -30,7 +69,7 @@ class Life:
     `first_epoch` is the leader epoch that it began with.
     """
 
-    def __init__(self, recovery: int, first_epoch: int, gone: int = 0, dropped: int = 0) -> None:
+    def __init__(self, bounds: WindowBounds, recovery: int, first_epoch: int, gone: int = 0, dropped: int = 0) -> None:
         self.recovery = recovery
         self.first_epoch = first_epoch
         self.offset_floor = 0
@@ -56,6 +95,9 @@ class Life:
         """Under which nothing more is decided (of the coordinator's partition)."""
         self.fenced: set[TransactionKey] = set()
         """Under which nothing more is staged."""
+        self.remembered: dict[int, tuple[bytes, ...]] = {}
+        """By entry, every so many: the UUIDs remembered then."""
+        self.window = Remembered(bounds)
         self._staged: dict[bytes, tuple[int, int]] = {}
         self._staged_by: dict[bytes, TransactionKey] = {}
         self._gone = gone
@@ -70,6 +112,7 @@ class Life:
     def commit(self, entry: Entry, leader_epoch: int) -> None:
         self.committed.append(entry)
         self.committed_in.append(leader_epoch)
+        self._remember(entry)
         match entry.operation:
             case Append():
                 self.uuid_at[entry.uuid] = entry.index
@@ -99,6 +142,27 @@ class Life:
                 self.decided.setdefault((key, batch_id), decide)
             case _:
                 pass
+
+    def _remember(self, entry: Entry) -> None:
+        added = 0
+        match entry.operation:
+            case Append() as append:
+                records = list(append.uuids())
+                for uuid in records:
+                    self.window.came(uuid, entry.timestamp_us)
+                added = len(records)
+                self.window.came(entry.uuid, entry.timestamp_us)
+            case Stage():
+                self.window.came(entry.uuid, entry.timestamp_us)
+            case Publish(uuids=uuids):
+                for uuid in uuids:
+                    if uuid in self._staged:
+                        self.window.published(uuid, entry.timestamp_us)
+            case _:
+                pass
+        self.window.age(entry.timestamp_us, added)
+        if entry.index % STATES_COMPARED_EVERY == 0:
+            self.remembered[entry.index] = tuple(self.window.uuids)
 
     def _end(self, end: Abort | Fence) -> None:
         if isinstance(end, Abort):
@@ -160,8 +224,9 @@ class Life:
 class PartitionTruth:
     """What is true of one partition. `present` is its present life."""
 
-    def __init__(self) -> None:
-        self.lives = [Life(0, 0)]
+    def __init__(self, bounds: WindowBounds) -> None:
+        self._bounds = bounds
+        self.lives = [Life(bounds, 0, 0)]
         self.lost: set[bytes] = set()
         """Batches that were committed, and only in logs that were lost."""
         self.positions: dict[tuple[int, int], tuple[Entry, int]] = {}
@@ -189,7 +254,7 @@ class PartitionTruth:
         """The partition goes on from the log that has these entries after `base`."""
         former, end = self.known(base, entries)
         dropped = max(max(life.dropped, life.log_start_offset) for life in self.lives)
-        life = Life(recovery, first_epoch, base, dropped)  # what let the journal begin there may be lost
+        life = Life(self._bounds, recovery, first_epoch, base, dropped)  # what let the journal begin there may be lost
         for entry, leader_epoch in zip(former.committed[:end], former.committed_in, strict=False):
             life.commit(entry, leader_epoch)
         life.snapshots.update((index, snapshot) for index, snapshot in former.snapshots.items() if index <= end)

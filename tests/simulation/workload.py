@@ -246,6 +246,9 @@ class Workload:
         while not self.stopped:
             yield loop.between(500, 5_000)
             mine = [uuid for number, uuid in self._acked if number == partition and uuid not in self.lost(partition)]
+            if self.cluster.plan.settings.dedup_ms is not None:
+                kept = set(self.cluster.oracle.life(partition).window.newer_half())
+                mine = [uuid for uuid in mine if uuid in kept]
             if mine:
                 uuid = loop.random.choice(mine)
                 result = yield from self.ask("forgetful", partition, Append(), uuid=uuid, record_count=1, tries=3)

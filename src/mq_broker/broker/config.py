@@ -15,6 +15,7 @@ from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import (
     CLIENT_MESSAGE_BYTES_MAX,
     CONNECTIONS_MAX,
+    DEDUP_MEMORY_MAX,
     MEMORY_HIGH_FLOOR,
     MESSAGE_BYTES_MAX,
     NAME_BYTES_MAX,
@@ -54,6 +55,7 @@ class BrokerConfig:
     clients' streams before no more is read from them; 0 is half of the memory. `topic_name_max` bounds the names of topics that
     this broker is asked to make, in bytes. `coordination`, if given, is used instead.
     `auto_create`: whether and how topics are made that a producer or a consumer names and nobody has made.
+    `dedup_memory_max`: bytes of memory for the UUIDs that partitions remember, beyond which the log says so.
 
     Raises `InvalidSetting` naming what is wrong.
     """
@@ -74,6 +76,7 @@ class BrokerConfig:
     connections_max: int = CONNECTIONS_MAX
     memory_high: int = 0
     auto_create: AutoCreate | None = None
+    dedup_memory_max: int = DEDUP_MEMORY_MAX
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker <= _BROKER_MAX:
@@ -96,6 +99,8 @@ class BrokerConfig:
             raise InvalidSetting(f"--connections-max={self.connections_max} lets nobody in: give 1 or more")
         if self.memory_high != 0 and self.memory_high < MEMORY_HIGH_FLOOR:
             raise InvalidSetting(f"--memory-high={self.memory_high} is too little to work with: give {MEMORY_HIGH_FLOOR} or more")
+        if self.dedup_memory_max < 1:
+            raise InvalidSetting(f"--dedup-memory-max={self.dedup_memory_max} is out of range: give 1 or more bytes")
         if not 1 <= self.topic_name_max <= NAME_BYTES_MAX:
             raise InvalidSetting(f"--topic-name-max={self.topic_name_max} is out of range: give 1 to {NAME_BYTES_MAX}")
 

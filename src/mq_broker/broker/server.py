@@ -32,6 +32,7 @@ from mq_broker.broker.topics import Topic, Topics
 from mq_broker.broker.total_loss import TotalLoss
 from mq_broker.broker.transaction_upkeep import Upkeep
 from mq_broker.broker.transactions import Transactions
+from mq_broker.broker.window_budget import WindowBudget
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
 from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc import service as rpc_service
@@ -137,6 +138,7 @@ class _Broker:
     def __init__(
         self, config: BrokerConfig, shell: Shell, coordination: CoordinationService, cluster_id: str, secret: bytes | None
     ) -> None:
+        self._dedup_memory_max = config.dedup_memory_max
         self._server, port = rpc_server.listen(
             config.listen, options=rpc_server.client_options(config.message_bytes_max, config.connections_max)
         )
@@ -214,6 +216,7 @@ class _Broker:
         spawn(Retention(self._shell, clock).keep(), "retention")
         spawn(Upkeep(self._shell, clock.now_us).keep(), "upkeep of transactions")
         spawn(EphemeralGroups(self._shell, self._delivery.shares).keep(), "ephemeral groups")
+        spawn(WindowBudget(self._shell, self._dedup_memory_max).watch(), "budget of UUID windows")
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
         log.info("broker %d serves at %s, other brokers at %s", self._shell.broker, self.address, self._peer_address or "no port")
 

@@ -157,6 +157,11 @@ class Replica:
         return self._shared.incarnations.get(broker, 0)
 
     @property
+    def window_bytes(self) -> int:
+        """The memory that the UUIDs take which it remembers."""
+        return self._shared.machine.uuids.memory_bytes
+
+    @property
     def next_offset_at_most(self) -> int:
         """No record in this log, what is not committed included, has an offset at or above it (rule 15)."""
         machine = self._shared.machine
