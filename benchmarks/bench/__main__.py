@@ -19,7 +19,7 @@ from benchmarks.bench.report import TABLE_WIDTH, as_json, markdown, print_figure
 from benchmarks.bench.workbench import FULL, QUICK, Workbench
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "RESULTS.md"
-MODULES: Final = ("spark_source", "spark_sink", "produce", "latency")
+MODULES: Final = ("spark_source", "spark_sink", "produce", "latency", "windows")
 """Each has `measure(bench)`. Imported when it is its turn. Spark's come first, because Spark has to be started first."""
 
 

@@ -21,6 +21,8 @@ NOTES: Final = (
     "ceiling once, through two; “grpcio, 3 copies” has the shape of the write and nothing of ours.",
     "Latency: publish to a subscribed Consumer in another process, 3 replicas. A ratio below 1 would beat the ceiling, an echo of "
     "two messages; a replicated push needs at least four.",
+    "Window: a full one of one partition, in a process of its own; the longest hold is of its event loop, while a snapshot is "
+    "taken, written and read. The ceiling keeps the bare UUIDs, and its loop has nothing to do.",
     "Spark: the ceiling is the same rows yielded from memory by a Python source, or dropped by a Python sink.",
 )
 TABLE_WIDTH: Final = 132

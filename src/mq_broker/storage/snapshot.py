@@ -41,6 +41,7 @@ _WHOLE: Final = 1  # the version whose body is one message
 _PART: Final = struct.Struct("<I")
 _CRC_SLICE_BYTES: Final = 1 << 20
 _PAUSE_S: Final = 0.0002
+_AT_A_TIME: Final = 128  # UUIDs put into a window between two pauses: about a millisecond
 _HEADER: Final = struct.Struct("<I3sBQ")
 _CRC_BYTES: Final = 4
 _UUID_BYTES: Final = 16
@@ -66,7 +67,7 @@ def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
         fenced=[_key_to_wire(key) for key in state.fenced],
     )
     body = bytearray()
-    for part in (message, *map(_uuids_to_wire, state.uuids.columns())):
+    for part in chain((message,), map(_uuids_to_wire, state.uuids.columns())):
         written = part.SerializeToString()
         body += _PART.pack(len(written))
         body += written
@@ -95,7 +96,7 @@ def decode_snapshot(place: Place, data: Buffer) -> Snapshot:
         parts = _parts(data[_HEADER.size :]) if version == _VERSION else iter((data[_HEADER.size :],))
         message = pb.SnapshotState.FromString(bytes(next(parts)))
         windows = map(pb.PlacedUuids.FromString, map(bytes, parts)) if version == _VERSION else iter((message.uuids,))
-        return _from_wire(message, SeenUuids.of(pair for window in windows for pair in _uuids_from_wire(window)))
+        return _from_wire(message, SeenUuids.of(_unhurried(pair for window in windows for pair in _uuids_from_wire(window))))
     except (DecodeError, ValueError, OverflowError) as error:
         raise CorruptBatch(f"a snapshot of {place} cannot be read ({error}): it is to be sent or written again") from error
 
@@ -114,6 +115,7 @@ def _checksum(place: Place, pieces: Iterable[Buffer]) -> int:
         view = memoryview(piece)
         for at in range(0, len(view), _CRC_SLICE_BYTES):
             crc = int(google_crc32c.extend(crc, bytes(view[at : at + _CRC_SLICE_BYTES])))
+            _let_others_run()
     return crc
 
 
@@ -129,6 +131,13 @@ def _parts(body: memoryview) -> Iterator[memoryview]:
             raise ValueError("a part runs past its end")
         yield body[at - size : at]
         _let_others_run()
+
+
+def _unhurried(pairs: Iterable[tuple[bytes, Placed]]) -> Iterator[tuple[bytes, Placed]]:
+    for number, pair in enumerate(pairs, 1):
+        yield pair
+        if number % _AT_A_TIME == 0:
+            _let_others_run()
 
 
 def _let_others_run() -> None:
@@ -206,7 +215,7 @@ def _from_wire(message: pb.SnapshotState, uuids: SeenUuids) -> Snapshot:
     )
 
 
-def _uuids_from_wire(message: pb.PlacedUuids) -> tuple[tuple[bytes, Placed], ...]:
+def _uuids_from_wire(message: pb.PlacedUuids) -> Iterator[tuple[bytes, Placed]]:
     """Raises `ValueError` if the columns are not of one length."""
     joined = message.uuids  # each access copies
     uuids = [joined[at : at + _UUID_BYTES] for at in range(0, len(joined), _UUID_BYTES)]
@@ -214,7 +223,7 @@ def _uuids_from_wire(message: pb.PlacedUuids) -> tuple[tuple[bytes, Placed], ...
     placed = map(Placed, *(accumulate(column) for column in columns))
     if any(len(column) != len(uuids) for column in columns):
         raise ValueError("its columns of UUIDs are not of one length")
-    return tuple(zip(uuids, placed, strict=True))
+    return zip(uuids, placed, strict=True)
 
 
 def _staged_from_wire(batch: pb.StagedBatchState) -> StagedBatch:
