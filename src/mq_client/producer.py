@@ -342,12 +342,11 @@ class Producer:
             key_column = record_key_column(table)
         pieces = self._pieces(target, table, partition, key_column, None if uuid is None else _uuid_bytes(uuid))
         outcome = TableOutcome(topic, table.num_rows)
-        deadline = Deadline(self._publish_ms_max)
         try:
             for at, (chosen, piece) in enumerate(pieces):
                 piece_uuid = None if uuid is None else _piece_uuid(_uuid_bytes(uuid), at, len(pieces), piece.num_rows)
                 with self._lock:
-                    self._make_room(piece.nbytes, deadline)
+                    self._make_room(piece.nbytes)
                     self._accumulator.add_closed(view, chosen, piece, outcome.piece(), time.monotonic(), uuid=piece_uuid)
                     self._sender.work.notify()
         finally:
@@ -457,13 +456,13 @@ class Producer:
         if target is not None:
             self._accumulator.drop_target(target, time.monotonic())
 
-    def _make_room(self, size: int, deadline: Deadline | None = None) -> None:
-        """Under the sender's lock: wait until `size` more bytes fit."""
+    def _make_room(self, size: int) -> None:
+        """Under the sender's lock: wait until `size` more bytes fit. Raises `Overloaded` after `publish_ms_max`."""
         if self._closed:
             raise InvalidRequest("producer is closed: make a new one")
         self._sender.ensure_started()
         if self._accumulator.pending_bytes + size > self._buffer_bytes_max:
-            self._sender.wait_for_room(size, self._buffer_bytes_max, deadline or Deadline(self._publish_ms_max))
+            self._sender.wait_for_room(size, self._buffer_bytes_max, Deadline(self._publish_ms_max))
             self._make_room(0)  # closed meanwhile, or the thread failed: nobody would send what is added now
 
     def _raise_failures(self) -> None:
