@@ -1,0 +1,225 @@
+"""Change the product in one small place, run the tests that reach that place, and see whether one fails. Then the next place.
+
+`python -m tests.mutants [--sample N] [--only TEXT ...] [--table FILE]`. A mutant that no test notices *survives*. It shows a
+hole in the tests, or it makes no difference; `explained.toml` lists those that make none, each with the reason.
+`--sample N` takes one mutant of N, always the same ones.
+
+Tests that start processes are left out, because a mutant lives in this process alone. Each mutant is a fork, which compiles
+its own text of one module before it imports the product. Nothing is written into the source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import traceback
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.mutants.covering import DATA, Covered
+from tests.mutants.points import Mutant, mutants_of
+
+ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+PACKAGES = ("src/mq_broker/core", "src/mq_broker/broker", "src/mq_client")
+UNPROCESSED = ("-m", "not cluster and not spark", "--ignore=tests/notebooks", "--ignore=tests/mutants")
+TESTS_S = 20.0
+"""So many seconds of tests are run against a mutant at most, the quick ones first."""
+
+PATIENCE_S = 60.0
+"""A fork that has not ended after this is taken for one that hangs: a test would have failed by its time-out."""
+
+WARMED = ("pyarrow", "numpy", "grpc", "google.protobuf", "kazoo.client", "click", "rich.console", "google_crc32c")
+"""Imported once, before the forks: nothing of the product's, which each fork imports for itself."""
+
+HEADER = "| package | mutants | tried | noticed | make no difference | survive |\n|---|---|---|---|---|---|"
+
+
+class Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives one module another text."""
+
+    def __init__(self, module: str, path: Path, text: str) -> None:
+        self._module = module
+        self._path = path
+        self._text = text
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._module:
+            return None
+        package = [str(self._path.parent)] if self._path.name == "__init__.py" else None
+        return importlib.util.spec_from_file_location(fullname, self._path, loader=self, submodule_search_locations=package)
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self._text, str(self._path), "exec"), vars(module))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant: `noticed`, `hung`, `survived` or `no test`."""
+
+    mutant: Mutant
+    outcome: str
+
+    @property
+    def alive(self) -> bool:
+        return self.outcome in ("survived", "no test")
+
+
+def module_of(file: str) -> str:
+    return file.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def sampled(mutants: Iterable[Mutant], sample: int) -> list[Mutant]:
+    """One of so many, chosen by what it is: the same ones in each run, wherever they stand in the file."""
+    return [each for each in mutants if zlib.crc32(each.key.encode()) % sample == 0]
+
+
+def begin(mutant: Mutant, tests: Sequence[str], output: Path) -> int:
+    """Fork; the child runs the tests against the mutant and ends with pytest's status. Returns the child's process id."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child:
+        return child
+    try:
+        os.setsid()
+        with output.open("wb") as to:
+            os.dup2(to.fileno(), 1)
+            os.dup2(to.fileno(), 2)
+        text = mutant.applied((ROOT / mutant.file).read_text())
+        sys.meta_path.insert(0, Loader(module_of(mutant.file), ROOT / mutant.file, text))
+        status = pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider", "--timeout=30", "--no-header"])
+        os._exit(int(status))
+    except BaseException:  # noqa: BLE001 (a fork that went on would run the parent's code)
+        traceback.print_exc()
+        os._exit(99)
+
+
+class Hunt:
+    """Owns the forks that run side by side."""
+
+    def __init__(self, covered: Covered, folder: Path, processes: int) -> None:
+        self._covered = covered
+        self._folder = folder
+        self._processes = processes
+        self._running: dict[int, tuple[Mutant, float]] = {}
+        self.verdicts: list[Verdict] = []
+
+    def run(self, mutants: Sequence[Mutant]) -> None:
+        for number, mutant in enumerate(mutants):
+            tests = self._chosen(mutant)
+            if not tests:
+                self._tell(Verdict(mutant, "no test"))
+                continue
+            while len(self._running) >= self._processes:
+                self._reap()
+            child = begin(mutant, tests, self._folder / f"{number}.txt")
+            self._running[child] = (mutant, time.monotonic() + PATIENCE_S)
+        while self._running:
+            self._reap()
+
+    def _chosen(self, mutant: Mutant) -> list[str]:
+        chosen: list[str] = []
+        spent_s = 0.0
+        for took_s, node in self._covered.tests_of(ROOT / mutant.file, mutant.line):
+            if chosen and spent_s + took_s > TESTS_S:
+                break
+            spent_s += took_s
+            chosen.append(node)
+        return chosen
+
+    def _reap(self) -> None:
+        """Take in one that has ended, or end one whose time is over."""
+        child, status = os.waitpid(-1, os.WNOHANG)
+        if child:
+            mutant, _ = self._running.pop(child)
+            code = os.waitstatus_to_exitcode(status)
+            if code in (5, 99):
+                raise SystemExit(f"{mutant.key}: its tests could not be run (status {code}): look into {self._folder}")
+            self._tell(Verdict(mutant, "survived" if code == 0 else "noticed"))
+            return
+        for child, (mutant, deadline) in list(self._running.items()):
+            if time.monotonic() > deadline:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                del self._running[child]
+                self._tell(Verdict(mutant, "hung"))
+                return
+        time.sleep(0.01)
+
+    def _tell(self, verdict: Verdict) -> None:
+        self.verdicts.append(verdict)
+        if verdict.alive:
+            print(f"{verdict.outcome:>8}  {verdict.mutant.file}:{verdict.mutant.line}  {verdict.mutant.key}", flush=True)
+
+
+def rows(verdicts: Sequence[Verdict], all_mutants: Sequence[Mutant], explained: set[str]) -> list[str]:
+    """The table, a line a package."""
+    lines = []
+    for package in PACKAGES:
+        mine = [each for each in verdicts if each.mutant.file.startswith(package + "/")]
+        alive = [each for each in mine if each.alive]
+        alike = [each for each in alive if each.mutant.key in explained]
+        survive = len(alive) - len(alike)
+        share = f"{survive} ({100 * survive / len(mine):.1f} %)" if mine else "0"
+        total = sum(each.file.startswith(package + "/") for each in all_mutants)
+        lines.append(f"| `{package}` | {total} | {len(mine)} | {len(mine) - len(alive)} | {len(alike)} | {share} |")
+    return lines
+
+
+def put_into(table: Path, lines: Sequence[str]) -> None:
+    text = table.read_text()
+    before, header, after = text.partition(HEADER)
+    if not header:
+        raise ValueError(f"{table} has no table that begins with {HEADER!r}")
+    rest = after.lstrip("\n").split("\n\n", 1)[1:]
+    table.write_text("\n\n".join([before + HEADER + "\n" + "\n".join(lines), *rest]).rstrip("\n") + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--sample", type=int, default=1, help="try one mutant of so many")
+    parser.add_argument("--only", action="append", default=[], help="those whose file or key contains this")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants", help="for coverage and output")
+    parser.add_argument("--covered", action="store_true", help="use the coverage that a former run left")
+    parser.add_argument("--table", type=Path, help="put the counts into this file, in the place of its table")
+    arguments = parser.parse_args()
+    folder = arguments.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    if not arguments.covered:
+        command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.covering", *UNPROCESSED]
+        subprocess.run(command, cwd=ROOT, env={**os.environ, DATA: str(folder)}, check=False)
+    files = sorted(path for package in PACKAGES for path in (ROOT / package).glob("*.py"))
+    everything = [each for path in files for each in mutants_of(str(path.relative_to(ROOT)), path.read_text())]
+    chosen = [each for each in sampled(everything, arguments.sample) if all(part in each.key for part in arguments.only)]
+    explained = {each["mutant"] for each in tomllib.loads((HERE / "explained.toml").read_text()).get("explained", [])}
+    for name in WARMED:
+        importlib.import_module(name)
+    hunt = Hunt(Covered(folder), folder, arguments.processes)
+    hunt.run(chosen)
+    lines = rows(hunt.verdicts, everything, explained)
+    print("\n".join([HEADER, *lines]))
+    if arguments.table is not None:
+        put_into(arguments.table, lines)
+    return 1 if any(each.alive and each.mutant.key not in explained for each in hunt.verdicts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
