@@ -4,13 +4,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo test style types floors dist versions proto lock bench bench-kafka simulate mutations chaos crashes clean
+.PHONY: demo test quick style types floors dist versions proto lock bench bench-kafka simulate mutations mutants chaos crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
 
-test: style types floors      ## everything that must hold
-	$(BIN)/python -m pytest
+SIDE_BY_SIDE ?= 3
+test: style types floors      ## everything that must hold; most tests wait for processes, so several run side by side
+	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder
+
+quick: style types floors     ## an answer in about a minute: everything that starts no processes
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not processes"
 
 style: $(VENV)/.ready
 	$(BIN)/ruff check .
@@ -41,6 +45,10 @@ simulate: $(VENV)/.ready      ## whole clusters in virtual time: make simulate S
 COUNTED ?= 10
 mutations: $(VENV)/.ready     ## plant every fault, see that the simulator finds it, and put the counts into its README
 	$(BIN)/python -m tests.simulation.mutations --processes 2 --seeds $(COUNTED) --table tests/simulation/README.md
+
+SAMPLE ?= 1
+mutants: $(VENV)/.ready       ## change the product in one place at a time, and see that a test fails: make mutants SAMPLE=10 tries one of ten
+	$(BIN)/python -m tests.mutants --sample $(SAMPLE) --table tests/mutants/README.md
 
 MINUTES ?= 5
 chaos: $(VENV)/.ready         ## real processes under fire, judged: make chaos MINUTES=n

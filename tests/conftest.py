@@ -1,13 +1,54 @@
-"""What every test may use. Heavy things are started once and only if a test asks for them."""
+"""What every test may use, and which tests start processes. Dear things are started once, and only if a test asks for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import mq_client  # noqa: F401 - before anything imports gRPC, as applications are told to
 from mq_broker.coordination.embedded import EmbeddedZooKeeper
+
+STARTED = {"zookeeper", "broker", "bootstrap", "cluster", "start_cluster", "spark"}
+"""Fixtures that start processes."""
+
+SPARK = Path(__file__).parent / "spark"
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not name
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts processes, keep together what shares something dear, and put first what takes long.
+
+    `make test` runs several processes of pytest side by side. The tests of one group stay in one of them: all that use the Spark
+    session, and all of a file that shares a fixture of its module.
+    """
+    for item in items:
+        if SPARK in item.path.parents:
+            item.add_marker("spark")
+        if STARTED & set(_fixtures(item)) or item.get_closest_marker("cluster") or item.get_closest_marker("spark"):
+            item.add_marker("processes")
+        if group := _group(item):
+            item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_rank)  # the sort is stable: within a rank the order of the files stays
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return item.fixturenames if isinstance(item, pytest.Function) else []
+
+
+def _group(item: pytest.Item) -> str | None:
+    if "spark" in _fixtures(item):
+        return "spark"
+    definitions = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
+    return str(item.path) if any(each[-1].scope == "module" for each in definitions) else None
+
+
+def _rank(item: pytest.Item) -> int:
+    """0: the Spark session's, which are one group and so the longest way. 1: other processes. 2: the rest."""
+    if "spark" in _fixtures(item):
+        return 0
+    return 1 if item.get_closest_marker("processes") else 2
 
 
 @pytest.fixture(scope="session")

@@ -19,13 +19,6 @@ from tests.spark.sink_driver import short_session
 from tests.spark.starting import FAILED_STARTS, start_session
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.spark)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for told in FAILED_STARTS:
         terminalreporter.section("a start of Spark failed")
