@@ -13,6 +13,7 @@ from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(320)
 CREATE_IT = "unknown topic 'late_flights': create it first, `tritonmq topic create late_flights`"
 WRONG_TYPE = "column 'id' is string and topic typed has it as bigint: cast it"
 
@@ -28,7 +29,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict
             for _ in range(200_000):  # more than a worker sends before anybody reads: some is left when Spark has had enough
                 producer.publish("flights", b"x" * 100)
         run = [sys.executable, "-m", "tests.spark.failing_writes", running.bootstrap, str(scratch / "checkpoint")]
-        done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=150)
+        done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-5000:]
     cases: dict[str, str] = {}
     for part in done.stderr.split("##### ")[1:]:

@@ -19,6 +19,7 @@ exec "{java}" "$@"
 """
 
 
+@pytest.mark.timeout(320)
 @pytest.mark.parametrize(("failures", "outcome"), [(1, "1 passed"), (2, "1 error")])
 def test_a_second_start_is_tried_and_the_report_has_what_java_printed(tmp_path: Path, failures: int, outcome: str) -> None:
     java = shutil.which("java")
@@ -29,7 +30,7 @@ def test_a_second_start_is_tried_and_the_report_has_what_java_printed(tmp_path: 
     broken.chmod(0o755)
     environment = {**os.environ, "JAVA_HOME": str(tmp_path / "home"), "PYTEST_ADDOPTS": ""}
     run = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'inner'}", ONE_TEST]
-    done = subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
     assert outcome in done.stdout, done.stdout[-4000:]
     assert "the first start of Spark failed" in done.stdout
     assert "Java has no memory today" in done.stdout
