@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,11 +32,13 @@ from mq_protocol.polling import wait_without_event_engine
 
 if TYPE_CHECKING:
     from mq_broker.broker.config import BrokerConfig
+    from mq_broker.coordination.embedded import EmbeddedZooKeeper
 
 _log = logging.getLogger("mq_cli.broker")
 
 EMBEDDED = "embedded"
 EMBEDDED_PORT = 2181
+_LOOK_AT_ZOOKEEPER_S = 1.0
 _LEVELS = ["debug", "info", "warning", "error"]
 
 
@@ -70,7 +73,8 @@ _LEVELS = ["debug", "info", "warning", "error"]
 @click.option(
     "--zookeeper",
     metavar="HOSTS",
-    help=f"HOST:PORT,… of the cluster's ZooKeeper, or `{EMBEDDED}`[:PORT] to run one here (port {EMBEDDED_PORT}).",
+    help=f"HOST:PORT,… of the cluster's ZooKeeper; or `{EMBEDDED}`[:PORT] to run one here (port {EMBEDDED_PORT}); or "
+    f"`{EMBEDDED}:ID@HOST[:PEERPORT:ELECTIONPORT:CLIENTPORT],…` for one beside each of three brokers, named by their ids.",
 )
 @click.option("--standalone", is_flag=True, help="A cluster of this one broker, without ZooKeeper.")
 @click.option(
@@ -182,7 +186,7 @@ def broker(
 
     replicas = auto_create_replicas or (1 if standalone else 3)
 
-    with _coordination(zookeeper or "", data) as hosts:
+    with _coordination(zookeeper or "", data, number) as hosts:
         try:
             config = BrokerConfig(
                 broker=number,
@@ -264,11 +268,15 @@ def modules_are_loaded() -> None:
 
 
 @contextlib.contextmanager
-def _coordination(zookeeper: str, data: Path) -> Iterator[str]:
-    """The addresses to use; for `embedded` of a server that runs as long as the block."""
+def _coordination(zookeeper: str, data: Path, number: int) -> Iterator[str]:
+    """The addresses to use; for `embedded` of a server that runs as long as the block, alone or as one of an ensemble."""
     name, _, port = zookeeper.partition(":")
     if name != EMBEDDED:
         yield zookeeper
+        return
+    if "@" in port:
+        with _in_ensemble(port, data, number) as hosts:
+            yield hosts
         return
     if port and not (port.isdigit() and 0 < int(port) < 65_536):
         raise click.UsageError(f"--zookeeper {zookeeper}: write {EMBEDDED} or {EMBEDDED}:PORT")
@@ -281,6 +289,46 @@ def _coordination(zookeeper: str, data: Path) -> Iterator[str]:
         yield server.hosts
     finally:
         server.stop()
+
+
+@contextlib.contextmanager
+def _in_ensemble(text: str, data: Path, number: int) -> Iterator[str]:
+    """The addresses of an ensemble. If this broker's id is one of its servers', that server runs here, and again when it ends."""
+    from mq_broker.coordination.embedded import EmbeddedZooKeeper, parse_ensemble
+    from mq_protocol.errors import InvalidSetting
+
+    try:
+        servers = parse_ensemble(text)
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from error
+    if number not in {server.number for server in servers}:
+        yield ",".join(server.client_address for server in servers)
+        return
+    server = EmbeddedZooKeeper(data / "zookeeper", number=number, ensemble=servers)
+    _log.info("ZooKeeper %d of %d starts on %s:%d, and waits for most of them", number, len(servers), server.host, server.port)
+    over = threading.Event()
+    keeper = threading.Thread(target=_keep_running, args=(server, over), name="tritonmq-zookeeper", daemon=True)
+    try:
+        server.start()
+        _log.info("ZooKeeper %d runs, with most of its ensemble; it ends with this broker", number)
+        keeper.start()
+        yield server.hosts
+    finally:
+        over.set()
+        if keeper.ident is not None:
+            keeper.join()
+        server.stop()
+
+
+def _keep_running(server: EmbeddedZooKeeper, over: threading.Event) -> None:
+    """Start the server again whenever it ends by itself."""
+    while not over.wait(_LOOK_AT_ZOOKEEPER_S):
+        if server.pid is None:
+            _log.error("ZooKeeper on %s:%d has ended, and is started again: see %s", server.host, server.port, server.log_path)
+            try:
+                server.launch()
+            except TritonMQError as error:
+                _log.error("ZooKeeper cannot be started: %s", error)
 
 
 def _log_to_stderr(level: str) -> None:

@@ -1,7 +1,7 @@
 """A real ZooKeeper server as a child process, from the jars that pyspark carries: for `tritonmq dev`, tests, a first cluster.
 
-Not an imitation, and not an ensemble: one server, on a loopback address. pyspark is looked up, never imported. A cluster that must
-outlive a machine wants a ZooKeeper of its own; give brokers its address with --zookeeper.
+Not an imitation. Alone it is one server, on a loopback address. Several are an ensemble: one beside each of three brokers or more,
+which serves as long as most of them run. pyspark is looked up, never imported.
 """
 
 from __future__ import annotations
@@ -12,17 +12,22 @@ import importlib.util
 import itertools
 import os
 import random
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from mq_protocol.errors import CoordinationUnavailable
+from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
 
 START_TIMEOUT_S = 30.0
+ENSEMBLE_TIMEOUT_S = 300.0
+"""For so long the first server of an ensemble waits for others to be started, by hand perhaps."""
+
 STOP_TIMEOUT_S = 10.0
 TICK_MS = 250
 """ZooKeeper's unit: sessions end on its multiples, and are two of them or longer."""
@@ -40,6 +45,11 @@ _WITHOUT = (
     "a single broker (--standalone, `tritonmq dev --brokers 1`) needs neither"
 )
 
+_ENSEMBLE_MIN = 3
+_ENSEMBLE_PORTS = (2888, 3888, 2181)
+_SERVER = re.compile(r"(?P<number>\d{1,3})@(?P<host>[^\s,:@\[\]]+)(?P<ports>(:\d{1,5}){3})?")
+_ANSWER_BYTES_MAX = 1 << 20
+
 _CONFIG = """\
 tickTime={tick_ms}
 minSessionTimeout={session_ms_min}
@@ -49,7 +59,7 @@ clientPort={port}
 clientPortAddress={host}
 maxClientCnxns=0
 admin.enableServer=false
-4lw.commands.whitelist=srvr,mntr
+4lw.commands.whitelist=srvr,mntr,conf
 autopurge.snapRetainCount=3
 autopurge.purgeInterval=1
 """
@@ -65,23 +75,51 @@ rootLogger.appenderRef.out.ref=out
 """
 
 
+class EnsembleServer(NamedTuple):
+    """One ZooKeeper server of several: where the others find it, and where clients do."""
+
+    number: int
+    host: str
+    peer_port: int
+    election_port: int
+    client_port: int
+
+    @property
+    def client_address(self) -> str:
+        return f"{self.host}:{self.client_port}"
+
+
 class EmbeddedZooKeeper:
     """Owns one server process and its data directory. May be killed and started again on the same directory and port.
 
-    `port` 0 takes a free one, kept from then on. The log is `zookeeper.log` in the data directory.
+    `port` 0 takes a free one, kept from then on. The log is `zookeeper.log` in the data directory. `ensemble`: the servers of which
+    this one is number `number`, which says its address too.
     """
 
-    def __init__(self, data_dir: Path | str, port: int = 0, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self,
+        data_dir: Path | str,
+        port: int = 0,
+        host: str = "127.0.0.1",
+        *,
+        number: int = 0,
+        ensemble: Sequence[EnsembleServer] = (),
+    ) -> None:
+        mine = next((server for server in ensemble if server.number == number), None)
         self.data_dir = Path(data_dir).absolute()
-        self.host = host
-        self.port = port or free_port(host)
+        self.host = mine.host if mine is not None else host
+        self.port = mine.client_port if mine is not None else port or free_port(host)
         self.log_path = self.data_dir / "zookeeper.log"
+        self._number = number
+        self._ensemble = tuple(ensemble)
         self._process: subprocess.Popen[bytes] | None = None
+        self._pid_path = self.data_dir / "zookeeper.pid"
 
     @property
     def hosts(self) -> str:
-        """What brokers take as --zookeeper."""
-        return f"{self.host}:{self.port}"
+        """What brokers take as --zookeeper: of an ensemble all its servers, this one first."""
+        others = [server.client_address for server in self._ensemble if server.number != self._number]
+        return ",".join([f"{self.host}:{self.port}", *others])
 
     @property
     def pid(self) -> int | None:
@@ -89,31 +127,69 @@ class EmbeddedZooKeeper:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Return when the server answers. Raises `CoordinationUnavailable` saying what is missing or what the server said."""
+        """Return when this server answers: one of an ensemble, when most of them run. Raises `CoordinationUnavailable` saying what
+        is missing or what the server said."""
+        self.launch()
+        timeout_s = ENSEMBLE_TIMEOUT_S if self._ensemble else START_TIMEOUT_S
+        deadline = time.monotonic() + timeout_s
+        while not self._is_mine():
+            if self._process is None or self._process.poll() is not None:
+                self._check_port()
+                status = None if self._process is None else self._process.returncode
+                raise CoordinationUnavailable(
+                    f"ZooKeeper ended at once (status {status}); its log {self.log_path} says:\n{self.log_tail()}"
+                )
+            if time.monotonic() > deadline:
+                self.stop()
+                most = " with most of its ensemble" if self._ensemble else ""
+                raise CoordinationUnavailable(
+                    f"ZooKeeper did not answer on {self.host}:{self.port}{most} within {timeout_s:g} s; see {self.log_path}"
+                )
+            time.sleep(_POLL_S)
+
+    def _check_port(self) -> None:
+        if _serves(self.host, self.port):
+            at = f"{self.host}:{self.port}"
+            raise CoordinationUnavailable(f"a ZooKeeper already listens on {at}: use it (--zookeeper {at}), or choose another port")
+
+    def _is_mine(self) -> bool:
+        """Whether what answers on the port is the server that keeps its data here: another may have been quicker to take it."""
+        if not _serves(self.host, self.port):
+            return False
+        return f"dataDir={self.data_dir / 'data'}{os.sep}" in _asked(self.host, self.port, b"conf").decode(errors="replace")
+
+    def launch(self) -> None:
+        """Start the process, and do not wait for it to answer. Nothing to do if it runs."""
         if self.pid is not None:
             return
-        if _serves(self.host, self.port):
-            raise CoordinationUnavailable(
-                f"a ZooKeeper already listens on {self.hosts}: use it (--zookeeper {self.hosts}), or choose another port"
-            )
+        self._end_what_was_left()
+        self._check_port()
         command = self._command()
         with self.log_path.open("ab") as log:
             # A process group of its own: Ctrl-C in the terminal is for whoever started us, who stops the brokers first.
             self._process = subprocess.Popen(  # noqa: S603 (our own command line)
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.data_dir, start_new_session=True
             )
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while not _serves(self.host, self.port):
-            if self._process.poll() is not None:
-                raise CoordinationUnavailable(
-                    f"ZooKeeper ended at once (status {self._process.returncode}); its log {self.log_path} says:\n{self.log_tail()}"
-                )
-            if time.monotonic() > deadline:
-                self.stop()
-                raise CoordinationUnavailable(
-                    f"ZooKeeper did not answer on {self.hosts} within {START_TIMEOUT_S:g} s; see {self.log_path}"
-                )
-            time.sleep(_POLL_S)
+        with contextlib.suppress(OSError):
+            self._pid_path.write_text(f"{self._process.pid} {os.getpid()} {_started(os.getpid())}")
+
+    def _end_what_was_left(self) -> None:
+        """End the server that a former owner of this directory left running when it was killed. One whose owner lives is not."""
+        with contextlib.suppress(OSError, ValueError):
+            left, owner, owner_started = map(int, self._pid_path.read_text().split())
+            with contextlib.suppress(OSError):
+                if _started(owner) == owner_started:
+                    return
+            if str(self._config_path).encode() not in Path(f"/proc/{left}/cmdline").read_bytes().split(b"\0"):
+                return
+            os.kill(left, signal.SIGKILL)  # as a power cut would: what it acknowledged is on its disk
+            deadline = time.monotonic() + STOP_TIMEOUT_S
+            while Path(f"/proc/{left}/cmdline").read_bytes() and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+
+    @property
+    def _config_path(self) -> Path:
+        return self.data_dir / "zoo.cfg"
 
     def stop(self) -> None:
         """Ask it to end, then make it. Nothing to do if it has ended."""
@@ -143,9 +219,19 @@ class EmbeddedZooKeeper:
         except OSError as error:
             return f"(no log: {error})"
 
+    def _of_ensemble(self) -> str:
+        """The lines that name the other servers, beside this one's number. Ten seconds to join, five to keep up."""
+        if not self._ensemble:
+            return ""
+        data = self.data_dir / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        (data / "myid").write_text(f"{self._number}\n")
+        lines = [f"server.{s.number}={s.host}:{s.peer_port}:{s.election_port}" for s in self._ensemble]
+        return "\n".join([f"initLimit={10_000 // TICK_MS}", f"syncLimit={5_000 // TICK_MS}", *lines, ""])
+
     def _command(self) -> list[str]:
         java, jars = _find_java(), _find_jars()
-        config, logging = self.data_dir / "zoo.cfg", self.data_dir / "log4j2.properties"
+        config, logging = self._config_path, self.data_dir / "log4j2.properties"
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             config.write_text(
@@ -157,6 +243,7 @@ class EmbeddedZooKeeper:
                     port=self.port,
                     host=self.host,
                 )
+                + self._of_ensemble()
             )
             logging.write_text(_LOGGING)
         except OSError as error:
@@ -175,6 +262,26 @@ class EmbeddedZooKeeper:
             "org.apache.zookeeper.server.quorum.QuorumPeerMain",
             str(config),
         ]
+
+
+def parse_ensemble(text: str) -> tuple[EnsembleServer, ...]:
+    """The servers of `ID@HOST[:PEERPORT:ELECTIONPORT:CLIENTPORT],…`. Raises `InvalidSetting` showing what is wrong."""
+    servers = []
+    for part in text.split(","):
+        found = _SERVER.fullmatch(part.strip())
+        ports = [int(port) for port in found["ports"].split(":")[1:]] if found and found["ports"] else list(_ENSEMBLE_PORTS)
+        if found is None or not all(0 < port < 65_536 for port in ports) or len(set(ports)) < len(ports):
+            raise InvalidSetting(
+                f"ZooKeeper server {part!r} is not ID@HOST or ID@HOST:PEERPORT:ELECTIONPORT:CLIENTPORT: give e.g. "
+                "embedded:1@host1,2@host2,3@host3"
+            )
+        servers.append(EnsembleServer(int(found["number"]), found["host"], *ports))
+    numbers = [server.number for server in servers]
+    if len(set(numbers)) < len(numbers) or not all(0 < number < 256 for number in numbers):
+        raise InvalidSetting(f"ZooKeeper servers {numbers} must have ids of their own, from 1 to 255")
+    if len(servers) < _ENSEMBLE_MIN:
+        raise InvalidSetting(f"an ensemble of {len(servers)} survives no loss: name {_ENSEMBLE_MIN} servers or more, or none")
+    return tuple(servers)
 
 
 def _find_java() -> str:
@@ -201,16 +308,25 @@ def _find_jars() -> list[Path]:
     return jars
 
 
+def _started(process: int) -> int:
+    """When a process was started, in ticks since the machine was: a number that is given again is told apart by it."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
+
+
 def _serves(host: str, port: int) -> bool:
     """It answers, and as a server that is ready: `srvr` names its mode only then."""
+    return b"Mode:" in _asked(host, port, b"srvr")
+
+
+def _asked(host: str, port: int, word: bytes) -> bytes:
+    """The server's answer to a word of four letters; empty if it gives none."""
+    answer = b""
     with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0) as connection:
         connection.settimeout(1.0)
-        connection.sendall(b"srvr")
-        answer = b""
-        while chunk := connection.recv(4096):
+        connection.sendall(word)
+        while (chunk := connection.recv(4096)) and len(answer) < _ANSWER_BYTES_MAX:
             answer += chunk
-        return b"Mode:" in answer
-    return False
+    return answer
 
 
 def free_port(host: str = "127.0.0.1") -> int:
