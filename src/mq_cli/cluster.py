@@ -59,7 +59,7 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
         )
         return
     write_table(
-        ["#broker", "address", "rack", "#life", "#leads", "#replicas", "#in sync"],
+        ["#broker", "address", "rack", "#starts", "#leads", "#replicas", "#in sync"],
         [
             (broker.id, broker.address, broker.rack, broker.incarnation, leads[broker.id], holds[broker.id], in_sync[broker.id])
             for broker in described.brokers

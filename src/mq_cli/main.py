@@ -66,6 +66,8 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: runs a command and exits with its code."""
+    # gRPC's core writes lines of its own to standard error, in another form and before ours say the same.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     sys.exit(run(arguments))
 
 

@@ -18,8 +18,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mq_cli.reach import check_somebody_listens
 from mq_cli.terminal import LINES, printable, printable_json
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
+from mq_protocol.limits import CONNECT_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from mq_client import Admin
@@ -60,7 +62,7 @@ def timeout_option(command: F) -> F:
         default=30.0,
         show_default=True,
         metavar="SECONDS",
-        help="How long to go on asking.",
+        help=f"How long to go on asking. The first answer must come within {CONNECT_TIMEOUT_MS // 1000} s.",
     )(command)
 
 
@@ -78,11 +80,15 @@ def checking_what_was_typed() -> Iterator[None]:
 
 
 def open_admin(bootstrap: str, timeout_s: float) -> Admin:
-    """To be closed by the caller, who waits `timeout_s` for each answer."""
+    """To be closed by the caller, who waits `timeout_s` for each answer. Raises within 2 s if nobody listens anywhere."""
     from mq_client import Admin
+    from mq_client.connection import parse_bootstrap
 
     with checking_what_was_typed():
-        return Admin(bootstrap, timeout_ms=milliseconds(timeout_s))
+        addresses = parse_bootstrap(bootstrap)
+        admin = Admin(addresses, timeout_ms=milliseconds(timeout_s))
+    check_somebody_listens(addresses)
+    return admin
 
 
 def milliseconds(seconds: float) -> int:

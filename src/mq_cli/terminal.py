@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import sys
+import time
 from types import TracebackType
 from typing import Final
 
@@ -61,7 +62,9 @@ def _behind_a_bar(text: str) -> str:
 
 
 def log_to_stderr(level: str) -> None:
-    """For a process of ours: what it logs goes to standard error, a line a record."""
+    """For a process of ours: what it logs goes to standard error, a line a record, with its date and time in UTC."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(OneLine("%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s", datefmt="%H:%M:%S"))
+    formatter = OneLine("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime  # UTC, so that logs of several machines can be read together
+    handler.setFormatter(formatter)
     logging.basicConfig(handlers=[handler], level=level.upper())

@@ -377,8 +377,11 @@ class Connection:
 
 
 def _brief(reason: str) -> str:
-    """gRPC repeats itself: the last clause is the cause."""
-    return reason.rsplit(": ", 1)[-1][:120]
+    """gRPC repeats itself: the last clause is the cause. A bracket that it closes was opened before."""
+    cause = reason.rsplit(": ", 1)[-1][:120]
+    while cause.endswith("]") and cause.count("[") < cause.count("]"):
+        cause = cause[:-1]
+    return cause
 
 
 def _late(what: str, deadline: Deadline, last: TritonMQError | None) -> TritonMQError:

@@ -8,7 +8,7 @@ import logging
 
 import pytest
 
-from mq_cli.terminal import LINES, OneLine, printable, printable_bytes, printable_json
+from mq_cli.terminal import LINES, OneLine, log_to_stderr, printable, printable_bytes, printable_json
 
 EVIL = "a\nb\r\x1b[2J\x9b31m\u202e\u200b\u2028\ud800\x7f"
 
@@ -55,3 +55,12 @@ def test_the_text_of_an_error_forges_no_line_in_its_traceback() -> None:
     assert first == "ERROR l: it failed"
     assert len(rest) > 3
     assert all(line.startswith("  | ") and line.isprintable() for line in rest)
+
+
+def test_a_line_of_the_log_has_its_date_and_its_time_in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: list[logging.Handler] = []
+    monkeypatch.setattr(logging, "basicConfig", lambda **options: handlers.extend(options["handlers"]))
+    log_to_stderr("info")
+    record = logging.LogRecord("l", logging.INFO, "file", 1, "started", (), None)
+    record.created, record.msecs = 1_700_000_000.123, 123.0
+    assert handlers[0].format(record) == "2023-11-14T22:13:20.123Z INFO    l: started"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from mq_client.admin import Admin
-from mq_client.connection import Connection, parse_bootstrap
+from mq_client.connection import Connection, _brief, parse_bootstrap
 from mq_client.deadline import Deadline
 from mq_client.errors import InvalidSetting, InvalidTopicName, NotLeader, UnknownTopic, Unreachable
 from mq_protocol import mq_pb2 as pb
@@ -92,3 +92,9 @@ def test_a_broker_that_says_who_leads_is_believed_if_it_is_news() -> None:
         view = connection.known_topic("t")
         assert view is not None
         assert connection.leader_address(view, 0) == believed
+
+
+def test_a_reason_of_grpc_is_told_without_the_brackets_around_it() -> None:
+    told = "failed to connect to all addresses; last error: UNKNOWN: dns: [errors: [Domain name not found]]"
+    assert _brief("UNKNOWN: DNS resolution failed [C-ares status: Domain name not found]") == "Domain name not found"
+    assert _brief(told) == "[Domain name not found]"

@@ -88,7 +88,13 @@ async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, t
         undo.push_async_callback(coordination.stop)
         directory.join_cluster(await coordination.cluster_id())
         incarnation = await coordination.begin_life(config.broker)
-        log.info("broker %d, life %d, cluster %s, data in %s", config.broker, incarnation, directory.cluster_id, directory.path)
+        log.info(
+            "broker %d, start %d of this data directory, cluster %s, data in %s",
+            config.broker,
+            incarnation,
+            directory.cluster_id,
+            directory.path,
+        )
         writer = Writer()
         writer.start()
         undo.push_async_callback(writer.stop)

@@ -247,7 +247,7 @@ class ZooKeeperCoordination:
             found = await self._read(lives, deadline)
             if found is not None and found[1].version > registration.incarnation:
                 raise InvalidRequest(
-                    f"a newer process was started as broker {registration.broker} (life {found[1].version}; "
+                    f"a newer process was started as broker {registration.broker} (start {found[1].version}; "
                     f"this is {registration.incarnation}): stop one of them, or give one another --id"
                 ) from None
             raise
@@ -475,6 +475,6 @@ class ZooKeeperCoordination:
 
 def _taken(registration: BrokerRegistration, other: BrokerRegistration) -> InvalidRequest:
     return InvalidRequest(
-        f"another process runs as broker {registration.broker}, at {other.address} (life {other.incarnation}; "
+        f"another process runs as broker {registration.broker}, at {other.address} (start {other.incarnation}; "
         f"this is {registration.incarnation}): stop it, or give this one another --id"
     )

@@ -1,0 +1,57 @@
+"""Whether anybody listens where a command is about to ask: known at once, where a client of the cluster would go on asking."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+REFUSED_S: Final = 1.0
+"""For so long it is tried again after each address has refused: a broker that is being restarted is back within it."""
+
+_CONNECT_S: Final = 0.5
+_PAUSE_S: Final = 0.1
+
+
+def check_somebody_listens(addresses: Sequence[str]) -> None:
+    """Raise `click.ClickException` if every address has refused a connection, or has no such host, for `REFUSED_S`.
+
+    An address that does not answer at all may be far away or busy: it is left to the client, which waits longer.
+    """
+    deadline = time.monotonic() + REFUSED_S
+    while True:
+        reasons: dict[str, str] = {}
+        for address in addresses:
+            reason = _why_not(address)
+            if reason is None:
+                return
+            reasons[address] = reason
+        if time.monotonic() >= deadline:
+            told = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+            raise click.ClickException(
+                f"no broker listens at {told}\n"
+                "Start one with `tritonmq dev`, or say where yours are: --bootstrap HOST:PORT or TRITONMQ_BOOTSTRAP"
+            )
+        time.sleep(_PAUSE_S)
+
+
+def _why_not(address: str) -> str | None:
+    """Why nobody can be reached there for sure; None if somebody listens, or may."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S):
+            return None
+    except ConnectionRefusedError:
+        return "connection refused"
+    except socket.gaierror as error:
+        return "no such host" if error.errno in (socket.EAI_NONAME, _EAI_NODATA) else f"host not found ({error.strerror})"
+    except TimeoutError:
+        return None
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+
+
+_EAI_NODATA: Final = getattr(socket, "EAI_NODATA", socket.EAI_NONAME)
