@@ -1,18 +1,24 @@
-"""`tritonmq produce`: the lines of standard input, a message each."""
+"""`tritonmq produce`: the lines of standard input, a message each.
+
+It stops at the first line that is no message, or whose message did not arrive. What came before that line is sent, and the
+command says which line it is. How lines become rows is in row_texts.py; who has arrived is counted in acknowledged.py.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import io
 import sys
-from collections import deque
-from concurrent.futures import Future
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
+from mq_cli.moments import WORDS, parse_moment
 from mq_cli.output import (
-    InputFault,
     bootstrap_option,
     checking_what_was_typed,
     counted,
@@ -26,13 +32,50 @@ from mq_cli.output import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from mq_cli.acknowledged import Ledger
     from mq_cli.output import Progress
-    from mq_client import Producer
+    from mq_client import Producer, TopicDescription
 
-SAMPLE = 1_000
-"""Of so many messages one future is looked at while reading goes on: if the topic is gone, end early. `flush` tells of the rest."""
+READ_BYTES: Final = 1 << 18
+LINE_BYTES_MAX: Final = 64 << 20
+"""No message may be so long; a line that goes on is not held in memory."""
 
-ROWS_AT_ONCE = 1_000
+
+class _TooLong(Exception):
+    """A line that is longer than `LINE_BYTES_MAX`."""
+
+    def __init__(self) -> None:
+        super().__init__(f"it is longer than {LINE_BYTES_MAX >> 20} MiB, and no message may be")
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How lines become messages, as the options say. `extras`: what every message has beside key and value."""
+
+    separator: bytes | None
+    partition: int | None
+    as_csv: bool
+    columns: list[str] | None
+    extras: Mapping[str, Any]
+
+
+def _parse_headers(_ctx: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) -> list[tuple[str, bytes]]:
+    headers = []
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise click.BadParameter(f"{pair!r} is not NAME=VALUE")
+        headers.append((name, value.encode()))
+    return headers
+
+
+def _parse_timestamp(_ctx: click.Context, _param: click.Parameter, text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return parse_moment(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not {WORDS}") from None
 
 
 @click.command()
@@ -46,72 +89,219 @@ ROWS_AT_ONCE = 1_000
     help="Who must have a message before it counts as sent: every in-sync broker, the leader, nobody.",
 )
 @click.option("--partition", "-p", type=click.IntRange(min=0), help="Default: by key, or in turn.")
+@click.option(
+    "--header", "-H", "headers", multiple=True, callback=_parse_headers, metavar="NAME=VALUE", help="For each message; many times."
+)
+@click.option("--timestamp", callback=_parse_timestamp, metavar="TIME", help=f"Of each message: {WORDS}. Default: now.")
+@click.option("--csv", "as_csv", is_flag=True, help="The input is CSV; its first line names the columns, unless --columns does.")
+@click.option("--columns", metavar="NAME,…", help="The columns of a CSV input without a line that names them.")
+@click.option(
+    "--compression",
+    type=click.Choice(["none", "lz4", "zstd", "gzip", "snappy"]),
+    default="none",
+    show_default=True,
+    help="Of what is sent and stored. gzip stands for zstd, snappy for lz4.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Do not say how many were sent.")
 @bootstrap_option
 @timeout_option
 def produce(
-    topic: str, key_separator: str | None, acks: str, partition: int | None, quiet: bool, bootstrap: str, timeout_s: float
+    topic: str,
+    key_separator: str | None,
+    acks: str,
+    partition: int | None,
+    headers: list[tuple[str, bytes]],
+    timestamp: datetime | None,
+    as_csv: bool,
+    columns: str | None,
+    compression: str,
+    quiet: bool,
+    bootstrap: str,
+    timeout_s: float,
 ) -> None:
     """Send the lines of standard input to TOPIC, a message each, as the bytes that they are.
 
     Ends when all are acknowledged. With `-K :` the line `a:b` is the message `b` with the key `a`. For a topic with a schema of its
-    own each line is a JSON object of its columns.
+    own each line is a JSON object of its columns, or with --csv a row of CSV. For a topic of records the columns of CSV are key and
+    value.
+
+    Stops at the first line that cannot be sent: the lines before it are, and the exit code is 1.
     """
     if key_separator == "":
         raise click.BadParameter("must not be empty", param_hint="--key-separator")
+    if key_separator is not None and as_csv:
+        raise click.UsageError("--key-separator and --csv are two ways to find the key: give one")
+    if columns is not None and not as_csv:
+        raise click.UsageError("--columns names the columns of CSV: give --csv as well")
     with open_admin(bootstrap, timeout_s) as admin:
         described = admin.describe_topic(topic)
     if described.typed and key_separator is not None:
         raise click.UsageError(f"topic {topic} has a schema of its own: its lines are JSON objects, without keys before them")
+    if described.typed and (headers or timestamp is not None):
+        raise click.UsageError(
+            f"topic {topic} has a schema of its own: its rows have no headers and no timestamp beside its columns"
+        )
+    extras: dict[str, Any] = {"headers": headers} if headers else {}
+    if timestamp is not None:
+        extras["timestamp"] = timestamp
+    names = None if columns is None else columns.split(",")
+    how = _How(None if key_separator is None else key_separator.encode(), partition, as_csv, names, extras)
     from mq_client import Producer
 
     with checking_what_was_typed():
-        producer = Producer(bootstrap, acks=acks, timeout_ms=milliseconds(timeout_s))
-    with producer, counting(show=not quiet and not sys.stdin.isatty()) as progress:
-        if described.typed:
-            count = _send_rows(producer, topic, described.schema, partition, progress)
-        else:
-            separator = None if key_separator is None else key_separator.encode()
-            count = _send_lines(producer, topic, separator, partition, progress)
-        producer.flush()
+        producer = Producer(bootstrap, acks=acks, timeout_ms=milliseconds(timeout_s), compression=compression)
+    with producer:
+        count = _send(producer, described, how, show=not quiet and not sys.stdin.isatty(), timeout_s=timeout_s, acks=acks)
     if not quiet:
-        say(f"{counted(count, 'message')} {'sent' if acks == 'none' else 'acknowledged'}")
+        say(f"{counted(count, 'message')} {_arrived(acks)}")
 
 
-def _send_lines(producer: Producer, topic: str, separator: bytes | None, partition: int | None, progress: Progress) -> int:
-    samples: deque[Future[Any]] = deque()
-    count = 0
-    for line in sys.stdin.buffer:
-        value = line.removesuffix(b"\n")
-        key = None
-        if separator is not None and separator in value:  # a line without it has no key
-            key, _, value = value.partition(separator)
-        future = producer.publish(topic, value, key=key, partition=partition)
-        count += 1
-        if count % SAMPLE == 0:
-            samples.append(future)
-            while samples and samples[0].done():
-                samples.popleft().result()
-            progress(count)
-    return count
+def _arrived(acks: str) -> str:
+    return "sent" if acks == "none" else "acknowledged"
 
 
-def _send_rows(producer: Producer, topic: str, schema: pa.Schema, partition: int | None, progress: Progress) -> int:
-    from pyarrow import ArrowInvalid, ArrowNotImplementedError, json
+def _send(producer: Producer, described: TopicDescription, how: _How, *, show: bool, timeout_s: float, acks: str) -> int:
+    """How many messages have arrived. Raises `click.ClickException` saying where it stopped, if that is not the input's end."""
+    from mq_cli.acknowledged import Ledger
+    from mq_cli.row_texts import UnreadableRow
+    from mq_protocol.errors import TritonMQError
 
-    options = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
-    at_once = 1 if sys.stdin.isatty() else ROWS_AT_ONCE
-    futures: deque[Future[Any]] = deque()
-    count = 0
-    while lines := list(islice(sys.stdin.buffer, at_once)):
-        try:
-            rows = json.read_json(io.BytesIO(b"".join(lines)), parse_options=options)
-        except (ArrowInvalid, ArrowNotImplementedError) as error:
-            where = f"line {count + 1}" if len(lines) == 1 else f"lines {count + 1} to {count + len(lines)}"
-            raise InputFault(f"{where}: not JSON objects of the columns of {topic}: {error}") from error
-        futures.append(producer.publish_batch(topic, rows, partition=partition))
-        while futures and futures[0].done():
-            futures.popleft().result()
-        count += rows.num_rows
-        progress(count)
-    return count
+    ledger = Ledger()
+    stopped: BaseException | None = None
+    try:
+        with counting(show=show) as progress:
+            _feed(described, how)(producer, described, how, ledger, progress)
+    except (TritonMQError, UnreadableRow, _TooLong, csv.Error, KeyboardInterrupt) as error:
+        stopped = error
+    at = ledger.line
+    with contextlib.suppress(TritonMQError):  # the ledger knows which line it is of
+        producer.flush()
+    ledger.settle(timeout_s)
+    arrived = counted(ledger.acknowledged, "message") if ledger.acknowledged else "nothing"
+    if ledger.failure is not None:
+        line, reason = ledger.failure
+        raise click.ClickException(f"{arrived} {_arrived(acks)}, the first that is not is line {line}: {reason}")
+    if isinstance(stopped, KeyboardInterrupt):
+        say(f"{arrived} {_arrived(acks)}{_lines(at)}")
+        raise stopped
+    if stopped is not None:
+        raise click.ClickException(f"{arrived} {_arrived(acks)}{_lines(at - 1)}, stopped at line {at}: {stopped}")
+    return ledger.acknowledged
+
+
+def _lines(last: int) -> str:
+    return "" if last < 1 else " (line 1)" if last == 1 else f" (lines 1 to {last})"
+
+
+def _feed(described: TopicDescription, how: _How) -> Callable[[Producer, TopicDescription, _How, Ledger, Progress], None]:
+    """What sends all of standard input, noting each line and message in the ledger."""
+    if how.as_csv:
+        return _send_csv
+    return _send_rows if described.typed else _send_lines
+
+
+def _send_lines(producer: Producer, described: TopicDescription, how: _How, ledger: Ledger, progress: Progress) -> None:
+    topic, separator, partition, extras = described.name, how.separator, how.partition, how.extras
+    publish, add = producer.publish, ledger.add
+    for lines in _blocks(sys.stdin.buffer, ledger):
+        for value in lines:
+            ledger.line += 1
+            key = None
+            if separator is not None and separator in value:  # a line without it has no key
+                key, _, value = value.partition(separator)
+            add(publish(topic, value, key=key, partition=partition, **extras))
+        ledger.look()
+        progress(ledger.sent)
+
+
+def _send_rows(producer: Producer, described: TopicDescription, how: _How, ledger: Ledger, progress: Progress) -> None:
+    from mq_cli.row_tables import JsonTables
+    from mq_cli.row_texts import JsonRows
+
+    rows, tables = JsonRows(described.schema), JsonTables(described.schema)
+    for lines in _blocks(sys.stdin.buffer, ledger):
+        table = tables.read(lines)
+        if table is not None and _sent_whole(producer, described.name, table, how.partition, ledger):
+            ledger.line += len(lines)
+        else:
+            for line in lines:
+                ledger.line += 1
+                if line and not line.isspace():
+                    ledger.add(producer.publish(described.name, rows.row(line), partition=how.partition))
+        ledger.look()
+        progress(ledger.sent)
+
+
+def _sent_whole(producer: Producer, topic: str, table: pa.Table, partition: int | None, ledger: Ledger) -> bool:
+    """False if one of the rows is refused: which one is found by sending them one at a time."""
+    from mq_client import BatchTooLarge, SchemaMismatch
+
+    try:
+        future = producer.publish_batch(topic, table, partition=partition)
+    except (SchemaMismatch, BatchTooLarge):
+        return False
+    ledger.add_table(future, ledger.line + 1, table.num_rows)
+    return True
+
+
+def _send_csv(producer: Producer, described: TopicDescription, how: _How, ledger: Ledger, progress: Progress) -> None:
+    from mq_cli.row_texts import CsvRows, UnreadableRow
+
+    csv.field_size_limit(LINE_BYTES_MAX)
+    text = io.TextIOWrapper(sys.stdin.buffer, "utf-8", errors="surrogateescape", newline="")
+    try:
+        cells = csv.reader(text, strict=True)
+        columns = how.columns
+        ledger.line = 1
+        if columns is None:
+            columns = [name.strip() for name in next(cells, [])]
+            if not columns:
+                return
+            columns[0] = columns[0].removeprefix("\ufeff")
+        if not described.typed and not {"value"} <= set(columns) <= {"key", "value"}:
+            raise UnreadableRow(f"topic {described.name} holds records: the columns can be value, or key and value")
+        rows = CsvRows(_record_columns() if not described.typed else described.schema, columns)
+        while True:
+            ledger.line = cells.line_num + 1  # a row in quotes may have several lines: the first counts
+            found = next(cells, None)
+            if found is None:
+                return
+            if not found:
+                continue
+            row = rows.row(found)
+            if described.typed:
+                ledger.add(producer.publish(described.name, row, partition=how.partition))
+            else:
+                ledger.add(producer.publish(described.name, partition=how.partition, **row, **how.extras))
+            if ledger.sent % _LOOK == 0:
+                ledger.look()
+                progress(ledger.sent)
+    finally:
+        text.detach()  # else it would close standard input
+
+
+_LOOK: Final = 1_000
+
+
+def _record_columns() -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema([("key", pa.binary()), ("value", pa.binary())])
+
+
+def _blocks(stream: BinaryIO, ledger: Ledger) -> Iterator[list[bytes]]:
+    """Lines without their ends, as many at a time as are there: what comes slowly is sent at once."""
+    rest: list[bytes] = []
+    held = 0
+    while data := stream.read1(READ_BYTES):  # type: ignore[attr-defined]
+        head, end, tail = data.rpartition(b"\n")
+        if end:
+            yield b"".join([*rest, head]).split(b"\n")
+            rest, held = [], 0
+        rest.append(tail)
+        held += len(tail)
+        if held > LINE_BYTES_MAX:
+            ledger.line += 1
+            raise _TooLong
+    if held:
+        yield [b"".join(rest)]

@@ -1,0 +1,37 @@
+"""Times on the command line: `2026-01-31T08:30:00Z`, or how long ago: `15m`, `1h30m`, `2d ago`."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+_PART: Final = re.compile(r"(\d{1,9})(ms|s|m|h|d|w)")
+_AGO: Final = re.compile(rf"(?:{_PART.pattern})+")
+_UNITS: Final = {
+    "ms": timedelta(milliseconds=1),
+    "s": timedelta(seconds=1),
+    "m": timedelta(minutes=1),
+    "h": timedelta(hours=1),
+    "d": timedelta(days=1),
+    "w": timedelta(weeks=1),
+}
+
+WORDS: Final = "a time like 2026-01-31T08:30:00Z, or how long ago, like 15m, 2h or 1d"
+
+
+def parse_moment(text: str, now: datetime | None = None) -> datetime:
+    """The time, with a zone: UTC if the text names none. Raises `ValueError` for a text that is no time.
+
+    `now` is given by tests alone.
+    """
+    stripped = text.strip()
+    length = stripped.removesuffix("ago").rstrip()
+    if _AGO.fullmatch(length):
+        try:
+            ago = sum((int(count) * _UNITS[unit] for count, unit in _PART.findall(length)), timedelta())
+            return (datetime.now(UTC) if now is None else now) - ago
+        except OverflowError:
+            raise ValueError(f"{text!r} is before all times") from None
+    moment = datetime.fromisoformat(stripped)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
