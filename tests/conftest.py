@@ -16,21 +16,23 @@ STARTED = {"zookeeper", "broker", "bootstrap", "cluster", "start_cluster", "spar
 SPARK = Path(__file__).parent / "spark"
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not name
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what starts processes, keep together what shares something dear, and put first what takes long.
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what starts processes, and keep together what shares something dear.
 
     `make test` runs several processes of pytest side by side. The tests of one group stay in one of them: all that use the Spark
-    session, and all of a file that shares a fixture of its module.
+    session, and all of a file that shares a fixture of its module. This hook comes before the one in which xdist reads groups.
     """
-    for item in items:
-        if SPARK in item.path.parents:
-            item.add_marker("spark")
-        if STARTED & set(_fixtures(item)) or item.get_closest_marker("cluster") or item.get_closest_marker("spark"):
-            item.add_marker("processes")
-        if group := _group(item):
-            item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=_rank)  # the sort is stable: within a rank the order of the files stays
+    if SPARK in item.path.parents:
+        item.add_marker("spark")
+    if STARTED & set(_fixtures(item)) or item.get_closest_marker("cluster") or item.get_closest_marker("spark"):
+        item.add_marker("processes")
+    if group := _group(item):
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put first what takes long. The sort is stable: within a rank the order of the files stays."""
+    items.sort(key=_rank)
 
 
 def _fixtures(item: pytest.Item) -> list[str]:
