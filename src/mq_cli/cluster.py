@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import click
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.moving import document, not_over, start_and_watch, wait_options, watch, write_plan
 from mq_cli.output import bootstrap_option, counted, json_option, open_admin, say, timeout_option, write_json, write_table
+
+if TYPE_CHECKING:
+    from mq_client import Admin
+
+_SHOWN_MAX = 50
+"""Partitions not in sync that are listed for people: of a lost broker they may be thousands."""
 
 
 @click.group(cls=CommandGroup)
@@ -31,7 +38,13 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
     in_sync = Counter(broker for partition in partitions for broker in partition.isr)
     leaderless = leads[0]
     moving = sum(bool(partition.moving_to) for partition in partitions)
-    behind = sum(len(partition.isr) < len(partition.replicas) for partition in partitions)
+    out_of_sync = [
+        (topic.name, partition, sorted(set(partition.replicas) - set(partition.isr)))
+        for topic in topics
+        for partition in topic.partitions
+        if not set(partition.replicas) <= set(partition.isr)
+    ]
+    behind = len(out_of_sync)
     absent = sorted(holds.keys() - {broker.id for broker in described.brokers})
     if as_json:
         write_json(
@@ -55,6 +68,10 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
                 "partitions_without_leader": leaderless,
                 "partitions_not_fully_in_sync": behind,
                 "partitions_moving": moving,
+                "not_in_sync": [
+                    {"topic": name, "partition": partition.partition, "leader": partition.leader or None, "brokers": brokers}
+                    for name, partition, brokers in out_of_sync
+                ],
             }
         )
         return
@@ -72,6 +89,17 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
         f"{len(topics)} topics, {len(partitions)} partitions, {leaderless} without a leader, {behind} not fully in sync"
         + (f", {moving} moving" if moving else "")
     )
+    if out_of_sync:
+        click.echo()
+        write_table(
+            ["topic", "#partition", "#leader", "not in sync"],
+            [
+                (name, partition.partition, partition.leader or "none", " ".join(map(str, brokers)))
+                for name, partition, brokers in out_of_sync[:_SHOWN_MAX]
+            ],
+        )
+        if behind > _SHOWN_MAX:
+            say(f"and {behind - _SHOWN_MAX} more: --json names all")
 
 
 @cluster.command()
@@ -128,6 +156,16 @@ def balance(plan: bool, no_wait: bool, wait_s: float, as_json: bool, bootstrap: 
     return 0
 
 
+def _check_known(admin: Admin, broker: int) -> None:
+    """Raise for a broker that neither lives nor holds anything: more likely a slip than one that was drained before."""
+    live = [found.id for found in admin.describe_cluster().brokers]
+    if broker not in live and not admin.needed_by(broker):
+        raise click.ClickException(
+            f"no broker {broker} lives, and none of that id holds anything: there {'is' if len(live) == 1 else 'are'} "
+            f"{', '.join(map(str, live))}"
+        )
+
+
 @cluster.command()
 @click.argument("broker", type=click.IntRange(min=1))
 @click.option("--plan", is_flag=True, help="Only show what would be moved.")
@@ -141,6 +179,7 @@ def drain(broker: int, plan: bool, no_wait: bool, wait_s: float, as_json: bool, 
     A topic that is created meanwhile may be given to it again: drain it once more then.
     """
     with open_admin(bootstrap, timeout_s) as admin:
+        _check_known(admin, broker)
         planned = admin.plan_drain(broker)
         if plan or as_json:
             write_plan(planned, as_json=as_json)

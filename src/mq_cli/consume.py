@@ -12,42 +12,38 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import datetime
 from types import FrameType
 from typing import TYPE_CHECKING
 
 import click
 
 from mq_cli.messages import MessageWriter
-from mq_cli.output import bootstrap_option, checking_what_was_typed, counting, milliseconds, open_admin
+from mq_cli.moments import LATEST, parse_place
+from mq_cli.output import bootstrap_option, checking_what_was_typed, counting, milliseconds, open_admin, say
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
-from mq_protocol.names import did_you_mean
 
 if TYPE_CHECKING:
-    from mq_client import Admin, Consumer, Reader, TopicDescription
-
-EARLIEST, LATEST = "earliest", "latest"
+    from mq_client import Admin, Consumer, ConsumerRecord, Reader, TopicDescription
 
 _LOOK_MS = 200
 """How often a wait looks up to see whether it should end."""
+
+_TAIL_MAX = 100_000
+"""The last messages are held in memory, to be written in order of time."""
+
+_QUIET_S = 1.0
+"""After so long without a message somebody who began at the end is told of it."""
 
 Start = str | int | datetime
 
 
 def _parse_start(_ctx: click.Context, _param: click.Parameter, value: str) -> Start:
     """earliest, latest, an offset, or a time."""
-    if value in (EARLIEST, LATEST):
-        return value
-    if value.isdecimal():
-        return int(value)
     try:
-        moment = datetime.fromisoformat(value)
-    except ValueError:
-        near = did_you_mean(value, (EARLIEST, LATEST)) if value.isalpha() else ""
-        raise click.BadParameter(
-            f"{value!r} is neither earliest, latest, an offset, nor a time like 2026-01-31T08:30:00Z{near}"
-        ) from None
-    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+        return parse_place(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 @click.command()
@@ -59,8 +55,9 @@ def _parse_start(_ctx: click.Context, _param: click.Parameter, value: str) -> St
     default=LATEST,
     show_default=True,
     metavar="earliest|latest|OFFSET|TIME",
-    help="Where to begin (a group: where it has no cursor yet). TIME is ISO 8601, in UTC if it names no zone.",
+    help="Where to begin (a group: where it has no cursor yet). TIME is ISO 8601, in UTC if it names no zone, or 15m ago.",
 )
+@click.option("--tail", type=click.IntRange(1, _TAIL_MAX), metavar="N", help="Begin with the last N messages, by their time.")
 @click.option("--group", "-G", help="Share the messages with the others of this group, and go on where it left off.")
 @click.option("--max", "count_max", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
 @click.option("--exit-at-end", "-e", is_flag=True, help="End with what is there now instead of waiting for more.")
@@ -77,13 +74,14 @@ def _parse_start(_ctx: click.Context, _param: click.Parameter, value: str) -> St
     "-f",
     "template",
     metavar="TEXT",
-    help="%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %h headers, \\n, \\t.",
+    help="%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %D time (ISO 8601), %h headers, \\n, \\t.",
 )
 @click.option("--raw", is_flag=True, help="Write bytes as they are to a terminal too, where control characters would be escapes.")
 @bootstrap_option
 def consume(
     topic: str,
     start: Start,
+    tail: int | None,
     group: str | None,
     count_max: int | None,
     exit_at_end: bool,
@@ -103,6 +101,8 @@ def consume(
         raise click.UsageError(
             "--exit-at-end reads by offset and touches no group: leave out --group, or end with --max or --timeout"
         )
+    if tail is not None and (group is not None or start != LATEST):
+        raise click.UsageError("--tail says where to begin, as --from does, and a group begins where it is: give one of them")
     if as_json and template is not None:
         raise click.UsageError("--json and --format are two ways to say the same: give one")
     ask_ms = min(milliseconds(idle_s), REQUEST_TIMEOUT_MS) if idle_s is not None else REQUEST_TIMEOUT_MS
@@ -111,7 +111,12 @@ def consume(
     writer = MessageWriter(as_json=as_json, template=template, flush_each=group is not None or seen, for_terminal=seen and not raw)
     with open_admin(bootstrap, ask_ms / 1000) as admin, _asked_to_end() as end:
         described = admin.describe_topic(topic)
-        if exit_at_end:
+        if exit_at_end and tail is not None:
+            with Reader(bootstrap, timeout_ms=ask_ms) as reader:
+                _write_last(reader, described, admin.offsets(topic), tail, writer, count_max)
+        elif exit_at_end:
+            if start == LATEST:
+                say("nothing is there from the end on; --from earliest reads what is there, --tail N the last N")
             with Reader(bootstrap, timeout_ms=ask_ms) as reader:
                 _write_what_is_there(reader, described, _ranges(admin, described, start), writer, end, count_max)
         else:
@@ -119,28 +124,85 @@ def consume(
                 consumer = Consumer(bootstrap, group, start, timeout_ms=ask_ms)
             consumer.subscribe(topic)
             with consumer:
-                _write_as_they_come(consumer, writer, end, count_max, idle_s)
+                written: dict[int, int] = {}
+                count = 0
+                if tail is not None:
+                    # The consumer gets what comes from now on: what it has of these already is left out below.
+                    ranges = admin.offsets(topic)
+                    with Reader(bootstrap, timeout_ms=ask_ms) as reader:
+                        count = _write_last(reader, described, ranges, tail, writer, count_max)
+                    written = {partition: last for partition, (_, last) in ranges.items()}
+                hint = start == LATEST and group is None and tail is None
+                _write_as_they_come(consumer, writer, end, count_max, idle_s, count=count, written=written, hint=hint)
         writer.flush()
 
 
 def _write_as_they_come(
-    consumer: Consumer, writer: MessageWriter, end: threading.Event, count_max: int | None, idle_s: float | None
+    consumer: Consumer,
+    writer: MessageWriter,
+    end: threading.Event,
+    count_max: int | None,
+    idle_s: float | None,
+    *,
+    count: int,
+    written: dict[int, int],
+    hint: bool,
 ) -> None:
-    count = 0
-    last = time.monotonic()
-    while not end.is_set():
+    """`count` messages are written already, in each partition those below the offset `written`. `hint`: say so if nothing comes."""
+    last = began = time.monotonic()
+    while not end.is_set() and (count_max is None or count < count_max):
         record = consumer.take(0)
         if record is None:
             writer.flush()
             if idle_s is not None and time.monotonic() - last >= idle_s:
                 return
+            if hint and time.monotonic() - began >= _QUIET_S:
+                hint = False
+                say("waiting for new messages; --from earliest reads what is there, --tail N the last N")
             record = consumer.take(_LOOK_MS)
         if record is not None:
-            writer.write(record)
+            hint = False
             last = time.monotonic()
-            count += 1
-            if count == count_max:
-                return
+            if record.offset >= written.get(record.partition, 0):
+                writer.write(record)
+                count += 1
+
+
+def _write_last(
+    reader: Reader,
+    described: TopicDescription,
+    ranges: dict[int, tuple[int, int]],
+    tail: int,
+    writer: MessageWriter,
+    count_max: int | None,
+) -> int:
+    """Write the last `tail` messages of all partitions together, in order of time. How many there were."""
+    last: list[ConsumerRecord] = []
+    for partition, (first, stop) in ranges.items():
+        for record in _stored(reader, described, partition, max(first, stop - tail), stop):
+            last.append(record)
+            if len(last) >= 2 * tail:
+                last = _newest(last, tail)
+    last = _newest(last, tail)[:count_max]
+    for record in last:
+        writer.write(record)
+    writer.flush()
+    return len(last)
+
+
+def _newest(records: list[ConsumerRecord], count: int) -> list[ConsumerRecord]:
+    return sorted(records, key=lambda record: (record.timestamp, record.partition, record.offset))[-count:]
+
+
+def _stored(reader: Reader, described: TopicDescription, partition: int, first: int, stop: int) -> Iterator[ConsumerRecord]:
+    from mq_client.record_queue import batch_to_records
+
+    if first >= stop:
+        return
+    for piece in reader.read_stored(described.name, partition, first, stop):
+        yield from batch_to_records(
+            piece.batch, described.name, partition, piece.base_offset, piece.timestamp_us, typed=described.typed
+        )
 
 
 def _ranges(admin: Admin, described: TopicDescription, start: Start) -> dict[int, tuple[int, int]]:

@@ -1,7 +1,8 @@
-"""`tritonmq group`: readers that share a cursor, and how far behind they are."""
+"""`tritonmq group`: readers that share a cursor: how far behind they are, what they get next, moving and deleting them."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,9 @@ from mq_cli.command_group import CommandGroup
 from mq_cli.output import (
     bootstrap_option,
     bytes_text,
+    checking_what_was_typed,
+    confirm,
+    counted,
     json_option,
     open_admin,
     say,
@@ -18,15 +22,26 @@ from mq_cli.output import (
     timeout_option,
     write_json,
     write_table,
+    yes_option,
 )
+from mq_protocol.names import check_group_name, check_topic_name
 
 if TYPE_CHECKING:
     from mq_client import GroupCursor, GroupDescription
 
 
-@click.group(cls=CommandGroup)
+SHORT_MEMBER = 8
+"""So many characters of a member's id are shown where they tell it from the others."""
+
+
+@click.group(
+    cls=CommandGroup,
+    lazy={
+        "reset": ("mq_cli.group_reset:reset", "Set where a group goes on: earliest, latest, an offset, a time, or so many back.")
+    },
+)
 def group() -> None:
-    """Groups of readers and how far they are."""
+    """Groups of readers: list, describe, reset and delete them, see what they get next."""
 
 
 @group.command("list")
@@ -72,8 +87,9 @@ def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None
     if as_json:
         write_json(_summary(found) | {"cursors": [_document(cursor) for cursor in found.cursors]})
         return
+    short = _short_ids({member for cursor in found.cursors for member in cursor.members})
     write_table(
-        ["topic", "#partition", "#offset", "#end", "#lag", "#lag bytes", "#lag seconds", "moved", "members", "reads as"],
+        ["topic", "#partition", "#offset", "#end", "#lag", "#lag bytes", "#lag seconds", "moved", "member", "reads as"],
         [
             (
                 c.topic,
@@ -84,12 +100,64 @@ def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None
                 bytes_text(c.lag_bytes),
                 _seconds(c.lag_us),
                 time_text(c.moved_us),
-                ", ".join(c.members) or "none",
+                short.get(c.member, "none"),
                 c.kind if c.leads else f"{c.kind} (no leader answers; as a follower knows it)",
             )
             for c in found.cursors
         ],
     )
+
+    for member in sorted(short):
+        held = [f"{c.topic}-{c.partition}" for c in found.cursors if c.member == member]
+        say(f"member {short[member]} has {', '.join(held) or 'no partition: there are more members than partitions'}")
+
+
+def _short_ids(members: set[str]) -> dict[str, str]:
+    """What each is called in a table: its id, or the beginning of it where that is enough to tell them apart."""
+    beginnings = {member[:SHORT_MEMBER] for member in members}
+    return {member: member[:SHORT_MEMBER] if len(beginnings) == len(members) else member for member in members}
+
+
+@group.command()
+@click.argument("name", metavar="GROUP")
+@click.argument("topic")
+@click.option("--count", "-n", type=click.IntRange(1, 10_000), default=10, show_default=True, help="How many at most.")
+@click.option("--json", "as_json", is_flag=True, help="Whole records, a JSON object a line.")
+@bootstrap_option
+@timeout_option
+def peek(name: str, topic: str, count: int, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """Write the next messages that GROUP gets of TOPIC. Nothing is moved, and nobody gets less for it."""
+    from mq_cli.messages import MessageWriter
+
+    with checking_what_was_typed():
+        check_group_name(name)
+        check_topic_name(topic)
+    writer = MessageWriter(as_json=as_json, template=None, for_terminal=sys.stdout.isatty())
+    with open_admin(bootstrap, timeout_s) as admin:
+        for record in admin.peek(topic, name, count):
+            writer.write(record)
+    writer.flush()
+
+
+@group.command()
+@click.argument("names", metavar="GROUP...", nargs=-1, required=True)
+@click.option("--force", is_flag=True, help="Even while it has members: their reading ends with an error.")
+@yes_option
+@bootstrap_option
+@timeout_option
+def delete(names: tuple[str, ...], force: bool, yes: bool, bootstrap: str, timeout_s: float) -> None:
+    """Delete GROUP: where it is in each partition is forgotten. No message is deleted. Refused while it has members."""
+    with checking_what_was_typed():
+        for name in names:
+            check_group_name(name)
+    with open_admin(bootstrap, timeout_s) as admin:
+        for name in names:
+            admin.describe_group(name)  # all or none: a name that is not there is told before any is deleted
+        what = f"group {names[0]}" if len(names) == 1 else counted(len(names), "group")
+        confirm(f"Delete {what}, and forget how far they are?", yes=yes)
+        for name in names:
+            admin.delete_group(name, force=force)
+            say(f"deleted group {name}")
 
 
 def _topics(group: GroupDescription) -> list[str]:
@@ -132,6 +200,7 @@ def _document(cursor: GroupCursor) -> dict[str, Any]:
         "lag_bytes": cursor.lag_bytes,
         "lag_us": cursor.lag_us,
         "moved_us": cursor.moved_us,
+        "member": cursor.member or None,
         "members": list(cursor.members),
         "kind": cursor.kind,
         "leads": cursor.leads,

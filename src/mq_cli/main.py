@@ -45,13 +45,13 @@ class _Root(CommandGroup):
     lazy={
         "dev": ("mq_cli.dev:dev", "A local cluster in the foreground, to try things with."),
         "broker": ("mq_cli.broker:broker", "Run one broker."),
-        "topic": ("mq_cli.topic:topic", "Create, list, describe, alter and delete topics."),
+        "topic": ("mq_cli.topic:topic", "Create, list, describe, alter, purge and delete topics."),
         "partition": ("mq_cli.partition:partition", "One partition: describe it, move it, let another broker lead, recover it."),
         "produce": ("mq_cli.produce:produce", "Send the lines of standard input, a message each."),
         "consume": ("mq_cli.consume:consume", "Write the messages of a topic to standard output as they come."),
         "cluster": ("mq_cli.cluster:cluster", "The brokers and what they hold: show it, spread it evenly, empty one."),
         "transaction": ("mq_cli.transaction:transaction", "What exactly-once queries have staged; abort one that is dead."),
-        "group": ("mq_cli.group:group", "Groups of readers and how far they are."),
+        "group": ("mq_cli.group:group", "Groups of readers: how far they are; reset, peek, delete."),
     },
     context_settings=_HELP,
 )

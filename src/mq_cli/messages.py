@@ -55,7 +55,7 @@ class _Field:
     letter: str
 
 
-_FIELDS = "tpoksTh"
+_FIELDS = "tpoksTDh"
 
 
 def _parse_template(text: str) -> list[bytes | _Field]:
@@ -97,6 +97,8 @@ def _field(record: ConsumerRecord, letter: str) -> bytes:
             return _bytes(record.value)
         case "T":
             return str(record.timestamp // 1000).encode()
+        case "D":
+            return (_time(record) or "").encode()
         case _:
             return b",".join(key.encode() + b"=" + (value or b"") for key, value in record.headers)
 

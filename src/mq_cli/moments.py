@@ -6,6 +6,8 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from mq_protocol.names import did_you_mean
+
 _PART: Final = re.compile(r"(\d{1,9})(ms|s|m|h|d|w)")
 _AGO: Final = re.compile(rf"(?:{_PART.pattern})+")
 _UNITS: Final = {
@@ -17,7 +19,22 @@ _UNITS: Final = {
     "w": timedelta(weeks=1),
 }
 
+EARLIEST, LATEST = "earliest", "latest"
+
 WORDS: Final = "a time like 2026-01-31T08:30:00Z, or how long ago, like 15m, 2h or 1d"
+
+
+def parse_place(text: str) -> str | int | datetime:
+    """Where to begin in a log: "earliest", "latest", an offset or a time. Raises `ValueError` with a sentence for anything else."""
+    if text in (EARLIEST, LATEST):
+        return text
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    try:
+        return parse_moment(text)
+    except ValueError:
+        near = did_you_mean(text, (EARLIEST, LATEST)) if text.isalpha() else ""
+        raise ValueError(f"{text!r} is neither earliest, latest, an offset, nor {WORDS}{near}") from None
 
 
 def parse_moment(text: str, now: datetime | None = None) -> datetime:

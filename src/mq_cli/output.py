@@ -100,15 +100,36 @@ def write_json(value: Any) -> None:
     click.echo("\n".join(map(printable_json, lines)))
 
 
-def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str = "") -> None:
-    """Columns whose name begins with `#` are numbers: set to the right. Not cut to a width unless a person looks."""
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="bold")
+def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """For a person, columns whose name begins with `#` are numbers, set to the right. In a pipe or a file each row is a line with
+    tabs between its cells, for cut and awk: nothing is padded, cut or folded.
+    """
+    if not sys.stdout.isatty():
+        click.echo("\t".join(column.removeprefix("#") for column in columns))
+        for row in rows:
+            click.echo("\t".join(printable(cell.plain if isinstance(cell, Text) else str(cell)) for cell in row))
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column.removeprefix("#"), justify="right" if column.startswith("#") else "left", overflow="fold")
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
-    console = Console(file=sys.stdout, width=None if sys.stdout.isatty() else 200, highlight=False)
-    console.print(table)
+    Console(file=sys.stdout, highlight=False).print(table)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask whoever sits at the terminal, unless `yes` was given. Raises `click.ClickException` unless they agree: in a script, where
+    nobody can be asked, at once."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.ClickException(f"{question} Nobody is there to ask: give --yes if that is what you want")
+    if not click.confirm(question, err=True):
+        raise click.ClickException("nothing was done")
+
+
+def yes_option(command: F) -> F:
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask. Needed where nobody is there to answer.")(command)
 
 
 @contextmanager

@@ -1,16 +1,20 @@
-"""`tritonmq topic`: create, list, describe, alter, delete."""
+"""`tritonmq topic`: create, list, describe, alter, purge, delete."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.moments import WORDS, parse_place
 from mq_cli.moving import not_over, wait_options, watch
 from mq_cli.output import (
     bootstrap_option,
+    bytes_text,
     checking_what_was_typed,
+    confirm,
     counted,
     json_option,
     open_admin,
@@ -19,6 +23,7 @@ from mq_cli.output import (
     write,
     write_json,
     write_table,
+    yes_option,
 )
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 from mq_protocol.names import SETTINGS, check_new_topic_name, check_topic_name, parse_settings
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=CommandGroup)
 def topic() -> None:
-    """Create, list, describe, alter and delete topics."""
+    """Create, list, describe, alter, purge and delete topics."""
 
 
 def _settings_help() -> str:
@@ -50,6 +55,7 @@ def _settings_help() -> str:
     "--schema", metavar="'a long, b string'", help="Spark's words for its columns. Default: records of key, value, headers."
 )
 @click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, e.g. durability=os; any number of times.")
+@click.option("--if-not-exists", is_flag=True, help="Leave a topic of that name as it is, and end well.")
 @json_option
 @bootstrap_option
 @timeout_option
@@ -59,11 +65,13 @@ def create(
     replicas: int | None,
     schema: str | None,
     settings: tuple[str, ...],
+    if_not_exists: bool,
     as_json: bool,
     bootstrap: str,
     timeout_s: float,
 ) -> None:
     """Create the topic NAME."""
+    from mq_client import TopicExists
     from mq_protocol.ddl import parse_schema
 
     given = _settings(settings)
@@ -73,9 +81,18 @@ def create(
         columns = None if schema is None else parse_schema(schema)
     with open_admin(bootstrap, timeout_s) as admin:
         copies = replicas or min(3, len(admin.describe_cluster().brokers))
-        made = admin.create_topic(name, partitions=partitions, replicas=copies, schema=columns, **given)
+        there = False
+        try:
+            made = admin.create_topic(name, partitions=partitions, replicas=copies, schema=columns, **given)
+        except TopicExists:
+            if not if_not_exists:
+                raise
+            made, there = admin.describe_topic(name), True
     if as_json:
         write_json(_document(made))
+    elif there:
+        kind = _schema(made) if made.typed else "records"
+        say(f"topic {name} is there already: {counted(len(made.partitions), 'partition')}, {kind}; nothing was changed")
     else:
         say(f"created topic {name}: {counted(partitions, 'partition')}, {counted(copies, 'replica')} of each")
 
@@ -124,24 +141,30 @@ def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None
     with open_admin(bootstrap, timeout_s) as admin:
         found = admin.describe_topic(name)
         offsets: dict[int, tuple[int, int]] = {}
+        stored: dict[int, int] = {}
         if all(partition.leader for partition in found.partitions):
             try:
                 offsets = admin.offsets(name)
+                stored = admin.stored_bytes(name)
             except TritonMQError as error:
                 say(f"offsets are not known: {error}")
     if as_json:
         document = _document(found)
         for partition in document["partitions"]:
             start, end = offsets.get(partition["partition"], (None, None))
-            partition.update(log_start_offset=start, log_end_offset=end)
+            partition.update(log_start_offset=start, log_end_offset=end, bytes=stored.get(partition["partition"]))
+        document["effective_settings"] = {setting: value for setting, value, _ in effective_settings(found)}
         write_json(document)
         return
     write(f"{found.name}: {_schema(found) if found.typed else 'records (key, value, headers)'}")
-    for setting, value in sorted(found.settings.items()):
-        write(f"  {setting} = {value}")
+    for setting, value, is_default in effective_settings(found):
+        write(f"  {setting} = {value}{' (default)' if is_default else ''}")
+    if stored:
+        records = sum(end - start for start, end in offsets.values())
+        write(f"{counted(records, 'record')}, {bytes_text(sum(stored.values()))} on each replica")
     click.echo()
     write_table(
-        ["#partition", "#leader", "replicas", "in sync", "#start", "#end"],
+        ["#partition", "#leader", "replicas", "in sync", "#start", "#end", "#bytes"],
         [
             (
                 p.partition,
@@ -149,10 +172,22 @@ def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None
                 " ".join(map(str, p.replicas)),
                 " ".join(map(str, sorted(p.isr))),
                 *(offsets.get(p.partition, ("?", "?"))),
+                stored.get(p.partition, "?"),
             )
             for p in found.partitions
         ],
     )
+
+
+def effective_settings(found: TopicDescription) -> list[tuple[str, str, bool]]:
+    """Every setting of the topic: name, value, and whether that is the default."""
+    in_force = parse_settings({n: v for n, v in found.settings.items() if n in SETTINGS}, _replicas(found) or 1)
+    rows = []
+    for setting in SETTINGS.values():
+        given = found.settings.get(setting.name)
+        default = str(in_force.min_insync_replicas) if setting.name == "min_insync_replicas" else setting.default
+        rows.append((setting.name, default if given is None else given, given is None))
+    return rows
 
 
 def _live_settings() -> str:
@@ -221,18 +256,46 @@ def alter(
 
 @topic.command()
 @click.argument("name")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@yes_option
 @bootstrap_option
 @timeout_option
 def delete(name: str, yes: bool, bootstrap: str, timeout_s: float) -> None:
-    """Delete the topic NAME and everything in it. Asks first where somebody is there to answer."""
-    import sys
-
-    if not yes and sys.stdin.isatty():
-        click.confirm(f"Delete topic {name} and everything in it?", abort=True, err=True)
+    """Delete the topic NAME and everything in it. Asks first; in a script it needs --yes."""
     with open_admin(bootstrap, timeout_s) as admin:
+        admin.describe_topic(name)  # nobody is asked about a topic that is not there
+        confirm(f"Delete topic {name} and everything in it?", yes=yes)
         admin.delete_topic(name)
     say(f"deleted topic {name}")
+
+
+def _parse_before(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | datetime | None:
+    if text is None:
+        return None
+    try:
+        place = parse_place(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if isinstance(place, str):
+        raise click.BadParameter(f"{text!r} is neither an offset nor {WORDS}")
+    return place
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--before", callback=_parse_before, metavar="OFFSET|TIME", help="Only messages before it. Default: all.")
+@click.option("--partition", "-p", type=click.IntRange(min=0), help="Only of this one.")
+@yes_option
+@bootstrap_option
+@timeout_option
+def purge(name: str, before: int | datetime | None, partition: int | None, yes: bool, bootstrap: str, timeout_s: float) -> None:
+    """Drop messages of the topic NAME now. The topic stays, and its offsets are never given again."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        admin.describe_topic(name)
+        which = "all messages" if before is None else f"the messages before {before}"
+        where = f"topic {name}" if partition is None else f"partition {partition} of topic {name}"
+        confirm(f"Drop {which} of {where}?", yes=yes)
+        starts = admin.purge(name, partition, before)
+    write_table(["topic", "#partition", "#start"], [(name, number, start) for number, start in starts.items()])
 
 
 def _replicas(found: TopicDescription) -> int:

@@ -263,6 +263,11 @@ class Admin:
         found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), or_replicas=True)
         return {number: (found[number].log_start_offset, found[number].log_end_offset) for number in sorted(found)}
 
+    def stored_bytes(self, topic: str) -> dict[int, int]:
+        """`{partition: bytes}` that its records take on one replica, as its leader counts. Raises as `offsets`."""
+        found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), or_replicas=True)
+        return {number: found[number].bytes for number in sorted(found)}
+
     def offsets_at(self, topic: str, timestamp_us: int) -> dict[int, int]:
         """Each partition's first offset at or after that time (microseconds since 1970); its end if all is older."""
         found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), timestamp_us=timestamp_us)

@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.sharing import member_of_partition
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCursor:
-    """Where a group is in one partition. `lag`: records between its cursor and the end; `lag_us`: how old the next one is."""
+    """Where a group is in one partition. `members`: all of the group that may be given the partition.
+
+    `lag`: records between its cursor and the end; `lag_us`: how old the next one is.
+    """
 
     topic: str
     partition: int
@@ -27,6 +31,11 @@ class GroupCursor:
     @property
     def lag(self) -> int:
         return max(0, self.log_end_offset - self.offset)
+
+    @property
+    def member(self) -> str:
+        """The one of `members` that has the partition, or is to have it as soon as another hands it over; "" if there is none."""
+        return member_of_partition(self.members, self.partition) if self.members else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,6 +194,95 @@ def test_a_group_goes_on_where_it_left_off_and_its_lag_is_listed(topic: str) -> 
     assert group.encode() in wrong.stderr
 
 
+def test_a_group_is_moved_shown_first_and_not_while_it_is_read(topic: str) -> None:
+    group = f"group-of-{topic}"
+    assert tritonmq("produce", topic, given=b"1\n2\n3\n4\n5\n").returncode == 0
+    with Command("consume", topic, "--from", "earliest", "--group", group) as reader:
+        assert [reader.line() for _ in range(5)] == ["1", "2", "3", "4", "5"]
+        refused = tritonmq("group", "reset", group, topic, "--to", "earliest")
+        assert refused.returncode == 1
+        assert b"stop them first" in refused.stderr
+        described = tritonmq("group", "describe", group)
+        (member,) = json.loads(tritonmq("group", "describe", group, "--json").stdout)["cursors"][0]["members"]
+        assert described.stdout.splitlines()[1].split(b"\t")[8] == member[:8].encode()
+        assert f"member {member[:8]} has {topic}-0".encode() in described.stderr
+        assert reader.end(signal.SIGINT) == 0
+    planned = tritonmq("group", "reset", group, topic, "--by", "-2", "--plan", "--json")
+    assert json.loads(planned.stdout) == [{"topic": topic, "partition": 0, "from": 5, "to": 3}]
+    assert tritonmq("group", "peek", group, topic).stdout == b"", "a plan moves nothing"
+    assert tritonmq("group", "reset", group, topic, "--by", "-2").returncode == 0
+    assert tritonmq("group", "peek", group, topic, "-n", "1").stdout == b"4\n"
+    assert tritonmq("consume", topic, "--group", group, "--max", "2").stdout == b"4\n5\n"
+    assert tritonmq("group", "reset", group, topic, "--to", "1h", "--partition", "0").returncode == 0
+    assert tritonmq("group", "peek", group, topic, "-n", "2").stdout == b"1\n2\n"
+
+
+def test_a_deleted_group_is_gone_and_is_not_deleted_unasked(topic: str) -> None:
+    groups = [f"{name}-of-{topic}" for name in ("one", "two")]
+    for group in groups:
+        assert tritonmq("group", "reset", group, topic, "--to", "earliest").returncode == 0
+    unasked = tritonmq("group", "delete", *groups)
+    assert unasked.returncode == 1
+    assert b"--yes" in unasked.stderr
+    assert tritonmq("group", "delete", groups[0], "no-such-group", "--yes").returncode == 1
+    assert tritonmq("group", "describe", groups[0]).returncode == 0, "all or none"
+    assert tritonmq("group", "delete", *groups, "--yes").returncode == 0
+    assert all(group.encode() not in tritonmq("group", "list").stdout for group in groups)
+
+
+def test_the_last_messages_come_in_order_of_time_and_then_what_is_new(topic: str) -> None:
+    name = f"{topic}.three"
+    assert tritonmq("topic", "create", name, "-p", "3").returncode == 0
+    for number in range(6):
+        options = ["-p", str(number % 3), "--timestamp", f"2026-01-31T08:30:0{number}Z"]
+        assert tritonmq("produce", name, *options, given=b"%d\n" % number).returncode == 0
+    assert tritonmq("consume", name, "--tail", "4", "-e", "-f", "%s %D\\n").stdout.splitlines() == [
+        b"%d 2026-01-31T08:30:0%dZ" % (number, number) for number in (2, 3, 4, 5)
+    ]
+    with Command("consume", name, "--tail", "2") as reader:
+        assert [reader.line(), reader.line()] == ["4", "5"]
+        assert tritonmq("produce", name, given=b"new\n").returncode == 0
+        assert reader.line() == "new"
+        assert reader.end(signal.SIGINT) == 0
+    assert tritonmq("consume", name, "--tail", "2", "--from", "earliest").returncode == 2
+
+
+def test_who_waits_at_the_end_is_told_how_to_read_what_is_there(topic: str) -> None:
+    result = tritonmq("consume", topic, "--timeout", "2")
+    assert b"waiting for new messages; --from earliest reads what is there" in result.stderr
+    assert b"--from earliest" in tritonmq("consume", topic, "-e").stderr
+
+
+def test_a_topic_is_described_with_all_its_settings_and_purged(topic: str) -> None:
+    name = f"{topic}.set"
+    assert tritonmq("topic", "create", name, "--set", "durability=os").returncode == 0
+    again = tritonmq("topic", "create", name, "--if-not-exists", "-p", "3")
+    assert again.returncode == 0
+    assert b"is there already: 1 partition" in again.stderr
+    assert tritonmq("topic", "create", name).returncode == 1
+    assert tritonmq("produce", name, given=b"1\n2\n3\n").returncode == 0
+    lines = tritonmq("topic", "describe", name).stdout.decode().splitlines()
+    assert "  durability = os" in lines
+    assert "  min_insync_replicas = 1 (default)" in lines
+    assert "  retention_ms = forever (default)" in lines
+    assert any(line.startswith("3 records, ") for line in lines)
+    found = json.loads(tritonmq("topic", "describe", name, "--json").stdout)
+    assert (found["settings"], found["effective_settings"]["min_insync_replicas"]) == ({"durability": "os"}, "1")
+    assert found["partitions"][0]["bytes"] > 0
+    assert tritonmq("topic", "purge", name, "--before", "1").returncode == 1, "nobody said --yes"
+    purged = tritonmq("topic", "purge", name, "--before", "1", "--yes")
+    assert (purged.returncode, purged.stdout) == (0, f"topic\tpartition\tstart\n{name}\t0\t1\n".encode())
+    assert tritonmq("consume", name, "--from", "earliest", "-e").stdout == b"2\n3\n"
+    assert tritonmq("topic", "purge", name, "--yes").returncode == 0
+    assert tritonmq("consume", name, "--from", "earliest", "-e").stdout == b""
+
+
+def test_a_broker_that_is_not_there_is_not_drained(topic: str) -> None:
+    result = tritonmq("cluster", "drain", "99", "--plan")
+    assert (result.returncode, result.stdout) == (1, b"")
+    assert b"no broker 99" in result.stderr
+
+
 def test_listings_are_tables_and_json(topic: str) -> None:
     assert tritonmq("produce", topic, given=b"1\n2\n").returncode == 0
     assert topic.encode() in tritonmq("topic", "list").stdout
@@ -201,6 +290,7 @@ def test_listings_are_tables_and_json(topic: str) -> None:
     described = json.loads(tritonmq("topic", "describe", topic, "--json").stdout)
     assert described["partitions"] == [
         {"partition": 0, "leader": 1, "leader_epoch": 1, "replicas": [1], "isr": [1], "log_start_offset": 0, "log_end_offset": 2}
+        | {"bytes": described["partitions"][0]["bytes"]}
     ]
     status = json.loads(tritonmq("cluster", "status", "--json").stdout)
     assert [broker["id"] for broker in status["brokers"]] == [1]
@@ -232,7 +322,10 @@ def test_what_the_cluster_refuses_ends_with_1_and_says_why(bootstrap: str, comma
     assert says.format(topic=topic) in line
 
 
-def test_a_deleted_topic_is_gone(topic: str) -> None:
+def test_a_deleted_topic_is_gone_and_is_not_deleted_unasked(topic: str) -> None:
+    unasked = tritonmq("topic", "delete", topic)
+    assert unasked.returncode == 1
+    assert b"--yes" in unasked.stderr
     assert tritonmq("topic", "delete", topic, "--yes").returncode == 0
     assert tritonmq("topic", "describe", topic).returncode == 1
 

@@ -32,6 +32,12 @@ def test_a_start_is_a_word_an_offset_or_a_time(given: str, expected: object) -> 
     assert parse(given) == expected
 
 
+def test_a_start_may_be_how_long_ago() -> None:
+    found = parse("15m")
+    assert isinstance(found, datetime)
+    assert 14 * 60 < (datetime.now(UTC) - found).total_seconds() < 60 * 60
+
+
 @pytest.mark.parametrize("given", ["", "-1", "erliest", "yesterday", "2026-13-01", "1.5"])
 def test_a_start_that_is_none_of_them_is_misuse(given: str) -> None:
     with pytest.raises(click.BadParameter, match="neither earliest, latest, an offset, nor a time"):

@@ -76,6 +76,7 @@ def test_json_keeps_bytes_that_are_no_text(capfdbinary: pytest.CaptureFixture[by
     [
         ("%t/%p@%o %k=%s\\n", "t/3@17 k=grüße\n"),
         ("%T\\t%h", "1700000000123\th=v,n="),
+        ("%D", "2023-11-14T22:13:20.123456Z"),
         ("100%% \\\\ %s", "100% \\ grüße"),
         ("ü", "ü"),
     ],

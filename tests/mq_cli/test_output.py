@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+import click
 import pytest
 
 from mq_cli import output
@@ -34,14 +35,38 @@ def test_progress_is_silent_in_a_pipe(capfd: pytest.CaptureFixture[str], show: b
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_table_in_a_pipe_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    long = "x" * 150
-    output.write_table(["name", "#count"], [(long, 1), ("[bold]not markup[/bold]", 22)])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    assert long in lines[1]
-    assert "[bold]not markup[/bold]" in lines[2]
-    assert lines[1].rstrip().endswith(" 1")
+def test_a_table_in_a_pipe_is_lines_of_cells_between_tabs(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 250
+    output.write_table(["name", "#count", "in sync"], [(long, 1, "1 2"), ("[bold]not markup[/bold]\t", 22, "")])
+    assert capsys.readouterr().out == f"name\tcount\tin sync\n{long}\t1\t1 2\n[bold]not markup[/bold]\\t\t22\t\n"
+
+
+def test_a_table_on_a_terminal_has_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = os.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        monkeypatch.setenv("TERM", "dumb")
+        monkeypatch.setenv("COLUMNS", "80")
+        output.write_table(["name", "#count"], [("a", 1), ("longer", 22)])
+        terminal.flush()
+        lines = os.read(ours, 1 << 16).decode().splitlines()
+    os.close(ours)
+    assert [line.rstrip() for line in lines] == ["name    count", "a           1", "longer     22"]
+
+
+def test_nobody_to_ask_is_a_refusal_and_an_answer_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    output.confirm("Delete it?", yes=True)
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
+    with pytest.raises(click.ClickException, match="give --yes"):
+        output.confirm("Delete it?", yes=False)
+    for answer in (True, False):
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr(click, "confirm", lambda *_, answer=answer, **__: answer)
+        if answer:
+            output.confirm("Delete it?", yes=False)
+        else:
+            with pytest.raises(click.ClickException, match="nothing was done"):
+                output.confirm("Delete it?", yes=False)
 
 
 def test_json_keeps_every_letter(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from mq_broker.core.state import EPHEMERAL
 from mq_protocol.errors import InvalidRequest, TooManyMembers, TritonMQError
 from mq_protocol.limits import GROUP_HANDOVER_MS, GROUP_MEMBERS_MAX
 from mq_protocol.names import quoted
+from mq_protocol.sharing import member_of_partition
 
 log = logging.getLogger(__name__)
 
@@ -115,8 +116,7 @@ class Share:
     def _rebalance(self) -> None:
         if not self._members or not self._partition.replica.leading:
             return
-        ids = sorted(self._members)
-        wanted = self._members[ids[self._partition.number % len(ids)]]
+        wanted = self._members[member_of_partition(self._members, self._partition.number)]
         owner = self._owner
         if owner is wanted:
             if self._leaving is not None:

@@ -1,0 +1,166 @@
+"""`tritonmq group reset`: where a group goes on from, set by hand. Shown first, if asked to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple
+
+import click
+
+from mq_cli.moments import EARLIEST, LATEST, parse_place
+from mq_cli.output import (
+    bootstrap_option,
+    checking_what_was_typed,
+    json_option,
+    open_admin,
+    say,
+    timeout_option,
+    write_json,
+    write_table,
+)
+from mq_protocol.names import check_group_name, check_topic_name
+
+if TYPE_CHECKING:
+    from mq_client import Admin, GroupCursor
+
+_SPARK = "spark"
+
+
+class Move(NamedTuple):
+    """Of one partition: where the group is (None: nowhere), and where it is to be."""
+
+    partition: int
+    place: int | None
+    goal: int
+
+
+def _parse_to(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | int | datetime | None:
+    try:
+        return None if text is None else parse_place(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command()
+@click.argument("name", metavar="GROUP")
+@click.argument("topic")
+@click.option(
+    "--to", callback=_parse_to, metavar="earliest|latest|OFFSET|TIME", help="Where to go on: TIME is ISO 8601, or 15m ago."
+)
+@click.option("--by", type=int, metavar="N", help="So many records further in each partition; back, if it is negative.")
+@click.option("--partition", "-p", "numbers", type=click.IntRange(min=0), multiple=True, help="Only this one; any number of times.")
+@click.option("--plan", is_flag=True, help="Only show what would be moved.")
+@click.option("--force", is_flag=True, help="Even while the group has members. They go on from where they are.")
+@json_option
+@bootstrap_option
+@timeout_option
+def reset(
+    name: str,
+    topic: str,
+    to: str | int | datetime | None,
+    by: int | None,
+    numbers: tuple[int, ...],
+    plan: bool,
+    force: bool,
+    as_json: bool,
+    bootstrap: str,
+    timeout_s: float,
+) -> None:
+    """Set where GROUP goes on in TOPIC: `--to earliest` reads all again, `--to latest` skips what is there, `--by -100` goes back.
+
+    Refused while the group has members. An offset outside a log is moved to its nearer end.
+    """
+    if (to is None) == (by is None):
+        raise click.UsageError("say where to: either --to earliest|latest|OFFSET|TIME or --by N")
+    with checking_what_was_typed():
+        check_group_name(name)
+        check_topic_name(topic)
+    with open_admin(bootstrap, timeout_s) as admin:
+        cursors = _cursors(admin, name, topic)
+        logs = admin.offsets(topic)
+        unknown = sorted(set(numbers) - logs.keys())
+        if unknown:
+            raise click.ClickException(f"topic {topic} has no partition {unknown[0]}: it has 0 to {len(logs) - 1}")
+        wanted = {number: logs[number] for number in (sorted(numbers) or logs)}
+        times = admin.offsets_at(topic, round(to.timestamp() * 1_000_000)) if isinstance(to, datetime) else {}
+        moves = planned(wanted, {c.partition: c.offset for c in cursors}, to=to, by=by, times=times)
+        if not moves:
+            raise click.ClickException(f"group {name} has no place in topic {topic} to move by {by}: use --to")
+        if not plan:
+            _refuse_members(name, cursors, force=force)
+            admin.move_group(name, {topic: {move.partition: move.goal for move in moves}})
+    if any(c.kind == _SPARK for c in cursors):
+        say(f"group {name} shows a Spark query, which goes by its checkpoint: this changes what is shown until it reports again")
+    _write(topic, moves, as_json=as_json)
+    if plan:
+        say("nothing was moved: leave out --plan to do it")
+
+
+def _cursors(admin: Admin, name: str, topic: str) -> list[GroupCursor]:
+    """The group's places in the topic; none for a group that is not there yet."""
+    from mq_client import UnknownGroup
+
+    try:
+        return [cursor for cursor in admin.describe_group(name).cursors if cursor.topic == topic]
+    except UnknownGroup:
+        return []
+
+
+def _refuse_members(name: str, cursors: Collection[GroupCursor], *, force: bool) -> None:
+    from mq_client import GroupInUse
+
+    members = sorted({member for cursor in cursors for member in cursor.members})
+    if members and not force:
+        raise GroupInUse(
+            f"group {name!r} has {len(members)} members that are reading ({', '.join(members[:5])}): stop them first. "
+            "With --force it is moved, and they go on from where they are"
+        )
+
+
+def planned(
+    logs: Mapping[int, tuple[int, int]],
+    places: Mapping[int, int],
+    *,
+    to: str | int | datetime | None,
+    by: int | None,
+    times: Mapping[int, int],
+) -> list[Move]:
+    """Where the group is to be in each partition of `logs[partition] = (start, end)`, within its log.
+
+    `times`: each partition's first offset at or after the time, if `to` is one. With `by`, partitions without a place stay so.
+    """
+    moves = []
+    for number, (start, end) in logs.items():
+        place = places.get(number)
+        if by is not None:
+            if place is None:
+                continue
+            goal = place + by
+        elif isinstance(to, datetime):
+            goal = times[number]
+        elif isinstance(to, int):
+            goal = to
+        else:
+            goal = {EARLIEST: start, LATEST: end}[str(to)]
+        moves.append(Move(number, place, min(max(goal, start), end)))
+    return moves
+
+
+def _write(topic: str, moves: list[Move], *, as_json: bool) -> None:
+    if as_json:
+        write_json([{"topic": topic, "partition": m.partition, "from": m.place, "to": m.goal} for m in moves])
+        return
+    write_table(
+        ["topic", "#partition", "#from", "#to", "#by"],
+        [
+            (
+                topic,
+                m.partition,
+                "none" if m.place is None else m.place,
+                m.goal,
+                "" if m.place is None else f"{m.goal - m.place:+d}",
+            )
+            for m in moves
+        ],
+    )
