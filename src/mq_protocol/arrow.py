@@ -19,6 +19,7 @@ from mq_protocol import limits
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import BatchTooLarge, CorruptBatch, SchemaMismatch
 from mq_protocol.record_batch_message import RecordBatchMessage, codec_of, node_count, read_record_batch_message
+from mq_protocol.schema_message import check_schema_message
 
 RECORD_SCHEMA: pa.Schema = pa.schema(
     [
@@ -50,6 +51,7 @@ def schema_from_bytes(data: Buffer) -> pa.Schema:
     they carry would be parsed by whatever code is registered for them."""
     if not data:
         return RECORD_SCHEMA
+    check_schema_message(memoryview(data))
     if _EXTENSION in bytes(data):
         raise CorruptBatch("corrupt schema: it has extension types; give the types that they are stored as")
     try:
