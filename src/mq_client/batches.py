@@ -216,7 +216,9 @@ def _refuse_nulls_in(table: pa.Table, schema: pa.Schema, topic: str) -> None:
 
 def _refuse_nulls(column: pa.Array | pa.ChunkedArray, field: pa.Field, topic: str) -> None:
     if not field.nullable and column.null_count:
-        raise SchemaMismatch(f"column {field.name!r} of topic {topic!r} is NOT NULL, {column.null_count} values are null")
+        raise SchemaMismatch(
+            f"column {field.name!r} of topic {topic!r} is NOT NULL and has nulls, {column.null_count} of {len(column)}"
+        )
 
 
 def split_by_partition(table: pa.Table, partitions: np.ndarray) -> Iterator[tuple[int, pa.Table]]:

@@ -317,7 +317,9 @@ def _check_layout(message: RecordBatchMessage, demands: _Demands) -> None:
 def _check_nulls(field: pa.Field, column: pa.Array, path: str) -> None:
     """A null where the schema allows none; below a null parent nothing counts."""
     if not field.nullable and column.null_count:
-        raise SchemaMismatch(f"column {path!r} has {column.null_count} nulls and is NOT NULL in the topic's schema")
+        raise SchemaMismatch(
+            f"column {path!r} is NOT NULL in the topic's schema and has nulls, {column.null_count} of {len(column)}"
+        )
     kind = field.type
     if not _has_required(kind):
         return

@@ -43,6 +43,9 @@ _ALIASES = {
 _DECIMAL = ("decimal", "dec", "numeric")
 _NESTED = ("array", "map", "struct")
 _NAMES = (*_SIMPLE, "decimal", *_NESTED)
+_SPARK_ALONE = ("variant", "char", "varchar", "interval", "void", "null", "object", "time", "geometry", "geography")
+"""Types that Spark has and topics have not: they are no slip for another."""
+
 _KNOWN = (*_NAMES, *_ALIASES, *_DECIMAL)
 
 _DECIMAL_PRECISION_MAX = 38
@@ -181,7 +184,9 @@ class _Parser:
             self._fail("expected a type")
         word = self._token.lower()
         if word not in _KNOWN:
-            hint = did_you_mean(word, _KNOWN) or f" (types are: {', '.join(_NAMES)})"
+            types = f" (types are: {', '.join(_NAMES)})"
+            not_here = f", which topics do not have{types}" if word in _SPARK_ALONE else ""
+            hint = not_here or did_you_mean(word, _KNOWN) or types
             self._fail(f"unknown type {self._token!r}{hint}")
         start = self._start
         self._next()

@@ -184,6 +184,8 @@ class _Parser:
             raise self._wrong("a column")
         self._next += 1
         name = token.text.strip("`")
+        if self._peek().text == "(":
+            raise InvalidSetting(f"filter calls {name!r}, and filters have no functions: {_FORM}")
         found = [field for field in self._schema if field.name.lower() == name.lower()]
         exact = [field for field in found if field.name == name]
         if not found:

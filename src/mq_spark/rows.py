@@ -71,8 +71,8 @@ class Fit:
         for stored, array in zip(self._topic.schema, arrays, strict=True):
             if not stored.nullable and array.null_count:
                 raise SchemaMismatch(
-                    f"column {stored.name!r} holds {array.null_count} nulls and is NOT NULL in topic {self._topic.name}: "
-                    "filter them out or give them a value"
+                    f"column {stored.name!r} is NOT NULL in topic {self._topic.name} and has nulls, "
+                    f"{array.null_count} of {len(array)}: filter them out or give them a value"
                 )
         return pa.RecordBatch.from_arrays(arrays, schema=self._topic.schema)
 

@@ -105,7 +105,7 @@ def test_another_layout_of_the_same_values_is_taken(columns: dict[str, object]) 
     [
         ({"a": [1.0, 2.0]}, "column 'a' is double, topic 't' has it as long: cast it to long"),
         ({"a": pa.array([1, 2], pa.int32())}, "column 'a' is int"),
-        ({"a": pa.array([1, None])}, "column 'a' of topic 't' is NOT NULL, 1 values are null"),
+        ({"a": pa.array([1, None])}, "column 'a' of topic 't' is NOT NULL and has nulls, 1 of 2"),
         ({"b": [b"x", b"y"]}, "column 'b' is binary"),
         ({"t": pa.array([0, 1], pa.timestamp("us"))}, "column 't' is timestamp_ntz"),
         ({"t": pa.array([0, 1], pa.timestamp("ns", "UTC"))}, "column 't' does not fit timestamp"),

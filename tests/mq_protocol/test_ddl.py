@@ -63,6 +63,7 @@ def test_spellings_of_spark_are_understood(words: str, same: str) -> None:
 @pytest.mark.parametrize(
     ("words", "says", "place"),
     [
+        ("a variant", "unknown type 'variant', which topics do not have (types are: ", 2),
         ("a lng", "unknown type 'lng': did you mean 'long'?", 2),
         ("a int, b strng", "unknown type 'strng': did you mean 'string'?", 9),
         ("a xyzzy", "types are: boolean", 2),

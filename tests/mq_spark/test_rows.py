@@ -80,7 +80,7 @@ def test_a_column_that_must_be_there_is_missed_by_name() -> None:
 
 def test_a_null_where_the_topic_has_none_is_an_error() -> None:
     fit = Fit(FLIGHTS, columns(id="long"), routed=False)
-    with pytest.raises(SchemaMismatch, match="column 'id' holds 1 nulls and is NOT NULL in topic flights"):
+    with pytest.raises(SchemaMismatch, match="column 'id' is NOT NULL in topic flights and has nulls, 1 of 2"):
         fit.convert(batch(id=pa.array([1, None], pa.int64())), NOW_US)
 
 
