@@ -161,7 +161,7 @@ class FileCoordination:
                     f"broker {other.broker} stands alone: for more than one give each --zookeeper instead of --standalone"
                 )
             if other.incarnation > registration.incarnation:
-                raise InvalidRequest(f"a newer life of broker {other.broker} is registered: stop this one")
+                raise InvalidRequest(f"a newer start of broker {other.broker} is registered: stop this one")
         self._registrations[registration.broker] = registration
         self._emit(CoordinationEvent.BROKERS_CHANGED)
 

@@ -206,7 +206,7 @@ class ZooKeeperCoordination:
                     return
                 if other.incarnation > registration.incarnation:
                     if not await self._has_lived(other, deadline):
-                        _log.error("%s names a life that there has not been: it is replaced", path)
+                        _log.error("%s names a start that there has not been: it is replaced", path)
                         await self._replace(path, data, registration, found[1].version, deadline)
                         return
                     raise _taken(registration, other)

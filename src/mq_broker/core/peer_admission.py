@@ -60,7 +60,7 @@ def judge(replica: Replica, message: PeerMessage) -> Judgement:
     if why:
         return Verdict.NONSENSE, f"{type(message).__name__} of broker {sender}: {why}"
     if message.incarnation > replica.newest_life(sender):
-        return Verdict.NOT_REGISTERED, f"life {message.incarnation} of broker {sender} is not registered, as last read"
+        return Verdict.NOT_REGISTERED, f"start {message.incarnation} of broker {sender} is not registered, as last read"
     return _ADMITTED
 
 

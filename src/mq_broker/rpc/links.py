@@ -334,7 +334,7 @@ class Links:
     async def _known(self, peer: _Peer, incarnation: int) -> None:
         """Returns once that life of the broker is the newest one known, and registered. Raises `PeerRefused` if it is not."""
         if self.is_former(peer.broker, incarnation):
-            raise PeerRefused(f"broker {peer.broker} has been seen in a later life than this one: restart it", pb.PEER_FORMER_LIFE)
+            raise PeerRefused(f"broker {peer.broker} has been started again since this one: restart it", pb.PEER_FORMER_LIFE)
         try:
             async with asyncio.timeout(REGISTRATION_TIMEOUT_S):
                 while peer.address is None or peer.address.incarnation < incarnation:
@@ -343,11 +343,11 @@ class Links:
                     await peer.news.wait()
         except TimeoutError as error:
             raise PeerRefused(
-                f"broker {peer.broker} is not registered in life {incarnation}, as last read here: try again",
+                f"broker {peer.broker} is not registered with start {incarnation}, as last read here: try again",
                 pb.PEER_NOT_REGISTERED,
             ) from error
         if self.is_former(peer.broker, incarnation):
-            raise PeerRefused(f"broker {peer.broker} has been seen in a later life than this one: restart it", pb.PEER_FORMER_LIFE)
+            raise PeerRefused(f"broker {peer.broker} has been started again since this one: restart it", pb.PEER_FORMER_LIFE)
 
     async def _dial_for_ever(self, peer: _Peer) -> None:
         failures = 0
@@ -489,7 +489,7 @@ def _check_speaker(header: pb.LinkHeader, broker: int, incarnation: int) -> None
     for other, life in speakers:
         if (other, life) != (broker, incarnation):
             raise PeerRefused(
-                f"a message in the name of broker {other}, life {life}, on the link of broker {broker}, life {incarnation}",
+                f"a message in the name of broker {other}, start {life}, on the link of broker {broker}, start {incarnation}",
                 pb.PEER_NOT_ITSELF,
             )
 

@@ -58,7 +58,7 @@ def peer_handlers(service: PeerService, links: Links, proof: PeerProof, refusals
             refusals.note(error)
             raise
         if links.is_former(call.broker, call.incarnation):
-            former = PeerRefused(f"broker {call.broker} has been seen in a later life than this one", pb.PEER_FORMER_LIFE)
+            former = PeerRefused(f"broker {call.broker} has been started again since this one", pb.PEER_FORMER_LIFE)
             refusals.note(former, call.broker)
             raise former
 
