@@ -9,10 +9,23 @@ import click
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.moving import document, not_over, start_and_watch, wait_options, watch, write_plan
-from mq_cli.output import bootstrap_option, counted, json_option, open_admin, say, timeout_option, write_json, write_table
+from mq_cli.output import (
+    bootstrap_option,
+    counted,
+    duration_text,
+    json_option,
+    open_admin,
+    say,
+    timeout_option,
+    write_json,
+    write_table,
+)
 
 if TYPE_CHECKING:
-    from mq_client import Admin
+    from mq_client import Admin, PartitionDescription
+
+_CATCHING_UP_MS = 5_000
+"""A replica that its leader has heard of within this time lives: it is behind."""
 
 _SHOWN_MAX = 50
 """Partitions not in sync that are listed for people: of a lost broker they may be thousands."""
@@ -69,7 +82,13 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
                 "partitions_not_fully_in_sync": behind,
                 "partitions_moving": moving,
                 "not_in_sync": [
-                    {"topic": name, "partition": partition.partition, "leader": partition.leader or None, "brokers": brokers}
+                    {
+                        "topic": name,
+                        "partition": partition.partition,
+                        "leader": partition.leader or None,
+                        "brokers": brokers,
+                        "unheard_ms": {str(broker): partition.unheard_ms.get(broker) for broker in brokers},
+                    }
                     for name, partition, brokers in out_of_sync
                 ],
             }
@@ -94,12 +113,26 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
         write_table(
             ["topic", "#partition", "#leader", "not in sync"],
             [
-                (name, partition.partition, partition.leader or "none", " ".join(map(str, brokers)))
+                (name, partition.partition, partition.leader or "none", _absences(partition, brokers))
                 for name, partition, brokers in out_of_sync[:_SHOWN_MAX]
             ],
         )
         if behind > _SHOWN_MAX:
             say(f"and {behind - _SHOWN_MAX} more: --json names all")
+
+
+def _absences(partition: PartitionDescription, brokers: list[int]) -> str:
+    """The brokers, and since when their leader has not heard of them; one that it hears of is catching up."""
+    told = []
+    for broker in brokers:
+        unheard_ms = partition.unheard_ms.get(broker)
+        if unheard_ms is None:
+            told.append(f"{broker}")
+        elif unheard_ms < _CATCHING_UP_MS:
+            told.append(f"{broker} (catching up)")
+        else:
+            told.append(f"{broker} (not heard of for {duration_text(unheard_ms)})")
+    return ", ".join(told)
 
 
 @cluster.command()

@@ -171,6 +171,15 @@ def time_text(timestamp_us: int) -> str:
     return datetime.fromtimestamp(timestamp_us / 1_000_000, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+def duration_text(milliseconds: int) -> str:
+    """`12s`, `14m`, `3h`, `2d`: whole units, rounded down."""
+    seconds = milliseconds // 1000
+    for length, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
+
+
 def bytes_text(count: int) -> str:
     """`1.5 MiB`."""
     size = float(count)

@@ -54,7 +54,7 @@ _LEADER_MS = 1_000.0
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
     """`leader` 0: none at the moment. `replicas` in order of rank. `moving_to`: where they will be once the partition's move is
-    over; empty if it does not move."""
+    over; empty if it does not move. `unheard_ms`: of replicas that are not in sync, for how long their leader has heard nothing."""
 
     partition: int
     leader: int
@@ -62,6 +62,7 @@ class PartitionDescription:
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     moving_to: tuple[int, ...] = ()
+    unheard_ms: dict[int, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -553,7 +554,9 @@ def _move(move: pb.PartitionMove) -> PartitionMove:
 
 def _describe(info: pb.TopicInfo) -> TopicDescription:
     partitions = [
-        PartitionDescription(p.partition, p.leader, p.leader_epoch, tuple(p.replicas), tuple(p.isr), tuple(p.moving_to))
+        PartitionDescription(
+            p.partition, p.leader, p.leader_epoch, tuple(p.replicas), tuple(p.isr), tuple(p.moving_to), dict(p.unheard_ms)
+        )
         for p in info.partitions
     ]
     return TopicDescription(

@@ -342,12 +342,33 @@ Global___BrokerInfo: _TypeAlias = BrokerInfo  # noqa: Y015
 class PartitionInfo(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class UnheardMsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PARTITION_FIELD_NUMBER: _builtins.int
     LEADER_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     REPLICAS_FIELD_NUMBER: _builtins.int
     ISR_FIELD_NUMBER: _builtins.int
     MOVING_TO_FIELD_NUMBER: _builtins.int
+    UNHEARD_MS_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     leader: _builtins.int
     """0: none"""
@@ -362,6 +383,10 @@ class PartitionInfo(_message.Message):
     def moving_to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """where its replicas are to be once its move is over; empty: it stays"""
 
+    @_builtins.property
+    def unheard_ms(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """told by the leader: for how long it has heard nothing of each replica that is not in sync"""
+
     def __init__(
         self,
         *,
@@ -371,10 +396,11 @@ class PartitionInfo(_message.Message):
         replicas: _abc.Iterable[_builtins.int] | None = ...,
         isr: _abc.Iterable[_builtins.int] | None = ...,
         moving_to: _abc.Iterable[_builtins.int] | None = ...,
+        unheard_ms: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "moving_to", b"moving_to", "partition", b"partition", "replicas", b"replicas"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["isr", b"isr", "leader", b"leader", "leader_epoch", b"leader_epoch", "moving_to", b"moving_to", "partition", b"partition", "replicas", b"replicas", "unheard_ms", b"unheard_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

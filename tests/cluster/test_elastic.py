@@ -53,6 +53,12 @@ def holds(cluster: Cluster, *topics: str) -> Counter[int]:
     return Counter(broker for topic in topics for members in replicas(cluster, topic).values() for broker in members)
 
 
+def not_in_sync(cluster: Cluster) -> dict[int, int]:
+    """Brokers that are out of sync in the topic's only partition, and for how long nothing was heard of each (ms)."""
+    found = json.loads(command(cluster, "cluster", "status", "--json"))["not_in_sync"]
+    return {broker: place["unheard_ms"][str(broker)] for place in found for broker in place["brokers"]}
+
+
 def wait_until_moved(cluster: Cluster) -> None:
     wait_until(lambda: not cluster.admin.moves(), "every move is over")
 
@@ -159,6 +165,7 @@ def test_leaders_change_and_all_brokers_restart_in_turn_and_no_request_fails(sta
         for broker in (1, 2, 3):
             stop_cleanly(cluster, broker)
             load.more(50)
+            wait_until(lambda away=broker: away in not_in_sync(cluster), "it is told which replica is not in sync, and since when")
             cluster.restart(broker)
             cluster.wait_for_isr(TOPIC, 3)
             load.more(50)

@@ -140,6 +140,18 @@ class Replica:
         return tuple(broker for broker, _ in node.state.isr) if node is not None else ()
 
     @property
+    def unheard_ms(self) -> dict[int, int]:
+        """While it leads: for how long nothing has been heard of each replica that is not in sync."""
+        if not isinstance(self._role, Leader):
+            return {}
+        shared, in_sync = self._shared, self.isr
+        return {
+            broker: max(0, shared.now_ms - progress.last_heard_ms)
+            for broker, progress in self._role.followers.items()
+            if broker not in in_sync and broker in shared.settings.replicas
+        }
+
+    @property
     def at_rest(self) -> bool:
         """Until the next event time alone brings nothing about here but heartbeats and the reading of the node: ticks may be few. A
         follower counts on its leader for that: it must go on hearing of it."""
