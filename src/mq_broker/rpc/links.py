@@ -10,6 +10,7 @@ A link belongs to the broker that proved itself when it was opened (peer_proof.p
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -25,7 +26,7 @@ from mq_broker.rpc.service import EOF, Incoming, Send, sender, stream_handler
 from mq_broker.rpc.status import from_call
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope, decode, encode, split
-from mq_protocol.errors import PeerRefused, TritonMQError, Unreachable
+from mq_protocol.errors import InvalidRequest, PeerRefused, TritonMQError, Unreachable
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES, SNAPSHOT_PART_BYTES
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,10 @@ REGISTRATION_TIMEOUT_S: Final = 2.0
 _FIXED_BYTES: Final = 150
 """About what a message takes beside its payload, so that a flood of empty ones is bounded too."""
 
-Messages: TypeAlias = AsyncIterator[Envelope[pb.LinkHeader]]
+HELLO_BYTES_MAX: Final = 1 << 10
+"""Of each message before the far side has proved who it is: a hello has some hundred bytes. What is longer is not parsed."""
+
+Messages: TypeAlias = AsyncIterator[bytes]
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 
@@ -287,7 +291,7 @@ class Links:
         """The method `Link` of the Peer service, for the server."""
 
         async def link(context: aio.ServicerContext[Any, Any]) -> None:
-            await self._accept(Incoming(context, lambda data: decode(data, pb.LinkHeader)), sender(context, encode))
+            await self._accept(Incoming(context, bytes), sender(context, encode))
 
         return stream_handler("Link", link)
 
@@ -437,9 +441,10 @@ class Links:
             self._listener.link_down(peer.broker)
 
     async def _read(self, broker: int, incarnation: int, messages: Messages, ended: asyncio.Event) -> None:
-        async for message in messages:
+        async for data in messages:
             if ended.is_set():
                 return
+            message = decode(data, pb.LinkHeader)
             header = message.header
             _check_speaker(header, broker, incarnation)
             if message.parts or header.append:
@@ -468,12 +473,15 @@ async def _wait(event: asyncio.Event) -> None:
 
 
 async def _next_hello(messages: Messages) -> pb.LinkHello:
-    message = await anext(messages, None)
-    if message is None or not message.header.HasField("hello"):
-        raise PeerRefused(
-            "a link begins with hello: this is the brokers' own port, clients use the address given by --listen", pb.PEER_NO_HELLO
-        )
-    return message.header.hello
+    data = await anext(messages, b"")
+    if len(data) <= HELLO_BYTES_MAX:
+        with contextlib.suppress(InvalidRequest):
+            header = decode(data, pb.LinkHeader).header
+            if header.HasField("hello"):
+                return header.hello
+    raise PeerRefused(
+        "a link begins with hello: this is the brokers' own port, clients use the address given by --listen", pb.PEER_NO_HELLO
+    )
 
 
 def _check_nonce(hello: pb.LinkHello) -> None:
@@ -503,8 +511,8 @@ class _Answers:
     def __aiter__(self) -> _Answers:
         return self
 
-    async def __anext__(self) -> Envelope[pb.LinkHeader]:
-        data = await self._call.read()
+    async def __anext__(self) -> bytes:
+        data: bytes = await self._call.read()
         if data is EOF:
             raise StopAsyncIteration
-        return decode(data, pb.LinkHeader)
+        return data

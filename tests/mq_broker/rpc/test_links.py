@@ -11,6 +11,7 @@ import grpc
 import pytest
 from grpc import aio
 
+from mq_broker.rpc import links
 from mq_broker.rpc.links import LINK, SERVICE, Links, PeerAddress, _Outgoing, _Peer
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.refusals import Refusals
@@ -369,6 +370,29 @@ def test_who_does_not_know_the_secret_is_refused_and_told_neither_it_nor_the_clu
             error = await refused(link, pb.LinkHeader(hello=pb.LinkHello(proof=stranger.of_dialler(mine, theirs))))
             assert error.why == pb.PEER_NO_PROOF
             assert two.heard.events == []
+
+    asyncio.run(scenario())
+
+
+def test_a_stranger_cannot_have_a_long_message_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two bytes of it become an entry of a hundred bytes: eight megabytes took half a gigabyte, and a second of the loop."""
+    parsed: list[int] = []
+
+    def noted(data: bytes, kind: type[pb.LinkHeader]) -> Envelope[pb.LinkHeader]:
+        parsed.append(len(data))
+        return decode(data, kind)
+
+    monkeypatch.setattr(links, "decode", noted)
+    hello = pb.LinkHello(broker=1, incarnation=1, to=2, nonce=bytes(32))
+    long = pb.LinkHeader(hello=hello, append=[pb.AppendEntries()] * 10_000)
+
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two), dial(two.address) as channel:
+            two.knows_of(1)
+            error = await refused(Spoken(channel, life()), long)
+            assert error.why == pb.PEER_NO_HELLO
+            assert parsed == []
 
     asyncio.run(scenario())
 
