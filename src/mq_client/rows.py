@@ -117,7 +117,7 @@ class RowShape:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _mismatch(self, name: str, unfit: _Unfit) -> SchemaMismatch:
-        shown = repr(unfit.value)
+        shown = str(unfit.value) if isinstance(unfit.value, Decimal) else repr(unfit.value)
         if len(shown) > _SHOWN_CHARACTERS_MAX:
             shown = f"{shown[:_SHOWN_CHARACTERS_MAX]}…"
         kind = format_type(self._schema.field(name).type)

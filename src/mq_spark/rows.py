@@ -199,7 +199,9 @@ def _same(given: spark.DataType, wanted: spark.DataType) -> bool:
 def by_topic(names: pa.Array, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
     """The rows of each topic, in their order. `names` is the column `topic`. Raises `InvalidRequest` for a null."""
     if names.null_count:
-        raise InvalidRequest(f"column 'topic' holds {names.null_count} nulls: name a topic in every row, or use the option topic")
+        raise InvalidRequest(
+            f"column 'topic' has nulls, {names.null_count} of {len(names)}: name a topic in every row, or use the option topic"
+        )
     found = names.dictionary_encode()
     topics = found.dictionary.to_pylist()
     if len(topics) == 1:

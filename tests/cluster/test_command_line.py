@@ -92,6 +92,19 @@ def test_what_cannot_be_sent_is_named_by_its_line_and_what_came_before_is_there(
     assert len(read_all(topic).splitlines()) == 2
 
 
+def test_ctrl_c_says_what_was_acknowledged_by_then(topic: str) -> None:
+    with Command("produce", topic, stdin=subprocess.PIPE) as writer:
+        assert writer.process.stdin is not None
+        writer.process.stdin.write(b"1\n2\n")
+        writer.process.stdin.flush()
+        deadline = time.monotonic() + 60
+        while read_all(topic) != b"1\n2\n":  # what comes is sent while the input goes on
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert writer.end(signal.SIGINT) == 130
+        assert writer.remark_with("acknowledged") == "2 messages acknowledged (lines 1 to 2)"
+
+
 def test_rows_with_columns_of_all_types_come_out_as_they_went_in(topic: str) -> None:
     name = f"{topic}.typed"
     schema = "i int, d decimal(5,2), t timestamp, x date, b binary, a array<int>, s struct<p:string>, m map<string,long>"

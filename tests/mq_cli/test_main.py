@@ -48,6 +48,10 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         "cluster drain",
         "cluster moves",
         "group list",
+        "group reset",
+        "group delete",
+        "group peek",
+        "topic purge",
     ],
 )
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,6 +80,16 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         ("topic create t --schema 'a lnog'", "long"),
         ("broker --id 1 --standallone", "--standalone"),
         ("consume t --from erliest", "earliest"),
+        ("consume t --tail 3 --from earliest", "give one of them"),
+        ("produce t --csv -K :", "give one"),
+        ("produce t --columns a", "--csv"),
+        ("produce t --header a", "NAME=VALUE"),
+        ("produce t --timestamp yesterday", "15m"),
+        ("group reset g t", "--to earliest|latest|OFFSET|TIME"),
+        ("group reset g t --to latest --by 3", "--by"),
+        ("group reset g t --to lastest", "latest"),
+        ("group delet g", "delete"),
+        ("topic purge t --before earliest", "neither an offset nor a time"),
         ("dev --broker 3", "--brokers"),
     ],
 )

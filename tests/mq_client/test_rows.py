@@ -88,7 +88,7 @@ def test_what_is_not_a_number_stays_so() -> None:
     [
         ("long", 1.5, "1.5 (float) is no integer"),
         ("long", 1.0, "1.0 (float) is no integer"),
-        ("int", Decimal("1.5"), "Decimal('1.5') (Decimal) is no integer"),
+        ("int", Decimal("1.5"), "1.5 (Decimal) is no integer"),
         ("long", True, "True (bool) is no integer"),
         ("long", "1", "'1' (str) is no integer"),
         ("long", 2**63, "is out of its range"),
