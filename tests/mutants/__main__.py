@@ -1,8 +1,12 @@
 """Change the product in one small place, run the tests that reach that place, and see whether one fails. Then the next place.
 
-`python -m tests.mutants [--sample N] [--only TEXT ...] [--table FILE]`. A mutant that no test notices *survives*. It shows a
-hole in the tests, or it makes no difference; `explained.toml` lists those that make none, each with the reason.
-`--sample N` takes one mutant of N, always the same ones.
+`python -m tests.mutants [--package FOLDER ...] [--sample N] [--only TEXT ...] [--table FILE]`. A mutant that no test
+notices *survives*. It shows a hole in the tests, or it makes no difference; `explained.toml` lists those that make none,
+each with the reason. `--sample N` takes one mutant of N, always the same ones; `--remainder R` (below N) takes others.
+
+`--tests PATH` measures and runs the tests below that path alone, which is quick for a package that few tests are about.
+`--also TEST` is run against each mutant that survives those, whether it reaches the line or not (some seeds of the
+simulator, say). `--from FILE` tries those that a former run printed.
 
 Tests that start processes are left out, because a mutant lives in this process alone. Each mutant is a fork, which compiles
 its own text of one module before it imports the product. Nothing is written into the source.
@@ -37,10 +41,16 @@ ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 PACKAGES = ("src/mq_broker/core", "src/mq_broker/broker", "src/mq_client")
 UNPROCESSED = ("-m", "not cluster and not spark", "--ignore=tests/notebooks", "--ignore=tests/mutants")
+QUICKLY = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--assert=plain")
+"""That something differs is enough: to show how two long texts differ takes longer than most tests."""
+
 TESTS_S = 20.0
 """So many seconds of tests are run against a mutant at most, the quick ones first."""
 
-PATIENCE_S = 60.0
+TEST_S = 60
+"""A test that takes longer fails: it hangs, by the mutant."""
+
+PATIENCE_S = 180.0
 """A fork that has not ended after this is taken for one that hangs: a test would have failed by its time-out."""
 
 WARMED = ("pyarrow", "numpy", "grpc", "google.protobuf", "kazoo.client", "click", "rich.console", "google_crc32c")
@@ -85,9 +95,9 @@ def module_of(file: str) -> str:
     return file.removeprefix("src/").removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def sampled(mutants: Iterable[Mutant], sample: int) -> list[Mutant]:
+def sampled(mutants: Iterable[Mutant], sample: int, remainder: int = 0) -> list[Mutant]:
     """One of so many, chosen by what it is: the same ones in each run, wherever they stand in the file."""
-    return [each for each in mutants if zlib.crc32(each.key.encode()) % sample == 0]
+    return [each for each in mutants if zlib.crc32(each.key.encode()) % sample == remainder]
 
 
 def begin(mutant: Mutant, tests: Sequence[str], output: Path) -> int:
@@ -103,7 +113,7 @@ def begin(mutant: Mutant, tests: Sequence[str], output: Path) -> int:
             os.dup2(to.fileno(), 2)
         text = mutant.applied((ROOT / mutant.file).read_text())
         sys.meta_path.insert(0, Loader(module_of(mutant.file), ROOT / mutant.file, text))
-        status = pytest.main([*tests, "-x", "-q", "-p", "no:cacheprovider", "--timeout=30", "--no-header"])
+        status = pytest.main([*tests, *QUICKLY, f"--timeout={TEST_S}"])
         os._exit(int(status))
     except BaseException:  # noqa: BLE001 (a fork that went on would run the parent's code)
         traceback.print_exc()
@@ -111,18 +121,20 @@ def begin(mutant: Mutant, tests: Sequence[str], output: Path) -> int:
 
 
 class Hunt:
-    """Owns the forks that run side by side."""
+    """Owns the forks that run side by side. `also`: tests for every mutant, after those that reach its line."""
 
-    def __init__(self, covered: Covered, folder: Path, processes: int) -> None:
+    def __init__(self, covered: Covered, folder: Path, processes: int, also: Sequence[str]) -> None:
         self._covered = covered
         self._folder = folder
         self._processes = processes
+        self._also = also
         self._running: dict[int, tuple[Mutant, float]] = {}
         self.verdicts: list[Verdict] = []
 
     def run(self, mutants: Sequence[Mutant]) -> None:
-        for number, mutant in enumerate(mutants):
-            tests = self._chosen(mutant)
+        chosen = [[*self._chosen(mutant), *self._also] for mutant in mutants]
+        self._see_that_there_are(sorted({test for tests in chosen for test in tests}))
+        for number, (mutant, tests) in enumerate(zip(mutants, chosen, strict=True)):
             if not tests:
                 self._tell(Verdict(mutant, "no test"))
                 continue
@@ -132,6 +144,13 @@ class Hunt:
             self._running[child] = (mutant, time.monotonic() + PATIENCE_S)
         while self._running:
             self._reap()
+
+    def _see_that_there_are(self, tests: Sequence[str]) -> None:
+        """A test that was renamed since the coverage was measured would fail, and seem to notice something."""
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *tests]
+        result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+        if tests and result.returncode:
+            raise SystemExit(f"measure the coverage anew (leave out --covered):\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
 
     def _chosen(self, mutant: Mutant) -> list[str]:
         chosen: list[str] = []
@@ -168,10 +187,10 @@ class Hunt:
             print(f"{verdict.outcome:>8}  {verdict.mutant.file}:{verdict.mutant.line}  {verdict.mutant.key}", flush=True)
 
 
-def rows(verdicts: Sequence[Verdict], all_mutants: Sequence[Mutant], explained: set[str]) -> list[str]:
-    """The table, a line a package."""
+def rows(packages: Sequence[str], verdicts: Sequence[Verdict], all_mutants: Sequence[Mutant], explained: set[str]) -> list[str]:
+    """Lines of the table, one a package."""
     lines = []
-    for package in PACKAGES:
+    for package in packages:
         mine = [each for each in verdicts if each.mutant.file.startswith(package + "/")]
         alive = [each for each in mine if each.alive]
         alike = [each for each in alive if each.mutant.key in explained]
@@ -183,38 +202,53 @@ def rows(verdicts: Sequence[Verdict], all_mutants: Sequence[Mutant], explained: 
 
 
 def put_into(table: Path, lines: Sequence[str]) -> None:
+    """Each in the place of its package's former line."""
     text = table.read_text()
-    before, header, after = text.partition(HEADER)
-    if not header:
-        raise ValueError(f"{table} has no table that begins with {HEADER!r}")
-    rest = after.lstrip("\n").split("\n\n", 1)[1:]
-    table.write_text("\n\n".join([before + HEADER + "\n" + "\n".join(lines), *rest]).rstrip("\n") + "\n")
+    for line in lines:
+        package = line.split(" | ")[0]
+        [former] = [each for each in text.split("\n") if each.startswith(package + " |")]
+        text = text.replace(former, line)
+    table.write_text(text)
 
 
-def main() -> int:
+def told() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--sample", type=int, default=1, help="try one mutant of so many")
+    parser.add_argument("--remainder", type=int, default=0, help="another sample of the same size")
+    parser.add_argument("--package", action="append", choices=PACKAGES, help="change this one alone")
+    parser.add_argument("--tests", action="append", help="measure and run the tests of this file or folder alone")
+    parser.add_argument("--also", action="append", default=[], help="a test that is run against every mutant, after the others")
+    parser.add_argument("--from", dest="former", type=Path, help="those that stand in this file, the output of a former run")
     parser.add_argument("--only", action="append", default=[], help="those whose file or key contains this")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants", help="for coverage and output")
     parser.add_argument("--covered", action="store_true", help="use the coverage that a former run left")
     parser.add_argument("--table", type=Path, help="put the counts into this file, in the place of its table")
-    arguments = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    arguments = told()
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     if not arguments.covered:
-        command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.covering", *UNPROCESSED]
+        command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.covering", *UNPROCESSED, *(arguments.tests or ())]
         subprocess.run(command, cwd=ROOT, env={**os.environ, DATA: str(folder)}, check=False)
-    files = sorted(path for package in PACKAGES for path in (ROOT / package).glob("*.py"))
+    packages = arguments.package or PACKAGES
+    files = sorted(path for package in packages for path in (ROOT / package).glob("*.py"))
     everything = [each for path in files for each in mutants_of(str(path.relative_to(ROOT)), path.read_text())]
-    chosen = [each for each in sampled(everything, arguments.sample) if all(part in each.key for part in arguments.only)]
+    chosen = sampled(everything, arguments.sample, arguments.remainder)
+    if arguments.former is not None:
+        former = {line.partition("  src/")[2].partition("  ")[2] for line in arguments.former.read_text().splitlines()}
+        chosen = [each for each in chosen if each.key in former]
+    chosen = [each for each in chosen if all(part in each.key for part in arguments.only)]
     explained = {each["mutant"] for each in tomllib.loads((HERE / "explained.toml").read_text()).get("explained", [])}
-    for name in WARMED:
+    for name in WARMED if "src/mq_client" in packages else ("mq_client", *WARMED):  # the broker's packages know nothing of it
         importlib.import_module(name)
-    hunt = Hunt(Covered(folder), folder, arguments.processes)
+    hunt = Hunt(Covered(folder), folder, arguments.processes, arguments.also)
     hunt.run(chosen)
-    lines = rows(hunt.verdicts, everything, explained)
+    lines = rows(packages, hunt.verdicts, everything, explained)
     print("\n".join([HEADER, *lines]))
     if arguments.table is not None:
         put_into(arguments.table, lines)
