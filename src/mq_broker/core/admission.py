@@ -265,8 +265,7 @@ def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay
     wait = 0
     for uuid in publish.uuids:
         batch = machine.staged.get(uuid)
-        mine = batch is not None and (batch.key, batch.batch_id) == (publish.key, publish.batch_id)
-        if batch is not None and mine and batch.index >= first_index:
+        if batch is not None and batch.index >= first_index and (batch.key, batch.batch_id) == (publish.key, publish.batch_id):
             continue
         # Staged, and its payload gone: it was published and trimmed by entries that a recovery lost (rule 15, trap 32).
         index = overlay.uuid_index(uuid)

@@ -340,7 +340,7 @@ class Leader:
         self._overlay.remove(entry)
         self._offsets.take(index)
         already = known is not None and isinstance(operation, Decide) and known.batch_id == operation.batch_id
-        if isinstance(operation, Decide) and not already and operation.manifest and shared_ready:
+        if isinstance(operation, Decide) and operation.manifest and shared_ready:  # without one only the run is news
             shared.emit(DecisionCommitted(operation))
         for request, _ in self._waiting.pop(index, ()):
             if isinstance(operation, Decide):
@@ -371,7 +371,7 @@ class Leader:
             shared.read_node()  # the answer that came may have been to an older question: it must be known who wrote
         if shared.log.last_index == shared.high_watermark:
             self._commit_moved_ms = shared.now_ms
-        elif shared.now_ms - self._commit_moved_ms > settings.leader_stuck_ms and self._relief():
+        elif self._resigning is None and shared.now_ms - self._commit_moved_ms > settings.leader_stuck_ms and self._relief():
             shared.audit(f"nothing was committed for {settings.leader_stuck_ms} ms: standing back", alarm=True)
             self._resigning = self._relief()
         self._forget_removed()
@@ -568,8 +568,8 @@ class Leader:
     def disk_refused(self, event: DiskRefused) -> bool:
         """Entries did not fit. Returns whether leadership can go on: only if nobody else was sent what is now gone."""
         shared, log = self._shared, self._shared.log
-        if event.first_index <= shared.high_watermark or event.first_index > log.last_index:
-            return event.first_index > log.last_index
+        if event.first_index > log.last_index:
+            return True  # what it refused was cut already
         if self._sent_last >= event.first_index or event.first_index <= self.epoch_start:
             return False
         error = DiskFull(
@@ -598,8 +598,5 @@ class Leader:
         for index in sorted(self._deferred):
             for deferred in self._deferred[index]:
                 shared.emit(Reply(deferred.request, Refused(error)))
-        self._waiting.clear()
         for _, doubtful in self._doubtful:
             shared.emit(Reply(doubtful.request, Refused(error)))
-        self._deferred.clear()
-        self._doubtful.clear()

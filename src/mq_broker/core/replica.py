@@ -289,7 +289,6 @@ class Replica:
         self._role = Follower(self._shared, leader)
 
     def _take_up(self, state: NodeState) -> None:
-        self._step_down("a new claim succeeded")
         self._election.prefer(False)
         self._role = Leader(self._shared, state)
 
