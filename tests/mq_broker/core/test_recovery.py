@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from mq_broker.core.entries import Append, Entry, EpochStart, Operation
+from mq_broker.core.machine import PartitionMachine
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
+    Audit,
     BrokersSeen,
     Effect,
     Flushed,
@@ -15,6 +17,7 @@ from mq_broker.core.messages import (
     LeaderName,
     NodeRead,
     NodeState,
+    OffsetsSkipped,
     ReadNode,
     RecoveredLog,
     RecoveryAdopted,
@@ -22,6 +25,7 @@ from mq_broker.core.messages import (
     Send,
     StartOver,
     Tick,
+    Trimmed,
     Truncate,
     TurnEnded,
     WriteEntries,
@@ -29,6 +33,8 @@ from mq_broker.core.messages import (
 )
 from mq_broker.core.replica import Replica
 from mq_broker.core.state import MachineState, Snapshot
+from mq_broker.core.window import WindowBounds
+from mq_protocol.limits import next_life
 
 OTHER = LeaderName(2, 1)
 RECOVERED = NodeState(OTHER, 6, ((2, "two"),), 1, "w")
@@ -123,3 +129,74 @@ def test_a_restart_empties_a_partition_in_memory_only_if_no_other_broker_is_name
     assert claim.state.isr == ((1, "one"),)
     assert not claims(NodeState(LeaderName(1, 0), 5, ((1, "before"),), 0, "w"), begins_empty=False), "an operator is to say so"
     assert not claims(NodeState(LeaderName(1, 0), 5, ((1, "before"), (2, "two")), 0, "w")), "broker 2, moved away, has all of it"
+
+
+def test_only_a_topic_that_may_begin_empty_does_and_only_with_one_replica() -> None:
+    alone = NodeState(LeaderName(1, 0), 5, ((1, "before"),), 3, "w", offset_floor=77)
+    [claim] = claims(alone)
+    assert isinstance(claim, WriteNode)
+    assert (claim.state.leader_epoch, claim.state.recovery) == (6, 4)
+    assert claim.state.offset_floor == next_life(77), "no offset that was given before is given again"
+    two = replica(replicas=(1, 2), begins_empty=True)
+    two.step(BrokersSeen((LeaderName(1, 1), OTHER)))
+    two.step(NodeRead(9, alone))
+    assert not of(two.step(TurnEnded(9_000)), WriteNode), "the other replica may have it"
+
+
+def test_a_log_that_was_put_aside_takes_nothing_more() -> None:
+    former = replica(entry(1, 5))
+    assert StartOver(1) in former.step(NodeRead(9, RECOVERED))
+    assert not former.step(appended(1, 5, entry(2, 6)))
+    assert not former.step(TurnEnded(9_000))
+
+
+def alarms(effects: list[Effect]) -> list[str]:
+    return [effect.text for effect in of(effects, Audit) if isinstance(effect, Audit) and effect.alarm]
+
+
+def test_a_person_is_told_that_a_log_is_put_aside() -> None:
+    [text] = alarms(replica(entry(1, 5)).step(NodeRead(9, RECOVERED)))
+    assert "recovered from another log" in text
+
+
+def test_a_recovery_is_adopted_once_and_known_from_then_on() -> None:
+    chosen = replica(entry(1, 5))
+    state = NodeState(None, 6, ((1, "one"),), 1, "w")
+    assert of(chosen.step(NodeRead(9, state)), RecoveryAdopted) == [RecoveryAdopted(1)]
+    assert chosen.identity == Identity(1, 1, "one", 1)
+    assert not of(chosen.step(NodeRead(10, state)), RecoveryAdopted, StartOver)
+    empty = replica()
+    assert of(empty.step(NodeRead(9, RECOVERED)), RecoveryAdopted, StartOver) == [RecoveryAdopted(1)], "it has nothing to put aside"
+
+
+def test_offsets_below_the_floor_are_given_to_nobody() -> None:
+    """Records that had them are lost, and others must not be taken for them. What was there before stays readable."""
+    machine = PartitionMachine(WindowBounds(100))
+    machine.apply(Entry(1, 1, 1, Append(), bytes(16), 5))
+    assert machine.apply(Entry(2, 2, 2, EpochStart(1, 5))) == []
+    assert machine.apply(Entry(3, 3, 3, EpochStart(1, 100))) == [OffsetsSkipped(5, 100)]
+    assert (machine.log_start_offset, machine.next_offset) == (0, 100)
+    assert machine.apply(Entry(4, 4, 4, EpochStart(1, 100))) == []
+
+    emptied = PartitionMachine(WindowBounds(100), MachineState(next_offset=5, log_start_offset=5))
+    assert emptied.apply(Entry(1, 1, 1, EpochStart(1, 100))) == [OffsetsSkipped(5, 100), Trimmed(100)]
+    assert (emptied.log_start_offset, emptied.next_offset) == (100, 100), "the log begins where it goes on"
+
+
+def test_offsets_may_be_given_up_to_what_the_tail_will_give() -> None:
+    floor = replica(entry(1, 5), entry(2, 5, EpochStart(1, 40)), entry(3, 5))
+    assert floor.next_offset_at_most == 41
+    assert replica(entry(1, 5), entry(2, 5, EpochStart(1, 0))).next_offset_at_most == 1
+
+
+def test_a_node_below_the_epoch_seen_is_asked_for_again_before_anybody_is_alarmed() -> None:
+    """A new leader's message may overtake an answer that was under way."""
+    ahead = replica(entry(1, 5))
+    ahead.step(Tick(1))
+    below = NodeState(None, 0, ((1, "one"),), 0, "w")
+    effects = ahead.step(NodeRead(9, below))
+    assert of(effects, ReadNode)
+    assert not alarms(effects)
+    [text] = alarms(ahead.step(NodeRead(9, below)))
+    assert "not obeyed" in text
+    assert ahead.leader_epoch == 5

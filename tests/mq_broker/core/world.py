@@ -54,6 +54,7 @@ from mq_broker.core.messages import (
     LogReplaced,
     NodeRead,
     NodeState,
+    OffsetsSkipped,
     PeerConnected,
     PeerDisconnected,
     Propose,
@@ -61,6 +62,7 @@ from mq_broker.core.messages import (
     ReadNode,
     RecordsThere,
     RecoveredLog,
+    RecoveryAdopted,
     Refused,
     Reopen,
     ReplicasChanged,
@@ -70,6 +72,7 @@ from mq_broker.core.messages import (
     RoleChanged,
     Send,
     SessionLost,
+    StartOver,
     Tick,
     TransferLeadership,
     Trimmed,
@@ -124,6 +127,7 @@ class World:
         self.settings = ReplicaSettings(everyone, minimum, **settings)  # type: ignore[arg-type]
         self.node = NodeState(None, 0, tuple((b, "") for b in everyone), 0, "created")
         self.before = (self.version, self.node)
+        self.late: list[tuple[int, CasAnswer]] = []
         self.links: dict[tuple[int, int], list[AppendEntries | AppendAck | InstallSnapshot]] = {
             (a, b): [] for a, b in itertools.permutations(everyone, 2)
         }
@@ -132,8 +136,10 @@ class World:
         self.live: dict[int, int] = {}
         self.hosts = {b: self._host(b, 1, f"log{b}", []) for b in everyone}
 
-    def _host(self, broker: int, incarnation: int, log_id: str, disk: list[Entry], snapshot: Snapshot | None = None) -> Host:
-        identity = Identity(broker, incarnation, log_id)
+    def _host(
+        self, broker: int, incarnation: int, log_id: str, disk: list[Entry], snapshot: Snapshot | None = None, recovery: int = 0
+    ) -> Host:
+        identity = Identity(broker, incarnation, log_id, recovery)
         replica = Replica("t", 0, identity, self.settings, RecoveredLog(tuple(disk), snapshot), self.now_ms)
         return Host(broker, replica, incarnation, log_id, list(disk), len(disk), snapshot=snapshot)
 
@@ -175,8 +181,14 @@ class World:
                 self.say(host, f"records below {start} are dropped")
             case Install(snapshot):
                 self.say(host, f"begin anew with the snapshot up to entry {snapshot.last_index}")
-                self.hosts[host.broker] = self._host(host.broker, host.incarnation, host.log_id + "'", [], snapshot)
-                self.step(host.broker, BrokersSeen(tuple(LeaderName(b, i) for b, i in self.live.items())))
+                self._begin_anew(host, snapshot, effect.recovery)
+            case StartOver(recovery):
+                self.say(host, f"begin anew under recovery {recovery}")
+                self._begin_anew(host, None, recovery)
+            case RecoveryAdopted(recovery):
+                self.say(host, f"go on under recovery {recovery}")
+            case OffsetsSkipped(first, following):
+                self.say(host, f"offsets {first}..{following - 1} are given to nobody")
             case DecisionCommitted(decision):
                 assert isinstance(decision, Decide)
                 self.say(host, f"decision committed: micro-batch {decision.batch_id}")
@@ -189,6 +201,10 @@ class World:
                 self.say(host, "reopen")
             case Audit(text, alarm):
                 self.say(host, ("ALARM " if alarm else "audit: ") + text.partition(": ")[2])
+
+    def _begin_anew(self, host: Host, snapshot: Snapshot | None, recovery: int) -> None:
+        self.hosts[host.broker] = self._host(host.broker, host.incarnation, host.log_id + "'", [], snapshot, recovery)
+        self.step(host.broker, BrokersSeen(tuple(LeaderName(b, i) for b, i in self.live.items())))
 
     def say(self, host: Host, text: str) -> None:
         self.out.append(f"{host.broker} {text}")
@@ -280,6 +296,18 @@ class World:
             self.hosts[int(broker)].reading = False
             self.step(int(broker), NodeRead(self.version, self.node))
 
+    def do_read_missing(self, broker: str) -> None:
+        """The node is not there."""
+        self.hosts[int(broker)].reading = False
+        self.step(int(broker), NodeRead(self.version, None))
+
+    def do_recover(self, broker: str, floor: str = "0") -> None:
+        """An operator says that the partition goes on from that log; offsets below `floor` may have been given."""
+        self.before = (self.version, self.node)
+        self.version += 1
+        isr = ((int(broker), self.hosts[int(broker)].log_id),)
+        self.node = NodeState(None, self.node.leader_epoch + 1, isr, self.node.recovery + 1, "operator", int(floor))
+
     def do_read_late(self, broker: str) -> None:
         """An answer that was under way arrives: what the node was before it changed last."""
         self.hosts[int(broker)].reading = False
@@ -295,7 +323,8 @@ class World:
             self.step(int(broker), Tick(self.now_ms))
 
     def do_cas(self, broker: str, how: str = "done") -> None:
-        """Answer that broker's oldest write: done (if the version allows), lost (it happened unanswered), dropped (neither)."""
+        """Answer that broker's oldest write: done (if the version allows), lost (it happened unanswered), dropped (neither),
+        late (as done, but the answer comes with `answer`)."""
         host = self.hosts[int(broker)]
         write = host.writes.pop(0)
         happens = write.expected_version == self.version and how != "dropped"
@@ -310,7 +339,14 @@ class World:
         else:
             answer = CasAnswer(write.state.token, CasOutcome.REFUSED)
             self.say(host, "(refused)")
-        self.step(host.broker, answer)
+        if how == "late":
+            self.late.append((host.broker, answer))
+        else:
+            self.step(host.broker, answer)
+
+    def do_answer(self) -> None:
+        """The oldest answer that was late arrives."""
+        self.step(*self.late.pop(0))
 
     def do_flush(self, *brokers: str) -> None:
         for broker in brokers or [str(h.broker) for h in self.hosts.values() if h.up]:
@@ -332,6 +368,13 @@ class World:
     def do_deliver_last(self, sender: str, to: str) -> None:
         """The newest message overtakes those before it."""
         self.step(int(to), self.links[int(sender), int(to)].pop())
+
+    def do_claim_to_lead(self, sender: str, to: str) -> None:
+        """That broker says that it leads the present epoch."""
+        host = self.hosts[int(sender)]
+        last, epoch = host.replica.last_index, host.replica.leader_epoch
+        claim = AppendEntries(host.broker, host.incarnation, epoch, last, host.replica.last_epoch, last, 0, 1)
+        self.step(int(to), claim)
 
     def do_drop(self, sender: str, to: str) -> None:
         self.links[int(sender), int(to)].clear()
@@ -456,6 +499,13 @@ class World:
     def do_cursor(self, broker: str, group: str, offset: str, forward: str = "no") -> None:
         self._propose(broker, MoveCursor(group, int(offset), "consumer", forward=forward == "yes"))
 
+    def do_delete_group(self, broker: str, group: str) -> None:
+        self._propose(broker, DeleteGroup(group))
+
+    def do_begin_epoch(self, broker: str) -> None:
+        """No client may ask for that: a leader does it by itself."""
+        self._propose(broker, EpochStart(int(broker)))
+
     def do_decide(
         self, broker: str, batch: str, rows: str = "10", run: str = "run1", keep: str = "no", once: str = "no", staged: str = "s"
     ) -> None:
@@ -474,6 +524,12 @@ class World:
 
     def do_forget(self, broker: str, *queries: str) -> None:
         self._propose(broker, Forget(tuple(TransactionKey(query, KEY.sink) for query in queries or [KEY.query_id])))
+
+    def do_rest(self, *brokers: str) -> None:
+        """Whether ticks may be few, as far as that replica is concerned."""
+        for broker in brokers or map(str, self.hosts):
+            host = self.hosts[int(broker)]
+            self.say(host, "is at rest" if host.replica.at_rest else "is not at rest")
 
     def do_recall(self, *brokers: str) -> None:
         """What brokers know of UUIDs, times, groups and offsets."""
