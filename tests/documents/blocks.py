@@ -51,12 +51,17 @@ def blocks(text: str) -> list[Block]:
 
 
 def agrees(shown: str, printed: str) -> bool:
-    """Whether what was printed is what the document shows. Blanks at the ends of lines and of the text do not count."""
+    """Whether what was printed is what the document shows. One blank is as good as many: listings have tabs in a pipe, and are
+    aligned on a terminal."""
     pattern = []
-    for line in shown.strip().splitlines():
+    for line in _lines(shown):
         if line.strip() == "…":
             pattern.append(r"(?:.*\n)*?")
         else:
-            pattern.append(r"[^\n]*?".join(re.escape(part) for part in line.rstrip().split("…")) + "\n")
-    lines = "".join(line.rstrip() + "\n" for line in printed.strip().splitlines())
+            pattern.append(r"[^\n]*?".join(re.escape(part) for part in line.split("…")) + "\n")
+    lines = "".join(line + "\n" for line in _lines(printed))
     return re.fullmatch("".join(pattern), lines) is not None
+
+
+def _lines(text: str) -> list[str]:
+    return [" ".join(line.split()) for line in text.strip().splitlines()]

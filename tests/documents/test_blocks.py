@@ -34,6 +34,7 @@ def test_a_way_to_run_that_means_nothing_is_refused() -> None:
         ("a\n…\nz\n", "a\nb\nc\n", False),
         ("…\n", "", True),
         ("a.c\n", "abc\n", False),
+        ("name   lag\n", "name\tlag\n", True),
     ],
 )
 def test_an_output_agrees_line_by_line(shown: str, printed: str, agree: bool) -> None:
