@@ -96,7 +96,7 @@ def test_columns_that_are_not_asked_for_never_leave_the_broker(admin: Admin, boo
 
 def test_a_projection_that_leaves_out_next_to_nothing_costs_the_broker_nothing(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic)
-    with Producer(bootstrap) as producer:
+    with Producer(bootstrap, linger_ms=60_000) as producer:  # one batch however slow this machine is: flush alone closes it
         for number in range(100):
             producer.publish(topic, b"v" * 100, key=str(number), partition=0)
         producer.flush()
