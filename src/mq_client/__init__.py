@@ -1,6 +1,6 @@
 """The client of TritonMQ: synchronous, typed, thread-safe. Publishes, consumes, reads by offset, administers.
 
-    from mq_client import Admin, Producer, Consumer, Reader
+    from mq_client import Admin, Producer, Consumer, Reader, Lock
 
 Every wait has a deadline. Leader changes, restarts and timeouts are survived inside: what is sent again keeps its UUID, so that
 it is there once. Every error derives from `TritonMQError` and says whether to retry and whether the outcome is known.
@@ -27,6 +27,8 @@ from mq_client.errors import (
     InvalidRequest,
     InvalidSetting,
     InvalidTopicName,
+    LockLost,
+    LockNotAcquired,
     NotDeserialized,
     NotEnoughBrokers,
     NotEnoughReplicas,
@@ -77,6 +79,7 @@ if TYPE_CHECKING:
     from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue
     from mq_client.futures import BatchMetadata, BatchPlace, RecordMetadata
     from mq_client.group_descriptions import GroupCursor, GroupDescription
+    from mq_client.lock import Lock
     from mq_client.producer import Producer
     from mq_client.reader import Reader
     from mq_client.transaction_admin import AbortedTransaction, StagedSum, TransactionDescription
@@ -86,6 +89,7 @@ __all__ = [
     "Producer",
     "Consumer",
     "Reader",
+    "Lock",
     "RecordMetadata",
     "BatchMetadata",
     "BatchPlace",
@@ -117,6 +121,8 @@ __all__ = [
     "InvalidRequest",
     "InvalidSetting",
     "InvalidTopicName",
+    "LockLost",
+    "LockNotAcquired",
     "NotEnoughBrokers",
     "NotEnoughReplicas",
     "NotLeader",
@@ -160,6 +166,7 @@ _HOMES = {
     "consumer": ("Consumer", "ConsumerRecord", "RecordQueue"),
     "futures": ("BatchMetadata", "BatchPlace", "RecordMetadata"),
     "group_descriptions": ("GroupCursor", "GroupDescription"),
+    "lock": ("Lock",),
     "producer": ("Producer",),
     "reader": ("Reader",),
     "transaction_admin": ("AbortedTransaction", "StagedSum", "TransactionDescription"),

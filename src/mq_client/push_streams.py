@@ -1,4 +1,4 @@
-"""Subscribe streams: all of a process on one event loop, in one thread.
+"""The streams by which brokers push: all of a process on one event loop, in one thread. Here Subscribe; `lock.py` has Lock.
 
 gRPC's synchronous streams have two threads each, and a process with a hundred consumers spends itself on handing the interpreter's
 lock from one to the next (benchmarks/NOTES.md). Not here: what is said on a stream, and what comes of it (subscription.py).
@@ -46,7 +46,7 @@ class PushStream:
         self._task: asyncio.Task[None] | None = None
         self._broke: grpc.RpcError | None = None
         self._ended = threading.Event()
-        self._loop = _this_process()
+        self._loop = this_process()
         self._loop.call(self._begin)
 
     # -- from any thread
@@ -119,7 +119,7 @@ class _Channel:
     streams: int = 0
 
 
-class _Loop:
+class EventLoop:
     """Owns the event loop, its thread, its channels (one an address, more where there are many streams) and what runs on it. Kept
     while the process lives."""
 
@@ -175,7 +175,7 @@ class _Loop:
 
 
 _lock = threading.Lock()
-_loops: dict[int, _Loop] = {}
+_loops: dict[int, EventLoop] = {}
 
 
 def _after_fork() -> None:
@@ -187,12 +187,12 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _this_process() -> _Loop:
+def this_process() -> EventLoop:
     """A process that was forked has a loop of its own."""
     with _lock:
         found = _loops.get(os.getpid())
         if found is None:
-            found = _loops[os.getpid()] = _Loop()
+            found = _loops[os.getpid()] = EventLoop()
         return found
 
 

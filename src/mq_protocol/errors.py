@@ -13,10 +13,12 @@
     │   └── PeerRefused           between brokers only
     ├── RetriableError            it did not happen; ask again (clients do so by themselves until their deadline)
     │   ├── NotLeader · NotEnoughReplicas · OutOfOrder · Overloaded · DiskFull · StorageFailed · CoordinationUnavailable
-    │   └── NotYetWritten · PartitionUnavailable           of reads
+    │   ├── NotYetWritten · PartitionUnavailable           of reads
+    │   └── LockNotAcquired
     └── UnknownOutcome            it may or may not have happened
         ├── OutcomeUnknown        ask again with the same UUID: one answer, one copy
         ├── Unreachable           nobody answered at any address
+        ├── LockLost              somebody else may have had the lock meanwhile
         └── InternalError
 
 Each class has: `code` (the wire's enum), `grpc_status` (the gRPC status name), `retriable`, `definite` (the outcome is known). The
@@ -261,6 +263,21 @@ class PartitionUnavailable(RetriableError):
     """No replica of a partition gave what was to be read in time. The records themselves are not touched by that."""
 
     code = pb.PARTITION_UNAVAILABLE
+
+
+class LockNotAcquired(RetriableError):
+    """Somebody else had the lock for as long as the caller would wait."""
+
+    code = pb.LOCK_NOT_ACQUIRED
+    grpc_status = "DEADLINE_EXCEEDED"
+
+
+class LockLost(UnknownOutcome):
+    """The lock has gone, or may have, before it was released: another may have it. Stop what it protects, and acquire it again."""
+
+    code = pb.LOCK_LOST
+    grpc_status = "ABORTED"
+    retriable = False
 
 
 class OutcomeUnknown(UnknownOutcome):

@@ -48,6 +48,15 @@ GROUPS_PER_PARTITION_MAX: Final = 10_000
 GROUP_MEMBERS_MAX: Final = 1_000
 """Members of a group at one partition. One of them has it; the others wait."""
 
+LOCKS_MAX: Final = 1_000
+"""Places in queues for locks that one broker keeps for clients, held ones too. A place is a node in ZooKeeper."""
+
+LOCK_WAITERS_MAX: Final = 100
+"""Of them for one lock: each lists the places of its queue when it comes, and when the one before it goes."""
+
+LOCK_REQUEST_BYTES_MAX: Final = 4 << 10
+"""A lock's name and a number."""
+
 MANIFEST_BYTES_MAX: Final = 16 << 20
 """A decision is one entry, and so one message between brokers: this names 900,000 staged batches."""
 
@@ -243,6 +252,10 @@ CONNECT_TIMEOUT_MS: Final = 10_000
 
 GROUP_HANDOVER_MS: Final = 3_000
 """How long a group's member may take to settle what it holds before the partition goes to another, which is then given it again."""
+
+LOCK_SILENCE_MS_MAX: Final = 5_000
+"""A client that has heard nothing of its lock for so long takes it for lost. Brokers end a silent connection after ten seconds at
+the earliest, so the holder knows first."""
 
 # -- storage
 SEGMENT_BYTES_MAX: Final = 128 << 20

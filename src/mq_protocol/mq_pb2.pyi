@@ -88,6 +88,10 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """a partition keeps the cursors of as many groups as it takes"""
     TOO_MANY_MEMBERS: _ErrorCode.ValueType  # 62
     """a group has as many members as it takes"""
+    LOCK_NOT_ACQUIRED: _ErrorCode.ValueType  # 70
+    """somebody else had the lock for as long as the caller would wait"""
+    LOCK_LOST: _ErrorCode.ValueType  # 71
+    """who had the lock must stop what the lock protects"""
 
 class ErrorCode(_ErrorCode, metaclass=_ErrorCodeEnumTypeWrapper):
     """---------------------------------------------------------------- errors"""
@@ -148,6 +152,10 @@ TOO_MANY_GROUPS: ErrorCode.ValueType  # 61
 """a partition keeps the cursors of as many groups as it takes"""
 TOO_MANY_MEMBERS: ErrorCode.ValueType  # 62
 """a group has as many members as it takes"""
+LOCK_NOT_ACQUIRED: ErrorCode.ValueType  # 70
+"""somebody else had the lock for as long as the caller would wait"""
+LOCK_LOST: ErrorCode.ValueType  # 71
+"""who had the lock must stop what the lock protects"""
 Global___ErrorCode: _TypeAlias = ErrorCode  # noqa: Y015
 
 class _PeerRefusal:
@@ -2834,6 +2842,58 @@ class AreStagedResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AreStagedResponse: _TypeAlias = AreStagedResponse  # noqa: Y015
+
+@_typing.final
+class LockRequest(_message.Message):
+    """---------------------------------------------------------------- locks
+    One stream is one place in the queue for a lock. The client names the lock in its first request and says nothing more; when it ends
+    its side, or goes, the place is given up. The broker answers at once and goes on answering while the place stands.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    wait_ms: _builtins.int
+    """how long to wait for the lock; 0: take it only if it is free"""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "wait_ms", b"wait_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LockRequest: _TypeAlias = LockRequest  # noqa: Y015
+
+@_typing.final
+class LockResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    SILENCE_MS_FIELD_NUMBER: _builtins.int
+    token: _builtins.int
+    """0: others come first. Above: the caller has the lock; higher than every token before"""
+    silence_ms: _builtins.int
+    """after so long without an answer the place counts as lost"""
+    def __init__(
+        self,
+        *,
+        token: _builtins.int = ...,
+        silence_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["silence_ms", b"silence_ms", "token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LockResponse: _TypeAlias = LockResponse  # noqa: Y015
 
 @_typing.final
 class LinkHello(_message.Message):

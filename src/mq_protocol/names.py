@@ -103,6 +103,11 @@ def check_member_id(name: str) -> None:
     _check_new("member id", name)
 
 
+def check_lock_name(name: str) -> None:
+    """The name of a lock. Raises `InvalidRequest`, saying which character or rule."""
+    _check_new("lock name", name)
+
+
 def check_column_name(name: str) -> None:
     """For a column that is to be made; nested ones too. Names in back-quotes may hold any mark. Raises `InvalidRequest`."""
     fault = _fault_of_new(name, limits.NAME_BYTES_MAX)

@@ -1,6 +1,6 @@
 """TritonMQ: a fault-tolerant message queue. All that applications use, under one name.
 
-    from tritonmq import Admin, Producer, Consumer, Reader      # the client: needs no Spark and no Java
+    from tritonmq import Admin, Producer, Consumer, Reader, Lock   # the client: needs no Spark and no Java
     from tritonmq import configure, LagListener                 # for Spark sessions: needs PySpark
 
 Each name is imported from its own package (`mq_client`, `mq_spark`) when it is first asked for: a program that only produces never

@@ -10,7 +10,7 @@ import mq_client
 from mq_protocol import errors
 
 NAMES = {
-    "Admin", "Producer", "Consumer", "Reader",
+    "Admin", "Producer", "Consumer", "Reader", "Lock",
     "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue",
     "PartitionMove", "Recovery",
     "TopicDescription", "PartitionDescription", "ClusterDescription", "BrokerDescription", "GroupDescription", "GroupCursor",
@@ -26,6 +26,7 @@ METHODS = {
     "Producer": "publish publish_batch flush close",
     "Consumer": "subscribe unsubscribe subscription start stop records",
     "Reader": "read",
+    "Lock": "acquire release",
 }
 
 

@@ -71,8 +71,8 @@ def test_many_consumers_share_one_thread_for_their_streams(bootstrap: str, admin
 def test_many_streams_to_one_broker_go_over_several_connections(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker takes so many on each, and one more would wait without a word."""
     monkeypatch.setattr(push_streams, "STREAMS_PER_CHANNEL", 2)
-    made = push_streams._Loop()
-    monkeypatch.setattr(push_streams, "_this_process", lambda: made)
+    made = push_streams.EventLoop()
+    monkeypatch.setattr(push_streams, "this_process", lambda: made)
     listeners = [Listener(bootstrap) for _ in range(5)]
     for listener in listeners:
         listener.ask_for("nobody")
@@ -141,10 +141,10 @@ def test_a_stream_that_is_cancelled_is_over(bootstrap: str) -> None:
 
 
 def test_a_loop_belongs_to_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = push_streams._this_process()
-    assert push_streams._this_process() is mine
+    mine = push_streams.this_process()
+    assert push_streams.this_process() is mine
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    forked = push_streams._this_process()
+    forked = push_streams.this_process()
     assert forked is not mine
     forked.stop()
     assert not forked._thread.is_alive()
@@ -154,7 +154,7 @@ def test_a_stream_that_is_opened_while_the_process_ends_is_over_and_touches_no_c
     monkeypatch: pytest.MonkeyPatch, bootstrap: str
 ) -> None:
     monkeypatch.setattr(os, "getpid", lambda: -2)
-    loop = push_streams._this_process()
+    loop = push_streams.this_process()
     first = Listener(bootstrap)
     unheard: list[object] = []
     loop.call(loop._loop.set_exception_handler, lambda _, context: unheard.append(context))

@@ -21,6 +21,7 @@ from mq_broker.broker.delivery import Delivery
 from mq_broker.broker.ephemeral import EphemeralGroups
 from mq_broker.broker.fetch import Reading
 from mq_broker.broker.groups import Groups
+from mq_broker.broker.locks import Locks
 from mq_broker.broker.memory import Held, memory_high_by_default
 from mq_broker.broker.moves import Moves
 from mq_broker.broker.produce import Producing
@@ -186,6 +187,7 @@ class _Broker:
             self._transactions,
             Purging(shell, self._topics),
             Aborting(shell, self.cluster, self._transactions),
+            Locks(coordination),
         )
         self._server.add_generic_rpc_handlers((rpc_service.handlers(services),))
         for server in self._servers[1:]:

@@ -7,6 +7,7 @@ from mq_broker.broker.admin import Admin
 from mq_broker.broker.delivery import Delivery
 from mq_broker.broker.fetch import Reading
 from mq_broker.broker.groups import Groups
+from mq_broker.broker.locks import Locks
 from mq_broker.broker.moves import Moves
 from mq_broker.broker.produce import Producing
 from mq_broker.broker.purging import Purging
@@ -29,6 +30,7 @@ class Services:
         transactions: Transactions,
         purging: Purging,
         aborting: Aborting,
+        locks: Locks,
     ) -> None:
         self.metadata = admin.metadata
         self.create_topic = admin.create_topic
@@ -59,3 +61,4 @@ class Services:
         self.fetch = reading.fetch
         self.subscribe = delivery.subscribe
         self.watch_offsets = reading.watch_offsets
+        self.lock = locks.lock

@@ -27,9 +27,18 @@ async def in_turns(elements: Iterable[T]) -> AsyncIterator[T]:
 
 async def side_by_side(*sides: Coroutine[Any, Any, None]) -> None:
     """Run all to their end. The first error ends the others and is raised as it is (a `TaskGroup` would wrap it)."""
+    await _run(sides, asyncio.FIRST_EXCEPTION)
+
+
+async def until_one_ends(*sides: Coroutine[Any, Any, None]) -> None:
+    """Run all until the first ends, which ends the others. What it raised is raised."""
+    await _run(sides, asyncio.FIRST_COMPLETED)
+
+
+async def _run(sides: Iterable[Coroutine[Any, Any, None]], return_when: str) -> None:
     tasks = [asyncio.create_task(side) for side in sides]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        done, _ = await asyncio.wait(tasks, return_when=return_when)
         for task in done:
             task.result()
     finally:

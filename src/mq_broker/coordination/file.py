@@ -21,9 +21,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mq_broker.coordination import documents
-from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, Listener, TopicChanges, TopicSpec
+from mq_broker.coordination.file_locks import FileLocks
+from mq_broker.coordination.interface import (
+    BrokerRegistration,
+    CoordinationEvent,
+    Listener,
+    LockPlace,
+    TopicChanges,
+    TopicSpec,
+)
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InternalError, InvalidRequest, TopicExists, UnknownTopic
+from mq_protocol.limits import LOCK_SILENCE_MS_MAX
 from mq_protocol.names import check_topic_name
 
 _log = logging.getLogger(__name__)
@@ -47,9 +56,11 @@ class _Contents:
     lives: dict[int, int] = field(default_factory=dict)
     topics: dict[str, tuple[int, TopicSpec]] = field(default_factory=dict)
     states: dict[_PartitionKey, tuple[int, NodeState]] = field(default_factory=dict)
+    lock_tokens: int = 0
+    """None above it has been given to a holder of a lock."""
 
     def copy(self) -> _Contents:
-        return _Contents(self.cluster_id, dict(self.lives), dict(self.topics), dict(self.states))
+        return _Contents(self.cluster_id, dict(self.lives), dict(self.topics), dict(self.states), self.lock_tokens)
 
     def to_json(self) -> dict[str, Any]:
         states: dict[str, dict[str, Any]] = {}
@@ -60,6 +71,7 @@ class _Contents:
             "lives": {str(broker): life for broker, life in self.lives.items()},
             "topics": [{"version": version, **documents.topic_to_json(topic)} for version, topic in self.topics.values()],
             "states": states,
+            "lock_tokens": self.lock_tokens,
         }
 
     @classmethod
@@ -74,6 +86,7 @@ class _Contents:
                 for topic_id, partitions in document["states"].items()
                 for partition, state in partitions.items()
             },
+            lock_tokens=int(document.get("lock_tokens", 0)),
         )
 
 
@@ -92,6 +105,7 @@ class FileCoordination:
         self._directory = Path(directory)
         self._contents = _Contents()
         self._registrations: dict[int, BrokerRegistration] = {}
+        self._locks = FileLocks(self._reserve_lock_tokens)
         self._listener: Listener = lambda _event: None
         self._lock: int | None = None
         self._waiting: list[_Change] = []
@@ -116,6 +130,7 @@ class FileCoordination:
 
     async def stop(self) -> None:
         """What was asked for is written first."""
+        self._locks.stop()
         self._registrations.clear()
         if self._writer is not None:
             _, late = await asyncio.wait([self._writer], timeout=WRITE_TIMEOUT_S)
@@ -249,6 +264,25 @@ class FileCoordination:
         except CoordinationUnavailable as error:
             _log.warning("whether the state of partition %d of %s was written is unknown: %s", partition, topic_id, error)
             return CasOutcome.UNKNOWN, -1
+
+    # -------------------------------------------------------------- locks
+
+    async def queue_for_lock(self, name: str) -> LockPlace:
+        self._check_open()
+        return self._locks.queue(name)
+
+    @property
+    def lock_silence_ms(self) -> int:
+        return LOCK_SILENCE_MS_MAX
+
+    async def _reserve_lock_tokens(self, count: int) -> int:
+        """The first of so many tokens that nobody else is given, not even after a crash."""
+
+        def apply(contents: _Contents) -> int:
+            contents.lock_tokens += count
+            return contents.lock_tokens - count + 1
+
+        return await self._change(apply)
 
     # -------------------------------------------------------------- the document
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.limits import MESSAGE_BYTES_MAX, REPLICAS_MAX
@@ -94,6 +94,21 @@ class TopicChanges(NamedTuple):
     unreadable: tuple[str, ...] = ()
 
 
+class LockPlace(Protocol):
+    """A place in the queue for a lock: `first`, then `hold`, and `leave` in any case. It ends with `leave`, and with the session in
+    which it was taken."""
+
+    async def first(self, wait_s: float) -> int:
+        """Wait until every place before this one is gone; looks once at least. The token, which is higher than any that was given
+        for that lock before. Raises `LockNotAcquired` after `wait_s`, `LockLost` if this place ended meanwhile."""
+
+    async def hold(self) -> NoReturn:
+        """Once this place is the first: runs until it has ended, or until it may have. Raises `LockLost`, which says why."""
+
+    async def leave(self) -> None:
+        """Give the place up. It is gone when this returns, if the service answers; if not, as soon as it answers again."""
+
+
 class CoordinationService(Protocol):
     async def start(self, listener: Listener) -> None:
         """Connect. Raises `CoordinationUnavailable` naming the address when nobody answers within the connect timeout."""
@@ -152,6 +167,14 @@ class CoordinationService(Protocol):
 
     async def write_state(self, topic_id: str, partition: int, expected_version: int, state: NodeState) -> tuple[CasOutcome, int]:
         """Compare-and-set: (DONE, new version), (REFUSED, -1) or (UNKNOWN, -1). Never raises for a lost answer: that is UNKNOWN."""
+
+    async def queue_for_lock(self, name: str) -> LockPlace:
+        """Take the last place in the queue for that lock, for one of this broker's clients. Raises `CoordinationUnavailable`."""
+
+    @property
+    def lock_silence_ms(self) -> int:
+        """How long a holder may go without hearing from this broker and still be sure that nobody else has the lock, should the
+        broker have stopped: its session lasts longer."""
 
     @property
     def condition(self) -> str:

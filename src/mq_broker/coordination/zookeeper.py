@@ -8,6 +8,7 @@
     <root>/topic_changes                     changed with every change of <root>/topics: watched instead of each of them. Its
                                              version counts them, and it says which topics the last ones were (change_notes.py)
     <root>/states/<topic id>/<partition>     NodeState, changed by compare-and-set only
+    <root>/locks/<name>/<mark>-<number>      ephemeral: a place in the queue for that lock (zookeeper_locks.py)
 
 A topic is made in two steps, so that thousands of partitions need not fit one transaction: first the states, under the topic's
 fresh id where nobody looks, then in one transaction the topic itself and the change counter. What fails in between leaves states
@@ -37,6 +38,7 @@ from mq_broker.coordination.interface import (
     BrokerRegistration,
     CoordinationEvent,
     Listener,
+    LockPlace,
     TopicChanges,
     TopicSpec,
 )
@@ -44,6 +46,7 @@ from mq_broker.coordination.kazoo_session import AnswerLost, KazooSession
 from mq_broker.coordination.node_reads import NodeReads
 from mq_broker.coordination.state_writes import StateWrites
 from mq_broker.coordination.unreadable import Unreadable
+from mq_broker.coordination.zookeeper_locks import ZooKeeperLocks
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InternalError, InvalidRequest, OutcomeUnknown, TopicExists, UnknownTopic
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
@@ -89,6 +92,7 @@ class ZooKeeperCoordination:
         self._reads = NodeReads(self._session)
         self._writes = StateWrites(self._session)
         self._unreadable = Unreadable()
+        self._locks = ZooKeeperLocks(self._session, self._path("locks"), self._session_timeout_s)
         self._listener: Listener = lambda _event: None
         self._making = asyncio.Lock()
         self._read_all = True  # what is remembered of the topics may be of another ensemble, or one that was put back
@@ -114,6 +118,7 @@ class ZooKeeperCoordination:
 
     async def stop(self) -> None:
         """Close the session: registrations vanish at once."""
+        self._locks.stop()
         await self._session.close()
 
     @property
@@ -121,6 +126,7 @@ class ZooKeeperCoordination:
         return "connected" if self._session.connected else "suspended"
 
     def _on_state(self, state: str) -> None:
+        self._locks.on_state(state)
         if state == KazooState.SUSPENDED:
             self._emit(CoordinationEvent.SUSPENDED)
         elif state == KazooState.LOST:
@@ -464,6 +470,15 @@ class ZooKeeperCoordination:
         data = documents.dump(documents.state_to_json(state))
         assert expected_version >= 0, "a version of -1 would be no compare-and-set"
         return await self._writes.write(path, data, expected_version)
+
+    # -------------------------------------------------------------- locks
+
+    async def queue_for_lock(self, name: str) -> LockPlace:
+        return await self._locks.queue(name)
+
+    @property
+    def lock_silence_ms(self) -> int:
+        return self._locks.silence_ms
 
     # -------------------------------------------------------------- lists
 

@@ -95,6 +95,7 @@ BOUNDS: Final[dict[str, Bound]] = {
         {"kept": Elements(limits.MANIFEST_LINES_MAX), "kept.uuids": Elements(limits.MANIFEST_BYTES_MAX // 16)},
     ),
     "Fetch": Bound(lists={"columns": Elements(limits.SCHEMA_FIELDS_MAX, ())}),
+    "Lock": Bound(limits.LOCK_REQUEST_BYTES_MAX),
     # Each message of these streams. What a batch may have is the topic's, and gRPC's bound on a message.
     "Produce": Bound(limits.MESSAGE_BYTES_MAX),
     "Subscribe": Bound(

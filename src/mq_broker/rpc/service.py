@@ -64,6 +64,7 @@ class BrokerService(Protocol):
     async def fetch(self, request: pb.FetchRequest, send: Send[Batches]) -> None: ...
     async def subscribe(self, requests: AsyncIterator[pb.SubscribeRequest], send: Send[Batches]) -> None: ...
     async def watch_offsets(self, request: pb.WatchOffsetsRequest, send: Send[pb.WatchOffsetsResponse]) -> None: ...
+    async def lock(self, requests: AsyncIterator[pb.LockRequest], send: Send[pb.LockResponse]) -> None: ...
 
 
 class Unary(NamedTuple):
@@ -221,7 +222,7 @@ def handlers(service: BrokerService) -> grpc.GenericRpcHandler[Any, Any]:
 
     Gate("Produce", pb.ProduceRequest)  # what a batch may have is its topic's to say
     subscribing, fetching = Gate("Subscribe", pb.SubscribeRequest), Gate("Fetch", pb.FetchRequest)
-    watching = Gate("WatchOffsets", pb.WatchOffsetsRequest)
+    watching, locking = Gate("WatchOffsets", pb.WatchOffsetsRequest), Gate("Lock", pb.LockRequest)
 
     room = _Room(STREAMS_MAX)
 
@@ -245,9 +246,15 @@ def handlers(service: BrokerService) -> grpc.GenericRpcHandler[Any, Any]:
         with room:
             await service.watch_offsets(request, sender(context, _serialized))
 
+    async def lock(context: aio.ServicerContext[Any, Any]) -> None:
+        requests = locking.read_all(Incoming(context, bytes))
+        with room:
+            await service.lock(requests, sender(context, _serialized))
+
     methods = {name: unary_handler(name, method, service) for name, method in UNARY.items()}
     methods["Produce"] = stream_handler("Produce", produce)
     methods["Subscribe"] = stream_handler("Subscribe", subscribe)
+    methods["Lock"] = stream_handler("Lock", lock)
     methods["Fetch"] = _answers_handler("Fetch", fetch)
     methods["WatchOffsets"] = _answers_handler("WatchOffsets", watch_offsets)
     return grpc.method_handlers_generic_handler(SERVICE, methods)

@@ -1,11 +1,42 @@
-"""A part of ZooKeeper for each test."""
+"""A part of ZooKeeper for each test, and a coordination service of either kind in it."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
 import pytest
+
+from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.interface import CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from tests.mq_broker.coordination.wire import Heard, Opener
 
 
 @pytest.fixture
 def root(request: pytest.FixtureRequest) -> str:
     """A part of ZooKeeper that no other test sees."""
     return "/" + "".join(c if c.isalnum() else "-" for c in request.node.nodeid)[-200:]
+
+
+@pytest.fixture(params=["zookeeper", "file"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path, root: str) -> Opener:
+    """A service that has started, on the same stored state however often it is opened; it has stopped at the end of the block."""
+    make: Callable[[], CoordinationService]
+    if request.param == "file":
+        make = lambda: FileCoordination(tmp_path / "cluster")  # noqa: E731
+    else:
+        hosts = request.getfixturevalue("zookeeper")
+        make = lambda: ZooKeeperCoordination(hosts, session_timeout_ms=4_000, root=root)  # noqa: E731
+
+    @asynccontextmanager
+    async def open_it(heard: Heard | None = None) -> AsyncIterator[CoordinationService]:
+        service = make()
+        await service.start(heard or Heard())
+        try:
+            yield service
+        finally:
+            await service.stop()
+
+    return open_it

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,34 +19,9 @@ from mq_broker.coordination.interface import (
     TopicChanges,
     TopicSpec,
 )
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import CasOutcome
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidTopicName, TopicExists, UnknownTopic
-from tests.mq_broker.coordination.wire import Heard, id_of, state_of
-
-Opener = Callable[..., AbstractAsyncContextManager[CoordinationService]]
-
-
-@pytest.fixture(params=["zookeeper", "file"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path, root: str) -> Opener:
-    """A service that has started, on the same stored state however often it is opened; it has stopped at the end of the block."""
-    make: Callable[[], CoordinationService]
-    if request.param == "file":
-        make = lambda: FileCoordination(tmp_path / "cluster")  # noqa: E731
-    else:
-        hosts = request.getfixturevalue("zookeeper")
-        make = lambda: ZooKeeperCoordination(hosts, session_timeout_ms=4_000, root=root)  # noqa: E731
-
-    @asynccontextmanager
-    async def open_it(heard: Heard | None = None) -> AsyncIterator[CoordinationService]:
-        service = make()
-        await service.start(heard or Heard())
-        try:
-            yield service
-        finally:
-            await service.stop()
-
-    return open_it
+from tests.mq_broker.coordination.wire import Heard, Opener, id_of, state_of
 
 
 @asynccontextmanager

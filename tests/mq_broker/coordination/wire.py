@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from enum import Enum
 
-from mq_broker.coordination.interface import CoordinationEvent
+from mq_broker.coordination.interface import CoordinationEvent, CoordinationService
 from mq_broker.core.messages import LeaderName, NodeState
 
 WAIT_S = 20.0
+
+Opener = Callable[..., AbstractAsyncContextManager[CoordinationService]]
 
 
 class Heard:

@@ -24,6 +24,7 @@ STREAMS: dict[str, Any] = {
     "Produce": pb.ProduceRequest,
     "Subscribe": pb.SubscribeRequest,
     "Fetch": pb.FetchRequest,
+    "Lock": pb.LockRequest,
     "WatchOffsets": pb.WatchOffsetsRequest,
 }
 REQUESTS: dict[str, Any] = {name: method.request for name, method in (UNARY | PEER_UNARY).items()} | STREAMS

@@ -67,6 +67,10 @@ class Answering:
             opened = [pb.PartitionOpened(topic=p.topic) for p in request.open.partitions]
             await send(Envelope(pb.BatchesHeader(opened=opened)))
 
+    async def lock(self, requests: AsyncIterator[pb.LockRequest], send: Send[pb.LockResponse]) -> None:
+        async for request in requests:
+            await send(pb.LockResponse(token=len(request.name)))
+
     async def watch_offsets(self, request: pb.WatchOffsetsRequest, send: Send[pb.WatchOffsetsResponse]) -> None:
         await send(pb.WatchOffsetsResponse(offsets=[pb.WatchedOffsets(topic=p.topic) for p in request.partitions]))
 
