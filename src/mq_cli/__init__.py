@@ -1,3 +1,7 @@
 """The `tritonmq` command. Thin: it reads options, asks mq_client or starts mq_broker, and writes what came of it."""
 
-import mq_client  # noqa: F401 - before mq_broker imports gRPC: see mq_client/forks.py
+from mq_cli.interrupts import quiet_while_loading
+
+quiet_while_loading()
+
+import mq_client  # noqa: E402, F401 - before mq_broker imports gRPC: see mq_client/forks.py

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.interrupts import heard_from_now_on
 from mq_cli.terminal import LINES, printable
 from mq_protocol.errors import TritonMQError
 
@@ -68,6 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: runs a command and exits with its code."""
     # gRPC's core writes lines of its own to standard error, in another form and before ours say the same.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    heard_from_now_on()
     sys.exit(run(arguments))
 
 
