@@ -87,18 +87,18 @@ def test_reads_go_on_while_the_partition_has_fewer_replicas_than_a_leader_needs(
             await cluster[leader].abandon()
             bootstrap = cluster[bystander].address
             for read_from in ("leader", "any"):
-                reader = Reader(bootstrap, timeout_ms=3_000, read_from=read_from)
+                reader = Reader(bootstrap, timeout_ms=15_000, read_from=read_from)
                 assert await asyncio.to_thread(read, reader, 0, 5) == [0, 1, 2, 3, 4]
             assert await asyncio.to_thread(read, reader) == [0, 1, 2, 3, 4]
-            assert await asyncio.to_thread(Admin(bootstrap, timeout_ms=3_000).offsets, "t") == {0: (0, 5)}
+            assert await asyncio.to_thread(Admin(bootstrap, timeout_ms=15_000).offsets, "t") == {0: (0, 5)}
             with pytest.raises(PartitionUnavailable, match="no replica gave offset 5"):
-                await asyncio.to_thread(read, Reader(bootstrap, timeout_ms=500), 0, 6)
+                await asyncio.to_thread(read, Reader(bootstrap, timeout_ms=4_000), 0, 6)
 
             # A replica that has restarted since knows of nothing that it is committed: it says so, and not that the log is empty.
             await cluster[follower].stop()
             await cluster[follower].start()
             await until(lambda: cluster[bystander].metadata("t"))
             with pytest.raises(PartitionUnavailable):
-                await asyncio.to_thread(Admin(bootstrap, timeout_ms=1_000).offsets, "t")
+                await asyncio.to_thread(Admin(bootstrap, timeout_ms=4_000).offsets, "t")
 
     asyncio.run(scenario())
