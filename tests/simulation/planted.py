@@ -434,6 +434,15 @@ REPLICATION = (
         ("disk_full",),
     ),
     Mutation(
+        "a follower is sent what follows entries that the disk refused",
+        "trap 17",
+        "progress:Progress.log_was_cut",
+        "if self.next_index > last_index + 1:",
+        "if False:",
+        ("disk_full",),
+        profile="liar",
+    ),
+    Mutation(
         "the last members leave the ISR at a clean stop",
         "rule 14, trap 30",
         "leader:Leader._stand_back",

@@ -584,6 +584,8 @@ class Leader:
         shared.emit(Truncate(event.first_index - 1))
         self._overlay = Overlay(log.tail())
         self._offsets.recount(self._waiting)
+        for progress in self.followers.values():
+            progress.log_was_cut(log.last_index)
         return True
 
     def end(self, why: str) -> None:

@@ -88,6 +88,15 @@ class Progress:
         if log_end > self.acknowledged and self.behind_since_ms is None:
             self.behind_since_ms, self.lag_target = now_ms, log_end
 
+    def log_was_cut(self, last_index: int) -> None:
+        """The leader's disk refused all entries after `last_index`, and no follower was sent any of them. So this one is not
+        sent what would follow them, and it does not lag by them."""
+        if self.next_index > last_index + 1:
+            self.step_back(last_index + 1)
+        self.lag_target = min(self.lag_target, last_index)
+        if self.acknowledged >= last_index:
+            self.behind_since_ms = None
+
     def answered(self, sequence: int) -> None:
         while self.sent and self.sent[0] <= sequence:
             self.sent.popleft()

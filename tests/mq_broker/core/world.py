@@ -376,6 +376,24 @@ class World:
         claim = AppendEntries(host.broker, host.incarnation, epoch, last, host.replica.last_epoch, last, 0, 1)
         self.step(int(to), claim)
 
+    def do_forged_conflict(self, sender: str, to: str, index: str) -> None:
+        """`forged-conflict 2 1 7`: broker 2 says to leader 1, and lies, that their logs may agree up to entry 7."""
+        follower, leader = self.hosts[int(sender)], self.hosts[int(to)].replica
+        epoch, sequence = leader.leader_epoch, leader.last_sent[1]
+        ack = AppendAck(
+            follower.broker,
+            follower.incarnation,
+            follower.log_id,
+            epoch,
+            0,
+            0,
+            sequence,
+            conflict=True,
+            hint_index=int(index),
+            hint_epoch=epoch,
+        )
+        self.step(int(to), ack)
+
     def do_drop(self, sender: str, to: str) -> None:
         self.links[int(sender), int(to)].clear()
 
