@@ -87,7 +87,7 @@ def up_to_bytes(pieces: Iterator[StoredSlice], bytes_max: int) -> Iterator[Store
             return
         yield piece
         given = given or rows > 0
-        left -= piece.sent_bytes
+        left = max(0, left - piece.sent_bytes)  # the first record may be larger than all that is allowed
 
 
 def _first_rows(piece: StoredSlice, rows: int) -> StoredSlice:
