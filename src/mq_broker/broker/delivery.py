@@ -18,6 +18,7 @@ from mq_broker.broker.sharing import Share, Shares
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.streams import in_turns, side_by_side
 from mq_broker.broker.topics import Topic, Topics
+from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import Batches, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
@@ -189,7 +190,7 @@ class _Session:
 
     async def read(self, requests: AsyncIterator[pb.SubscribeRequest]) -> None:
         async for request in requests:
-            await self._delivery.held.room()
+            await self._delivery.held.room(caller())
             if request.HasField("open"):
                 await self._open(request.open)
             async for settled in in_turns(request.settled):
@@ -289,7 +290,7 @@ class _Session:
                 self._wake.clear()
                 await self._wake.wait()
             else:
-                async with self._delivery.held.holding(message_bytes(message)):
+                async with self._delivery.held.holding(caller(), message_bytes(message)):
                     await send(message)
 
     def _gather(self) -> Batches | None:

@@ -74,7 +74,7 @@ class Reading:
             chunk_bytes = max(chunk_bytes, PUSHDOWN_READ_BYTES)
         at = request.start_offset
         while at < request.end_offset:
-            await self._held.room()
+            await self._held.room(caller())
             batches = partition.read(at, self._known_end(partition, request, at), chunk_bytes)
             epoch = partition.replica.leader_epoch
             if pushdown is None:
@@ -88,7 +88,7 @@ class Reading:
             last = batches[len(sent) - 1][0]
             at = last.base_offset + last.record_count
             header = pb.BatchesHeader(batches=[described for described, _ in sent], leader_epoch=epoch)
-            async with self._held.holding(sum(described.payload_bytes for described, _ in sent)):
+            async with self._held.holding(caller(), sum(described.payload_bytes for described, _ in sent)):
                 await send(Envelope(header, tuple(payload for _, payload in sent)))
 
     async def _pushdown(self, topic: Topic, request: pb.FetchRequest) -> Pushdown:

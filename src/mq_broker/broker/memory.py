@@ -1,7 +1,7 @@
 """How many bytes a broker holds for its clients' streams, and when it takes no more.
 
-Each stream has a bound of its own, but there may be thousands of them. Above the mark nothing more is read from any stream: what
-clients send waits in TCP, and goes on as soon as enough of what is held has been answered or sent.
+Each stream has a bound of its own, but there may be thousands of them. Above the mark nothing more is read from the streams of
+those who hold much: what they send waits in TCP, and goes on as soon as enough of what is held has been answered or sent.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
+
+from mq_protocol.limits import CONNECTIONS_MAX
 
 _CGROUP: Final = Path("/sys/fs/cgroup/memory.max")
 
@@ -30,31 +32,42 @@ def _memory() -> int:
 
 
 class Held:
-    """Owns the count. Used on one loop."""
+    """Owns the counts, of all clients' streams together and of each caller's. Used on one loop.
 
-    def __init__(self, high: int) -> None:
+    `high`: the mark. `callers_max`: how many callers there may be. Above the mark who holds less than an even share goes on: those
+    who never read what they have asked for stop nobody but themselves. So at most twice `high` is held, and one message of each
+    caller beside it.
+    """
+
+    def __init__(self, high: int, callers_max: int = CONNECTIONS_MAX) -> None:
         self.bytes = 0
         self._high = high
+        self._share = high // callers_max
+        self._of: dict[str, int] = {}
         self._freed = asyncio.Event()
 
-    def add(self, count: int) -> None:
+    def add(self, caller: str, count: int) -> None:
         self.bytes += count
+        self._of[caller] = self._of.get(caller, 0) + count
 
-    def free(self, count: int) -> None:
+    def free(self, caller: str, count: int) -> None:
         self.bytes -= count
+        self._of[caller] -= count
+        if not self._of[caller]:
+            del self._of[caller]
         self._freed.set()
 
-    async def room(self) -> None:
-        """Returns once what is held is not above the mark."""
-        while self.bytes > self._high:
+    async def room(self, caller: str) -> None:
+        """Returns once what is held is not above the mark, or what the caller holds is below its share."""
+        while self.bytes > self._high and self._of.get(caller, 0) >= self._share:
             self._freed.clear()
             await self._freed.wait()
 
     @contextlib.asynccontextmanager
-    async def holding(self, count: int) -> AsyncIterator[None]:
+    async def holding(self, caller: str, count: int) -> AsyncIterator[None]:
         """While something is on its way out."""
-        self.add(count)
+        self.add(caller, count)
         try:
             yield
         finally:
-            self.free(count)
+            self.free(caller, count)

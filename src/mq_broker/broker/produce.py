@@ -10,7 +10,8 @@ import asyncio
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import Final
+from itertools import islice
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -42,8 +43,12 @@ seven kilobytes of zstd may hold 200 MB, which take a third of a second."""
 CHECKS_AT_ONCE_MAX: Final = 2
 """Batches that are checked at the same time, in threads; one of them for one connection."""
 
-_ANSWER_BYTES: Final = 200
-"""About what an unanswered batch takes beside its payload, so that a flood of empty ones is bounded too."""
+_BATCH_BYTES: Final = 1 << 10
+"""About what a batch takes beside its payload until its answer is written, so that a flood of empty ones is bounded too."""
+
+_ANSWERS_AT_ONCE_MAX: Final = 1_000
+_ANSWERS_BYTES_MAX: Final = 1 << 20
+"""Of one message. To encode so much takes a few milliseconds."""
 
 _WAITS: Final = {pb.ALL: Wait.COMMITTED, pb.LEADER: Wait.WRITTEN, pb.NONE: Wait.NOTHING}
 
@@ -60,6 +65,11 @@ class _Batch:
     decoded_bytes: int = 0
     error: TritonMQError | None = None
     checked: bool = False
+
+
+class _Answer(NamedTuple):
+    result: pb.ProduceResult
+    held_bytes: int
 
 
 class Producing:
@@ -92,8 +102,9 @@ class _Stream:
         self._unchecked: deque[_Batch] = deque()
         self._unanswered = 0
         self._unanswered_bytes = 0
-        self._ready: list[pb.ProduceResult] = []
-        self._ready_bytes = 0
+        self._ready: deque[_Answer] = deque()
+        self._caller = caller()
+        self._gone = False
         self._some_ready = asyncio.Event()
         self._room = asyncio.Event()
         self._ended = False
@@ -104,31 +115,47 @@ class _Stream:
             self._unanswered += 1
             size = _held_bytes(request)
             self._unanswered_bytes += size
-            self._producing.held.add(size)
+            self._producing.held.add(self._caller, size)
             try:
                 await self._take(request)
             except BaseException:  # the stream has ended: this one is never answered
-                self._producing.held.free(size)
+                self._producing.held.free(self._caller, size)
                 raise
             while self._unanswered_bytes > PRODUCE_IN_FLIGHT_BYTES_MAX:  # what comes now waits in TCP
                 self._room.clear()
                 await self._room.wait()
             await self._producing.shell.disk_room()
-            await self._producing.held.room()
+            await self._producing.held.room(self._caller)
         self._ended = True
         self._some_ready.set()
 
     async def write(self) -> None:
-        while not (self._ended and self._unanswered == 0):
-            await self._some_ready.wait()
-            self._some_ready.clear()
-            ready, self._ready = self._ready, []
-            ready_bytes, self._ready_bytes = self._ready_bytes, 0
-            if ready:
-                await self._send(pb.ProduceResponse(results=ready))
-            self._unanswered -= len(ready)
-            self._unanswered_bytes -= ready_bytes
-            self._room.set()
+        try:
+            while not (self._ended and self._unanswered == 0):
+                await self._some_ready.wait()
+                self._some_ready.clear()
+                while self._ready:
+                    await self._write_some()
+        finally:
+            self._gone = True
+            for answer in self._ready:
+                self._producing.held.free(self._caller, answer.held_bytes)
+
+    async def _write_some(self) -> None:
+        """As many answers as one message may have, at least one. They are held until they are written."""
+        count = answers_bytes = 0
+        for answer in islice(self._ready, _ANSWERS_AT_ONCE_MAX):
+            if count and answers_bytes + answer.result.ByteSize() > _ANSWERS_BYTES_MAX:
+                break
+            count += 1
+            answers_bytes += answer.result.ByteSize()
+        await self._send(pb.ProduceResponse(results=[answer.result for answer in islice(self._ready, count)]))
+        for _ in range(count):
+            held_bytes = self._ready.popleft().held_bytes
+            self._producing.held.free(self._caller, held_bytes)
+            self._unanswered_bytes -= held_bytes
+        self._unanswered -= count
+        self._room.set()
 
     # ------------------------------------------------------------------ from the stream to the core
 
@@ -210,9 +237,10 @@ class _Stream:
                 answer.error.CopyFrom(to_wire(error))
             case _:
                 raise AssertionError(f"a batch cannot be answered with {result}")
-        self._ready.append(answer)
-        self._ready_bytes += batch.held_bytes
-        self._producing.held.free(batch.held_bytes)
+        if self._gone:
+            self._producing.held.free(self._caller, batch.held_bytes)
+            return
+        self._ready.append(_Answer(answer, batch.held_bytes))
         self._some_ready.set()
 
 
@@ -221,7 +249,7 @@ _APPEND: Final[Operation] = Append()
 
 def _held_bytes(request: Envelope[pb.ProduceHeader]) -> int:
     """What a batch takes of the broker's memory until it is answered, about."""
-    return len(request.payload) + len(request.header.record_uuids) + _ANSWER_BYTES
+    return len(request.payload) + len(request.header.record_uuids) + _BATCH_BYTES
 
 
 def _stage(stage: pb.StageOf) -> Stage:

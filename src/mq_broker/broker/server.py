@@ -172,7 +172,7 @@ class _Broker:
         self._moves = Moves(shell, self.cluster, self._topics, self._admin)
         self._total_loss = TotalLoss(shell, self.cluster, self._topics, coordination, self._calls)
         self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)
-        held = Held(config.memory_high or memory_high_by_default())
+        held = Held(config.memory_high or memory_high_by_default(), config.connections_max)
         self._producing = Producing(shell, self._topics, held)
         self._reading = Reading(shell, self._topics, held)
         delivery = self._delivery = Delivery(shell, self._topics, held)
