@@ -138,6 +138,7 @@ def test_an_address_that_nobody_listens_on_is_named(line: str) -> None:
     assert b"Traceback" not in result.stderr
 
 
+@pytest.mark.cluster
 def test_a_broker_whose_zookeeper_is_not_there_says_so_and_ends(tmp_path: Path) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

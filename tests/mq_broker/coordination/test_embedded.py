@@ -18,6 +18,8 @@ from kazoo.exceptions import KazooException
 from mq_broker.coordination.embedded import EmbeddedZooKeeper, free_port, parse_ensemble
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
 
+pytestmark = pytest.mark.cluster
+
 
 def test_it_starts_is_killed_and_starts_again_on_the_same_port(tmp_path: Path) -> None:
     server = EmbeddedZooKeeper(tmp_path)

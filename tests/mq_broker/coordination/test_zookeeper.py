@@ -23,6 +23,8 @@ from mq_broker.core.messages import CasOutcome
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists
 from tests.mq_broker.coordination.wire import MULTI, SET_DATA, Fate, Heard, Wire, eventually, id_of, operation_of, state_of
 
+pytestmark = pytest.mark.cluster
+
 TOPIC = TopicSpec("orders", id_of("1"), ((1,),))
 
 
