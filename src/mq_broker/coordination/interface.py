@@ -106,7 +106,8 @@ class LockPlace(Protocol):
         """Once this place is the first: runs until it has ended, or until it may have. Raises `LockLost`, which says why."""
 
     async def leave(self) -> None:
-        """Give the place up. It is gone when this returns, if the service answers; if not, as soon as it answers again."""
+        """Give the place up. It is gone when this returns, if the service answers; if not, as soon as it answers again. Does not
+        wait for a place that has ended by itself."""
 
 
 class CoordinationService(Protocol):

@@ -87,6 +87,8 @@ class ZooKeeperLocks:
     async def leave(self, place: ZooKeeperLockPlace) -> None:
         self._places.discard(place)
         self._remove_behind(place)
+        if place.over:  # whoever had it is to be told now, and not when ZooKeeper answers again
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._session_timeout_s):
                 await place.gone.wait()
@@ -139,6 +141,11 @@ class ZooKeeperLockPlace:
 
     async def leave(self) -> None:
         await self._locks.leave(self)
+
+    @property
+    def over(self) -> bool:
+        """It has ended, or may have."""
+        return self._over.done()
 
     def end(self, why: str) -> None:
         if not self._over.done():
