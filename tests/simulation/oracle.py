@@ -24,6 +24,7 @@ from mq_broker.core.messages import (
     OffsetsSkipped,
     Propose,
     Published,
+    RecordsThere,
     RecoveredLog,
     Refused,
     Result,
@@ -214,6 +215,13 @@ class Oracle:
             )
         if high_watermark == life.end:
             self.check_named(host.partition)
+        cursors = {group: cursor.offset for group, cursor in host.replica.machine.cursors.items()}
+        if cursors != life.cursors[high_watermark]:
+            raise self.violation(
+                host.partition,
+                f"at entry {high_watermark} groups are at {cursors} on broker {host.broker.number}; the journal says "
+                f"{life.cursors[high_watermark]}",
+            )
         if high_watermark % STATES_COMPARED_EVERY == 0:
             state = host.replica.machine.state()
             seen = tuple(uuid for uuid, _ in state.uuids)
@@ -243,6 +251,10 @@ class Oracle:
                 )
             if entry.uuid in self.truths[host.partition].never:
                 raise self.violation(host.partition, f"batch {entry.uuid!r} was refused for good, and is at entry {entry.index}")
+        if isinstance(entry.operation, Append):
+            twice = [uuid for uuid in entry.operation.uuids() if uuid in life.window]
+            if twice:
+                raise self.violation(host.partition, f"{self.story.entry(entry)} writes records again that are remembered: {twice}")
         self._check_aborted(host.partition, life, entry)
         if isinstance(entry.operation, Publish) and entry.leader_epoch >= life.first_epoch and life.names_missing(entry.operation):
             raise self.violation(host.partition, f"{self.story.entry(entry)} is published, and its payload is nowhere")
@@ -418,7 +430,7 @@ class Oracle:
                 f"batch {propose.uuid!r} is acknowledged as written at {index}, and is not surely kept: {journal.durable_end} is",
             )
 
-    def _check_promise(self, host: Host, propose: Propose, result: Done | Decided) -> None:
+    def _check_promise(self, host: Host, propose: Propose, result: Done | Decided | RecordsThere) -> None:
         life = self.life_of(host)
         match propose.operation, result:
             case ((Append() | Stage()), Done(index, base_offset)):
@@ -431,6 +443,13 @@ class Oracle:
                     raise self.violation(
                         host.partition,
                         f"batch {propose.uuid!r} is acknowledged at offset {base_offset}, it is at {life.placed.get(index)}",
+                    )
+            case Append() as append, RecordsThere(records):
+                told = {append.uuids()[record.position]: record.offset for record in records}
+                wrong = {uuid: offset for uuid, offset in told.items() if life.record_at.get(uuid) != offset}
+                if wrong:
+                    raise self.violation(
+                        host.partition, f"records are said to be at {wrong}: they are at {[life.record_at.get(u) for u in wrong]}"
                     )
             case Decide(key, batch_id) as decide, Decided(row_count):
                 decided = life.decided.get((key, batch_id))

@@ -183,6 +183,8 @@ class Story:
                 what = f"{type(entry.operation).__name__.lower()}({_name(entry.uuid)})"
             case Publish(uuids=uuids) | Discard(uuids=uuids):
                 what = f"{type(entry.operation).__name__.lower()}({','.join(map(_name, uuids))})"
+            case DeleteGroup(group):
+                what = f"delete-group({group})"
             case MoveCursor(group, offset):
                 what = f"cursor({group}={offset})"
             case DeleteGroup(group):

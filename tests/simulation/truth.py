@@ -11,10 +11,12 @@ from mq_broker.core.entries import (
     Abort,
     Append,
     Decide,
+    DeleteGroup,
     Discard,
     Entry,
     EpochStart,
     Fence,
+    MoveCursor,
     Publish,
     Stage,
     TransactionKey,
@@ -41,6 +43,9 @@ class Remembered:
         self._timestamps_us[uuid] = timestamp_us
         if len(self.uuids) > self._bounds.uuids_max:
             del self._timestamps_us[self.uuids.pop(0)]
+
+    def __contains__(self, uuid: bytes) -> bool:
+        return uuid in self._timestamps_us
 
     def published(self, uuid: bytes, timestamp_us: int) -> None:
         if uuid in self._timestamps_us:
@@ -98,6 +103,10 @@ class Life:
         self.remembered: dict[int, tuple[bytes, ...]] = {}
         """By entry, every so many: the UUIDs remembered then."""
         self.window = Remembered(bounds)
+        self.record_at: dict[bytes, int] = {}
+        """The offset of each record with a UUID of its own; the last, of one that had been forgotten."""
+        self.cursors: list[dict[str, int]] = [{}]
+        """By entry: where the groups are once it is applied. The same object while nothing changes."""
         self._staged: dict[bytes, tuple[int, int]] = {}
         self._staged_by: dict[bytes, TransactionKey] = {}
         self._gone = gone
@@ -113,9 +122,11 @@ class Life:
         self.committed.append(entry)
         self.committed_in.append(leader_epoch)
         self._remember(entry)
+        self.cursors.append(self._moved(entry))
         match entry.operation:
-            case Append():
+            case Append() as append:
                 self.uuid_at[entry.uuid] = entry.index
+                self.record_at.update((uuid, offset) for offset, uuid in enumerate(append.uuids(), self.next_offset))
                 self._give(entry.index, entry.record_count)
             case Stage(key):
                 self.uuid_at[entry.uuid] = entry.index
@@ -142,6 +153,16 @@ class Life:
                 self.decided.setdefault((key, batch_id), decide)
             case _:
                 pass
+
+    def _moved(self, entry: Entry) -> dict[str, int]:
+        cursors = self.cursors[-1]
+        match entry.operation:
+            case MoveCursor(group, offset, forward=forward) if not (forward and cursors.get(group, -1) >= offset):
+                return {**cursors, group: offset}
+            case DeleteGroup(group) if group in cursors:
+                return {known: offset for known, offset in cursors.items() if known != group}
+            case _:
+                return cursors
 
     def _remember(self, entry: Entry) -> None:
         added = 0

@@ -13,6 +13,7 @@ from mq_broker.core.entries import (
     Abort,
     Append,
     Decide,
+    DeleteGroup,
     Discard,
     Fence,
     Finish,
@@ -23,7 +24,7 @@ from mq_broker.core.entries import (
     StagedBatches,
     TransactionKey,
 )
-from mq_broker.core.messages import Decided, Done, Refused, Result, Wait
+from mq_broker.core.messages import Decided, Done, RecordsThere, Refused, Result, Wait
 from mq_protocol.errors import (
     FencedRun,
     NotLeader,
@@ -76,7 +77,9 @@ class Workload:
             for number in range(plan.producers):
                 self.spawn("producer", self._produce(partition, f"p{number}.{partition}"))
             self.spawn("reader", self._read(partition, f"r{partition}"))
-            self.spawn("group", self._move_cursor(partition, f"g{partition}"))
+            for group in (f"g{partition}", f"h{partition}"):  # two: what becomes of one leaves the other alone
+                self.spawn("group", self._keep_group(partition, group))
+            self.spawn("repeating producer", self._repeat_records(partition, f"u{partition}"))
             self.spawn("forgetful producer", self._ask_long_after(partition))
         self.spawn("query", self._query("q"))
 
@@ -141,7 +144,7 @@ class Workload:
                 number = only.broker.number
             result = yield self._request(number, partition, {"operation": operation, **propose})
             match result:
-                case Done() | Decided():
+                case Done() | Decided() | RecordsThere():
                     believed[place] = number
                     return result
                 case Refused(error):
@@ -229,10 +232,58 @@ class Workload:
 
     # ------------------------------------------------------------------ groups and readers
 
-    def _move_cursor(self, partition: int, group: str) -> Process:
+    def _repeat_records(self, partition: int, name: str) -> Process:
+        """Records with UUIDs of their own, as of a program that restarts: some come again, in batches that are cut otherwise."""
+        loop, random = self.loop, self.loop.random
+        pending: list[bytes] = []
+        sent: list[bytes] = []
+        batches = 0
+        while not self.stopped and self._appends < OPERATIONS_MAX:
+            yield loop.between(0, 10 * self.cluster.plan.pace_ms)
+            if not pending:
+                fresh = [uuid_of(f"{name}:{len(sent) + n}") for n in range(random.randint(1, 4))]
+                again = sent[-random.randint(1, 6) :] if loop.chance(0.5) else []
+                pending = [*again, *fresh]
+                sent += fresh
+            self._appends += 1
+            batches += 1
+            records = list(pending)
+            # Asked for at several brokers at once, as after an answer that came late: one of the two must wait for the other.
+            if loop.chance(0.3):
+                self.spawn("batch", self._records(partition, f"{name}!", uuid_of(f"{name}!{batches}"), records[:-1] or records))
+            result = yield from self._records(partition, name, uuid_of(f"{name}-{batches}"), records)
+            if isinstance(result, RecordsThere):
+                there = {record.position for record in result.records}
+                self.done["records recognised"] += len(there)
+                pending = [uuid for n, uuid in enumerate(records) if n not in there]
+            elif isinstance(result, Done):
+                pending = []
+
+    def _records(self, partition: int, who: str, uuid: bytes, records: list[bytes]) -> Process:
+        """One batch of them. Ends as `ask`."""
+        result = yield from self.ask(
+            who,
+            partition,
+            Append(b"".join(records)),
+            uuid=uuid,
+            record_count=len(records),
+            payload_bytes=20 * len(records),
+            tries=self.loop.random.randint(1, 8),
+        )
+        if isinstance(result, Done):
+            self.done["batches of records with UUIDs"] += not result.duplicate
+            self._acked.append((partition, uuid))
+        return result
+
+    def _keep_group(self, partition: int, group: str) -> Process:
+        """Move its cursor, and now and then delete it: it has none then, until it is moved again."""
         loop = self.loop
         while not self.stopped:
             yield loop.between(200, 2_000)
+            if loop.chance(0.2):
+                result = yield from self.ask(group, partition, DeleteGroup(group), tries=4)
+                self.done["groups deleted"] += isinstance(result, Done)
+                continue
             end, recoveries = max(self.cluster.oracle.life(partition).readable, default=0), self._recoveries(partition)
             result = yield from self.ask(group, partition, MoveCursor(group, loop.random.randint(0, end), "consumer"), tries=4)
             if isinstance(result, Done):
