@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gzip
 import io
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -41,11 +43,26 @@ LINE_BYTES_MAX: Final = 64 << 20
 """No message may be so long; a line that goes on is not held in memory."""
 
 
-class _TooLong(Exception):
-    """A line that is longer than `LINE_BYTES_MAX`."""
+class _BadInput(Exception):
+    """What comes cannot be read on."""
 
-    def __init__(self) -> None:
-        super().__init__(f"it is longer than {LINE_BYTES_MAX >> 20} MiB, and no message may be")
+
+class _Gzipped(io.RawIOBase):
+    """What was compressed by gzip, as it was before. Raises `_BadInput`."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._file = gzip.GzipFile(fileobj=stream)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._file.read1(len(buffer))
+        except (EOFError, OSError, zlib.error) as error:
+            raise _BadInput(f"the input is not, or not all, of gzip: {error}") from None
+        buffer[: len(data)] = data
+        return len(data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +73,7 @@ class _How:
     partition: int | None
     as_csv: bool
     columns: list[str] | None
+    gzipped: bool
     extras: Mapping[str, Any]
 
 
@@ -95,6 +113,7 @@ def _parse_timestamp(_ctx: click.Context, _param: click.Parameter, text: str | N
 @click.option("--timestamp", callback=_parse_timestamp, metavar="TIME", help=f"Of each message: {WORDS}. Default: now.")
 @click.option("--csv", "as_csv", is_flag=True, help="The input is CSV; its first line names the columns, unless --columns does.")
 @click.option("--columns", metavar="NAME,…", help="The columns of a CSV input without a line that names them.")
+@click.option("--gzip", "gzipped", is_flag=True, help="The input was compressed by gzip.")
 @click.option(
     "--compression",
     type=click.Choice(["none", "lz4", "zstd", "gzip", "snappy"]),
@@ -114,6 +133,7 @@ def produce(
     timestamp: datetime | None,
     as_csv: bool,
     columns: str | None,
+    gzipped: bool,
     compression: str,
     quiet: bool,
     bootstrap: str,
@@ -145,7 +165,7 @@ def produce(
     if timestamp is not None:
         extras["timestamp"] = timestamp
     names = None if columns is None else columns.split(",")
-    how = _How(None if key_separator is None else key_separator.encode(), partition, as_csv, names, extras)
+    how = _How(None if key_separator is None else key_separator.encode(), partition, as_csv, names, gzipped, extras)
     from mq_client import Producer
 
     with checking_what_was_typed():
@@ -171,7 +191,7 @@ def _send(producer: Producer, described: TopicDescription, how: _How, *, show: b
     try:
         with counting(show=show) as progress:
             _feed(described, how)(producer, described, how, ledger, progress)
-    except (TritonMQError, UnreadableRow, _TooLong, csv.Error, KeyboardInterrupt) as error:
+    except (TritonMQError, UnreadableRow, _BadInput, csv.Error, KeyboardInterrupt) as error:
         stopped = error
     at = ledger.line
     with contextlib.suppress(TritonMQError):  # the ledger knows which line it is of
@@ -203,7 +223,7 @@ def _feed(described: TopicDescription, how: _How) -> Callable[[Producer, TopicDe
 def _send_lines(producer: Producer, described: TopicDescription, how: _How, ledger: Ledger, progress: Progress) -> None:
     topic, separator, partition, extras = described.name, how.separator, how.partition, how.extras
     publish, add = producer.publish, ledger.add
-    for lines in _blocks(sys.stdin.buffer, ledger):
+    for lines in _blocks(_input(how), ledger):
         for value in lines:
             ledger.line += 1
             key = None
@@ -219,7 +239,7 @@ def _send_rows(producer: Producer, described: TopicDescription, how: _How, ledge
     from mq_cli.row_texts import JsonRows
 
     rows, tables = JsonRows(described.schema), JsonTables(described.schema)
-    for lines in _blocks(sys.stdin.buffer, ledger):
+    for lines in _blocks(_input(how), ledger):
         table = tables.read(lines)
         if table is not None and _sent_whole(producer, described.name, table, how.partition, ledger):
             ledger.line += len(lines)
@@ -248,7 +268,7 @@ def _send_csv(producer: Producer, described: TopicDescription, how: _How, ledger
     from mq_cli.row_texts import CsvRows, UnreadableRow
 
     csv.field_size_limit(LINE_BYTES_MAX)
-    text = io.TextIOWrapper(sys.stdin.buffer, "utf-8", errors="surrogateescape", newline="")
+    text = io.TextIOWrapper(_input(how), "utf-8", errors="surrogateescape", newline="")
     try:
         cells = csv.reader(text, strict=True)
         columns = how.columns
@@ -289,11 +309,25 @@ def _record_columns() -> pa.Schema:
     return pa.schema([("key", pa.binary()), ("value", pa.binary())])
 
 
+def _read(stream: BinaryIO, ledger: Ledger) -> bytes:
+    try:
+        data: bytes = stream.read1(READ_BYTES)  # type: ignore[attr-defined]
+    except _BadInput:
+        ledger.line += 1
+        raise
+    return data
+
+
+def _input(how: _How) -> BinaryIO:
+    stream = sys.stdin.buffer
+    return io.BufferedReader(_Gzipped(stream), READ_BYTES) if how.gzipped else stream
+
+
 def _blocks(stream: BinaryIO, ledger: Ledger) -> Iterator[list[bytes]]:
     """Lines without their ends, as many at a time as are there: what comes slowly is sent at once."""
     rest: list[bytes] = []
     held = 0
-    while data := stream.read1(READ_BYTES):  # type: ignore[attr-defined]
+    while data := _read(stream, ledger):
         head, end, tail = data.rpartition(b"\n")
         if end:
             yield b"".join([*rest, head]).split(b"\n")
@@ -302,6 +336,6 @@ def _blocks(stream: BinaryIO, ledger: Ledger) -> Iterator[list[bytes]]:
         held += len(tail)
         if held > LINE_BYTES_MAX:
             ledger.line += 1
-            raise _TooLong
+            raise _BadInput(f"it is longer than {LINE_BYTES_MAX >> 20} MiB, and no message may be")
     if held:
         yield [b"".join(rest)]
