@@ -91,7 +91,7 @@ class Leader:
     def at_rest(self) -> bool:
         """Nobody waits for an answer, and every follower has all there is and knows it, or cannot be had."""
         shared = self._shared
-        busy = self._waiting or self._deferred_count or self._doubtful or self._hand_over_deadline_ms is not None
+        busy = self._doubtful or self._hand_over_deadline_ms is not None  # who waits for an entry waits for the high watermark
         if busy or not self.ready or not self._acknowledging or self._resigning is not None or not shared.assigned:
             return False
         settled = self.membership.at_rest and shared.log.last_index == shared.high_watermark

@@ -124,11 +124,11 @@ class Log:
     def last_index_up_to(self, epoch: int, index: int) -> int:
         """The highest index at or below `index` whose epoch is at most `epoch`: where logs may still agree (rule 2). Below
         `base_index` if the logs part, or one ends, before that: where is not known any more."""
-        if index < self.base_index or epoch < self.base_epoch:
+        if epoch < self.base_epoch:
             return min(index, self.base_index - 1)
         at = bisect_right(self._epochs, epoch)
         end = self.last_index if at == len(self._epochs) else self._epoch_firsts[at] - 1
-        return min(end, index, self.last_index)
+        return min(end, index)
 
     def range_end(self, first: int, entries_max: int, bytes_max: int) -> int:
         """The last index of a message that begins at `first`: at least one entry, then as many as fit."""

@@ -79,7 +79,9 @@ class Membership:
                 continue  # it has what is committed only because nothing can be committed without it
             if progress.broker not in shared.settings.replicas:
                 continue
-            if complete and progress.broker in shared.live and (progress.broker, progress.log_id) not in isr:
+            if shared.live.get(progress.broker) != progress.incarnation:
+                continue  # it is not registered, or a later life is, whose log may be another
+            if complete and (progress.broker, progress.log_id) not in isr:
                 isr = with_member(isr, progress.broker, progress.log_id)
                 why.append(f"+{progress.broker}")
         return isr, why

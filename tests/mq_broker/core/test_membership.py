@@ -41,7 +41,7 @@ class Scene:
         self.membership = Membership(self.shared, self.state)
         self.followers = {broker: Progress(broker, 1, 0) for broker in (2, 3)}
         for broker, log_id in ((2, "two"), (3, "three")):
-            self.followers[broker].log_id = log_id
+            self.followers[broker].log_id, self.followers[broker].incarnation = log_id, 1
             self.followers[broker].acknowledged = EPOCH_START
 
     def proposed(self, *, shrink: bool = True) -> WriteNode | None:
@@ -139,6 +139,9 @@ def test_who_is_in_doubt_does_not_join() -> None:
     unregistered = Scene(TWO)
     del unregistered.shared.live[3]
     assert unregistered.isr() is None
+    later_life = Scene(TWO)
+    later_life.shared.live[3] = 2
+    assert later_life.isr() is None, "its log may be another, and it has not spoken yet"
     unspoken = Scene(TWO)
     unspoken.followers[3].log_id = ""
     assert unspoken.isr() is None
