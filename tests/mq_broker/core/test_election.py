@@ -181,7 +181,9 @@ def test_an_unanswered_claim_is_taken_up_once_the_node_shows_it_whole() -> None:
         claim = scene.claimed()
         assert claim is not None
         scene.election.answered(CasAnswer(claim.token, CasOutcome.UNKNOWN))
-        assert not scene.election.at_rest
+        scene.shared.live[2] = 1
+        assert not scene.election.at_rest, "though broker 2 leads, as far as is known"
+        del scene.shared.live[2]
         scene.shared.epoch = 5
         return scene, claim
 
@@ -204,6 +206,18 @@ def test_an_unanswered_claim_is_taken_up_once_the_node_shows_it_whole() -> None:
     assert scene.claimed() is not None
     scene.shared.node, scene.shared.epoch = Node(8, claim), 5
     assert scene.election.node_changed() is None, "another claim is in flight: its answer will tell"
+
+
+def test_a_later_success_settles_a_claim_that_was_not_answered() -> None:
+    """Rule 7."""
+    scene = Scene()
+    for outcome in (CasOutcome.UNKNOWN, CasOutcome.DONE):
+        claim = scene.claimed()
+        assert claim is not None
+        scene.election.answered(CasAnswer(claim.token, outcome, 8))
+        scene.shared.now_ms, scene.shared.reading_since_ms = 150, None
+    scene.shared.epoch = 9
+    assert scene.election.at_rest, "another leads a later epoch, and nothing of this one is open"
 
 
 def test_a_node_that_was_read_anew_lets_a_claim_be_made_at_once() -> None:

@@ -10,6 +10,7 @@ from mq_broker.core.messages import (
     AppendEntries,
     Audit,
     BrokersSeen,
+    DiskRefused,
     Effect,
     Flushed,
     Identity,
@@ -166,7 +167,9 @@ def test_a_snapshot_begins_a_log_anew_only_where_it_lacks_what_the_snapshot_stan
     [install] = of(shortened().step(snapshot(22, 6)), Install)
     assert install == Install(Snapshot(22, 6, 9, MachineState(next_offset=3)), 0)
     assert of(shortened().step(snapshot(21, 6)), Install), "another entry 21"
-    assert not of(shortened().step(InstallSnapshot(2, 1, 6, 1, None)), Install)
+    empty = shortened()
+    assert not of(empty.step(InstallSnapshot(2, 1, 6, 1, None)), Install)
+    assert of(empty.step(snapshot(22, 6, 2)), Install), "it goes on, and takes the next"
 
 
 def test_a_log_that_is_named_in_sync_is_not_replaced_by_a_snapshot() -> None:
@@ -178,6 +181,18 @@ def test_a_log_that_is_named_in_sync_is_not_replaced_by_a_snapshot() -> None:
     assert of(effects, ReadNode)
     replica.step(NodeRead(3, NodeState(LeaderName(2, 1), 6, ((2, "two"),), 0, "w")))
     assert of(replica.step(snapshot(22, 6, 2)), Install)
+
+
+def test_what_its_disk_refused_a_follower_does_not_have_any_more() -> None:
+    replica = shortened()
+    replica.step(AppendEntries(2, 1, 6, 20, 5, 23, 0, 1, (entry(21, 5), entry(22, 6), entry(23, 6))))
+    replica.step(TurnEnded(1))
+    effects = replica.step(DiskRefused(23, "no space"))
+    assert of(effects, Truncate) == [Truncate(22)]
+    [said] = of(replica.step(TurnEnded(2)), Send)
+    assert isinstance(said, Send)
+    assert isinstance(said.message, AppendAck)
+    assert (said.message.matched_index, said.message.acknowledged_index) == (22, 21)
 
 
 def test_a_snapshot_of_a_former_epoch_or_life_is_not_installed() -> None:

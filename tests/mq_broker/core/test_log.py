@@ -116,6 +116,8 @@ def test_logs_agree_at_most_where_the_lower_of_two_epochs_ends() -> None:
     assert log.last_index_up_to(3, 2) == 2
     assert log.last_index_up_to(3, 1) == 1
     assert log.last_index_up_to(3, 3) == 3
+    log.begin_after(4)
+    assert log.last_index_up_to(2, 5) == 3, "epoch 4 begins right after the snapshot, and epoch 3 before its end"
 
 
 def test_what_is_cut_is_as_if_it_had_never_been() -> None:

@@ -192,7 +192,6 @@ def test_offsets_may_be_given_up_to_what_the_tail_will_give() -> None:
 def test_a_node_below_the_epoch_seen_is_asked_for_again_before_anybody_is_alarmed() -> None:
     """A new leader's message may overtake an answer that was under way."""
     ahead = replica(entry(1, 5))
-    ahead.step(Tick(1))
     below = NodeState(None, 0, ((1, "one"),), 0, "w")
     effects = ahead.step(NodeRead(9, below))
     assert of(effects, ReadNode)

@@ -236,3 +236,40 @@ def test_a_follower_is_not_asked_to_let_another_lead() -> None:
     replica = leader()
     replica.step(TransferLeadership(1, 9_000))
     assert not of(replica.step(Propose(1, Append(), 0, uuid=b"x" * 16, record_count=1)), Reply), "it takes writes as before"
+
+
+def test_who_was_chosen_is_chosen_once() -> None:
+    """It led, and was deposed: others come before it again, by their rank."""
+    replica = Replica("t", 0, Identity(3, 5, "three"), ReplicaSettings((1, 2, 3), 2), RecoveredLog((entry(1),)), 0)
+    for event in (LIVE, NodeRead(1, NODE), sent(successor=3), NodeRead(2, NodeState(None, 3, NODE.isr, 0, "x"))):
+        replica.step(event)
+    [claim] = of(replica.step(TurnEnded(1)), WriteNode)
+    replica.step(CasAnswer(claim.state.token, CasOutcome.DONE, 3))
+    assert replica.leading
+    replica.step(NodeRead(4, NodeState(None, 5, NODE.isr, 0, "y")))
+    assert not of(replica.step(TurnEnded(2)), WriteNode)
+    assert not of(replica.step(TurnEnded(300)), WriteNode)
+    assert of(replica.step(TurnEnded(302)), WriteNode)
+
+
+def test_a_rank_is_that_of_the_replicas_as_they_are_now() -> None:
+    replica = Replica("t", 0, Identity(3, 5, "three"), ReplicaSettings((1, 2, 3), 2), RecoveredLog(), 0)
+    for event in (LIVE, NodeRead(2, NodeState(None, 3, NODE.isr, 0, "x")), TurnEnded(1), ReplicasChanged((3, 1, 2))):
+        assert not of(replica.step(event), WriteNode)
+    assert of(replica.step(TurnEnded(2)), WriteNode)
+
+
+def test_a_reading_that_is_not_answered_is_asked_again_when_it_is_late() -> None:
+    replica = Replica("t", 0, Identity(1, 5, "one"), ReplicaSettings((1, 2, 3), 2), RecoveredLog(), 0)
+    assert of(replica.step(Tick(0)), ReadNode)
+    assert not of(replica.step(Tick(1_999)), ReadNode)
+    assert of(replica.step(Tick(2_000)), ReadNode)
+
+
+def test_a_node_that_is_of_use_again_is_read_as_soon_as_it_is_wanted() -> None:
+    replica = follower(entry(1, 3))
+    for version in range(2, 8):
+        replica.step(NodeRead(version, NodeState(None, 2, NODE.isr, 0, "below")))
+    assert of(replica.step(SessionLost()), ReadNode) == [], "it was of no use, again and again"
+    replica.step(NodeRead(9, NodeState(None, 4, NODE.isr, 0, "mended")))
+    assert of(replica.step(SessionLost()), ReadNode) == [ReadNode()]

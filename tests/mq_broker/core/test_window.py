@@ -180,3 +180,14 @@ def test_replicas_that_began_with_a_snapshot_have_the_window_of_those_that_did_n
 def test_a_uuid_that_is_not_16_bytes_long_is_not_made_part_of_a_window() -> None:
     with pytest.raises(ValueError, match="16 bytes, not 3"):
         SeenUuids.of([(b"abc", Placed(1, 1, 1))])
+
+
+def test_two_windows_are_the_same_if_they_remember_the_same_in_the_same_order() -> None:
+    pairs = [(uuid_of(number), Placed(number, number, number)) for number in range(3)]
+    seen = SeenUuids.of(pairs)
+    assert seen == SeenUuids.of(pairs)
+    assert hash(seen) == hash(SeenUuids.of(pairs))
+    for other in (pairs[::-1], pairs[:2], [*pairs[:2], (pairs[2][0], Placed(2, 2, 3))], []):
+        assert seen != SeenUuids.of(other)
+    assert SeenUuids.of([]) == SeenUuids.of([])
+    assert seen != pairs
