@@ -110,6 +110,9 @@ class _Parser:
     def __init__(self, text: str, schema: pa.Schema) -> None:
         self.used: set[str] = set()
         self._schema = schema
+        self._places: dict[str, list[int]] = {}  # of columns, by their names in small letters: a schema may have thousands
+        for place, name in enumerate(schema.names):
+            self._places.setdefault(name.lower(), []).append(place)
         self._tokens = list(_tokens(text))
         self._next = 0
         self._depth = 0
@@ -186,7 +189,7 @@ class _Parser:
         name = token.text.strip("`")
         if self._peek().text == "(":
             raise InvalidSetting(f"filter calls {name!r}, and filters have no functions: {_FORM}")
-        found = [field for field in self._schema if field.name.lower() == name.lower()]
+        found = [self._schema.field(place) for place in self._places.get(name.lower(), ())]
         exact = [field for field in found if field.name == name]
         if not found:
             names = ", ".join(self._schema.names)

@@ -14,14 +14,14 @@ from typing import Final
 
 from mq_broker.broker.partition import Partition
 from mq_broker.broker.shell import Shell
-from mq_broker.broker.streams import in_turns
+from mq_broker.broker.streams import asked_of_each, in_turns
 from mq_broker.broker.topics import Topics
 from mq_broker.core.entries import DeleteGroup, MoveCursor
 from mq_broker.core.messages import Refused, Result
 from mq_broker.core.state import EPHEMERAL, Cursor
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import GroupInUse, InvalidRequest, TritonMQError, UnknownGroup, to_wire
-from mq_protocol.limits import ANSWER_BYTES_MAX, REQUEST_TIMEOUT_MS, YIELD_EVERY
+from mq_protocol.limits import ANSWER_BYTES_MAX, REQUEST_TIMEOUT_MS
 from mq_protocol.names import check_group_name, check_new_group_name, quoted
 
 log = logging.getLogger(__name__)
@@ -147,12 +147,8 @@ class Groups:
                 f"only a member of group {request.group!r} moves its cursor: name the member, or let an administrator move the "
                 "group (Admin.move_group)"
             )
-        response = pb.MoveCursorsResponse()
-        for first in range(0, len(request.positions), YIELD_EVERY):
-            some = request.positions[first : first + YIELD_EVERY]
-            moved = await asyncio.gather(*(self._move(request, position, deadline) for position in some))
-            response.partitions.extend(moved)
-        return response
+        moved = await asked_of_each(lambda position: self._move(request, position, deadline), request.positions)
+        return pb.MoveCursorsResponse(partitions=moved)
 
     async def _move(self, request: pb.MoveCursorsRequest, position: pb.CursorPosition, deadline: float) -> pb.PartitionOffsets:
         answer = pb.PartitionOffsets(partition=position.partition)
@@ -199,8 +195,10 @@ class Groups:
         While the group has members here it is refused, unless `force`: they are then told that their group was deleted.
         """
         check_group_name(request.group)
-        answers = [self._delete(request.group, place, deadline, force=request.force) for place in request.partitions]
-        return pb.DeleteGroupResponse(partitions=await asyncio.gather(*answers))
+        answers = await asked_of_each(
+            lambda place: self._delete(request.group, place, deadline, force=request.force), request.partitions
+        )
+        return pb.DeleteGroupResponse(partitions=answers)
 
     async def _delete(self, group: str, place: pb.TopicPartition, deadline: float, *, force: bool) -> pb.PartitionOffsets:
         answer = pb.PartitionOffsets(partition=place.partition)

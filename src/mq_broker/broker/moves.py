@@ -28,7 +28,8 @@ from mq_broker.coordination.interface import Move, TopicSpec
 from mq_broker.core.messages import NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, TritonMQError
-from mq_protocol.names import TRANSACTIONS_TOPIC
+from mq_protocol.limits import REPLICAS_MAX
+from mq_protocol.names import TRANSACTIONS_TOPIC, quoted
 
 log = logging.getLogger(__name__)
 
@@ -136,12 +137,16 @@ class Moves:
         """Answers once all are written. Asked again it does no more."""
         by_topic: dict[str, dict[int, Members]] = {}
         for move in request.moves:
+            if len(move.target) > REPLICAS_MAX:  # each takes a byte of the request
+                raise InvalidRequest(
+                    f"{quoted(move.topic)}-{move.partition} cannot be on {len(move.target)} brokers: name at most {REPLICAS_MAX}"
+                )
             by_topic.setdefault(move.topic, {})[move.partition] = tuple(move.target)
         for name, wanted in by_topic.items():
             await self._topics.get(name)
             await self._topics.edit(name, self._change(wanted, cancel=request.cancel))
             what = {n: "back" if request.cancel else f"to {list(target)}" for n, target in wanted.items()}
-            log.info("topic %s: partitions move %s", name, what)
+            log.info("topic %s: %d partitions move: %s", name, len(what), quoted(str(what)))
         self.wake()
         return pb.StartMovesResponse()
 

@@ -5,10 +5,10 @@ Staged batches have no offsets yet, so none of them is below one; the journal ke
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from mq_broker.broker.shell import Shell
+from mq_broker.broker.streams import asked_of_each
 from mq_broker.broker.topics import Topics
 from mq_broker.core.entries import Trim
 from mq_protocol import mq_pb2 as pb
@@ -32,8 +32,8 @@ class Purging:
         """
         if len(request.positions) > PARTITIONS_PER_TOPIC_MAX:
             raise InvalidRequest(f"at most {PARTITIONS_PER_TOPIC_MAX} partitions can be purged at once")
-        answers = [self._purge(position, deadline) for position in request.positions]
-        return pb.PurgeResponse(partitions=await asyncio.gather(*answers))
+        answers = await asked_of_each(lambda position: self._purge(position, deadline), request.positions)
+        return pb.PurgeResponse(partitions=answers)
 
     async def _purge(self, position: pb.CursorPosition, deadline: float) -> pb.PartitionOffsets:
         try:

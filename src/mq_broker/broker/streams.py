@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from mq_protocol.limits import YIELD_EVERY
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 TURN_S: Final = 0.01
 """How long one list may be worked on before others have their turn, whatever its elements cost."""
@@ -23,6 +24,15 @@ async def in_turns(elements: Iterable[T]) -> AsyncIterator[T]:
         if count % YIELD_EVERY == 0 or clock() - began > TURN_S:
             await asyncio.sleep(0)
             began = clock()
+
+
+async def asked_of_each(ask: Callable[[T], Awaitable[R]], elements: Sequence[T]) -> list[R]:
+    """What `ask` answers for each of the elements, at its place. `YIELD_EVERY` are asked at once: more would be begun one after the
+    other before anybody else had a turn."""
+    answers: list[R] = []
+    for first in range(0, len(elements), YIELD_EVERY):
+        answers += await asyncio.gather(*map(ask, elements[first : first + YIELD_EVERY]))
+    return answers
 
 
 async def side_by_side(*sides: Coroutine[Any, Any, None]) -> None:

@@ -24,7 +24,7 @@ from mq_client.connection import Connection
 from mq_client.deadline import Deadline
 from mq_client.transactions import TransactionClient
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import encode_batch, schema_fingerprint
+from mq_protocol.arrow import encode_batch, schema_fingerprint, schema_to_bytes
 from mq_protocol.envelope import decode
 from mq_protocol.errors import (
     BatchTooLarge,
@@ -159,7 +159,10 @@ def test_a_question_about_all_partitions_of_a_large_topic_leaves_others_their_tu
     offsets = pb.ListOffsetsRequest(topic="t", partitions=numbers, spans=spans).SerializeToString()
     positions = [pb.CursorPosition(topic="t", partition=number) for number in numbers]
     cursors = pb.MoveCursorsRequest(group="g", kind="spark", positions=positions).SerializeToString()
-    del positions, spans
+    purge = pb.PurgeRequest(positions=positions).SerializeToString()
+    places = [pb.TopicPartition(topic="t", partition=number) for number in numbers]
+    group = pb.DeleteGroupRequest(group="g", partitions=places).SerializeToString()
+    del positions, places, spans
 
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
@@ -167,6 +170,42 @@ def test_a_question_about_all_partitions_of_a_large_topic_leaves_others_their_tu
             async with measured() as cost:
                 await ask(broker, "ListOffsets", offsets)
                 await ask(broker, "MoveCursors", cursors)
+                await ask(broker, "Purge", purge)
+                await ask(broker, "DeleteGroup", group)
+            assert cost.longest_hold_s < HOLD_S
+            assert cost.grown_bytes < GROWN_BYTES
+
+    asyncio.run(scenario())
+
+
+def test_a_filter_of_many_columns_of_a_wide_topic_leaves_others_their_turn(tmp_path: Path) -> None:
+    """Each of its words was looked for in all columns: a page of text took the loop three seconds."""
+    schema = pa.schema([(f"c{number}", pa.int64()) for number in range(4_000)])
+    topic = pb.CreateTopicRequest(name="wide", partitions=1, replicas=1, schema=schema_to_bytes(schema))
+    words = " or ".join(f"c{number}=1" for number in range(3_600, 4_000))[:4_000].rpartition(" or ")[0]
+    fetch = pb.FetchRequest(topic="wide", filter=words).SerializeToString()
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await ask(broker, "CreateTopic", topic.SerializeToString())
+            async with measured() as cost:
+                call: Any = broker.channel.unary_stream(path("Fetch"), None, None)(fetch)
+                assert await call.read() is aio.EOF  # type: ignore[attr-defined]
+            assert cost.longest_hold_s < HOLD_S
+
+    asyncio.run(scenario())
+
+
+def test_a_move_to_very_many_brokers_is_refused_before_they_are_looked_at(tmp_path: Path) -> None:
+    """Numbers are a byte each, and the list was made, compared and written out whole: two seconds."""
+    far = pb.StartMovesRequest(moves=[pb.PartitionMove(topic="t", target=[1] * 4_000_000)]).SerializeToString()
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", durability="memory")
+            async with measured() as cost:
+                with pytest.raises(InvalidRequest, match="4000000 brokers: name at most 9"):
+                    await ask(broker, "StartMoves", far)
             assert cost.longest_hold_s < HOLD_S
             assert cost.grown_bytes < GROWN_BYTES
 
