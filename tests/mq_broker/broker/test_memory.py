@@ -38,6 +38,17 @@ def test_room_is_waited_for_only_above_the_mark() -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_on_its_way_out_is_given_back_when_sending_fails() -> None:
+    async def scenario() -> None:
+        held = Held(100)
+        with pytest.raises(ConnectionResetError):
+            async with held.holding(60):
+                raise ConnectionResetError
+        assert held.bytes == 0
+
+    asyncio.run(scenario())
+
+
 def test_half_of_the_memory_is_the_mark_of_the_machine_or_of_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(memory, "_CGROUP", limit)

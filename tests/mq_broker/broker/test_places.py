@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -107,6 +109,50 @@ def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
         jobs.let_all_go()
         assert [await first, await third] == ["first", "third"]
         assert jobs.began == ["first", "third"]
+
+    run(scenario)
+
+
+def test_work_that_was_given_up_while_it_waited_takes_no_place() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        first = places.run("a", jobs.job("first"))
+        await jobs.until_begun(1)
+        for number in range(5):
+            places.run("a", jobs.job(f"given up {number}")).cancel()
+        jobs.let_go("first")
+        await first
+        done = [places.run(name, jobs.job(name)) for name in ("b", "c")]
+        await jobs.until_begun(3)
+        assert sorted(jobs.began) == ["b", "c", "first"], "both places are there"
+        jobs.let_all_go()
+        await asyncio.gather(*done)
+
+    run(scenario)
+
+
+def test_a_caller_whose_job_was_begun_waits_behind_the_others() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        done = [places.run("first", jobs.job("first"))]
+        done += [places.run("greedy", jobs.job(f"g{number}")) for number in range(3)]
+        done += [places.run(name, jobs.job(name)) for name in ("b", "c")]
+        jobs.let_all_go()
+        await asyncio.gather(*done)
+        assert jobs.began == ["first", "g0", "b", "c", "g1", "g2"]
+
+    run(scenario, places=1)
+
+
+def test_nothing_is_kept_of_a_caller_whose_jobs_are_done() -> None:
+    class Caller(str):
+        __slots__ = ("__weakref__",)
+
+    async def scenario(_jobs: Jobs, places: Places) -> None:
+        caller = Caller("10.0.0.1:1234")
+        kept = weakref.ref(caller)
+        await asyncio.gather(*(places.run(caller, max, 1, 2) for _ in range(3)))
+        del caller
+        gc.collect()
+        assert kept() is None, "or every connection would leave something behind"
 
     run(scenario)
 
