@@ -190,3 +190,10 @@ def test_parts_of_no_snapshot_are_refused(message: pb.SnapshotPart) -> None:
         arriving.take(message, 4 * SNAPSHOT_PART_BYTES)
     assert error.value.why == pb.PEER_NONSENSE
     assert arriving.bytes_kept == 0
+
+
+def test_a_snapshot_of_the_largest_size_is_taken_though_its_last_part_is_small() -> None:
+    arriving, size_max = ArrivingSnapshots(), 2 * SNAPSHOT_PART_BYTES + 1
+    for number in (0, 1):
+        assert not arriving.take(part(1, number, 3), size_max)
+    assert len(arriving.take(part(1, 2, 3, size=1), size_max)) == 3

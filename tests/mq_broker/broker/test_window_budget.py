@@ -32,6 +32,7 @@ def test_it_is_told_once_and_once_more_after_there_was_room(caplog: pytest.LogCa
         for _ in range(6):
             budget.look()
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO", "ERROR"]
+    assert "take 0.3 MiB of memory again" in caplog.messages[1], "a little less than the budget is not room yet"
     assert "take 10.0 MiB of memory, and --dedup-memory-max is 10.0 MiB" in caplog.messages[0]
     assert "b-0 6.0 MiB, a-0 4.0 MiB" in caplog.messages[0]
 

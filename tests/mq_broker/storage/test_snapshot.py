@@ -139,7 +139,11 @@ def test_parts_that_do_not_fit_together_are_refused_whatever_the_checksum_says()
         first[:2],
         first[:-1],
         first + b"\1",
+        whole[: len(first)] + struct.pack("<I", len(whole)) + whole[len(first) + 4 :],  # a part that ends after the body
         part(uuids=uuid_of(1)),
+        part(uuids=uuid_of(1), index_step=[1, 1], base_offset_step=[1], timestamp_us_step=[1]),
+        part(uuids=uuid_of(1), index_step=[1], base_offset_step=[1, 1], timestamp_us_step=[1]),
+        part(uuids=uuid_of(1), index_step=[1], base_offset_step=[1], timestamp_us_step=[1, 1]),
         part(uuids=b"short", index_step=[1], base_offset_step=[1], timestamp_us_step=[1]),
         part(uuids=uuid_of(1), index_step=[-1], base_offset_step=[1], timestamp_us_step=[1]),
         part(uuids=uuid_of(1) + uuid_of(2), index_step=[1, 1], base_offset_step=[(1 << 63) - 1] * 2, timestamp_us_step=[1, 1]),
