@@ -77,6 +77,7 @@ def test_a_leader_that_looks_below_the_beginning_of_a_log_is_told_where_that_is(
     assert isinstance(answer, Send)
     assert isinstance(answer.message, AppendAck)
     assert (answer.message.conflict, answer.message.hint_index, answer.message.hint_epoch) == (True, 20, 5)
+    assert (answer.message.acknowledged_index, answer.message.matched_index) == (0, 0), "nothing was proved to match"
 
 
 def test_a_leader_that_goes_on_looking_there_lacks_what_is_committed_and_a_person_is_told() -> None:
@@ -170,6 +171,19 @@ def test_a_snapshot_begins_a_log_anew_only_where_it_lacks_what_the_snapshot_stan
     empty = shortened()
     assert not of(empty.step(InstallSnapshot(2, 1, 6, 1, None)), Install)
     assert of(empty.step(snapshot(22, 6, 2)), Install), "it goes on, and takes the next"
+
+
+def test_a_snapshot_that_is_not_needed_is_answered_each_time_and_takes_nothing_back() -> None:
+    """The answer may have been lost."""
+    replica = shortened()
+    replica.step(AppendEntries(2, 1, 6, 20, 5, 21, 0, 4, (entry(21, 5),)))
+    replica.step(TurnEnded(0))
+    for sequence in (5, 6):
+        replica.step(snapshot(20, 5, sequence))
+        [said] = of(replica.step(TurnEnded(0)), Send)
+        assert isinstance(said, Send)
+        assert isinstance(said.message, AppendAck)
+        assert (said.message.matched_index, said.message.sequence) == (21, sequence)
 
 
 def test_a_log_that_is_named_in_sync_is_not_replaced_by_a_snapshot() -> None:

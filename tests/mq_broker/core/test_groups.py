@@ -48,6 +48,7 @@ def test_a_partition_keeps_the_cursors_of_so_many_groups_and_refuses_one_more_by
     applied(machine, MoveCursor("b", 0, "consumer"))
     refused = judged("c")
     assert isinstance(refused, admission.Answer)
+    assert refused.of_absence, "a leader deposed unawares does not know of groups that were deleted since"
     assert isinstance(refused.result, Refused)
     assert isinstance(refused.result.error, TooManyGroups)
     assert "2 groups" in str(refused.result.error)

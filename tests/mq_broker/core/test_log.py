@@ -143,3 +143,13 @@ def test_a_message_ends_with_the_log_and_with_the_number_of_entries_and_fills_it
     assert log.range_end(2, 100, 2 * size) == 3
     assert log.range_end(2, 100, 2 * size - 1) == 2
     assert log.range_end(2, 1, 1 << 20) == 2
+
+
+def test_a_shortened_log_is_cut_where_it_should_be() -> None:
+    log = applied(log_of(1, 1, 1, 2, 2), 2)
+    log.begin_after(2)
+    log.truncate(4)
+    assert (log.last_index, log.last_epoch, log.tail_count) == (4, 2, 2)
+    log.truncate(3)
+    assert (log.last_index, log.last_epoch, log.tail_count) == (3, 1, 1)
+    assert log.tail_bytes == stored_bytes(log.entry(3))

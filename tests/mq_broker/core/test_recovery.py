@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq_broker.core.entries import Append, Entry, EpochStart, Operation
+from mq_broker.core.entries import Append, Entry, EpochStart, Operation, Trim
 from mq_broker.core.machine import PartitionMachine
 from mq_broker.core.messages import (
     AppendAck,
@@ -174,6 +174,7 @@ def test_offsets_below_the_floor_are_given_to_nobody() -> None:
     machine = PartitionMachine(WindowBounds(100))
     machine.apply(Entry(1, 1, 1, Append(), bytes(16), 5))
     assert machine.apply(Entry(2, 2, 2, EpochStart(1, 5))) == []
+    assert machine.apply(Entry(2, 2, 2, Trim(0))) == [], "nor are records dropped that are not there"
     assert machine.apply(Entry(3, 3, 3, EpochStart(1, 100))) == [OffsetsSkipped(5, 100)]
     assert (machine.log_start_offset, machine.next_offset) == (0, 100)
     assert machine.apply(Entry(4, 4, 4, EpochStart(1, 100))) == []

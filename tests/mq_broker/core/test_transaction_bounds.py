@@ -245,3 +245,17 @@ def test_the_tail_forgets_what_was_applied_and_keeps_what_came_later_under_the_s
 
 def test_an_operation_that_only_a_leader_writes_by_itself_is_refused() -> None:
     assert is_refused(Coordinator().ask(EpochStart(1)), InvalidRequest)
+
+
+def test_a_decision_that_another_run_asks_for_again_stays_to_be_published() -> None:
+    """Only the run is news: what the first one staged is not published yet."""
+    coordinator = Coordinator()
+    coordinator.ask(once(0))
+    coordinator.commit()
+    decided = coordinator.machine.transactions[key(0)]
+    again = coordinator.ask(Decide(key(0), 0, "another run", 0, once(0).manifest))
+    assert again == Admit(Decide(key(0), 0, "another run", 0, ()))
+    coordinator.commit()
+    known = coordinator.machine.transactions[key(0)]
+    assert (known.manifest, known.finished, known.once) == (decided.manifest, False, True)
+    assert (known.run_id, known.superseded) == ("another run", ("run",))
