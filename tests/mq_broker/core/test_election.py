@@ -123,6 +123,18 @@ def test_who_stands_back_claims_nothing_until_it_may() -> None:
     assert scene.claimed() is not None
 
 
+def test_who_stood_back_gives_its_own_write_time_before_it_says_again_that_nobody_leads() -> None:
+    scene = Scene(replace(STATE, leader=ME))
+    scene.election.stand_back(1_000)
+    assert scene.reads(), "the answer is of before its write"
+    scene.shared.now_ms = 149
+    assert scene.claimed() is None
+    scene.shared.now_ms = 150
+    said = scene.claimed()
+    assert said is not None
+    assert (said.leader, said.leader_epoch) == (None, 4)
+
+
 def test_a_success_makes_a_leader_only_by_the_highest_version_and_epoch() -> None:
     scene = Scene()
     claim = scene.claimed()
