@@ -28,7 +28,7 @@ def test_lines_are_what_is_between_line_ends(text: bytes) -> None:
     assert blocks(gunzipped(gzip.compress(text))) == expected
 
 
-@pytest.mark.parametrize("data", [LINES, gzip.compress(LINES)[:-20]])
+@pytest.mark.parametrize("data", [LINES, gzip.compress(LINES)[:-20]], ids=["plain text", "cut off"])
 def test_input_that_is_not_or_not_all_of_gzip_is_refused(data: bytes) -> None:
     ledger = Ledger()
     with pytest.raises(produce._BadInput, match="not, or not all, of gzip"):
