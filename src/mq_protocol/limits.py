@@ -213,6 +213,9 @@ YIELD_EVERY: Final = 500
 FETCH_CHUNK_BYTES: Final = 1 << 20
 """grpcio moves about 1.8 GB/s at 1 MiB a message; larger gains nothing."""
 
+READ_BATCHES_MAX: Final = 1_000
+"""Stored batches in one answer. Each takes the loop some 15 microseconds, and a few megabytes may be ten thousand of them."""
+
 FILTER_CHARACTERS_MAX: Final = 4_096
 """A filter travels with every fetch: a page of text says what a person can mean."""
 

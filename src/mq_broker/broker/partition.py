@@ -70,6 +70,7 @@ from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, OffsetOutOfRange, OutcomeUnknown, StorageFailed, TritonMQError
+from mq_protocol.limits import READ_BATCHES_MAX
 from mq_protocol.names import OnTotalLoss
 
 if TYPE_CHECKING:
@@ -186,9 +187,9 @@ class Partition:
 
     def read(self, start: int, end: int, bytes_max: int) -> list[tuple[Published, memoryview]]:
         """The stored batches that hold the committed offsets `start .. end - 1`, whole, each with its payload: the first one, then
-        as many as fit. Raises `OffsetOutOfRange` below the log's start, `StorageFailed` for damage.
+        as many as fit, at most `READ_BATCHES_MAX`. Raises `OffsetOutOfRange` below the log's start, `StorageFailed` for damage.
         """
-        batches = self.index.range(start, end, bytes_max)
+        batches = self.index.range(start, end, bytes_max, READ_BATCHES_MAX)
         gone = [batch for batch in batches if batch.index < self.journal.first_index]
         if gone:  # after a restart, until the entry that says so is committed anew
             next_offset = gone[-1].base_offset + gone[-1].record_count

@@ -146,13 +146,16 @@ async def _fail(context: aio.ServicerContext[Any, Any], method: str, error: Exce
     """Answer with the error. One that is not ours is a defect: logged with its traceback, told as INTERNAL, never swallowed."""
     if isinstance(error, aio.AbortError):
         raise error
-    if isinstance(error, aio.InternalError):  # nothing can be written to this client any more: it has gone, or gRPC ended the call
-        log.debug("%s: an answer could not be written: %s", method, error)
-        raise asyncio.CancelledError from error  # else gRPC logs a page for each
-    if isinstance(error, TritonMQError):
-        await abort(context, error)
-    log.error("%s failed", method, exc_info=error)
-    await abort(context, InternalError(f"{method} failed in the broker ({type(error).__name__}): see the broker's log"))
+    try:
+        if isinstance(error, aio.InternalError):  # something could not be written to this client
+            raise error
+        if isinstance(error, TritonMQError):
+            await abort(context, error)
+        log.error("%s failed", method, exc_info=error)
+        await abort(context, InternalError(f"{method} failed in the broker ({type(error).__name__}): see the broker's log"))
+    except aio.InternalError as gone:  # the client has gone, or gRPC has ended the call
+        log.debug("%s: an answer could not be written: %s", method, gone)
+        raise asyncio.CancelledError from gone  # else gRPC logs a page for each
 
 
 def _let_in(_metadata: Any) -> None:

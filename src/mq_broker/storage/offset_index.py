@@ -16,6 +16,7 @@ import contextlib
 import mmap
 import os
 import struct
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -134,8 +135,9 @@ class OffsetIndex:
                 offset = next_offset
         return offset
 
-    def range(self, start_offset: int, end_offset: int, bytes_max: int) -> list[Published]:
-        """The batches that hold `start_offset .. end_offset - 1`, whole: the first one, then as many as fit `bytes_max` of payload.
+    def range(self, start_offset: int, end_offset: int, bytes_max: int, most: int = sys.maxsize) -> list[Published]:
+        """The batches that hold `start_offset .. end_offset - 1`, whole: the first one, then as many as fit `bytes_max` of payload,
+        at most `most` in all.
 
         Ends before lost offsets. Empty if the range is. Raises `OffsetOutOfRange` as `find` does for `start_offset`.
         """
@@ -149,6 +151,8 @@ class OffsetIndex:
             if record.base_offset >= end_offset or (records and (record.payload_bytes > room or record.base_offset != next_offset)):
                 break
             records.append(record)
+            if len(records) == most:
+                break
             room -= record.payload_bytes
             next_offset = record.base_offset + record.record_count
         return records

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,9 +13,12 @@ import pytest
 from mq_broker.broker import produce
 from mq_broker.broker.partition import Partition
 from mq_broker.core.window import WindowBounds
+from mq_broker.rpc.service import path
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
+from mq_protocol.envelope import decode
 from mq_protocol.errors import OffsetOutOfRange, UnknownTopic, from_wire
+from mq_protocol.limits import READ_BATCHES_MAX
 from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, numbers_in, rows, standalone
 
 
@@ -100,5 +104,25 @@ def test_a_batch_that_the_journal_holds_no_more_is_out_of_range_and_says_where_t
                 await broker.fetch("t", 0, 3)
             [(_, payload)] = await broker.fetch("t", 2, 3)
             assert numbers_in(payload) == [2]
+
+    asyncio.run(scenario())
+
+
+def test_one_answer_has_few_of_very_many_tiny_batches(tmp_path: Path) -> None:
+    """Four megabytes of them were ten thousand in one answer, and took the loop a quarter of a second."""
+    payload, count = encode_batch(rows(1)), 2 * READ_BATCHES_MAX + 1
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", durability="memory")
+            async with broker.producing() as stream:
+                for _ in range(count):
+                    await stream.send("t", payload, 1)
+                for _ in range(count):
+                    await stream.result()
+            request = pb.FetchRequest(topic="t", end_offset=count, chunk_bytes_max=4 << 20).SerializeToString()
+            call: Any = broker.channel.unary_stream(path("Fetch"), None, None)(request)
+            sizes = [len(decode(data, pb.BatchesHeader).header.batches) async for data in call]
+            assert sizes == [READ_BATCHES_MAX, READ_BATCHES_MAX, 1]
 
     asyncio.run(scenario())

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mq_broker.broker.streams import TURN_S, in_turns
+from mq_broker.broker.streams import TURN_S, asked_of_each, in_turns
 from mq_protocol.limits import YIELD_EVERY
 
 
@@ -42,5 +42,24 @@ def test_others_have_their_turn_while_a_list_is_worked_on(elements: Iterator[int
         task.cancel()
         assert found == list(range(len(found)))
         assert had >= turns
+
+    asyncio.run(scenario())
+
+
+def test_few_are_asked_at_once_and_answers_keep_their_places() -> None:
+    async def scenario() -> None:
+        under_way = most = 0
+
+        async def ask(number: int) -> int:
+            nonlocal under_way, most
+            under_way += 1
+            most = max(most, under_way)
+            await asyncio.sleep(0)
+            under_way -= 1
+            return -number
+
+        numbers = range(3 * YIELD_EVERY + 1)
+        assert await asked_of_each(ask, numbers) == [-number for number in numbers]
+        assert most == YIELD_EVERY
 
     asyncio.run(scenario())

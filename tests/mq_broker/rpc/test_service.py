@@ -12,6 +12,7 @@ import grpc
 import pytest
 from grpc import aio
 
+from mq_broker.rpc import service
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.service import UNARY, Batches, BrokerService, ProduceRequests, Send, handlers, parse, path
 from mq_broker.rpc.status import ERROR_METADATA, from_call
@@ -248,5 +249,21 @@ def test_a_long_error_fits_the_trailing_metadata() -> None:
             assert ERROR_METADATA in dict(metadata)
             error: TritonMQError = from_call(refused.value, address)
             assert type(error) is InvalidRequest
+
+    asyncio.run(scenario())
+
+
+def test_an_error_that_its_client_is_gone_for_ends_the_call_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that cancels as it is refused: gRPC takes no status any more, and would log a page for each."""
+
+    async def gone(context: object, error: object) -> None:
+        raise aio.InternalError
+
+    monkeypatch.setattr(service, "abort", gone)
+    context: Any = None
+
+    async def scenario() -> None:
+        with pytest.raises(asyncio.CancelledError):
+            await service._fail(context, "Lock", InvalidRequest("no"))
 
     asyncio.run(scenario())
