@@ -92,7 +92,7 @@ class Leader:
         """Nobody waits for an answer, and every follower has all there is and knows it, or cannot be had."""
         shared = self._shared
         busy = self._doubtful or self._hand_over_deadline_ms is not None  # who waits for an entry waits for the high watermark
-        if busy or not self.ready or not self._acknowledging or self._resigning is not None or not shared.assigned:
+        if busy or not self.ready or not self._acknowledging or not shared.assigned:
             return False
         settled = self.membership.at_rest and shared.log.last_index == shared.high_watermark
         return settled and all(map(self._has_all, self.followers.values()))

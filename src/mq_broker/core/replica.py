@@ -446,8 +446,8 @@ class Replica:
                 self._role.node_confirmed(state)
                 return
             self._step_down(f"the node names another leader, in epoch {state.leader_epoch}", self._named(state.leader))
-        elif risen or self._role.leader == 0:
-            self._role = self._role if not risen else Follower(shared, self._named(state.leader))
+        elif risen:
+            self._role = Follower(shared, self._named(state.leader))
         taken = self._election.node_changed()
         if taken is not None:
             self._take_up(taken)

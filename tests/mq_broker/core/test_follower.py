@@ -233,3 +233,13 @@ def test_a_leader_that_does_not_say_anything_is_looked_up_and_one_that_does_is_n
     replica.step(NodeRead(1, NodeState(LeaderName(2, 1), 6, ((2, "two"),), 0, "w")))
     assert not of(replica.step(Tick(31_500)), ReadNode)
     assert of(replica.step(Tick(32_500)), ReadNode), "it is silent"
+
+
+def test_a_leader_that_sends_a_snapshot_is_not_silent() -> None:
+    replica = shortened()
+    replica.step(Tick(0))
+    replica.step(NodeRead(1, NodeState(LeaderName(2, 1), 6, ((2, "two"),), 0, "w")))
+    replica.step(Tick(1_500))
+    replica.step(snapshot(20, 5))
+    assert not of(replica.step(Tick(3_000)), ReadNode)
+    assert of(replica.step(Tick(3_501)), ReadNode)

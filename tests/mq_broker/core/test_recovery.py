@@ -85,6 +85,12 @@ def test_a_replica_that_has_only_what_the_recovered_leader_sent_does_not_begin_a
     assert of(longer.step(NodeRead(9, RECOVERED)), StartOver), "nothing shows that the leader has entry 2"
 
 
+def test_what_a_former_leader_proved_is_not_proved_to_be_of_the_recovered_log() -> None:
+    follower = replica()
+    follower.step(appended(0, 0, entry(1, 5), entry(2, 6, EpochStart(2))))
+    assert of(follower.step(NodeRead(9, NodeState(OTHER, 7, ((2, "another"),), 1, "w"))), StartOver)
+
+
 def test_a_snapshot_is_installed_only_once_the_node_was_read() -> None:
     snapshot = InstallSnapshot(2, 1, 6, 1, Snapshot(20, 6, 20, MachineState(next_offset=3)))
     fresh = replica(entry(1, 5))

@@ -273,3 +273,13 @@ def test_a_node_that_is_of_use_again_is_read_as_soon_as_it_is_wanted() -> None:
     assert of(replica.step(SessionLost()), ReadNode) == [], "it was of no use, again and again"
     replica.step(NodeRead(9, NodeState(None, 4, NODE.isr, 0, "mended")))
     assert of(replica.step(SessionLost()), ReadNode) == [ReadNode()]
+
+
+def test_what_was_acknowledged_is_not_sought_again_whatever_is_said_later() -> None:
+    """An answer that was overtaken may name an older place."""
+    replica = leader()
+    replica.step(TurnEnded(2))
+    replica.step(answer(2))
+    replica.step(answer(2, sequence=9, acknowledged_index=0, matched_index=0, conflict=True))
+    [sent_to_2] = [send for send in of(replica.step(TurnEnded(900)), Send) if send.to == 2]
+    assert sent_to_2.message.prev_index == 1
