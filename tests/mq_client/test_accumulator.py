@@ -309,6 +309,34 @@ def test_a_record_whose_publishing_a_signal_broke_off_leaves_nothing_to_the_next
     assert found.column("timestamp").cast(pa.int64()).to_pylist()[1] == 8
 
 
+@pytest.mark.parametrize("following", [b"b", b"c"], ids=["the same again", "another"])
+def test_a_record_with_a_uuid_that_a_signal_broke_off_leaves_no_uuid_to_the_next(following: bytes) -> None:
+    made = accumulator()
+    target = made.add_target(view(1))
+    add_own(made, target, b"0", b"a")
+    [batch] = made._open.values()
+    batch.values = Interrupted(batch.values)
+    with pytest.raises(KeyboardInterrupt):
+        add_own(made, target, b"broken off", b"b")
+    batch.values = list(batch.values)
+    add_own(made, target, b"1", following)
+    made.close_all(1.0)
+    [(sent, _, _)] = take_all(made, 1.0)
+    assert (values(sent), own_uuids(sent)) == ([b"0", b"1"], [b"a", following])
+
+
+def test_what_is_staged_closes_no_batch_of_records() -> None:
+    made = accumulator()
+    target = made.add_target(view(1))
+    add(made, target, b"0", now=1.0)
+    staged = pa.RecordBatch.from_pylist([{"value": b"s"}], schema=RECORD_SCHEMA)
+    made.add_closed(target.view, 0, staged, BatchOutcome("t"), 1.0, stage=pb.StageOf())
+    add(made, target, b"1", now=1.0)
+    assert [values(batch) for batch, _, _ in take_all(made, 1.0)] == [[b"s"]]
+    made.close_all(1.0)
+    assert [values(batch) for batch, _, _ in take_all(made, 1.0)] == [[b"0", b"1"]]
+
+
 def test_a_batch_whose_only_record_was_broken_off_is_not_sent() -> None:
     made = accumulator()
     target = made.add_target(view(1))

@@ -53,6 +53,12 @@ def test_round_robin_random_and_sticky_look_at_no_key(bootstrap: str, admin: Adm
     assert len(spread(bootstrap, topic, "sticky", 100, key)) == 1
 
 
+def test_round_robin_has_a_turn_of_its_own_for_each_topic() -> None:
+    pick = choice_of("round_robin").pick
+    assert pick is not None
+    assert [(pick("a", None, 2), pick("b", None, 2)) for _ in range(4)] == [(0, 0), (1, 1), (0, 0), (1, 1)]
+
+
 def test_a_callable_decides_of_records_and_tables(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=3)
     asked = []

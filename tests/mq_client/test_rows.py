@@ -63,6 +63,16 @@ def refusal(words: str, value: object) -> str:
         ("date", date(1, 1, 1), date(1, 1, 1)),
         ("timestamp", MOMENT, MOMENT),
         ("timestamp", MOMENT.astimezone(timezone(timedelta(hours=-3))), MOMENT),
+        (
+            "timestamp",
+            datetime.max.replace(tzinfo=UTC),
+            datetime.max.replace(tzinfo=UTC),
+        ),  # no float of 64 bits has its microseconds
+        (
+            "timestamp",
+            datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+            datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC),
+        ),
         ("timestamp", 5, datetime(1970, 1, 1, 0, 0, 0, 5, tzinfo=UTC)),
         ("timestamp", pd.Timestamp(MOMENT), MOMENT),
         ("timestamp_ntz", MOMENT.replace(tzinfo=None), MOMENT.replace(tzinfo=None)),
@@ -126,6 +136,8 @@ def test_what_is_not_a_number_stays_so() -> None:
         ("map<string, int>", ["ab"], "is neither a dict nor a list of pairs"),
         ("struct<x: float>", {"x": 1e39}, "is out of the range of a 32-bit float"),
         ("struct<x: float>", {"xx": 1.0}, "has a field 'xx': did you mean 'x'"),
+        ("struct<x: int NOT NULL>", {"x": None}, "is not allowed there: it is NOT NULL"),
+        ("struct<x: int NOT NULL>", {}, "is not allowed there: it is NOT NULL"),
         ("struct<x: float>", 1.0, "is no dict of its fields, x"),
         ("array<string>", ["x" * 500, 5], "5 (int) is no str"),
     ],
@@ -206,3 +218,9 @@ def test_the_size_of_a_row_is_near_what_it_takes() -> None:
     rows = [values] * 100
     assert 0.8 < size * 100 / shape.batch(rows).nbytes < 1.2
     assert isinstance(shape.batch(rows), pa.RecordBatch)
+
+
+def test_a_text_counts_with_the_bytes_that_it_takes_and_not_with_its_characters() -> None:
+    shape = RowShape(parse_schema("c string"), "t")
+    sizes = [shape.fit({"c": text})[1] for text in ("", "a" * 100, "é" * 100, "猫" * 100, "🐈" * 100)]
+    assert [size - sizes[0] for size in sizes] == [0, 100, 200, 300, 400]
