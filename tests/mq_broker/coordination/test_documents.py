@@ -129,3 +129,19 @@ def test_a_document_of_another_node_is_not_read() -> None:
     registration = documents.dump(documents.registration_to_json(BrokerRegistration(3, 17, "h:1")))
     with pytest.raises(InternalError, match="it is the registration of broker 3"):
         documents.load(registration, documents.registration_of("9"), "/brokers/live/9")
+
+
+def test_a_state_that_names_a_broker_of_the_in_sync_set_twice_is_not_read() -> None:
+    document = documents.state_to_json(NodeState(LeaderName(1, 7), 3, ((1, "a"), (2, "b")), 1, "1.7.9", 5))
+    for isr in ([[1, "a"], [1, "b"]], [[2, "b"], [1, "a"]]):
+        with pytest.raises(InternalError, match="each broker once, in order"):
+            documents.load(documents.dump({**document, "isr": isr}), documents.state_from_json, "/x")
+
+
+def test_a_move_of_a_partition_behind_the_last_one_is_not_read() -> None:
+    document = documents.topic_to_json(WHOLE)
+    [move] = document["moving"].values()
+    assert documents.load(documents.dump({**document, "moving": {"1": move}}), documents.topic_of("t"), "/x") == WHOLE
+    for number in ("2", "-1", "1 ", "\u0661", "1" * 11):
+        with pytest.raises(InternalError, match="moving"):
+            documents.load(documents.dump({**document, "moving": {number: move}}), documents.topic_of("t"), "/x")

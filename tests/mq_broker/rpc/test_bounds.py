@@ -153,6 +153,8 @@ def test_elements_are_counted_before_objects_are_made_of_them(monkeypatch: pytes
     flood = b"\x0a\x00" * (BOUNDS["StartMoves"].bytes_max // 2)
     monkeypatch.setattr(bounds, "parse", lambda data, kind: pytest.fail("it was parsed"))
     assert isinstance(refused("StartMoves", flood), RequestTooLarge)
+    most = BOUNDS["Decide"].lists["manifest"].most  # its other list may have more elements
+    assert isinstance(refused("Decide", _with("Decide", "manifest", most + 1)), RequestTooLarge)
 
 
 def test_elements_are_counted_over_all_parts_of_a_message_that_comes_in_parts() -> None:

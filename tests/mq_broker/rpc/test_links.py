@@ -580,3 +580,29 @@ def test_a_snapshot_that_is_on_its_way_is_not_begun_again() -> None:
     peer.take()
     peer.put_snapshot(head(6, leader_epoch=2), bytes(1))
     assert [part.sequence for part in peer.take().header.snapshot] == [6], "what a leader of old began is of no use"
+
+
+def test_parts_of_a_snapshot_take_turns_with_what_waits_and_are_not_counted_as_waiting() -> None:
+    peer = _Peer(2)
+    peer.ended = asyncio.Event()
+    peer.put_snapshot(head(1), bytes(3 * SNAPSHOT_PART_BYTES))
+    large = _Outgoing(pb.AppendEntries(), None, (), LINK_MESSAGE_BYTES)  # with a part beside it, it is too much for one message
+    for _ in range(2):
+        peer.put(large)
+    taken = []
+    for _ in range(5):
+        header = peer.take().header
+        taken.append((len(header.snapshot), len(header.append)))
+        assert peer.waiting_bytes == sum(outgoing.size for outgoing in peer.waiting)
+    assert taken == [(1, 0), (0, 1), (1, 0), (0, 1), (1, 0)]
+    assert not peer.something.is_set()
+
+
+def test_of_a_snapshot_that_was_on_its_way_when_a_link_ended_nothing_goes_over_the_next_one() -> None:
+    peer = _Peer(2)
+    peer.ended = asyncio.Event()
+    peer.put_snapshot(head(1), bytes(3 * SNAPSHOT_PART_BYTES))
+    peer.take()
+    peer.forget()
+    peer.put_snapshot(head(2), bytes(1))
+    assert [(part.sequence, part.part) for part in peer.take().header.snapshot] == [(2, 0)], "from its first part on"
