@@ -15,6 +15,9 @@ from typing import Final
 
 from mq_protocol.limits import CONNECTIONS_MAX
 
+COPIES_SENT: Final = 3
+"""What is on its way out is in memory as it was read, as a message, and once more in gRPC's own buffers."""
+
 _CGROUP: Final = Path("/sys/fs/cgroup/memory.max")
 
 
@@ -65,7 +68,8 @@ class Held:
 
     @contextlib.asynccontextmanager
     async def holding(self, caller: str, count: int) -> AsyncIterator[None]:
-        """While something is on its way out."""
+        """While so many bytes are on their way out."""
+        count *= COPIES_SENT
         self.add(caller, count)
         try:
             yield

@@ -32,6 +32,7 @@ def test_room_is_waited_for_only_above_the_mark() -> None:
             waiting = asyncio.create_task(held.room("a"))
             await asyncio.wait({waiting}, timeout=0.05)
             assert not waiting.done()
+            assert held.bytes == 103, "each byte on its way out is there three times"
         await asyncio.wait_for(waiting, 1)
         assert held.bytes == 100
 
@@ -42,7 +43,7 @@ def test_what_is_on_its_way_out_is_given_back_when_sending_fails() -> None:
     async def scenario() -> None:
         held = Held(100)
         with pytest.raises(ConnectionResetError):
-            async with held.holding(60):
+            async with held.holding("a", 60):
                 raise ConnectionResetError
         assert held.bytes == 0
 
