@@ -154,7 +154,7 @@ def produce(
     if columns is not None and not as_csv:
         raise click.UsageError("--columns names the columns of CSV: give --csv as well")
     with open_admin(bootstrap, timeout_s) as admin:
-        described = admin.describe_topic(topic)
+        described = admin.describe_topic(topic, auto_create=True)
     if described.typed and key_separator is not None:
         raise click.UsageError(f"topic {topic} has a schema of its own: its lines are JSON objects, without keys before them")
     if described.typed and (headers or timestamp is not None):

@@ -186,10 +186,13 @@ class Admin:
         found = self._connection.metadata(Deadline(self._timeout_ms), all_topics=True).topics
         return sorted(topic.name for topic in found if not topic.name.startswith(INTERNAL_PREFIX))
 
-    def describe_topic(self, name: str) -> TopicDescription:
-        """The topic now: each partition as its leader knows it. Raises `UnknownTopic` with the nearest name."""
+    def describe_topic(self, name: str, *, auto_create: bool = False) -> TopicDescription:
+        """The topic now: each partition as its leader knows it. Raises `UnknownTopic` with the nearest name.
+
+        `auto_create`: it is about to be used, so brokers that run with `--auto-create` make it if there is none.
+        """
         deadline = Deadline(self._timeout_ms)
-        view = self._connection.refresh(name, deadline)
+        view = self._connection.refresh(name, deadline, auto_create=auto_create)
         info = pb.TopicInfo()
         info.CopyFrom(view.info)
         request = pb.MetadataRequest(topics=[name])

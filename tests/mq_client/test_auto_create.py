@@ -23,6 +23,7 @@ from mq_client import (
 )
 from tests.mq_broker.broker.cluster import standalone, until
 from tests.mq_broker.broker.test_three_brokers import three
+from tests.mq_cli.processes import tritonmq
 
 
 def publish(bootstrap: str, topic: str) -> None:
@@ -128,3 +129,10 @@ def test_a_broker_is_told_on_its_command_line_to_make_topics(tmp_path: Path) -> 
     with LocalCluster(tmp_path, arguments=["--auto-create", "--auto-create-partitions", "2"]) as cluster:
         publish(cluster.bootstrap, "t")
         assert len(Admin(cluster.bootstrap).describe_topic("t").partitions) == 2
+        at = ("--bootstrap", cluster.bootstrap)
+        assert tritonmq("produce", "written", *at, given=b"hello").returncode == 0
+        assert tritonmq("consume", "written", "--from", "earliest", "--max", "1", *at).stdout == b"hello\n"
+        assert tritonmq("consume", "waited for", "--timeout", "0.5", *at).returncode == 0
+        assert tritonmq("consume", "only looked at", "--exit-at-end", *at).returncode == 1
+        assert tritonmq("topic", "describe", "only looked at", *at).returncode == 1
+        assert Admin(cluster.bootstrap).list_topics() == ["t", "waited for", "written"]
