@@ -7,17 +7,21 @@ import functools
 import logging
 import uuid
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mq_broker.broker import aborting, retention, transaction_upkeep, transactions
+from mq_broker.broker.partition import Partition
 from mq_broker.broker.transaction_requests import listed_name
 from mq_broker.broker.transaction_upkeep import HeldUp
-from mq_broker.core.entries import TransactionKey
+from mq_broker.core.entries import Fence, Forget, TransactionKey
+from mq_broker.core.state import TransactionState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
     InvalidRequest,
+    NotLeader,
     StagedBatchMissing,
     TransactionAborted,
     TritonMQError,
@@ -130,6 +134,93 @@ def test_what_was_decided_before_the_abort_is_published_all_the_same(tmp_path: P
                 await decide(broker, 5)
 
     asyncio.run(scenario())
+
+
+def test_an_abort_waits_while_it_has_time_for_what_was_decided_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            may_publish, publish = asyncio.Event(), transactions.Transactions.publish
+
+            async def held(self: transactions.Transactions, request: pb.PublishRequest, deadline: float) -> Any:
+                await may_publish.wait()
+                return await publish(self, request, deadline)
+
+            monkeypatch.setattr(transactions.Transactions, "publish", held)
+            deciding = asyncio.create_task(decide(broker, 4, await stage(broker, 4, 1, 2)))
+            await until(lambda: _is_decided(broker))
+            aborted = asyncio.create_task(abort(broker, timeout_ms=20_000))
+            await until(lambda: _is_listed_as_aborted(broker))
+            may_publish.set()
+            assert (await aborted).published
+            assert (await deciding).published
+            assert await broker.numbers("t") == [1, 2]
+
+    asyncio.run(scenario())
+
+
+class Elsewhere:
+    """Two brokers that answer as they are told to: this one, 1, and broker 2."""
+
+    def __init__(self, *answers: pb.FenceResponse) -> None:
+        self.broker = 1
+        self.brokers = {2: None}
+        self._answers = iter(answers)
+
+    async def ask_broker(self, *_: object) -> pb.FenceResponse:
+        return next(self._answers)
+
+    def partitions(self) -> list[Any]:
+        return []
+
+
+def test_a_partition_that_its_leader_has_fenced_is_done_though_a_follower_has_not_heard_of_it() -> None:
+    t0, t1 = (pb.TopicPartition(topic="t", partition=number) for number in (0, 1))
+    fenced = pb.FenceResponse()
+    fenced.fenced.add(topic="t", partition=0, discarded=2)
+    behind = pb.FenceResponse(left=[t0])
+    both = pb.FenceResponse(left=[t0, t1])
+
+    async def scenario(*answers: pb.FenceResponse) -> tuple[int, list[str]]:
+        elsewhere: Any = Elsewhere(*answers)
+        aborts = aborting.Aborting(elsewhere, elsewhere, elsewhere)
+        deadline = asyncio.get_running_loop().time() + aborting.AGAIN_S * (len(answers) - 0.5)
+        return await aborts._fence_everywhere(TransactionKey("q", "t"), (), deadline)
+
+    fenced.left.extend([t0])
+    assert asyncio.run(scenario(fenced)) == (2, [])
+    assert asyncio.run(scenario(both)) == (0, ["t-0: nobody leads it at the moment", "t-1: nobody leads it at the moment"])
+    assert asyncio.run(scenario(behind, fenced)) == (2, [])
+
+
+def test_a_partition_whose_fence_is_refused_is_told_as_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await stage(broker, 0, 1, 2)
+            ask = Partition.ask
+
+            async def refused(self: Partition, operation: Any, deadline: float) -> Any:
+                if isinstance(operation, Fence):
+                    raise NotLeader("it has just lost the leadership")
+                return await ask(self, operation, deadline)
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Partition, "ask", refused)
+                done = await abort(broker, timeout_ms=300)
+                assert (done.discarded, list(done.unreached)) == (0, ["t-0: nobody leads it at the moment"])
+            done = await abort(broker)
+            assert (done.discarded, list(done.unreached)) == (1, [])
+
+    asyncio.run(scenario())
+
+
+def test_a_coordinator_is_given_nine_tenths_of_the_time_that_is_left() -> None:
+    async def left_ms(seconds: float) -> int:
+        return aborting._left_ms(asyncio.get_running_loop().time() + seconds)
+
+    assert 8_000 < asyncio.run(left_ms(10.0)) <= 9_000
+    assert asyncio.run(left_ms(-1.0)) == 1, "0 would be no bound"
 
 
 async def _is_decided(broker: Broker) -> bool:
@@ -254,6 +345,26 @@ def test_retention_is_held_up_for_a_while_before_anybody_is_told_and_anew_after_
     assert held_up.look([], 1_001) == []
     assert held_up.look([("t-0", key)], 1_002) == []
     assert held_up.look([("t-0", key)], 1_102) == [("t-0", key)]
+
+
+def test_a_key_for_one_decision_is_forgotten_an_hour_after_it_was_published_and_not_before() -> None:
+    old, lasting = TransactionKey("old", "t"), TransactionKey("lasting", "t")
+    known = {
+        old: TransactionState(0, "run", 1, (), True, (), once=True, changed_us=0),
+        lasting: TransactionState(0, "run", 1, (), True, (), changed_us=0),
+    }
+    asked: list[object] = []
+
+    async def ask(operation: object, _deadline: float) -> None:
+        asked.append(operation)
+
+    replica = SimpleNamespace(machine=SimpleNamespace(transactions=known))
+    partition = SimpleNamespace(name="c-0", serving=True, topic=SimpleNamespace(internal=True), replica=replica, ask=ask)
+    shell: Any = SimpleNamespace(partitions=lambda: [partition])
+    for minutes, expected in ((59, []), (60, [Forget((old,))])):
+        upkeep = transaction_upkeep.Upkeep(shell, lambda minutes=minutes: minutes * 60 * 1_000_000)  # type: ignore[misc]
+        asyncio.run(upkeep.forget(transaction_upkeep.FORGET_US))
+        assert asked == expected
 
 
 def test_a_key_for_one_decision_is_forgotten_and_asked_again_writes_nothing_twice(
