@@ -97,6 +97,28 @@ def test_a_word_that_did_not_come_on_the_owners_stream_is_where_the_next_owner_b
     asyncio.run(scenario())
 
 
+def test_a_word_beyond_the_end_of_the_log_takes_nothing_from_the_next_owner(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", *range(10))
+            async with broker.subscribing() as waiting:
+                async with broker.subscribing() as owner:
+                    await owner.open("t", group="g", member="a", earliest=True)
+                    await owner.read_numbers(10)
+                    await waiting.open("t", group="g", member="b", earliest=True)
+                    await waiting.read_opened()
+                    with pytest.raises(InvalidRequest, match="the log ends at 10"):
+                        await move(broker, 1_000, kind="consumer", member_id="a")
+                opened = await waiting.read_opened(2)
+                assert opened[-1].active
+                assert opened[-1].offset <= 10
+                await broker.produce("t", 10)
+                assert (await waiting.read_numbers(1))[-1] == 10
+
+    asyncio.run(scenario())
+
+
 def test_a_consumer_that_names_no_member_moves_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
@@ -119,6 +141,9 @@ def test_only_an_administrator_moves_a_group_of_consumers_back_and_a_query_stays
                 await move(broker, 2, kind="spark")
             await move(broker, 3, reset=True)
             assert await cursors(broker) == [(3, "consumer")]
+            await move(broker, 4, group="e", kind="ephemeral", member_id="a")
+            with pytest.raises(InvalidRequest, match=r"another kafka\.group\.id"):
+                await move(broker, 2, group="e", kind="spark")
             await move(broker, 9, group="q", kind="spark")
             await move(broker, 1, group="q", reset=True)
             assert await cursors(broker, "q") == [(1, "spark")]
