@@ -80,7 +80,7 @@ def check_topic_name(name: str, *, internal: bool = False) -> None:
 def check_new_topic_name(name: str, bytes_max: int = limits.NAME_BYTES_MAX) -> None:
     """For a topic that is to be made. Raises `InvalidTopicName`, saying which character or rule."""
     check_topic_name(name)
-    fault = _fault_of_new(name, bytes_max)
+    fault = _fault_of_new(name, bytes_max) or _fault_of_node(name)
     if fault:
         raise InvalidTopicName(f"topic name {quoted(name)} {fault}")
 
@@ -106,6 +106,9 @@ def check_member_id(name: str) -> None:
 def check_lock_name(name: str) -> None:
     """The name of a lock. Raises `InvalidRequest`, saying which character or rule."""
     _check_new("lock name", name)
+    fault = _fault_of_node(name)
+    if fault:
+        raise InvalidRequest(f"lock name {quoted(name)} {fault}")
 
 
 def check_column_name(name: str) -> None:
@@ -176,6 +179,18 @@ def _fault_of_new(name: str, bytes_max: int) -> str | None:
     if not unicodedata.is_normalized("NFC", name):
         return f"looks like {quoted(unicodedata.normalize('NFC', name))} and is not the same: write that (Unicode's form NFC)"
     return None
+
+
+def _fault_of_node(name: str) -> str | None:
+    """What ZooKeeper takes in no node's name."""
+    for at, character in enumerate(name, start=1):
+        if ord(character) > _NODE_CHARACTER_MAX:
+            return f"has the character U+{ord(character):04X} at character {at}: ZooKeeper keeps no name with one above U+FFFF"
+    return None
+
+
+_NODE_CHARACTER_MAX: Final = 0xFFFF
+"""Java has characters of 16 bits, and ZooKeeper refuses those of which it takes two."""
 
 
 # ---------------------------------------------------------------- settings of a topic

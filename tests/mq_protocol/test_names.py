@@ -18,6 +18,7 @@ from mq_protocol.names import (
     check_column_name,
     check_group_name,
     check_id,
+    check_lock_name,
     check_member_id,
     check_new_group_name,
     check_new_topic_name,
@@ -46,7 +47,7 @@ def test_a_good_name_passes(name: str) -> None:
     check_group_name(name)
 
 
-@pytest.mark.parametrize("name", ["a", "a" * 255, "größe", "話題" * 42, "two words", "bad name!", "x*", ".hidden", "😀"])
+@pytest.mark.parametrize("name", ["a", "a" * 255, "größe", "話題" * 42, "two words", "bad name!", "x*", ".hidden", "\u4e00"])
 def test_a_new_name_may_have_any_letters_and_marks_but_those_that_are_forbidden(name: str) -> None:
     check_new_topic_name(name)
     check_new_group_name(name)
@@ -98,6 +99,17 @@ def test_a_column_may_be_named_as_spark_allows_in_back_quotes(name: str) -> None
 def test_a_column_needs_a_name_that_is_one_line(name: str) -> None:
     with pytest.raises(InvalidRequest, match="column name"):
         check_column_name(name)
+
+
+def test_what_zookeeper_keeps_by_name_has_no_character_above_its_own() -> None:
+    """It answered with an internal error, and a traceback in the log, for as long as somebody asked."""
+    for name in ("😀", "a\U00020bb7b"):
+        with pytest.raises(InvalidTopicName, match="above U\\+FFFF"):
+            check_new_topic_name(name)
+        with pytest.raises(InvalidRequest, match="above U\\+FFFF"):
+            check_lock_name(name)
+        check_new_group_name(name)
+        check_topic_name(name)  # one that a broker that stands alone has made stays usable
 
 
 def test_an_id_is_bounded_in_bytes() -> None:
