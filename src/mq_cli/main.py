@@ -52,6 +52,7 @@ class _Root(CommandGroup):
         "consume": ("mq_cli.consume:consume", "Write the messages of a topic to standard output as they come."),
         "cluster": ("mq_cli.cluster:cluster", "The brokers and what they hold: show it, spread it evenly, empty one."),
         "transaction": ("mq_cli.transaction:transaction", "What exactly-once queries have staged; abort one that is dead."),
+        "lock": ("mq_cli.lock:lock", "Run a command while having a lock that one holder in the cluster has at a time."),
         "group": ("mq_cli.group:group", "Groups of readers: how far they are; reset, peek, delete."),
     },
     context_settings=_HELP,

@@ -52,6 +52,7 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         "group delete",
         "group peek",
         "topic purge",
+        "lock",
     ],
 )
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:

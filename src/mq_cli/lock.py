@@ -1,0 +1,102 @@
+"""`tritonmq lock`: a command that runs while it has a lock, as with `flock`, but among all machines of a cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from mq_cli.output import bootstrap_option, checking_what_was_typed
+from mq_cli.reach import check_somebody_listens
+
+if TYPE_CHECKING:
+    from mq_client import Lock
+
+VARIABLE: Final = "TRITONMQ_LOCK_TOKEN"
+
+_GRACE_S: Final = 10.0
+"""For so long a command whose lock is lost may end by itself, before it is killed."""
+
+_LOOK_S: Final = 0.1
+_SIGNALLED: Final = 128
+"""Shells add this to the number of the signal that ended a command."""
+
+
+@click.command()
+@click.argument("name")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="How long to wait for the lock; 0: run the command only if it is free.  [default: until it is free]",
+)
+@bootstrap_option
+def lock(name: str, command: tuple[str, ...], wait_s: float | None, bootstrap: str) -> int:
+    """Run COMMAND while having the lock NAME, which one holder in the cluster has at a time.
+
+    The exit code is the command's. It is 1 if the lock was not free in time, or was lost: then the command is told to end
+    (SIGTERM), and killed ten seconds later. TRITONMQ_LOCK_TOKEN tells the command its fencing token, which grows from holder to
+    holder.
+
+    Example: tritonmq lock nightly --wait 60 -- ./report.sh --all
+    """
+    from mq_client import Lock
+    from mq_client.connection import parse_bootstrap
+
+    if shutil.which(command[0]) is None:  # before anybody waits for the lock
+        raise click.UsageError(f"there is no command {command[0]!r} to run: check its name and PATH")
+    with checking_what_was_typed():
+        addresses = parse_bootstrap(bootstrap)
+        held = Lock(addresses, name, timeout_ms=float("inf") if wait_s is None else wait_s * 1000)
+    check_somebody_listens(addresses)
+    with held:
+        return _run(command, held)
+
+
+def _run(command: Sequence[str], held: Lock) -> int:
+    environment = {**os.environ, VARIABLE: str(held.token)}
+    try:
+        child = subprocess.Popen(command, env=environment)  # noqa: S603 - to run it is what the user asks for
+    except OSError as error:
+        raise click.ClickException(f"{command[0]} cannot be run: {error.strerror or error}") from error
+    with _passing_on_signals(child):
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = child.wait(_LOOK_S)
+                return code if code >= 0 else _SIGNALLED - code
+            if held.lost:
+                return _stop(child)
+
+
+def _stop(child: subprocess.Popen[bytes]) -> int:
+    child.terminate()
+    try:
+        return child.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()
+
+
+@contextlib.contextmanager
+def _passing_on_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """The command decides what a signal means, and the lock stays until it has ended. A terminal's Ctrl-C reaches it by itself."""
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        child.send_signal(number)
+
+    former = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
+    former[signal.SIGINT] = signal.signal(signal.SIGINT, lambda _number, _frame: None)
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
