@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
 import click
+import pyarrow as pa
 import pytest
 
 from mq_cli import consume
+from mq_client.slices import StoredSlice
+from mq_protocol.arrow import RECORD_SCHEMA
 
 
 def parse(given: str) -> object:
@@ -42,3 +49,63 @@ def test_a_start_may_be_how_long_ago() -> None:
 def test_a_start_that_is_none_of_them_is_misuse(given: str) -> None:
     with pytest.raises(click.BadParameter, match="neither earliest, latest, an offset, nor a time"):
         parse(given)
+
+
+class Kept:
+    """Stands for a Reader and an output: topic `t` of records, each of whose messages was a batch of its own.
+
+    `moments[partition][offset]` is when that message came, in seconds.
+    """
+
+    def __init__(self, moments: dict[int, list[int]], first: int = 0) -> None:
+        self.moments = moments
+        self.ranges = {partition: (first, len(times)) for partition, times in moments.items()}
+        self.written: list[tuple[int, int]] = []
+
+    def read_stored(self, _topic: str, partition: int, start: int, end: int) -> Iterator[StoredSlice]:
+        assert self.ranges[partition][0] <= start <= end
+        for offset in range(start, end):
+            moment_us = self.moments[partition][offset] * 1_000_000
+            row = {"value": b"", "timestamp": moment_us}
+            batch = pa.RecordBatch.from_pylist([row], schema=RECORD_SCHEMA)
+            yield StoredSlice(offset, offset + 1, moment_us, batch)
+
+    def write(self, record: Any) -> None:
+        self.written.append((record.partition, record.offset))
+
+    def flush(self) -> None:
+        pass
+
+
+def tail(kept: Any, count: int, count_max: int | None = None) -> list[tuple[int, int]]:
+    described: Any = SimpleNamespace(name="t", typed=False)
+    assert consume._write_last(kept, described, kept.ranges, count, kept, count_max) == len(kept.written)
+    return kept.written  # type: ignore[no-any-return]
+
+
+def test_the_last_messages_of_all_partitions_together_are_written_by_their_time() -> None:
+    moments = {0: [1, 3, 5, 7], 1: [2, 4, 6, 20, 21], 2: []}
+    assert tail(Kept(moments), 3) == [(0, 3), (1, 3), (1, 4)]
+    assert tail(Kept(moments), 5) == [(0, 2), (1, 2), (0, 3), (1, 3), (1, 4)]
+    assert len(tail(Kept(moments), 100)) == 9
+    assert tail(Kept(moments), 5, count_max=2) == [(0, 2), (1, 2)], "the first two of the last five"
+    assert tail(Kept(moments, first=3), 100) == [(0, 3), (1, 3), (1, 4)], "those before were dropped"
+
+
+def test_the_last_messages_are_the_newest_ones_in_whichever_partition_they_are() -> None:
+    moments = {0: list(range(100, 200)), 1: list(range(100)), 2: list(range(200, 300))}
+    assert tail(Kept(moments), 10) == [(2, offset) for offset in range(90, 100)]
+
+
+def test_what_comes_after_the_last_messages_is_written_once() -> None:
+    """The consumer has begun before the last messages were read: it gives some of them as well."""
+    kept: Any = Kept({})
+    coming = iter([(0, 4), (0, 5), (1, 0), (0, 6)])  # of partition 0 all below offset 5 are written
+
+    def take(_timeout_ms: int) -> Any:
+        partition, offset = next(coming)
+        return SimpleNamespace(partition=partition, offset=offset)
+
+    consumer: Any = SimpleNamespace(take=take)
+    consume._write_as_they_come(consumer, kept, threading.Event(), 8, None, count=5, written={0: 5}, hint=False)
+    assert kept.written == [(0, 5), (1, 0), (0, 6)]
