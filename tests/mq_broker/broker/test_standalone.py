@@ -176,6 +176,8 @@ def test_bad_batches_are_refused_and_the_stream_goes_on(tmp_path: Path) -> None:
             (InvalidRequest, {"payload": good, "record_count": 1, "uuid": b"short"}),
             (InvalidRequest, {"payload": good, "record_count": 1, "record_uuids": b"short"}),
             (InvalidRequest, {"payload": good, "record_count": 1, "record_uuids": b"x" * 32}),
+            (InvalidRequest, {"payload": good, "record_count": 1, "record_uuids": bytes(range(1, 33))}),
+            (InvalidRequest, {"payload": two, "record_count": 2, "record_uuids": bytes(range(1, 17))}),
             (InvalidRequest, {"payload": good, "record_count": 1, "record_uuids": bytes(16)}),
             (InvalidRequest, {"payload": good, "record_count": 4_001, "record_uuids": b"x" * 64_016}),
             (InvalidRequest, {"payload": two, "record_count": 2, "record_uuids": b"x" * 32}),

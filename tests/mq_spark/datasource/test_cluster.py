@@ -1,0 +1,27 @@
+"""What the data source makes of its clients: no broker is asked anything here."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_spark.datasource.cluster import Cluster, connect
+from mq_spark.manifest import WRITE_PREFIX, MicroBatch
+
+
+def test_reads_that_go_to_other_replicas_have_clients_of_their_own() -> None:
+    asked = [("leader", ""), ("any", ""), ("any", "r1"), ("any", "r2")]
+    made = [connect("127.0.0.1:1", 1_000, read_from, rack) for read_from, rack in asked]
+    assert len({id(cluster) for cluster in made}) == 4
+    assert [connect("127.0.0.1:1", 1_000, read_from, rack) for read_from, rack in asked] == made
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_decision_says_whether_its_key_is_for_this_one_alone(once: bool) -> None:
+    told: list[Any] = []
+    cluster = Cluster("127.0.0.1:1", 1_000)
+    cluster._transactions = SimpleNamespace(decide=lambda *_, **options: told.append(options))  # type: ignore[assignment]
+    cluster.decide(MicroBatch(f"{WRITE_PREFIX}1" if once else "q", "t", 0, "run"), [], keep_on_mismatch=False)
+    assert told == [{"keep_on_mismatch": False, "once": once}]
