@@ -120,6 +120,8 @@ def consume(
             with Reader(bootstrap, timeout_ms=ask_ms) as reader:
                 _write_what_is_there(reader, described, _ranges(admin, described, start), writer, end, count_max)
         else:
+            if isinstance(start, int) and group is None:
+                _check_offset(described, admin.offsets(topic), start)
             with checking_what_was_typed():
                 consumer = Consumer(bootstrap, group, start, timeout_ms=ask_ms)
             consumer.subscribe(topic)
@@ -217,10 +219,18 @@ def _ranges(admin: Admin, described: TopicDescription, start: Start) -> dict[int
             begin = admin.offsets_at(described.name, round(start.timestamp() * 1_000_000))
             return {partition: (begin[partition], end) for partition, (_, end) in kept.items()}
         case _:
-            last = max((end for _, end in kept.values()), default=0)
-            if int(start) > last:
-                raise click.ClickException(f"topic {described.name} ends at offset {last}: it has no offset {start} to begin at")
+            _check_offset(described, kept, int(start))
             return {partition: (int(start), end) for partition, (_, end) in kept.items()}
+
+
+def _check_offset(described: TopicDescription, kept: dict[int, tuple[int, int]], start: int) -> None:
+    """Raises if no partition has got so far. A consumer would begin at the end without a word."""
+    last = max((end for _, end in kept.values()), default=0)
+    if start > last:
+        raise click.ClickException(
+            f"topic {described.name} ends at offset {last}: it has no offset {start} to begin at; "
+            "--from latest waits for new messages, --tail N begins with the last N"
+        )
 
 
 def _write_what_is_there(

@@ -176,6 +176,9 @@ def test_reading_begins_at_an_offset_or_a_time(topic: str, options: list[str]) -
     assert tritonmq("consume", topic, "--from", "2", *options).stdout == b"2\n3\n4\n"
     moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(between)) + f"{between % 1:.6f}"[1:] + "Z"
     assert tritonmq("consume", topic, "--from", moment, *options).stdout == b"3\n4\n"
+    beyond = tritonmq("consume", topic, "--from", "6", *options)
+    assert (beyond.returncode, beyond.stdout) == (1, b"")
+    assert b"ends at offset 5: it has no offset 6 to begin at; --from latest waits" in beyond.stderr
 
 
 def test_a_group_goes_on_where_it_left_off_and_its_lag_is_listed(topic: str) -> None:
