@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import click
@@ -113,7 +114,7 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
         write_table(
             ["topic", "#partition", "#leader", "not in sync"],
             [
-                (name, partition.partition, partition.leader or "none", _absences(partition, brokers))
+                (name, partition.partition, partition.leader or "none", _absences(partition, brokers, absent))
                 for name, partition, brokers in out_of_sync[:_SHOWN_MAX]
             ],
         )
@@ -121,13 +122,18 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
             say(f"and {behind - _SHOWN_MAX} more: --json names all")
 
 
-def _absences(partition: PartitionDescription, brokers: list[int]) -> str:
-    """The brokers, and since when their leader has not heard of them; one that it hears of is catching up."""
+def _absences(partition: PartitionDescription, brokers: list[int], absent: Collection[int] = ()) -> str:
+    """The brokers, and since when their leader has not heard of them; one that it hears of is catching up, unless it is absent.
+
+    A leader counts from when it began to lead: it may have led for a moment only.
+    """
     told = []
     for broker in brokers:
         unheard_ms = partition.unheard_ms.get(broker)
         if unheard_ms is None:
             told.append(f"{broker}")
+        elif unheard_ms < _CATCHING_UP_MS and broker in absent:
+            told.append(f"{broker} (absent)")
         elif unheard_ms < _CATCHING_UP_MS:
             told.append(f"{broker} (catching up)")
         else:
