@@ -37,6 +37,10 @@ class UnreadableRow(Exception):
     """A line that is no row; the message is a sentence about it, without its number."""
 
 
+class _NoJson(UnreadableRow):
+    pass
+
+
 class JsonRows:
     """Reads lines of JSON, an object of columns each, for a topic with this schema."""
 
@@ -47,10 +51,16 @@ class JsonRows:
 
     def row(self, line: bytes) -> dict[str, Any]:
         """Raises `UnreadableRow`, naming the column if it is one's fault."""
-        found = _decoded(self._decode, line)
+        try:
+            found = _decoded(self._decode, line)
+        except _NoJson as error:
+            raise UnreadableRow(f"{error}; give {self._example()}, or CSV with --csv") from None
         if not isinstance(found, dict):
-            raise UnreadableRow(f"{_shown(found)} is no JSON object of columns, such as {{{json.dumps(self._names[0])}: …}}")
+            raise UnreadableRow(f"{_shown(found)} is no JSON object of columns, such as {self._example()}")
         return {name: self._value(name, value) for name, value in found.items()}
+
+    def _example(self) -> str:
+        return f"{{{json.dumps(self._names[0])}: …}}"
 
     def _value(self, name: str, value: Any) -> Any:
         parse = self._columns.get(name)
@@ -69,7 +79,8 @@ class CsvRows:
     def __init__(self, schema: pa.Schema, columns: Sequence[str]) -> None:
         for at, name in enumerate(columns):
             if name not in schema.names:
-                raise UnreadableRow(f"the topic has no column {name!r}{did_you_mean(name, schema.names)}")
+                near = did_you_mean(name, schema.names) or "; the first line names the columns, unless --columns does"
+                raise UnreadableRow(f"the topic has no column {name!r}{near}")
             if name in columns[:at]:
                 raise UnreadableRow(f"column {name!r} comes twice")
         self._columns = [(name, _of_cell(schema.field(name).type), _empty(schema.field(name))) for name in columns]
@@ -107,7 +118,7 @@ def _decoded(decode: Callable[[str], Any], line: bytes | str) -> Any:
     try:
         return decode(line.decode("utf-8-sig") if isinstance(line, bytes) else line)
     except json.JSONDecodeError as error:
-        raise UnreadableRow(f"it is no JSON: {error.msg.lower()} at character {error.colno}") from None
+        raise _NoJson(f"it is no JSON: {error.msg.lower()} at character {error.colno}") from None
     except UnicodeDecodeError as error:
         raise UnreadableRow(f"its byte {error.start + 1} is no UTF-8") from None
     except RecursionError:

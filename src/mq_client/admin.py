@@ -144,6 +144,10 @@ class Admin:
         check_new_topic_name(name)
         given = {setting: str(value) for setting, value in settings.items()}
         parse_settings(given, replicas)
+        if not isinstance(schema, pa.Schema | str | None):
+            raise InvalidRequest(
+                f"schema is {type(schema).__name__}: give a pyarrow.Schema, or words such as 'id long, name string'"
+            )
         stored = None if schema is None else parse_schema(schema) if isinstance(schema, str) else check_schema(schema)
         check_column_names(stored or ())
         request = pb.CreateTopicRequest(

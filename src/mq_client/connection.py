@@ -49,7 +49,9 @@ R = TypeVar("R", bound=Message)
 
 def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[str, ...]:
     """Addresses, in the order given. Raises `InvalidSetting` showing the one that is not `host:port`."""
-    parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap) if isinstance(bootstrap, Iterable) else None
+    if parts is None or not all(isinstance(part, str) for part in parts):
+        raise InvalidSetting(f"bootstrap={bootstrap!r} is no text: give e.g. '127.0.0.1:7400,127.0.0.1:7401'")
     addresses = tuple(part.strip() for part in parts if part.strip())
     for address in addresses:
         found = _ADDRESS.fullmatch(address)
@@ -372,8 +374,12 @@ class Connection:
                 if last is not None and not isinstance(last, Unreachable | OutcomeUnknown):
                     raise last
                 reasons = "; ".join(f"{address}: {_brief(reason)}" for address, reason in tried.items())
-                raise Unreachable(f"no broker answered within {deadline.timeout_ms:.0f} ms at {', '.join(tried)} ({reasons})")
+                told = f"no broker answered within {deadline.timeout_ms:.0f} ms at {', '.join(tried)} ({reasons})"
+                raise Unreachable(told if self._answered else f"{told}: {_NEVER_ANSWERED}")
             backoff.sleep(deadline)
+
+
+_NEVER_ANSWERED = "start one (`tritonmq dev`, `tritonmq broker`), or give the address that yours listens on as HOST:PORT"
 
 
 def _brief(reason: str) -> str:

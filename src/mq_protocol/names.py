@@ -398,6 +398,12 @@ def _duration(text: str) -> int:
     return int(found["number"]) * _DURATION_MS[found["unit"].lower()]
 
 
+_WORDS: Mapping[Callable[[str], int], str] = {
+    parse_size: "no size: give bytes, or a number with a unit, such as 64KiB, 4MiB or 1GiB",
+    _duration: "no length of time: give milliseconds, or a number with a unit, such as 90s, 12h or 7d",
+}
+
+
 def _unless_for_ever(given: Mapping[str, str], name: str, low: int, parse: Callable[[str], int]) -> int | None:
     """The number, or None where nothing is ever dropped: `forever`, and -1 as in Kafka."""
     if given.get(name, FOR_EVER).strip().lower() in (FOR_EVER, "-1"):
@@ -411,7 +417,9 @@ def _integer(given: Mapping[str, str], name: str, default: int, low: int, high: 
     try:
         value = parse(given[name])
     except ValueError:
-        raise InvalidSetting(f"{name}={given[name]!r} is not a number: give {low} to {high}; {SETTINGS[name].reason}") from None
+        words = _WORDS.get(parse, f"not a number: give {low} to {high}")
+        for_ever = f", or {FOR_EVER}" if SETTINGS[name].default == FOR_EVER else ""
+        raise InvalidSetting(f"{name}={given[name]!r} is {words}{for_ever}; {SETTINGS[name].reason}") from None
     if not low <= value <= high:
         raise InvalidSetting(f"{name}={value} is out of range: give {low} to {high}; {SETTINGS[name].reason}")
     return value

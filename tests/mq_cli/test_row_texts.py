@@ -94,7 +94,7 @@ def test_a_json_value_that_its_column_does_not_take_is_refused_by_name(words: st
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (b"nope", "no JSON: expecting value at character 1"),
+        (b"nope", 'no JSON: expecting value at character 1; give {"c": …}, or CSV with --csv'),
         (b"[1]", "is no JSON object of columns"),
         (b'{"c": 1} {"c": 2}', "no JSON: extra data"),
         (b'{"c": 1, "c": 2}', "'c' comes twice"),
@@ -145,6 +145,8 @@ def test_columns_and_cells_of_csv_must_match() -> None:
     schema = parse_schema("name string, id long")
     with pytest.raises(UnreadableRow, match="did you mean 'name'"):
         CsvRows(schema, ["nmae"])
+    with pytest.raises(UnreadableRow, match="no column 'UA'; the first line names the columns, unless --columns does"):
+        CsvRows(schema, ["UA", "12"])
     with pytest.raises(UnreadableRow, match="comes twice"):
         CsvRows(schema, ["id", "id"])
     with pytest.raises(UnreadableRow, match="3 cells, and there are 2 columns"):

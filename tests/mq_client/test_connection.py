@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,12 @@ def test_what_is_no_address_is_refused_and_shown(bootstrap: str) -> None:
         parse_bootstrap(bootstrap)
 
 
+@pytest.mark.parametrize("bootstrap", [7400, None, [7400], b"127.0.0.1:7400"])
+def test_an_address_that_is_no_text_is_refused(bootstrap: Any) -> None:
+    with pytest.raises(InvalidSetting, match=r"bootstrap=.* is no text: give e\.g\. '127"):
+        parse_bootstrap(bootstrap)
+
+
 def test_nobody_there_is_told_with_every_address_tried_within_the_deadline(refused: str, silent: str) -> None:
     began = time.monotonic()
     with pytest.raises(Unreachable) as caught:
@@ -50,6 +57,7 @@ def test_nobody_there_is_told_with_every_address_tried_within_the_deadline(refus
     assert 0.5 < time.monotonic() - began < 3
     assert refused in str(caught.value)
     assert silent in str(caught.value)
+    assert "start one (`tritonmq dev`" in str(caught.value)
 
 
 def test_an_address_that_refuses_is_passed_over(bootstrap: str, refused: str) -> None:
