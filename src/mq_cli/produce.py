@@ -268,7 +268,7 @@ def _send_csv(producer: Producer, described: TopicDescription, how: _How, ledger
     from mq_cli.row_texts import CsvRows, UnreadableRow
 
     csv.field_size_limit(LINE_BYTES_MAX)
-    text = io.TextIOWrapper(_input(how), "utf-8", errors="surrogateescape", newline="")
+    text = io.TextIOWrapper(_input(how), "utf-8-sig", errors="surrogateescape", newline="")
     try:
         cells = csv.reader(text, strict=True)
         columns = how.columns
@@ -277,7 +277,6 @@ def _send_csv(producer: Producer, described: TopicDescription, how: _How, ledger
             columns = [name.strip() for name in next(cells, [])]
             if not columns:
                 return
-            columns[0] = columns[0].removeprefix("\ufeff")
         if not described.typed and not {"value"} <= set(columns) <= {"key", "value"}:
             raise UnreadableRow(f"topic {described.name} holds records: the columns can be value, or key and value")
         rows = CsvRows(_record_columns() if not described.typed else described.schema, columns)

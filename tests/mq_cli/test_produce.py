@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import gzip
 import io
+import sys
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mq_cli import produce
 from mq_cli.acknowledged import Ledger
+from mq_client.futures import BatchOutcome, RecordFuture
+from mq_protocol.ddl import parse_schema
 
 LINES = b"".join(b"line %d\n" % number for number in range(50_000))
 
@@ -42,3 +47,38 @@ def test_a_line_without_end_is_not_held_in_memory(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(produce._BadInput, match="longer than 1 MiB"):
         blocks(io.BytesIO(b"x" * (3 << 20)), ledger)
     assert ledger.line == 1
+
+
+class Sent:
+    """Stands for a Producer: what is published, and in which line the ledger was then."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.found: list[tuple[int, object]] = []
+        self._ledger = ledger
+
+    def publish(self, _topic: str, row: object, **_: object) -> RecordFuture:
+        self.found.append((self._ledger.line, row))
+        return RecordFuture(BatchOutcome("t"), 0)
+
+
+def csv_sent(data: bytes, monkeypatch: pytest.MonkeyPatch, columns: list[str] | None = None) -> list[tuple[int, object]]:
+    described: Any = SimpleNamespace(name="t", typed=True, schema=parse_schema("id long, name string"))
+    ledger = Ledger()
+    producer: Any = Sent(ledger)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(data)))
+    how = produce._How(separator=None, partition=None, as_csv=True, columns=columns, extras={}, gzipped=False)
+    produce._send_csv(producer, described, how, ledger, lambda _: None)
+    return producer.found  # type: ignore[no-any-return]
+
+
+def test_rows_of_csv_have_the_line_in_which_they_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = csv_sent(b'id,name\n1,"two\nlines"\n\n2,x\n', monkeypatch)
+    assert found == [(2, {"id": 1, "name": "two\nlines"}), (5, {"id": 2, "name": "x"})]
+
+
+def test_the_byte_order_mark_that_spreadsheets_write_is_no_part_of_a_name_or_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = b"\xef\xbb\xbf"
+    for header in (b"id,name", b'"id","name"'):
+        assert csv_sent(mark + header + b"\r\n1,x\r\n", monkeypatch) == [(2, {"id": 1, "name": "x"})]
+    for row in (b"x,1", b'"x",1'):
+        assert csv_sent(mark + row + b"\r\n", monkeypatch, ["name", "id"]) == [(1, {"name": "x", "id": 1})]
