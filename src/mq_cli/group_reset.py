@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -77,7 +78,7 @@ def reset(
         check_group_name(name)
         check_topic_name(topic)
     with open_admin(bootstrap, timeout_s) as admin:
-        cursors = _cursors(admin, name, topic)
+        cursors, unknown_group = _cursors(admin, name, topic)
         logs = admin.offsets(topic)
         unknown = sorted(set(numbers) - logs.keys())
         if unknown:
@@ -86,25 +87,29 @@ def reset(
         times = admin.offsets_at(topic, round(to.timestamp() * 1_000_000)) if isinstance(to, datetime) else {}
         moves = planned(wanted, {c.partition: c.offset for c in cursors}, to=to, by=by, times=times)
         if not moves:
-            raise click.ClickException(f"group {name} has no place in topic {topic} to move by {by}: use --to")
+            raise click.ClickException(unknown_group or f"group {name} has no place in topic {topic} to move by {by}: use --to")
         if not plan:
             _refuse_members(name, cursors, force=force)
             admin.move_group(name, {topic: {move.partition: move.goal for move in moves}})
     if any(c.kind == _SPARK for c in cursors):
         say(f"group {name} shows a Spark query, which goes by its checkpoint: this changes what is shown until it reports again")
     _write(topic, moves, as_json=as_json)
+    if unknown_group and not plan:
+        say(f"{unknown_group}; it was made now, `tritonmq group delete {shlex.quote(name)}` forgets it")
+    elif unknown_group:
+        say(f"{unknown_group}; it would be made")
     if plan:
         say("nothing was moved: leave out --plan to do it")
 
 
-def _cursors(admin: Admin, name: str, topic: str) -> list[GroupCursor]:
-    """The group's places in the topic; none for a group that is not there yet."""
+def _cursors(admin: Admin, name: str, topic: str) -> tuple[list[GroupCursor], str]:
+    """The group's places in the topic; for a group that is not there yet none, and what says so with the nearest name."""
     from mq_client import UnknownGroup
 
     try:
-        return [cursor for cursor in admin.describe_group(name).cursors if cursor.topic == topic]
-    except UnknownGroup:
-        return []
+        return [cursor for cursor in admin.describe_group(name).cursors if cursor.topic == topic], ""
+    except UnknownGroup as error:
+        return [], str(error)
 
 
 def _refuse_members(name: str, cursors: Collection[GroupCursor], *, force: bool) -> None:

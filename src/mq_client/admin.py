@@ -419,8 +419,11 @@ class Admin:
         check_group_name(name)
         cursors, silent = self._cursors(name)
         if not cursors:
-            raise UnknownGroup(f"unknown group {name!r}{did_you_mean(name, set(self.list_groups()) - {name})}")
+            raise self._unknown_group(name)
         return described_group(name, cursors, silent)
+
+    def _unknown_group(self, name: str) -> UnknownGroup:
+        return UnknownGroup(f"unknown group {name!r}{did_you_mean(name, set(self.list_groups()) - {name})}")
 
     def peek(self, topic: str, group: str, count: int = 10) -> list[ConsumerRecord]:
         """The next records that the group is not done with, `count` at most (and 16 MiB), of all partitions together.
@@ -436,8 +439,11 @@ class Admin:
             raise InvalidRequest(f"count={count}: from 1 to {PEEK_RECORDS_MAX} records can be peeked at")
         cursors, _ = self._cursors(group)
         places = {cursor.partition: cursor.offset for cursor in cursors if cursor.topic == topic}
+        if not cursors:
+            raise self._unknown_group(group)
         if not places:
-            raise UnknownGroup(f"group {group!r} has no place in topic {topic!r}: consume or move the group there first")
+            near = did_you_mean(topic, {cursor.topic for cursor in cursors})
+            raise UnknownGroup(f"group {group!r} has no place in topic {topic!r}{near}: consume or move the group there first")
         return peek(self._connection, topic, places, count, self._timeout_ms)
 
     def delete_group(self, name: str, *, force: bool = False) -> None:

@@ -233,6 +233,18 @@ def test_a_group_is_moved_shown_first_and_not_while_it_is_read(topic: str) -> No
     assert tritonmq("group", "peek", group, topic, "-n", "2").stdout == b"1\n2\n"
 
 
+def test_who_misspells_a_group_or_its_topic_is_told(topic: str) -> None:
+    group = f"misspelt-{topic}"
+    moved = tritonmq("group", "reset", group, topic, "--to", "earliest")
+    assert f"it was made now, `tritonmq group delete {group}` forgets it".encode() in moved.stderr
+    assert tritonmq("group", "reset", group, topic, "--to", "earliest").stderr == b""
+    near = f"did you mean '{group}'?".encode()
+    for reset in (["--to", "earliest", "--plan"], ["--by", "1"]):
+        assert near in tritonmq("group", "reset", group[:-1], topic, *reset).stderr
+    assert near in tritonmq("group", "peek", group[:-1], topic).stderr
+    assert f"did you mean '{topic}'?".encode() in tritonmq("group", "peek", group, topic[:-1]).stderr
+
+
 def test_a_deleted_group_is_gone_and_is_not_deleted_unasked(topic: str) -> None:
     groups = [f"{name}-of-{topic}" for name in ("one", "two")]
     for group in groups:
