@@ -80,7 +80,7 @@ def test_rows_of_a_typed_topic_are_json(topic: str) -> None:
     assert b"nothing acknowledged, stopped at line 1" in wrong.stderr
 
 
-@pytest.mark.parametrize("bad", [b"x" * 2_000_000, b'{"id": "1"}', b'{"id": 1'])
+@pytest.mark.parametrize("bad", [b"x" * 2_000_000, b'{"id": "1"}', b'{"id": 1'], ids=["too long", "of another type", "cut off"])
 def test_what_cannot_be_sent_is_named_by_its_line_and_what_came_before_is_there(topic: str, bad: bytes) -> None:
     good = b'{"id": 1}'
     if bad.startswith(b"{"):
