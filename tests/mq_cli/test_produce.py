@@ -6,13 +6,15 @@ import gzip
 import io
 import sys
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from mq_cli import produce
 from mq_cli.acknowledged import Ledger
-from mq_client.futures import BatchOutcome, RecordFuture
+from mq_client import BatchTooLarge, SchemaMismatch, UnknownTopic
+from mq_client.futures import BatchOutcome, RecordFuture, TableOutcome
 from mq_protocol.ddl import parse_schema
 
 LINES = b"".join(b"line %d\n" % number for number in range(50_000))
@@ -82,3 +84,25 @@ def test_the_byte_order_mark_that_spreadsheets_write_is_no_part_of_a_name_or_a_v
         assert csv_sent(mark + header + b"\r\n1,x\r\n", monkeypatch) == [(2, {"id": 1, "name": "x"})]
     for row in (b"x,1", b'"x",1'):
         assert csv_sent(mark + row + b"\r\n", monkeypatch, ["name", "id"]) == [(1, {"name": "x", "id": 1})]
+
+
+@pytest.mark.parametrize("error", [SchemaMismatch("a row does not fit"), BatchTooLarge("a row is too large")])
+def test_rows_of_which_one_is_refused_are_sent_one_by_one(error: Exception) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise error
+
+    ledger, producer = Ledger(), cast("Any", SimpleNamespace(publish_batch=refused))
+    assert not produce._sent_whole(producer, "t", pa.table({"n": [1, 2]}), None, ledger)
+    assert ledger.sent == 0
+
+
+def test_a_table_that_did_not_arrive_is_told_by_its_first_line() -> None:
+    outcome = TableOutcome("t", 2)
+    piece, future = outcome.piece(), outcome.complete()
+    ledger, producer = Ledger(), cast("Any", SimpleNamespace(publish_batch=lambda *_, **__: future))
+    ledger.line = 10  # the last one that was read
+    assert produce._sent_whole(producer, "t", pa.table({"n": [1, 2]}), None, ledger)
+    piece.settle(None, UnknownTopic("gone"))
+    ledger.settle(0)
+    assert ledger.failure is not None
+    assert ledger.failure[0] == 11
