@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ STARTED = {"zookeeper", "broker", "bootstrap", "cluster", "start_cluster", "spar
 """Fixtures that start processes."""
 
 SPARK = Path(__file__).parent / "spark"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts its background jobs so. Every process that a test starts and interrupts would ignore Ctrl-C as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
