@@ -13,7 +13,7 @@ SIDE_BY_SIDE ?= 3
 test: style types floors      ## everything that must hold; most tests wait for processes, so several run side by side
 	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder
 
-quick: style types floors     ## an answer in about a minute: everything that starts no processes
+quick: style types floors     ## an answer in about two minutes: everything that starts no processes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not processes"
 
 style: $(VENV)/.ready
