@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 from mq_broker.core.entries import (
     Abort,
@@ -103,6 +104,7 @@ class Host:
     deaf: bool = False
     up: bool = True
     snapshot: Snapshot | None = None
+    recovery: int = 0
 
     @property
     def base(self) -> int:
@@ -141,7 +143,7 @@ class World:
     ) -> Host:
         identity = Identity(broker, incarnation, log_id, recovery)
         replica = Replica("t", 0, identity, self.settings, RecoveredLog(tuple(disk), snapshot), self.now_ms)
-        return Host(broker, replica, incarnation, log_id, list(disk), len(disk), snapshot=snapshot)
+        return Host(broker, replica, incarnation, log_id, list(disk), len(disk), snapshot=snapshot, recovery=recovery)
 
     # -- stepping
 
@@ -186,6 +188,7 @@ class World:
                 self.say(host, f"begin anew under recovery {recovery}")
                 self._begin_anew(host, None, recovery)
             case RecoveryAdopted(recovery):
+                host.recovery = recovery
                 self.say(host, f"go on under recovery {recovery}")
             case OffsetsSkipped(first, following):
                 self.say(host, f"offsets {first}..{following - 1} are given to nobody")
@@ -201,6 +204,8 @@ class World:
                 self.say(host, "reopen")
             case Audit(text, alarm):
                 self.say(host, ("ALARM " if alarm else "audit: ") + text.partition(": ")[2])
+            case _:
+                assert_never(effect)
 
     def _begin_anew(self, host: Host, snapshot: Snapshot | None, recovery: int) -> None:
         self.hosts[host.broker] = self._host(host.broker, host.incarnation, host.log_id + "'", [], snapshot, recovery)
@@ -236,6 +241,8 @@ class World:
                 what = f"forget({','.join(key.query_id for key in keys)})"
             case Decide(batch_id=batch_id) | Finish(batch_id=batch_id):
                 what = f"{type(entry.operation).__name__.lower()}({batch_id})"
+            case _:
+                assert_never(entry.operation)
         return f"{entry.index}/{entry.leader_epoch}:{what}"
 
     def message(self, message: AppendEntries | AppendAck | InstallSnapshot) -> str:
@@ -267,6 +274,8 @@ class World:
                 return f"decided {row_count} rows" + (", already" if already else "") + (", finished" if finished else "")
             case Refused(error):
                 return type(error).__name__
+            case _:
+                assert_never(result)
 
     # -- what a script can say
 
@@ -441,8 +450,8 @@ class World:
     def do_restart(self, broker: str, log: str = "") -> None:
         """A new life on the same disk; with log=NAME on an emptied one of that log id."""
         old = self.hosts[int(broker)]
-        disk, snapshot = ([], None) if log else (old.disk, old.snapshot)
-        self.hosts[old.broker] = self._host(old.broker, old.incarnation + 1, log or old.log_id, disk, snapshot)
+        disk, snapshot, recovery = ([], None, 0) if log else (old.disk, old.snapshot, old.recovery)
+        self.hosts[old.broker] = self._host(old.broker, old.incarnation + 1, log or old.log_id, disk, snapshot, recovery)
         for other in self.hosts.values():
             if other.up and other.broker != old.broker:
                 self.step(other.broker, PeerConnected(old.broker))
