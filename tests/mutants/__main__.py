@@ -27,7 +27,7 @@ import time
 import tomllib
 import traceback
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -56,7 +56,8 @@ PATIENCE_S = 180.0
 WARMED = ("pyarrow", "numpy", "grpc", "google.protobuf", "kazoo.client", "click", "rich.console", "google_crc32c")
 """Imported once, before the forks: nothing of the product's, which each fork imports for itself."""
 
-HEADER = "| package | mutants | tried | noticed | make no difference | survive |\n|---|---|---|---|---|---|"
+COLUMNS = ("package", "sample", "mutants", "tried", "noticed", "make no difference", "survive", "the tests were")
+HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
 
 class Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -98,6 +99,19 @@ def module_of(file: str) -> str:
 def sampled(mutants: Iterable[Mutant], sample: int, remainder: int = 0) -> list[Mutant]:
     """One of so many, chosen by what it is: the same ones in each run, wherever they stand in the file."""
     return [each for each in mutants if zlib.crc32(each.key.encode()) % sample == remainder]
+
+
+def explanations(mutants: Iterable[Mutant], entries: Iterable[Mapping[str, str]]) -> set[str]:
+    """The keys of `explained.toml`. SystemExit: an entry would hold for mutants of two files, of which it may be true for one."""
+    explained = {entry["mutant"] for entry in entries}
+    files: dict[str, set[str]] = {}
+    for mutant in mutants:
+        if mutant.key in explained:
+            files.setdefault(mutant.key, set()).add(mutant.file)
+    for key, found in files.items():
+        if len(found) > 1:
+            raise SystemExit(f"explained.toml: {key!r} is in {sorted(found)}: give one of the functions another name")
+    return explained
 
 
 def begin(mutant: Mutant, tests: Sequence[str], output: Path) -> int:
@@ -187,8 +201,10 @@ class Hunt:
             print(f"{verdict.outcome:>8}  {verdict.mutant.file}:{verdict.mutant.line}  {verdict.mutant.key}", flush=True)
 
 
-def rows(packages: Sequence[str], verdicts: Sequence[Verdict], all_mutants: Sequence[Mutant], explained: set[str]) -> list[str]:
-    """Lines of the table, one a package."""
+def rows(
+    packages: Sequence[str], sample: str, verdicts: Sequence[Verdict], all_mutants: Sequence[Mutant], explained: set[str]
+) -> list[str]:
+    """Lines of the table, one a package. The last column is for a person to fill in."""
     lines = []
     for package in packages:
         mine = [each for each in verdicts if each.mutant.file.startswith(package + "/")]
@@ -197,18 +213,22 @@ def rows(packages: Sequence[str], verdicts: Sequence[Verdict], all_mutants: Sequ
         survive = len(alive) - len(alike)
         share = f"{survive} ({100 * survive / len(mine):.1f} %)" if mine else "0"
         total = sum(each.file.startswith(package + "/") for each in all_mutants)
-        lines.append(f"| `{package}` | {total} | {len(mine)} | {len(mine) - len(alive)} | {len(alike)} | {share} |")
+        lines.append(f"| `{package}` | {sample} | {total} | {len(mine)} | {len(mine) - len(alive)} | {len(alike)} | {share} |  |")
     return lines
 
 
 def put_into(table: Path, lines: Sequence[str]) -> None:
-    """Each in the place of its package's former line."""
-    text = table.read_text()
+    """Each in the place of the former line of its package and sample, whose last column it keeps; else below its package's."""
+    text = table.read_text().split("\n")
     for line in lines:
-        package = line.split(" | ")[0]
-        [former] = [each for each in text.split("\n") if each.startswith(package + " |")]
-        text = text.replace(former, line)
-    table.write_text(text)
+        package, sample = line.split(" | ")[:2]
+        *_, last = [number for number, each in enumerate(text) if each.startswith(package + " |")]
+        former = [number for number, each in enumerate(text) if each.startswith(f"{package} | {sample} |")]
+        if former:
+            text[former[0]] = line.removesuffix("  |") + " " + text[former[0]].split("|")[-2].strip() + " |"
+        else:
+            text.insert(last + 1, line)
+    table.write_text("\n".join(text))
 
 
 def told() -> argparse.Namespace:
@@ -236,21 +256,22 @@ def main() -> int:
         command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.covering", *UNPROCESSED, *(arguments.tests or ())]
         subprocess.run(command, cwd=ROOT, env={**os.environ, DATA: str(folder)}, check=False)
     packages = arguments.package or PACKAGES
-    files = sorted(path for package in packages for path in (ROOT / package).glob("*.py"))
+    files = sorted(path for package in packages for path in (ROOT / package).rglob("*.py"))
     everything = [each for path in files for each in mutants_of(str(path.relative_to(ROOT)), path.read_text())]
+    explained = explanations(everything, tomllib.loads((HERE / "explained.toml").read_text())["explained"])
     chosen = sampled(everything, arguments.sample, arguments.remainder)
     if arguments.former is not None:
         former = {line.partition("  src/")[2].partition("  ")[2] for line in arguments.former.read_text().splitlines()}
         chosen = [each for each in chosen if each.key in former]
-    chosen = [each for each in chosen if all(part in each.key for part in arguments.only)]
-    explained = {each["mutant"] for each in tomllib.loads((HERE / "explained.toml").read_text()).get("explained", [])}
+    chosen = [each for each in chosen if all(part in f"{each.file}:{each.key}" for part in arguments.only)]
     for name in WARMED if "src/mq_client" in packages else ("mq_client", *WARMED):  # the broker's packages know nothing of it
         importlib.import_module(name)
     hunt = Hunt(Covered(folder), folder, arguments.processes, arguments.also)
     hunt.run(chosen)
-    lines = rows(packages, hunt.verdicts, everything, explained)
+    sample = f"{arguments.remainder} of {arguments.sample}"
+    lines = rows(packages, sample, hunt.verdicts, everything, explained)
     print("\n".join([HEADER, *lines]))
-    if arguments.table is not None:
+    if arguments.table is not None and arguments.former is None and not arguments.only:  # else it was no whole sample
         put_into(arguments.table, lines)
     return 1 if any(each.alive and each.mutant.key not in explained for each in hunt.verdicts) else 0
 

@@ -7,6 +7,8 @@ default arguments, constants at the top of a module (they are tuning), assertion
 from __future__ import annotations
 
 import ast
+import io
+import tokenize
 from collections import Counter
 from dataclasses import dataclass, replace
 
@@ -39,16 +41,16 @@ class Mutant:
     old: str
     new: str
     code: str
-    """The line as it stands in the file, without its indent."""
+    """The line as it stands in the file, without its indent and its comment."""
 
     number: int = 1
     """Which of those that would read the same."""
 
     @property
     def key(self) -> str:
-        """The same as long as the function and its line stay; what stands elsewhere in the file may move."""
+        """The same as long as the function's name and the line stay. The file may be moved or split, comments may change."""
         edit = f"{' '.join(self.old.split())} -> {' '.join(self.new.split())}"
-        return f"{self.file}:{self.function}: {self.code}: {edit}" + (f" ({self.number})" if self.number > 1 else "")
+        return f"{self.function}: {self.code}: {edit}" + (f" ({self.number})" if self.number > 1 else "")
 
     def applied(self, text: str) -> str:
         if not text.startswith(self.old, self.at):
@@ -85,6 +87,7 @@ class _Points(ast.NodeVisitor):
         self._starts = [0]
         for line in text.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
+        self._comments = _comments(text)
         self._functions: list[str] = []
         self.found: list[Mutant] = []
         self.visit(ast.parse(text))
@@ -106,7 +109,8 @@ class _Points(ast.NodeVisitor):
 
     def _replace(self, begin: int, end: int, new: str) -> None:
         line = self._text.count("\n", 0, begin) + 1
-        code = self._text[self._starts[line - 1] : self._starts[line]].strip()
+        whole = self._text[self._starts[line - 1] : self._starts[line]]
+        code = whole[: self._comments.get(line)].strip()
         self.found.append(Mutant(self._file, ".".join(self._functions), line, begin, self._text[begin:end], new, code))
 
     def _between(self, left: ast.expr, right: ast.expr, old: str, new: str) -> None:
@@ -248,6 +252,12 @@ class _Points(ast.NodeVisitor):
             self._removed(node)
         else:
             self.visit(node.value)
+
+
+def _comments(text: str) -> dict[int, int]:
+    """Where the comment of each line that has one begins."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return {token.start[0]: token.start[1] for token in tokens if token.type == tokenize.COMMENT}
 
 
 def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
