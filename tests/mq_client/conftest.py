@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 
@@ -19,7 +20,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="session")
-def bootstrap(broker: LocalCluster) -> str:
+def bootstrap(request: pytest.FixtureRequest) -> str:
+    """The broker's address. Who has one running already (tests/mutants) names it in TRITONMQ_TEST_BOOTSTRAP."""
+    running = os.environ.get("TRITONMQ_TEST_BOOTSTRAP")
+    if running is not None:
+        return running
+    broker: LocalCluster = request.getfixturevalue("broker")
     return broker.bootstrap
 
 

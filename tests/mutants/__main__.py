@@ -15,6 +15,7 @@ its own text of one module before it imports the product. Nothing is written int
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -23,11 +24,12 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import tomllib
 import traceback
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -56,6 +58,16 @@ PATIENCE_S = 180.0
 WARMED = ("pyarrow", "numpy", "grpc", "google.protobuf", "kazoo.client", "click", "rich.console", "google_crc32c")
 """Imported once, before the forks: nothing of the product's, which each fork imports for itself."""
 
+SHARED_BROKER = """
+import sys
+from pathlib import Path
+from mq_cli.local_cluster import LocalCluster
+with LocalCluster(Path(sys.argv[1])) as cluster:
+    print(cluster.bootstrap, flush=True)
+    sys.stdin.read()
+"""
+"""The program of a broker that the tests of all mutants use: to start one for each would take longer than most tests."""
+
 COLUMNS = ("package", "sample", "mutants", "tried", "noticed", "make no difference", "survive", "the tests were")
 HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
 
@@ -78,6 +90,17 @@ class Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         exec(compile(self._text, str(self._path), "exec"), vars(module))
+
+
+class InOrder:
+    """A plugin of pytest: the tests run in this order, the quick ones first, and not in that of tests/conftest.py."""
+
+    def __init__(self, tests: Sequence[str]) -> None:
+        self._places = {test: place for place, test in enumerate(tests)}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items.sort(key=lambda item: self._places.get(item.nodeid, len(self._places)))
 
 
 @dataclass(frozen=True)
@@ -127,11 +150,30 @@ def begin(mutant: Mutant, tests: Sequence[str], output: Path) -> int:
             os.dup2(to.fileno(), 2)
         text = mutant.applied((ROOT / mutant.file).read_text())
         sys.meta_path.insert(0, Loader(module_of(mutant.file), ROOT / mutant.file, text))
-        status = pytest.main([*tests, *QUICKLY, f"--timeout={TEST_S}"])
+        status = pytest.main([*tests, *QUICKLY, f"--timeout={TEST_S}"], plugins=[InOrder(tests)])
         os._exit(int(status))
     except BaseException:  # noqa: BLE001 (a fork that went on would run the parent's code)
         traceback.print_exc()
         os._exit(99)
+
+
+@contextlib.contextmanager
+def shared_broker() -> Iterator[None]:
+    """While it lasts, tests/mq_client uses this broker. It is not changed: it runs in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-c", SHARED_BROKER, folder]
+        process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        if not address:
+            raise SystemExit("the shared broker did not start")
+        os.environ["TRITONMQ_TEST_BOOTSTRAP"] = address
+        try:
+            yield
+        finally:
+            process.stdin.close()
+            process.wait()
 
 
 class Hunt:
@@ -249,13 +291,18 @@ def told() -> argparse.Namespace:
 
 def main() -> int:
     arguments = told()
+    packages = arguments.package or PACKAGES
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    with shared_broker() if "src/mq_client" in packages else contextlib.nullcontext():
+        return hunt(arguments, packages)
+
+
+def hunt(arguments: argparse.Namespace, packages: Sequence[str]) -> int:
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     if not arguments.covered:
         command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.covering", *UNPROCESSED, *(arguments.tests or ())]
         subprocess.run(command, cwd=ROOT, env={**os.environ, DATA: str(folder)}, check=False)
-    packages = arguments.package or PACKAGES
     files = sorted(path for package in packages for path in (ROOT / package).rglob("*.py"))
     everything = [each for path in files for each in mutants_of(str(path.relative_to(ROOT)), path.read_text())]
     explained = explanations(everything, tomllib.loads((HERE / "explained.toml").read_text())["explained"])
@@ -266,14 +313,14 @@ def main() -> int:
     chosen = [each for each in chosen if all(part in f"{each.file}:{each.key}" for part in arguments.only)]
     for name in WARMED if "src/mq_client" in packages else ("mq_client", *WARMED):  # the broker's packages know nothing of it
         importlib.import_module(name)
-    hunt = Hunt(Covered(folder), folder, arguments.processes, arguments.also)
-    hunt.run(chosen)
+    running = Hunt(Covered(folder), folder, arguments.processes, arguments.also)
+    running.run(chosen)
     sample = f"{arguments.remainder} of {arguments.sample}"
-    lines = rows(packages, sample, hunt.verdicts, everything, explained)
+    lines = rows(packages, sample, running.verdicts, everything, explained)
     print("\n".join([HEADER, *lines]))
     if arguments.table is not None and arguments.former is None and not arguments.only:  # else it was no whole sample
         put_into(arguments.table, lines)
-    return 1 if any(each.alive and each.mutant.key not in explained for each in hunt.verdicts) else 0
+    return 1 if any(each.alive and each.mutant.key not in explained for each in running.verdicts) else 0
 
 
 if __name__ == "__main__":
