@@ -21,7 +21,8 @@ from mq_broker.broker.places import Places
 from mq_broker.broker.shell import Shell
 from mq_broker.broker.streams import side_by_side
 from mq_broker.broker.topics import Topic, Topics
-from mq_broker.broker.transaction_requests import check_micro_batch_id, key_of
+from mq_broker.broker.transaction_requests import check_micro_batch_id, key_of, listed_name
+from mq_broker.broker.window_turnover import Fillers
 from mq_broker.core.entries import NO_UUID, UUID_BYTES, Append, Operation, Stage
 from mq_broker.core.messages import Done, RecordsThere, Refused, Result, Wait
 from mq_broker.rpc.callers import caller
@@ -79,6 +80,7 @@ class Producing:
         self.shell = shell
         self.held = held
         self.topics = topics
+        self.fillers = Fillers()
         self.checks = Places(CHECKS_AT_ONCE_MAX, "check-batch")
 
     async def produce(self, requests: ProduceRequests, send: Send[pb.ProduceResponse]) -> None:
@@ -208,6 +210,8 @@ class _Stream:
         assert batch.partition is not None
         header = batch.header
         stages = header.HasField("stage")
+        query = listed_name(header.stage.key.query_id) if stages else ""
+        self._producing.fillers.count(batch.partition, self._caller, query, 1 + len(header.record_uuids) // UUID_BYTES)
         batch.partition.propose(
             _stage(header.stage) if stages else Append(header.record_uuids) if header.record_uuids else _APPEND,
             lambda result: self._answer(batch, result),

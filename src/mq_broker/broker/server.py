@@ -34,6 +34,7 @@ from mq_broker.broker.total_loss import TotalLoss
 from mq_broker.broker.transaction_upkeep import Upkeep
 from mq_broker.broker.transactions import Transactions
 from mq_broker.broker.window_budget import WindowBudget
+from mq_broker.broker.window_turnover import WindowTurnover
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
 from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc import service as rpc_service
@@ -225,6 +226,7 @@ class _Broker:
         spawn(Upkeep(self._shell, clock.now_us).keep(), "upkeep of transactions")
         spawn(EphemeralGroups(self._shell, self._delivery.shares).keep(), "ephemeral groups")
         spawn(WindowBudget(self._shell, self._dedup_memory_max).watch(), "budget of UUID windows")
+        spawn(WindowTurnover(self._shell, self._producing.fillers).watch(), "turnover of UUID windows")
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
         log.info("broker %d serves at %s, other brokers at %s", self._shell.broker, self.address, self._peer_address or "no port")
 

@@ -174,6 +174,11 @@ class Replica:
         return self._shared.machine.uuids.memory_bytes
 
     @property
+    def window_turned_over_us(self) -> int:
+        """When its window last turned over within a minute, in microseconds of the entries' time; 0 if it never did."""
+        return self._shared.machine.uuids.pushed_out_young_us
+
+    @property
     def next_offset_at_most(self) -> int:
         """No record in this log, what is not committed included, has an offset at or above it (rule 15)."""
         machine = self._shared.machine

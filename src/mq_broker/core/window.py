@@ -34,6 +34,9 @@ FORGOTTEN_AT_ONCE_MAX: Final = 64
 """UUIDs that one entry drops for their age, at most, beside as many as it brings: after a quiet hour the first entry
 does not pay for all of them."""
 
+TURNOVER_US: Final = 60_000_000
+"""A UUID that is pushed out at a younger age than this had no time to be recognised: its producer may still send it again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Placed:
@@ -152,6 +155,9 @@ class UuidWindow:
     - numbers `_first .. _next - 1` are remembered; chunk i holds the numbers `(_base + i) * 1024` to the next multiple of 1024;
     - `_heads[b]` is the newest number in bucket b, modulo 2**32; numbers begin at 1024, so 0 stands for none;
     - a chunk whose number is in `_shared`, and `_heads` while `_heads_shared`, belong to a `SeenUuids` too: copied before a change.
+
+    `pushed_out_young_us`: the time of the last entry that pushed a UUID out, for lack of room, within `TURNOVER_US` of its coming;
+    0 if none has. It is for whoever watches, and no part of the state.
     """
 
     def __init__(self, bounds: WindowBounds, seen: SeenUuids = NO_UUIDS) -> None:
@@ -162,6 +168,7 @@ class UuidWindow:
         self._next = seen._next  # noqa: SLF001
         self._base = self._first >> _CHUNK_BITS
         self._mask = _mask_of(len(self._heads))
+        self.pushed_out_young_us = 0
         self._share()
 
     def __len__(self) -> int:
@@ -184,6 +191,9 @@ class UuidWindow:
         if not self.place(uuid, placed):
             self._append(uuid, placed)
             if len(self) > self._bounds.uuids_max:
+                oldest_us = self._chunk(self._first).timestamps_us[self._first & _IN_CHUNK]
+                if placed.timestamp_us - oldest_us < TURNOVER_US:
+                    self.pushed_out_young_us = placed.timestamp_us
                 self._forget(1)
 
     def place(self, uuid: bytes, placed: Placed) -> bool:

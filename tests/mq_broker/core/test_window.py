@@ -11,7 +11,7 @@ import pytest
 from mq_broker.core.entries import Append, Entry, EpochStart, Publish, Stage, TransactionKey
 from mq_broker.core.machine import PartitionMachine
 from mq_broker.core.state import MachineState
-from mq_broker.core.window import FORGOTTEN_AT_ONCE_MAX, Placed, SeenUuids, UuidWindow, WindowBounds
+from mq_broker.core.window import FORGOTTEN_AT_ONCE_MAX, TURNOVER_US, Placed, SeenUuids, UuidWindow, WindowBounds
 
 KEY = TransactionKey("query", "sink")
 
@@ -191,3 +191,19 @@ def test_two_windows_are_the_same_if_they_remember_the_same_in_the_same_order() 
         assert seen != SeenUuids.of(other)
     assert SeenUuids.of([]) == SeenUuids.of([])
     assert seen != pairs
+
+
+def test_it_notes_when_a_uuid_was_pushed_out_younger_than_a_minute() -> None:
+    machine = PartitionMachine(WindowBounds(3))
+    times_us = [10, 20, 30, 10 + TURNOVER_US, 19 + TURNOVER_US]
+    for index, timestamp_us in enumerate(times_us, 1):
+        assert machine.uuids.pushed_out_young_us == 0
+        machine.apply(append(index, timestamp_us))
+    assert machine.uuids.pushed_out_young_us == 19 + TURNOVER_US, "the second UUID was there for less than a minute"
+
+
+def test_a_uuid_that_is_dropped_for_its_age_was_not_pushed_out() -> None:
+    machine = PartitionMachine(WindowBounds(100, age_ms_max=1))
+    for index in range(1, 200):
+        machine.apply(append(index, index * 10_000))
+    assert machine.uuids.pushed_out_young_us == 0
