@@ -39,7 +39,7 @@ def begun(spec: TopicSpec, wanted: Mapping[int, Members], live: Collection[int])
                 "(`tritonmq cluster moves`), or call the move off"
             )
         assignment[number] = (*members, *(broker for broker in target if broker not in members))
-        moving[number] = Move(target, present.origin if present is not None else members)
+        moving[number] = replace(present, target=target) if present is not None else Move(target, members)
     after = replace(spec, assignment=tuple(assignment), moving=moving)
     copies = {len(members) for members in after.target}
     if copies != {len(members) for members in spec.target}:
@@ -62,7 +62,9 @@ def _check_target(name: str, target: Members, members: Members, live: Collection
 
 def called_off(spec: TopicSpec, numbers: Collection[int]) -> TopicSpec:
     """The document once these partitions are on their way back to where they came from; those that have arrived stay."""
-    moving = {number: Move(move.origin, move.origin) if number in numbers else move for number, move in sorted(spec.moving.items())}
+    moving = {
+        number: replace(move, target=move.origin) if number in numbers else move for number, move in sorted(spec.moving.items())
+    }
     return replace(spec, moving=moving)
 
 

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mq_broker.broker.cluster import Cluster
@@ -114,7 +114,15 @@ def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_
     if not whole:
         floor = next_life(floor)  # what is here may be shorter than what was there: how far that went, nobody knows
     epoch = max(state.leader_epoch, *(status.seen_epoch for status in candidates.values())) + 1
-    after = NodeState(None, epoch, ((kept.broker, kept.log_id),), state.recovery + 1, token, floor)
+    after = replace(
+        state,
+        leader=None,
+        leader_epoch=epoch,
+        isr=((kept.broker, kept.log_id),),
+        recovery=state.recovery + 1,
+        token=token,
+        offset_floor=floor,
+    )
     given_up = tuple(broker for broker, _ in state.isr if broker != kept.broker)
     return Choice(after, kept, given_up)
 

@@ -1,8 +1,9 @@
 """What is stored about brokers, topics and partitions: small JSON documents, the same for every implementation.
 
-Not a place for decisions: it only turns the dataclasses of interface.py into bytes and back. Fields that are not known are
-ignored, so that an older broker can read what a newer one wrote. Those that are known are not believed: whoever reaches the
-coordination service may have written them. Each has its type and range, and a document that breaks one is not read at all.
+Not a place for decisions: it only turns the dataclasses of interface.py into bytes and back. Keys that this version does not
+know come from a newer one. They are not looked at, and every write keeps them (`mq_protocol/unknown_keys.py`). A registration is
+the exception: a broker writes its own whole, and changes nobody else's. Keys that this version knows are not believed: whoever
+reaches the coordination service may have written them. Each has its type and range, and a document that breaks one is not read.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from mq_protocol.limits import (
     TOPIC_DOCUMENT_BYTES_MAX,
 )
 from mq_protocol.names import check_topic_name, quoted
+from mq_protocol.unknown_keys import STATE_UNKNOWN_BYTES_MAX, unknown_keys, with_unknown
 
 T = TypeVar("T")
 
@@ -41,10 +43,14 @@ _PLAIN: Final = re.compile("[0-9A-Za-z._:/-]{0,128}")
 _DIGITS_MAX: Final = 10
 _ERROR_BYTES_MAX: Final = 1_000
 
+_STATE_KEYS: Final = frozenset(("leader", "leader_epoch", "isr", "recovery", "token", "offset_floor"))
+_TOPIC_KEYS: Final = frozenset(("name", "topic_id", "assignment", "schema", "settings", "moving", "earlier"))
+_MOVE_KEYS: Final = frozenset(("target", "origin"))
+
 
 def state_to_json(state: NodeState) -> dict[str, Any]:
     leader = None if state.leader is None else [state.leader.broker, state.leader.incarnation]
-    return {
+    document = {
         "leader": leader,
         "leader_epoch": state.leader_epoch,
         "isr": [[broker, log_id] for broker, log_id in state.isr],
@@ -52,6 +58,7 @@ def state_to_json(state: NodeState) -> dict[str, Any]:
         "token": state.token,
         "offset_floor": state.offset_floor,
     }
+    return with_unknown(document, state.unknown)
 
 
 def state_from_json(document: dict[str, Any]) -> NodeState:
@@ -68,6 +75,7 @@ def state_from_json(document: dict[str, Any]) -> NodeState:
         recovery=_number(document["recovery"], "recovery", 0, RECOVERY_MAX),
         token=_name(document["token"], "token"),
         offset_floor=_number(document.get("offset_floor", 0), "offset_floor", 0, OFFSET_MAX),
+        unknown=unknown_keys(document, _STATE_KEYS, STATE_UNKNOWN_BYTES_MAX),
     )
 
 
@@ -86,11 +94,12 @@ def topic_to_json(topic: TopicSpec) -> dict[str, Any]:
     }
     if topic.moving:
         document["moving"] = {
-            str(number): {"target": list(move.target), "origin": list(move.origin)} for number, move in sorted(topic.moving.items())
+            str(number): with_unknown({"target": list(move.target), "origin": list(move.origin)}, move.unknown)
+            for number, move in sorted(topic.moving.items())
         }
     if topic.earlier:
         document["earlier"] = list(topic.earlier)
-    return document
+    return with_unknown(document, topic.unknown)
 
 
 def topic_from_json(document: dict[str, Any]) -> TopicSpec:
@@ -109,11 +118,9 @@ def topic_from_json(document: dict[str, Any]) -> TopicSpec:
         assignment=assignment,
         schema=base64.b64decode(_text(document["schema"], "schema"), validate=True),
         settings={_text(key, "settings"): _text(value, "settings") for key, value in document["settings"].items()},
-        moving={
-            _partition(number, assignment): Move(_brokers(move["target"]), _brokers(move["origin"]))
-            for number, move in document.get("moving", {}).items()
-        },
+        moving={_partition(number, assignment): _move(move) for number, move in document.get("moving", {}).items()},
         earlier=tuple(_number(columns, "earlier", 1, SCHEMA_FIELDS_MAX) for columns in earlier),
+        unknown=unknown_keys(document, _TOPIC_KEYS, TOPIC_DOCUMENT_BYTES_MAX),
     )
 
 
@@ -122,6 +129,11 @@ def _partition(text: str, assignment: Sequence[object]) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
         raise ValueError(f"moving names partition {quoted(text)}")
     return _number(int(text), "moving", 0, len(assignment) - 1)
+
+
+def _move(document: dict[str, Any]) -> Move:
+    target, origin = _brokers(document["target"]), _brokers(document["origin"])
+    return Move(target, origin, unknown_keys(document, _MOVE_KEYS, TOPIC_DOCUMENT_BYTES_MAX))
 
 
 def _brokers(replicas: Any) -> tuple[int, ...]:

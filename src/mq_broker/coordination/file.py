@@ -16,7 +16,7 @@ import logging
 import os
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,6 +34,7 @@ from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InternalError, InvalidRequest, TopicExists, UnknownTopic
 from mq_protocol.limits import LOCK_SILENCE_MS_MAX
 from mq_protocol.names import check_topic_name
+from mq_protocol.unknown_keys import unknown_keys, with_unknown
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +45,9 @@ WRITE_TIMEOUT_S = 10.0
 
 _DOCUMENT = "coordination.json"
 _LOCK = "coordination.lock"
+
+_KEYS = frozenset(("cluster_id", "lives", "topics", "states", "lock_tokens"))
+_UNKNOWN_BYTES_MAX = 1 << 20
 
 _PartitionKey = tuple[str, int]
 
@@ -59,34 +63,38 @@ class _Contents:
     lock_tokens: int = 0
     """None above it has been given to a holder of a lock."""
 
+    unknown: str = ""
+
     def copy(self) -> _Contents:
-        return _Contents(self.cluster_id, dict(self.lives), dict(self.topics), dict(self.states), self.lock_tokens)
+        return replace(self, lives=dict(self.lives), topics=dict(self.topics), states=dict(self.states))
 
     def to_json(self) -> dict[str, Any]:
         states: dict[str, dict[str, Any]] = {}
         for (topic_id, partition), (version, state) in self.states.items():
             states.setdefault(topic_id, {})[str(partition)] = {"version": version, **documents.state_to_json(state)}
-        return {
+        document = {
             "cluster_id": self.cluster_id,
             "lives": {str(broker): life for broker, life in self.lives.items()},
             "topics": [{"version": version, **documents.topic_to_json(topic)} for version, topic in self.topics.values()],
             "states": states,
             "lock_tokens": self.lock_tokens,
         }
+        return with_unknown(document, self.unknown)
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> _Contents:
-        topics = [(int(topic.get("version", 0)), documents.topic_from_json(topic)) for topic in document["topics"]]
+        topics = [(int(topic.pop("version", 0)), documents.topic_from_json(topic)) for topic in document["topics"]]
         return cls(
             cluster_id=str(document["cluster_id"]),
             lives={int(broker): int(life) for broker, life in document["lives"].items()},
             topics={topic.name: (version, topic) for version, topic in topics},
             states={
-                (topic_id, int(partition)): (int(state["version"]), documents.state_from_json(state))
+                (topic_id, int(partition)): (int(state.pop("version")), documents.state_from_json(state))
                 for topic_id, partitions in document["states"].items()
                 for partition, state in partitions.items()
             },
             lock_tokens=int(document.get("lock_tokens", 0)),
+            unknown=unknown_keys(document, _KEYS, _UNKNOWN_BYTES_MAX),
         )
 
 

@@ -32,17 +32,20 @@ class BrokerRegistration:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A partition on its way to `target`, in order of rank, from `origin`. The two are equal where a move was called off."""
+    """A partition on its way to `target`, in order of rank, from `origin`. The two are equal where a move was called off.
+    `unknown`: what a newer version has written beside them, as JSON; every write keeps it."""
 
     target: tuple[int, ...]
     origin: tuple[int, ...]
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
     """A topic as stored. `assignment[p]` are the brokers of partition p in order of rank; while `moving` has p, those of its origin
     and those of its target. `schema`: serialized Arrow schema; empty for the record schema; `earlier`: how many columns each of its
-    former versions had, first to last. `settings`: only those that were given, validated by mq_broker.broker."""
+    former versions had, first to last. `settings`: only those that were given, validated by mq_broker.broker.
+    `unknown`: keys of the document that only a newer version knows, as JSON; every write keeps them."""
 
     name: str
     topic_id: str
@@ -51,6 +54,7 @@ class TopicSpec:
     settings: dict[str, str] = field(default_factory=dict)
     moving: dict[int, Move] = field(default_factory=dict)
     earlier: tuple[int, ...] = ()
+    unknown: str = ""
 
     @property
     def replicas(self) -> int:

@@ -58,7 +58,15 @@ class Election:
             smaller = without(isr, former.broker)
             if len(smaller) >= settings.min_insync_replicas:
                 isr = smaller
-        return NodeState(shared.my_name, state.leader_epoch + 1, isr, recovery, shared.next_token(), floor)
+        return replace(
+            state,
+            leader=shared.my_name,
+            leader_epoch=state.leader_epoch + 1,
+            isr=isr,
+            recovery=recovery,
+            token=shared.next_token(),
+            offset_floor=floor,
+        )
 
     def _rank(self, state: NodeState) -> int:
         """How many registered members of the ISR come before this replica: each waits for those before it. One that is named and no

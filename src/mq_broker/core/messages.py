@@ -37,7 +37,8 @@ class NodeState:
 
     `isr` is sorted by broker and names each broker once, by the log id that was in sync. `token` tells whose write this is,
     for a writer whose answer was lost. `recovery` counts how often it was said that no named log is left (rule 15);
-    `offset_floor` is the first offset that nothing lost by that can have had.
+    `offset_floor` is the first offset that nothing lost by that can have had. `unknown`: what only a newer version knows of, as the
+    coordination service's text: it stays in every state that is made of this one.
     """
 
     leader: LeaderName | None
@@ -46,6 +47,7 @@ class NodeState:
     recovery: int
     token: str
     offset_floor: int = 0
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)

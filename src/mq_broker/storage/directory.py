@@ -19,7 +19,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from mq_broker.core.state import Snapshot
 from mq_broker.storage.aside import fresh_identity, install_snapshot, start_over
@@ -34,10 +34,12 @@ from mq_broker.storage.writer import Writer
 from mq_protocol.errors import InvalidSetting, StorageFailed
 from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
 from mq_protocol.names import quoted
+from mq_protocol.unknown_keys import unknown_keys, with_unknown
 
 DURABILITIES: Final = ("fsync", "os", "memory")
 
 _DELETED: Final = ".deleted"
+_UNKNOWN_BYTES_MAX: Final = 64 << 10
 _PLAIN: Final = re.compile("[0-9A-Za-z_-]{1,128}")
 """A name without a separator or a dot, so a child of the directory that it is looked for in, and none that is being deleted."""
 
@@ -49,7 +51,9 @@ class DataDirectory:
     what the next process appends.
     """
 
-    def __init__(self, path: Path, broker: int, cluster_id: str, lock_fd: int, files: Files) -> None:
+    def __init__(self, path: Path, owner: _Owner, lock_fd: int, files: Files) -> None:
+        broker, cluster_id = owner.broker, owner.cluster_id
+        self._unknown = owner.unknown
         self.path = path
         self.broker = broker
         self.cluster_id = cluster_id
@@ -70,8 +74,7 @@ class DataDirectory:
             (path / "partitions").mkdir(parents=True, exist_ok=True)
             lock_fd = _lock(path)
             try:
-                cluster_id = _read_owner(path, broker)
-                directory = cls(path, broker, cluster_id, lock_fd, files)
+                directory = cls(path, _read_owner(path, broker), lock_fd, files)
                 directory._write_owner()
                 (path / "broker.pid").write_text(f"{os.getpid()}\n")
                 for leftover in (path / "partitions").glob(f"*{_DELETED}"):
@@ -206,7 +209,7 @@ class DataDirectory:
             ) from error
 
     def _write_owner(self) -> None:
-        content = {"broker": self.broker, "cluster_id": self.cluster_id}
+        content = with_unknown({"broker": self.broker, "cluster_id": self.cluster_id}, self._unknown)
         self._files.replace(self.path / "broker.json", (json.dumps(content) + "\n").encode())
 
 
@@ -231,19 +234,29 @@ def _lock(path: Path) -> int:
     return fd
 
 
-def _read_owner(path: Path, broker: int) -> str:
-    """The cluster id in `broker.json`, empty if there is none yet."""
+class _Owner(NamedTuple):
+    """What `broker.json` says. `unknown`: keys that only a newer version knows, as JSON; every write keeps them."""
+
+    broker: int
+    cluster_id: str = ""
+    unknown: str = ""
+
+
+def _read_owner(path: Path, broker: int) -> _Owner:
+    """What `broker.json` says; without a cluster if there is none yet."""
     try:
         content = json.loads((path / "broker.json").read_bytes())
-        owner, cluster_id = int(content["broker"]), str(content["cluster_id"])
+        unknown = unknown_keys(content, ("broker", "cluster_id"), _UNKNOWN_BYTES_MAX)
+        owner = _Owner(int(content["broker"]), str(content["cluster_id"]), unknown)
     except FileNotFoundError:
-        return ""
-    except (ValueError, KeyError, TypeError) as error:
+        return _Owner(broker)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageFailed(
             f"{path / 'broker.json'} cannot be read ({error!r}): restore it, or give --data an empty directory"
         ) from error
-    if owner != broker:
+    if owner.broker != broker:
         raise InvalidSetting(
-            f"data directory {path} belongs to broker {owner}, not {broker}: start it with --id {owner}, or change --data"
+            f"data directory {path} belongs to broker {owner.broker}, not {broker}: start it with --id {owner.broker}, or change "
+            "--data"
         )
-    return cluster_id
+    return owner

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
 from mq_broker.storage.files import Files
 from mq_broker.storage.frame import Place
 from mq_protocol.errors import StorageFailed
+from mq_protocol.unknown_keys import unknown_keys, with_unknown
 
 FILE_NAME: Final = "log.json"
 FORMAT: Final = 2
@@ -42,7 +43,8 @@ class Cut:
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
     """What `log.json` holds. `durability` is that under which the log was last written: it decides what a reboot may have cost.
-    `recovery`: the last recovery (rule 15) that the log knows of. `cut`: what is to be finished before the log is opened."""
+    `recovery`: the last recovery (rule 15) that the log knows of. `cut`: what is to be finished before the log is opened.
+    `unknown`: keys that only a newer version knows, as JSON; every write keeps them."""
 
     log_id: str
     boot_id: str
@@ -54,13 +56,19 @@ class LogIdentity:
     recovery: int = 0
     cut: Cut | None = None
     format: int = FORMAT
+    unknown: str = ""
 
     def renewed(self) -> LogIdentity:
         """Another log as far as anybody's promises go: it may lack what the former one acknowledged."""
         return replace(self, log_id=new_log_id(), clean=False)
 
     def store(self, directory: Path, files: Files) -> None:
-        files.replace(directory / FILE_NAME, (json.dumps(asdict(self), indent=1) + "\n").encode())
+        document = {key: value for key, value in asdict(self).items() if key != "unknown"}
+        files.replace(directory / FILE_NAME, (json.dumps(with_unknown(document, self.unknown), indent=1) + "\n").encode())
+
+
+_KEYS: Final = frozenset(each.name for each in fields(LogIdentity)) - {"unknown"}
+_UNKNOWN_BYTES_MAX: Final = 4 << 10
 
 
 def new_log_id() -> str:
@@ -88,8 +96,9 @@ def load_identity(directory: Path, place: Place) -> LogIdentity | None:
     try:
         if raw.get("cut") is not None:
             raw["cut"] = Cut(**raw["cut"])
-        identity = LogIdentity(**{**raw, "format": FORMAT})
-    except TypeError as error:
+        known = {key: value for key, value in raw.items() if key in _KEYS}
+        identity = LogIdentity(**{**known, "format": FORMAT, "unknown": unknown_keys(raw, _KEYS, _UNKNOWN_BYTES_MAX)})
+    except (TypeError, ValueError) as error:
         raise StorageFailed(f"{path} does not name a log ({error}): move {directory} away and restart") from error
     if (identity.topic_id, identity.partition) != (place.topic_id, place.partition):
         raise StorageFailed(

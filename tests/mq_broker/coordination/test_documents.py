@@ -31,11 +31,6 @@ def test_every_document_comes_back_as_it_was() -> None:
         assert documents.load(documents.dump(documents.state_to_json(state)), documents.state_from_json, "x") == state
 
 
-def test_fields_of_a_newer_broker_are_ignored() -> None:
-    document = {**documents.state_to_json(state_of()), "since": 5}
-    assert documents.load(documents.dump(document), documents.state_from_json, "x") == state_of()
-
-
 def test_a_topic_counts_on_the_copies_that_it_has_at_both_ends_of_its_moves() -> None:
     moving = TopicSpec("t", id_of(""), ((1, 2), (2, 1, 3)), moving={1: Move((2, 3), (2, 1))})
     assert (moving.replicas, moving.target) == (2, ((1, 2), (2, 3)))
