@@ -1,0 +1,688 @@
+"""One turn of the sender at a time: what goes where, what is given up, when it looks again. The test is clock and brokers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from mq_client import sender as sender_module
+from mq_client.accumulator import AccumulatorSettings, Answer
+from mq_client.connection import Connection, TopicView
+from mq_client.deadline import Deadline
+from mq_client.errors import (
+    DiskFull,
+    InternalError,
+    InvalidRequest,
+    NotEnoughReplicas,
+    NotLeader,
+    NotSent,
+    OutcomeUnknown,
+    OutOfOrder,
+    Overloaded,
+    RefusedError,
+    StorageFailed,
+    TritonMQError,
+    UnknownTopic,
+    Unreachable,
+)
+from mq_client.futures import BatchOutcome, BatchPlace, RecordFuture, TableOutcome
+from mq_client.sender import Refresher, Sender
+from mq_protocol import limits
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import RECORD_SCHEMA, schema_to_bytes
+from mq_protocol.errors import to_wire
+
+T0 = 1_000.0
+DELIVERY_S = 30.0
+STALL_S = sender_module._STALL_S
+
+
+class Clock:
+    """In the place of the sender's `time`."""
+
+    now = T0
+
+    @classmethod
+    def monotonic(cls) -> float:
+        return cls.now
+
+
+class Stream:
+    """A broker's end of a produce stream: what was sent on it."""
+
+    def __init__(self, address: str, on_results: Any, on_broken: Any) -> None:
+        self.address = address
+        self.correlations: dict[int, int] = {}
+        self.bytes = 0
+        self.sent: list[pb.ProduceHeader] = []
+        self.closed = False
+        self.on_results = on_results
+        self.on_broken = on_broken
+
+    def send(self, request: Any) -> None:
+        self.sent.append(request.header)
+
+    def close(self, timeout_s: float) -> None:
+        self.closed = True
+
+
+class Asked:
+    """In the refresher's place: what was asked, and what the test says was refused."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.refused: dict[str, RefusedError] = {}
+
+    def ask(self, topic: str, doubted: str = "") -> None:
+        self.asked.append((topic, doubted))
+
+    def refusal(self, topic: str) -> RefusedError | None:
+        return self.refused.pop(topic, None)
+
+    def stop(self) -> None:
+        pass
+
+
+class Turns:
+    """Owns a sender without its thread. Brokers 1 and 2 are at `b:1` and `b:2`; topic `t` has two partitions."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.connection = Connection("b:1")
+        self.changed: list[str] = []
+        options = {"batch_bytes_max": 1 << 20, "linger_s": 0.0, "delivery_s": DELIVERY_S, "retries": 100, "max_in_flight": 5}
+        age_s_max = settings.pop("metadata_age_s_max", math.inf)
+        acks = settings.pop("acks", pb.ALL)
+        made = AccumulatorSettings(**{**options, "compression": None, **settings})
+        self.lead(1, 1)
+        self.sender = Sender(self.connection, made, acks, self.changed.append, age_s_max)
+        self.asked = Asked()
+        self.sender._refresher = self.asked  # type: ignore[assignment]
+        self.accumulator = self.sender.accumulator
+
+    def lead(self, *leaders: int, epoch: int = 1, topic: str = "t", topic_id: str = "1") -> TopicView:
+        info = pb.TopicInfo(name=topic, topic_id=topic_id, schema=schema_to_bytes(RECORD_SCHEMA))
+        for number, leader in enumerate(leaders):
+            info.partitions.add(partition=number, leader=leader, leader_epoch=epoch, replicas=[1, 2], isr=[1, 2])
+        brokers = [pb.BrokerInfo(id=number, address=f"b:{number}") for number in (1, 2)]
+        self.connection._learn(pb.MetadataResponse(brokers=brokers, topics=[info]))
+        view = self.connection.known_topic(topic)
+        assert view is not None
+        return view
+
+    def publish(self, now: float = T0, partition: int = 0, rows: int = 1, topic: str = "t", **more: Any) -> BatchOutcome:
+        view = self.connection.known_topic(topic)
+        assert view is not None
+        batch = pa.RecordBatch.from_pylist([{"value": b"x"}] * rows, schema=RECORD_SCHEMA)
+        outcome = BatchOutcome(topic)
+        self.accumulator.add_closed(view, partition, batch, outcome, now, **more)
+        return outcome
+
+    def turn(self, now: float = T0) -> tuple[list[pb.ProduceHeader], list[Answer], float]:
+        """What goes out, what ended, and when to look again. Each answer is told, as the thread does."""
+        Clock.now = now
+        ready, answers, wake = self.sender._plan(now)
+        for answer in answers:
+            answer.tell()
+        return [header for _, _, header in ready], answers, wake
+
+    def stream(self, address: str) -> Stream:
+        found: Any = self.sender._streams[address]
+        return found  # type: ignore[no-any-return]
+
+    def results(self, address: str, *results: pb.ProduceResult) -> None:
+        stream: Any = self.stream(address)
+        self.sender._on_results(stream, results)
+
+    def refuse(self, address: str, correlation: int, error: TritonMQError) -> None:
+        self.results(address, pb.ProduceResult(correlation=correlation, error=to_wire(error)))
+
+    def breaks(self, address: str, *, reached: bool = True) -> None:
+        stream: Any = self.stream(address)
+        self.sender._on_broken(stream, Unreachable("gone"), reached)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> type[Turns]:
+    monkeypatch.setattr(sender_module, "ProduceStream", Stream)
+    monkeypatch.setattr(sender_module, "time", Clock)
+    monkeypatch.setattr(Clock, "now", T0)
+    return Turns
+
+
+@pytest.fixture
+def turns(made: type[Turns]) -> Turns:
+    return made()
+
+
+def result(outcome: BatchOutcome, index: int = 0) -> Any:
+    return RecordFuture(outcome, index).result(0)
+
+
+def error(outcome: BatchOutcome) -> BaseException | None:
+    return RecordFuture(outcome, 0).exception(0)
+
+
+def placed(correlation: int, base_offset: int) -> pb.ProduceResult:
+    return pb.ProduceResult(correlation=correlation, base_offset=base_offset, timestamp_us=7)
+
+
+# ---------------------------------------------------------------- what goes out
+
+
+def test_batches_go_to_the_leaders_of_their_partitions_and_are_answered_there(turns: Turns) -> None:
+    turns.lead(1, 2, epoch=2)
+    first, second = turns.publish(partition=0), turns.publish(partition=1, rows=2)
+    sent, answers, _ = turns.turn()
+    assert [(header.topic, header.partition, header.record_count) for header in sent] == [("t", 0, 1), ("t", 1, 2)]
+    assert answers == []
+    turns.results("b:1", placed(1, 10))
+    turns.results("b:2", placed(2, 20))
+    assert result(first) == ("t", 0, 10, 7, False)
+    assert result(second, 1) == ("t", 1, 21, 7, False)
+    assert turns.accumulator.idle
+
+
+def test_a_request_says_what_the_broker_must_know(turns: Turns) -> None:
+    view = turns.connection.known_topic("t")
+    assert view is not None
+    turns.publish(uuid=b"a" * 16)
+    turns.publish(uuid=b"b" * 16)
+    (first, second), _, _ = turns.turn(T0 + 10)
+    assert (first.correlation, second.correlation) == (1, 2)
+    assert (first.uuid, first.after, second.uuid, second.after) == (b"a" * 16, b"", b"b" * 16, b"a" * 16)
+    assert first.schema_fingerprint == view.fingerprint
+    assert first.acks == pb.ALL
+    assert not first.HasField("stage")
+
+
+def test_a_broker_is_given_the_time_that_is_left_within_bounds(made: type[Turns]) -> None:
+    short, long = made(), made(delivery_s=1e9)
+    short.publish(T0)
+    (header,), _, _ = short.turn(T0 + DELIVERY_S - 2)
+    assert header.timeout_ms == 2_000
+    long.publish(T0)
+    (header,), _, _ = long.turn(T0)
+    assert header.timeout_ms == limits.REQUEST_TIMEOUT_MS
+    last = made()
+    last.publish(T0)
+    (header,), _, _ = last.turn(T0 + DELIVERY_S - 0.000_1)
+    assert header.timeout_ms == 1
+
+
+def test_staged_batches_wait_for_all_replicas_whatever_the_producer_waits_for(made: type[Turns]) -> None:
+    turns = made(acks=pb.NONE)
+    turns.publish()
+    turns.publish(stage=pb.StageOf(batch_id=3))
+    (plain, staged), _, _ = turns.turn()
+    assert (plain.acks, staged.acks) == (pb.NONE, pb.ALL)
+    assert staged.stage.batch_id == 3
+
+
+def test_a_stream_takes_no_more_once_its_bytes_are_reached(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = pa.RecordBatch.from_pylist([{"value": b"x"}], schema=RECORD_SCHEMA).nbytes
+    monkeypatch.setattr(limits, "PRODUCE_IN_FLIGHT_BYTES_MAX", 2 * size)
+    for _ in range(3):
+        turns.publish()
+    sent, _, _ = turns.turn()
+    assert len(sent) == 2
+    assert turns.stream("b:1").bytes == 2 * size
+    turns.results("b:1", placed(1, 0))
+    assert turns.stream("b:1").bytes == size
+    sent, _, _ = turns.turn()
+    assert [header.correlation for header in sent] == [3]
+
+
+def test_without_a_leader_nothing_is_sent_and_it_is_asked_who_leads(turns: Turns) -> None:
+    turns.lead(0, 1, epoch=2)
+    turns.publish()
+    sent, answers, wake = turns.turn()
+    assert (sent, answers) == ([], [])
+    assert turns.asked.asked == [("t", "")]
+    assert turns.sender._streams == {}
+    assert wake > T0
+
+
+def test_of_a_partition_that_is_not_known_of_it_is_asked(turns: Turns) -> None:
+    wide = turns.lead(1, 1, 1, epoch=2)
+    turns.connection.forget("t")
+    turns.lead(1, 1, epoch=3)
+    batch = pa.RecordBatch.from_pylist([{"value": b"x"}], schema=RECORD_SCHEMA)
+    turns.accumulator.add_closed(wide, 2, batch, BatchOutcome("t"), T0)
+    assert turns.turn()[0] == []
+    assert turns.asked.asked == [("t", "")]
+
+
+def test_a_lane_that_waits_after_a_failure_opens_no_stream(turns: Turns) -> None:
+    turns.publish()
+    turns.turn()
+    turns.breaks("b:1")
+    assert turns.sender._streams == {}
+    [lane] = turns.accumulator.busy()
+    sent, _, wake = turns.turn(lane.not_before - 0.001)
+    assert sent == []
+    assert turns.sender._streams == {}
+    assert wake == lane.not_before
+    sent, _, _ = turns.turn(lane.not_before)
+    assert [header.correlation for header in sent] == [2]
+
+
+# ---------------------------------------------------------------- when it looks again
+
+
+def test_it_looks_again_when_a_batch_expires_or_a_leader_may_have_stalled(turns: Turns) -> None:
+    turns.sender._renew_at = math.inf
+    assert turns.turn(T0)[2] == math.inf
+    turns.publish(T0)
+    assert turns.turn(T0)[2] == T0 + STALL_S
+    assert turns.turn(T0 + DELIVERY_S - 1)[2] == T0 + DELIVERY_S
+
+
+def test_it_looks_again_when_a_batch_has_lingered(made: type[Turns]) -> None:
+    turns = made(linger_s=0.5)
+    turns.sender._renew_at = math.inf
+    view = turns.connection.known_topic("t")
+    assert view is not None
+    target = turns.accumulator.add_target(view)
+    turns.accumulator.add(target, 0, None, b"x", None, None, 1, 0, T0)
+    assert turns.turn(T0) == ([], [], T0 + 0.5)
+    assert len(turns.turn(T0 + 0.5)[0]) == 1
+
+
+def test_it_looks_at_its_topics_at_least_as_often_as_they_may_be_old(made: type[Turns]) -> None:
+    assert made(metadata_age_s_max=0.25).turn(T0)[2] == T0 + 0.25
+    assert made(metadata_age_s_max=60.0).turn(T0)[2] == T0 + sender_module._IDLE_S
+
+
+# ---------------------------------------------------------------- what ends
+
+
+def test_a_batch_past_its_deadline_ends_with_what_is_known_of_it(turns: Turns) -> None:
+    turns.lead(0, 1, epoch=2)
+    never, sent = turns.publish(partition=0), turns.publish(partition=1)
+    turns.turn(T0)
+    assert turns.turn(T0 + DELIVERY_S - 0.001)[1] == []
+    assert len(turns.turn(T0 + DELIVERY_S)[1]) == 2
+    assert isinstance(error(never), NotSent)
+    assert isinstance(error(sent), OutcomeUnknown)
+    assert turns.accumulator.idle
+
+
+def test_a_topic_that_is_gone_ends_what_waits_for_it(turns: Turns) -> None:
+    gone = turns.publish()
+    turns.asked.refused["t"] = UnknownTopic("gone")
+    _, answers, _ = turns.turn()
+    assert isinstance(error(gone), UnknownTopic)
+    assert turns.changed == ["t"]
+    assert len(answers) == 1
+    assert turns.accumulator.idle
+
+
+def test_a_sender_that_stops_gives_up_what_has_no_answer(turns: Turns) -> None:
+    waiting, sent = turns.publish(partition=0), turns.publish(partition=1)
+    turns.lead(0, 1, epoch=2)
+    turns.turn()
+    stream = turns.stream("b:1")
+    turns.sender.stop(Deadline(1_000))
+    assert isinstance(error(waiting), NotSent)
+    assert isinstance(error(sent), OutcomeUnknown)
+    assert stream.closed
+
+
+def test_a_flush_that_is_too_short_says_how_many_batches_have_no_answer(turns: Turns) -> None:
+    turns.publish()
+    turns.publish()
+    with pytest.raises(OutcomeUnknown, match=r"2 batches have no answer after 0 ms.*flush again"):
+        turns.sender.flush(Deadline(0))
+    turns.turn()
+    turns.results("b:1", placed(1, 0), placed(2, 1))
+    turns.sender.flush(Deadline(0))
+
+
+def test_a_flush_does_not_wait_for_the_linger(made: type[Turns]) -> None:
+    turns = made(linger_s=10.0)
+    view = turns.connection.known_topic("t")
+    assert view is not None
+    target = turns.accumulator.add_target(view)
+    turns.accumulator.add(target, 0, None, b"x", None, None, 1, 0, T0)
+    assert turns.turn()[0] == []
+    with pytest.raises(OutcomeUnknown, match="1 batches"):
+        turns.sender.flush(Deadline(0))
+    assert len(turns.turn()[0]) == 1
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_room_is_there_up_to_the_bound_and_for_anything_when_nothing_waits(turns: Turns) -> None:
+    with turns.sender.lock:
+        turns.sender.wait_for_room(1_000, 10, Deadline(0))  # larger than all that is allowed, and alone
+        turns.accumulator.pending_bytes = 6
+        turns.sender.wait_for_room(4, 10, Deadline(0))
+        with pytest.raises(Overloaded, match=r"holds 6 unacknowledged bytes.*buffer_bytes_max=10"):
+            turns.sender.wait_for_room(5, 10, Deadline(0))
+
+
+# ---------------------------------------------------------------- who leads
+
+
+def test_what_is_in_flight_at_a_former_leader_goes_to_the_next_at_once(turns: Turns) -> None:
+    moved = turns.publish()
+    turns.turn()
+    turns.lead(2, 1, epoch=2)
+    sent, answers, _ = turns.turn(T0 + 1)
+    assert answers == []
+    assert [header.correlation for header in sent] == [2]
+    assert list(turns.stream("b:2").correlations) == [2]
+    turns.results("b:1", placed(1, 5))  # too late: it is the next leader's answer that counts
+    turns.results("b:2", placed(2, 6))
+    assert result(moved).offset == 6
+
+
+def test_a_leader_that_is_silent_for_long_is_doubted(turns: Turns) -> None:
+    turns.publish()
+    turns.turn(T0)
+    turns.publish()
+    turns.turn(T0 + 1)
+    turns.turn(T0 + STALL_S)
+    assert turns.asked.asked == []
+    turns.turn(T0 + STALL_S + 0.001)  # the oldest counts
+    assert turns.asked.asked == [("t", "b:1")]
+
+
+@pytest.mark.parametrize("retriable", [OutOfOrder("x"), Overloaded("x"), NotEnoughReplicas("x"), DiskFull("x")])
+def test_an_error_that_says_nothing_of_another_leader_asks_for_none(turns: Turns, retriable: TritonMQError) -> None:
+    turns.publish()
+    turns.turn()
+    turns.refuse("b:1", 1, retriable)
+    assert turns.asked.asked == []
+
+
+@pytest.mark.parametrize("retriable", [Unreachable("x"), NotLeader("x"), StorageFailed("x")])
+def test_an_error_that_may_mean_another_leader_asks_who_it_is(turns: Turns, retriable: TritonMQError) -> None:
+    turns.publish()
+    turns.turn()
+    turns.refuse("b:1", 1, retriable)
+    assert turns.asked.asked == [("t", "b:1")]
+
+
+def test_a_broker_that_names_the_leader_is_believed(turns: Turns) -> None:
+    turns.publish()
+    turns.turn()
+    turns.refuse("b:1", 1, NotLeader("2 does", 2, 2))
+    view = turns.connection.known_topic("t")
+    assert view is not None
+    assert turns.connection.leader_address(view, 0) == "b:2"
+    sent, _, _ = turns.turn()  # and without a pause
+    assert [header.correlation for header in sent] == [2]
+    assert list(turns.stream("b:2").correlations) == [2]
+
+
+def test_a_broker_that_knows_no_such_topic_makes_it_forget_what_it_knew(turns: Turns) -> None:
+    refused = turns.publish()
+    turns.turn()
+    turns.refuse("b:1", 1, UnknownTopic("deleted"))
+    assert turns.connection.known_topic("t") is None
+    assert turns.changed == ["t"]
+    assert isinstance(error(refused), UnknownTopic)
+
+
+def test_an_error_about_one_batch_leaves_what_is_known_of_the_topic(turns: Turns) -> None:
+    refused = turns.publish()
+    turns.turn()
+    turns.refuse("b:1", 1, InvalidRequest("no"))
+    assert turns.connection.known_topic("t") is not None
+    assert (turns.changed, turns.asked.asked) == ([], [])
+    assert isinstance(error(refused), InvalidRequest)
+
+
+def test_a_broken_stream_is_opened_anew_and_its_batches_go_again(turns: Turns) -> None:
+    turns.publish()
+    turns.publish()
+    turns.turn()
+    broken = turns.stream("b:1")
+    turns.breaks("b:1")
+    assert turns.asked.asked == [("t", "b:1")] * 2
+    [lane] = turns.accumulator.busy()
+    sent, _, _ = turns.turn(lane.not_before)
+    assert [header.correlation for header in sent] == [3, 4]
+    assert turns.stream("b:1") is not broken
+    still: Any = broken
+    turns.sender._on_broken(still, Unreachable("gone"), True)  # its late word ends nothing of the new one
+    assert turns.stream("b:1") is not broken
+
+
+@pytest.mark.parametrize(("reached", "ends_as"), [(True, OutcomeUnknown), (False, NotSent)])
+def test_a_stream_that_never_reached_the_broker_leaves_no_doubt(turns: Turns, reached: bool, ends_as: type[TritonMQError]) -> None:
+    outcome = turns.publish()
+    turns.turn()
+    turns.breaks("b:1", reached=reached)
+    turns.lead(0, 0, epoch=2)
+    turns.turn(T0 + DELIVERY_S)
+    assert type(error(outcome)) is ends_as
+
+
+# ---------------------------------------------------------------- answers about records
+
+
+def there(correlation: int, *positions: int) -> pb.ProduceResult:
+    known = pb.RecordsThere(positions=positions, offsets=[100 + at for at in positions], timestamps_us=[9] * len(positions))
+    return pb.ProduceResult(correlation=correlation, there=known)
+
+
+def publish_own(turns: Turns, count: int) -> BatchOutcome:
+    outcome = turns.publish(rows=count)
+    turns.accumulator.busy()[0].batches[-1].record_uuids = b"".join(bytes([at + 1]) * 16 for at in range(count))
+    return outcome
+
+
+def test_records_that_are_there_already_have_their_places_and_the_rest_is_sent_again(turns: Turns) -> None:
+    outcome = publish_own(turns, 3)
+    turns.turn()
+    turns.results("b:1", there(1, 0, 2))
+    sent, _, _ = turns.turn()
+    assert [(header.correlation, header.record_count, header.record_uuids) for header in sent] == [(2, 1, bytes([2]) * 16)]
+    turns.results("b:1", placed(2, 50))
+    assert [result(outcome, at)[1:] for at in range(3)] == [(0, 100, 9, True), (0, 50, 7, False), (0, 102, 9, True)]
+
+
+@pytest.mark.parametrize("positions", [(), (3,), (0, 3)])
+def test_a_broker_that_speaks_of_records_that_were_not_sent_is_not_believed(turns: Turns, positions: Sequence[int]) -> None:
+    outcome = publish_own(turns, 3)
+    turns.turn()
+    turns.results("b:1", there(1, *positions))
+    assert isinstance(error(outcome), InternalError)
+
+
+def test_a_broker_that_speaks_of_records_without_uuids_is_not_believed(turns: Turns) -> None:
+    outcome = turns.publish(rows=3)
+    turns.turn()
+    turns.results("b:1", there(1, 0))
+    assert isinstance(error(outcome), InternalError)
+
+
+def test_answers_to_what_nobody_waits_for_do_nothing(turns: Turns) -> None:
+    turns.publish()
+    turns.turn()
+    turns.results("b:1", placed(7, 0), there(8, 0))
+    turns.refuse("b:1", 9, InvalidRequest("no"))
+    assert list(turns.accumulator.in_flight) == [1]
+    assert turns.stream("b:1").bytes > 0
+
+
+# ---------------------------------------------------------------- topics that change
+
+
+def test_a_topic_that_is_made_anew_has_its_target_dropped(turns: Turns) -> None:
+    view = turns.connection.known_topic("t")
+    assert view is not None
+    turns.accumulator.add_target(view)
+    turns.turn(T0)
+    assert turns.changed == []
+    turns.lead(1, 1, epoch=1, topic_id="2")
+    turns.turn(T0 + sender_module._IDLE_S - 0.001)
+    assert turns.changed == []
+    turns.turn(T0 + sender_module._IDLE_S)
+    assert turns.changed == ["t"]
+
+
+def test_a_topic_that_is_gone_is_forgotten_with_its_refusal_unless_somebody_waits(turns: Turns) -> None:
+    view = turns.connection.known_topic("t")
+    assert view is not None
+    turns.accumulator.add_target(view)
+    turns.connection.forget("t")
+    turns.asked.refused["t"] = UnknownTopic("gone")
+    turns.turn(T0)
+    assert turns.changed == ["t"]
+    assert turns.asked.refused == {}
+    other = Turns()
+    known = other.connection.known_topic("t")
+    assert known is not None
+    other.accumulator.add_target(known)
+    waiting = other.publish()
+    other.connection.forget("t")
+    other.asked.refused["t"] = UnknownTopic("gone")
+    other.turn(T0)
+    assert isinstance(error(waiting), UnknownTopic)
+
+
+def test_a_topic_heard_of_long_ago_is_asked_for_once_in_its_time(made: type[Turns], monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = made(metadata_age_s_max=30.0)
+    view = turns.connection.known_topic("t")
+    assert view is not None
+    turns.accumulator.add_target(view)
+    age_s = 30.0
+    monkeypatch.setattr(turns.connection, "topic_age_s", lambda name: age_s)
+    turns.turn(T0)
+    assert turns.asked.asked == []
+    age_s = 30.5
+    for step in range(1, 31):
+        turns.turn(T0 + step)
+    assert turns.asked.asked == [("t", "")]
+    turns.turn(T0 + 32)
+    assert turns.asked.asked == [("t", "")] * 2
+
+
+# ---------------------------------------------------------------- errors that nobody has looked at
+
+
+def failed(outcome: BatchOutcome | Any) -> Answer:
+    return Answer(outcome, None, InvalidRequest("no"))
+
+
+def test_errors_that_nobody_looks_at_are_kept_up_to_a_bound(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sender_module, "_FAILURES_MAX", 3)
+    seen, fine = BatchOutcome("t"), BatchOutcome("t")
+    seen.observed = True
+    turns.sender._note([failed(seen), Answer(fine, BatchPlace(0, 0, 1, 0, False), None)])
+    assert turns.sender.failures == []
+    outcomes = [BatchOutcome("t") for _ in range(4)]
+    turns.sender._note([failed(outcome) for outcome in outcomes[:3]])
+    assert [answer.outcome for answer in turns.sender.failures] == outcomes[:3]
+    outcomes[0].observed = True  # looked at since
+    turns.sender._note([failed(outcomes[3])])
+    assert [answer.outcome for answer in turns.sender.failures] == outcomes[1:]
+    turns.sender._note([failed(BatchOutcome("t"))])
+    assert len(turns.sender.failures) == 3
+    assert turns.sender.failures[0].outcome is outcomes[1]  # the first error is the one to raise
+
+
+def test_the_errors_of_a_table_are_seen_by_whoever_has_its_future(turns: Turns) -> None:
+    table = TableOutcome("t", 1)
+    turns.sender._note([failed(table.piece())])
+    assert len(turns.sender.failures) == 1
+    table.future.add_done_callback(lambda future: None)
+    turns.sender._note([failed(table.piece())])
+    assert len(turns.sender.failures) == 1
+
+
+# ---------------------------------------------------------------- a defect
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_fails_ends_what_waits_and_says_so_to_who_comes_later(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = turns.publish()
+
+    def broken(now: float) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(turns.sender, "_plan", broken)
+    with turns.sender.lock:
+        turns.sender.ensure_started()
+    ended = RecordFuture(waiting, 0).exception(5)
+    assert isinstance(ended, InternalError)
+    assert "ZeroDivisionError: a defect" in str(ended)
+    assert turns.accumulator.idle
+    with turns.sender.lock, pytest.raises(InternalError, match="make a new producer"):
+        turns.sender.ensure_started()
+    assert turns.sender._thread is not None
+    turns.sender._thread.join(5)
+
+
+# ---------------------------------------------------------------- the refresher
+
+
+class Metadata:
+    """In the connection's place: what was refreshed, and an event for each time that it is done."""
+
+    def __init__(self) -> None:
+        import queue
+
+        self.calls: queue.SimpleQueue[tuple[str, set[str]]] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[TritonMQError | None] = queue.SimpleQueue()
+        self.told: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def refresh(self, topic: str, deadline: Deadline, doubted: frozenset[str]) -> None:
+        self.calls.put((topic, set(doubted)))
+        answer = self.answers.get(timeout=5)
+        if answer is not None:
+            raise answer
+
+
+@pytest.fixture
+def metadata() -> Metadata:
+    return Metadata()
+
+
+@pytest.fixture
+def refresher(metadata: Metadata) -> Iterator[Refresher]:
+    asked: Any = metadata
+    made = Refresher(asked, lambda: metadata.told.put(None))
+    yield made
+    made.stop()
+    if made._thread is not None:
+        made._thread.join(5)
+        assert not made._thread.is_alive()
+
+
+def test_topics_are_refreshed_one_after_the_other_and_each_end_is_told(refresher: Refresher, metadata: Metadata) -> None:
+    refresher.ask("a", "b:1")
+    assert metadata.calls.get(timeout=5) == ("a", {"b:1"})
+    refresher.ask("b", "b:1")
+    refresher.ask("b", "b:2")  # asked for already: one more broker is doubted
+    metadata.answers.put(None)
+    metadata.told.get(timeout=5)
+    assert metadata.calls.get(timeout=5) == ("b", {"b:1", "b:2"})
+    metadata.answers.put(Unreachable("nobody"))  # is no refusal
+    metadata.told.get(timeout=5)
+    assert refresher.refusal("a") is None
+    assert refresher.refusal("b") is None
+    assert metadata.calls.empty()
+
+
+def test_a_refusal_is_told_once(refresher: Refresher, metadata: Metadata) -> None:
+    refresher.ask("a")
+    metadata.answers.put(UnknownTopic("gone"))
+    metadata.told.get(timeout=5)
+    assert isinstance(refresher.refusal("a"), UnknownTopic)
+    assert refresher.refusal("a") is None
+
+
+def test_a_refresher_that_was_stopped_asks_nothing(refresher: Refresher, metadata: Metadata) -> None:
+    refresher.stop()
+    refresher.ask("a")
+    assert refresher._thread is None
+    assert metadata.calls.empty()
