@@ -11,11 +11,11 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, assert_never
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, assert_never, cast
 
 from mq_broker.broker.arriving import bytes_max
-from mq_broker.broker.peer_messages import Bodies, PeerMessages
+from mq_broker.broker.peer_messages import PeerMessages
 from mq_broker.broker.rest import IN_EARNEST, Rest
 from mq_broker.broker.topics import Topic
 from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation
@@ -65,7 +65,7 @@ from mq_broker.core.messages import (
 from mq_broker.core.peer_admission import judge
 from mq_broker.core.replica import Replica
 from mq_broker.storage.frame import Place, encode
-from mq_broker.storage.interface import Journal, OpenJournal
+from mq_broker.storage.interface import Frame, Journal, OpenJournal
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
@@ -115,7 +115,7 @@ class Partition:
         self._shell = shell
         self._place = Place(topic.spec.topic_id, number)
         self._waiting: dict[RequestId, _Waiting] = {}
-        self._inbox: deque[tuple[Event, Bodies]] = deque()
+        self._inbox: deque[Event] = deque()
         self._stepping = False
         self._touched = False
         self._changed = False
@@ -263,8 +263,8 @@ class Partition:
                 after,
                 wait,
                 keep_on_mismatch,
-            ),
-            payload,
+                payload,
+            )
         )
 
     async def ask(self, operation: Operation | AreStaged, deadline: float, *, keep_on_mismatch: bool = False) -> Done | Decided:
@@ -293,7 +293,7 @@ class Partition:
 
     # ------------------------------------------------------------------ events in
 
-    def feed(self, event: Event, bodies: Bodies = b"") -> None:
+    def feed(self, event: Event) -> None:
         """One step of the core, and what it asks for. Called while a step is being carried out, it waits its turn."""
         if self.closed:
             return
@@ -304,12 +304,12 @@ class Partition:
             self.wake(self._shell.now_ms())  # from a leader that is one no more: see `_begin_anew`
         asleep = self.rest.asleep
         for told in self.rest.told(event, self._shell.now_ms()):
-            self._step(told, bodies if told is event else b"")
+            self._step(told)
         if asleep and not self.rest.asleep:
             self._shell.ticking.woke(self)
 
     def wake(self, now_ms: int) -> None:
-        self._step(self.rest.wake(now_ms), b"")
+        self._step(self.rest.wake(now_ms))
         self._shell.ticking.woke(self)
 
     def end_turn(self, now_ms: int) -> None:
@@ -317,7 +317,7 @@ class Partition:
         if self.closed:
             return
         self._touched = False
-        self._step(self.rest.turn_ended(now_ms), b"")
+        self._step(self.rest.turn_ended(now_ms))
         if not self.rest.asleep:
             if self.rest.settled(self, now_ms):
                 self._shell.ticking.slept(self)
@@ -337,16 +337,16 @@ class Partition:
                 error = OutcomeUnknown(f"{self.name} did not commit this in time: ask again with the same UUID")
                 self._answer(request, Refused(error))
 
-    def _step(self, event: Event, bodies: Bodies) -> None:
-        self._inbox.append((event, bodies))
+    def _step(self, event: Event) -> None:
+        self._inbox.append(event)
         if self._stepping:
             return
         self._stepping = True
         try:
             while self._inbox:
-                event, bodies = self._inbox.popleft()
+                event = self._inbox.popleft()
                 for effect in self.replica.step(event):
-                    self._carry_out(effect, bodies)
+                    self._carry_out(effect)
         except Exception as error:  # a broken invariant: a broker that stops is safer than one that goes on
             log.exception("%s: a step failed on %s", self.name, type(event).__name__)
             self._shell.fail(error)
@@ -368,10 +368,10 @@ class Partition:
 
     # ------------------------------------------------------------------ effects out
 
-    def _carry_out(self, effect: Effect, bodies: Bodies) -> None:
+    def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case WriteEntries(entries):
-                self._write(entries, bodies)
+            case WriteEntries(entries, bodies):
+                self.journal.append([self._frame(entry, body) for entry, body in zip(entries, bodies, strict=True)])
             case Reply(request, result):
                 self._answer(request, result)
             case Published() | Trimmed() | OffsetsSkipped():
@@ -438,11 +438,11 @@ class Partition:
             case WriteNode():
                 self._shell.write_node(self._write_node(effect), f"write the node of {self.name}")
 
-    def _write(self, entries: Sequence[Entry], bodies: Bodies) -> None:
-        if isinstance(bodies, Mapping):
-            self.journal.append([bodies[entry.index] for entry in entries])
-        else:
-            self.journal.append([encode(self._place, entry, (bodies,) if entry.payload_bytes else ()) for entry in entries])
+    def _frame(self, entry: Entry, body: object) -> Frame:
+        """As it came from a leader, or made of what came from a client, if it has a payload."""
+        if isinstance(body, Frame):
+            return body
+        return encode(self._place, entry, (cast(Buffer, body),) if entry.payload_bytes else ())
 
     async def _read_node(self) -> None:
         try:

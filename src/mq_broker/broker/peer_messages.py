@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeAlias, assert_never
 
 from mq_broker.broker.arriving import ArrivingSnapshots
@@ -19,16 +19,12 @@ from mq_broker.storage.frame import Place, decode_frame, unpinned
 from mq_broker.storage.interface import Frame, Journal
 from mq_broker.storage.snapshot import decode_snapshot
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import PeerRefused, StorageFailed, TritonMQError
 
 log = logging.getLogger(__name__)
 
-Bodies: TypeAlias = Mapping[int, Frame] | Buffer
-"""What came with an event: frames by index (from a leader), or one payload (from a client)."""
-
 Judge: TypeAlias = Callable[[AppendEntries | AppendAck | InstallSnapshot], Judgement]
-Feed: TypeAlias = Callable[[Event, Bodies], None]
+Feed: TypeAlias = Callable[[Event], None]
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], object]
 
 
@@ -60,10 +56,10 @@ class PeerMessages:
 
     # -- in: each raises `PeerRefused` for what no broker sends
 
-    def _admit(self, message: AppendEntries | AppendAck | InstallSnapshot, bodies: Bodies) -> None:
+    def _admit(self, message: AppendEntries | AppendAck | InstallSnapshot) -> None:
         match self._judge(message):
             case Verdict.ADMITTED, _:
-                self._feed(message, bodies)
+                self._feed(message)
             case Verdict.NOT_REGISTERED, why:
                 log.debug("%s: dropped for now: %s", self._name, why)
             case _, why:
@@ -88,8 +84,8 @@ class PeerMessages:
                 message.sequence,
                 tuple(frame.entry for frame in frames),
                 message.successor,
-            ),
-            {frame.entry.index: frame for frame in frames},
+                tuple(frames),
+            )
         )
 
     def hear_ack(self, message: pb.AppendAck) -> None:
@@ -106,15 +102,14 @@ class PeerMessages:
                 message.conflict,
                 message.hint_index,
                 message.hint_epoch,
-            ),
-            b"",
+            )
         )
 
-    def hear_snapshot(self, part: pb.SnapshotPart) -> None:
+    def hear_snapshot(self, message: pb.SnapshotPart) -> None:
         """From a leader, a part at a time, in order. What is incomplete is dropped: the leader sends it all again."""
         if self._decoding:
             return
-        parts = self._arriving.take(part, self._snapshot_bytes_max())
+        parts = self._arriving.take(message, self._snapshot_bytes_max())
         if parts:
             self._decoding = True
             self._spawn(self._take_snapshot(parts), f"read the snapshot of {self._name}")
@@ -132,7 +127,7 @@ class PeerMessages:
             message, (verdict, why) = await asyncio.to_thread(read)
             if verdict is not Verdict.ADMITTED:
                 raise PeerRefused(f"{self._name}: {why}", pb.PEER_NONSENSE)
-            self._admit(message, b"")
+            self._admit(message)
         except PeerRefused as error:
             self._links.refuse(last.leader, error)
         except TritonMQError as error:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from mq_broker.broker.arriving import ArrivingSnapshots
 from mq_broker.broker.partition import Partition
+from mq_broker.broker.peer_messages import PeerMessages
 from mq_broker.broker.rest import Ticking
 from mq_broker.broker.topics import Topic
 from mq_broker.coordination.interface import CoordinationService
@@ -28,7 +29,6 @@ from mq_broker.storage.directory import DataDirectory
 from mq_broker.storage.frame import Place
 from mq_broker.storage.memory import open_memory_journal
 from mq_broker.storage.writer import Writer
-from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, StorageFailed, TritonMQError, UnknownPartition, UnknownTopic
 
 log = logging.getLogger(__name__)
@@ -187,20 +187,9 @@ class Shell:
         self.arriving.forget(broker)
         self._feed_all(PeerDisconnected(broker))
 
-    def append_entries(self, message: pb.AppendEntries, frames: Sequence[memoryview]) -> None:
-        partition = self._partitions.get((message.topic_id, message.partition))
-        if partition is not None:
-            partition.peers.hear_entries(message, frames)
-
-    def append_ack(self, message: pb.AppendAck) -> None:
-        partition = self._partitions.get((message.topic_id, message.partition))
-        if partition is not None:
-            partition.peers.hear_ack(message)
-
-    def snapshot_part(self, message: pb.SnapshotPart) -> None:
-        partition = self._partitions.get((message.topic_id, message.partition))
-        if partition is not None:
-            partition.peers.hear_snapshot(message)
+    def hearer(self, topic_id: str, partition: int) -> PeerMessages | None:
+        found = self._partitions.get((topic_id, partition))
+        return found.peers if found is not None else None
 
     # ------------------------------------------------------------------ which partitions are here
 

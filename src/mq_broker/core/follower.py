@@ -69,7 +69,7 @@ class Follower:
         if new:
             for entry in new:
                 log.append(entry)
-            shared.emit(WriteEntries(new))
+            shared.emit(WriteEntries(new, message.bodies[fresh:]))
         end = message.entries[-1].index if message.entries else message.prev_index
         self.matched = max(self.matched, end)
         self._leader_high_watermark = max(self._leader_high_watermark, message.high_watermark)

@@ -205,7 +205,7 @@ class Leader:
         log.append(entry)
         self._overlay.add(entry)
         self._offsets.add(entry, wanted=request.wait is Wait.WRITTEN)
-        self._shared.emit(WriteEntries((entry,)))
+        self._shared.emit(WriteEntries((entry,), (request.body,)))
         return entry.index
 
     # ------------------------------------------------------------------ followers

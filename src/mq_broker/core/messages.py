@@ -7,7 +7,7 @@ written into entries.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
@@ -130,7 +130,8 @@ class Propose:
     """A client (or the shell) wants an operation in the journal, or the answer to a question.
 
     `uuid` deduplicates APPEND and STAGE. `after`, if not empty, is a UUID that must already be in the log or its tail, else
-    the request is refused with OUT_OF_ORDER. `keep_on_mismatch` is for DECIDE (onReplayMismatch=keep).
+    the request is refused with OUT_OF_ORDER. `keep_on_mismatch` is for DECIDE (onReplayMismatch=keep). `body` is the payload: the
+    core hands it on with the entry and never looks at it.
     """
 
     request: RequestId
@@ -143,6 +144,7 @@ class Propose:
     after: bytes = b""
     wait: Wait = Wait.COMMITTED
     keep_on_mismatch: bool = False
+    body: object = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +187,8 @@ class AppendEntries:
     """From a leader.
 
     As an effect (`Send`) it names the range `prev_index + 1 .. last_index`, and the shell adds the frames; as an event, `entries`
-    holds their metadata and the shell keeps the frames for the `WriteEntries` that follows. `successor` not 0: the leader has
-    stood back, and that broker should claim at once.
+    holds their metadata and `bodies` the frame of each, which the core hands on and never looks at. `successor` not 0: the leader
+    has stood back, and that broker should claim at once.
     """
 
     leader: int
@@ -199,6 +201,7 @@ class AppendEntries:
     sequence: int
     entries: tuple[Entry, ...] = ()
     successor: int = 0
+    bodies: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,9 +393,10 @@ Result: TypeAlias = Done | RecordsThere | Decided | Refused
 
 @dataclass(frozen=True, slots=True)
 class WriteEntries:
-    """Append these to the journal; bodies are those that came with this step's event."""
+    """Append these to the journal. `bodies`: what came with each of them, in the same order, from a client or from a leader."""
 
     entries: tuple[Entry, ...]
+    bodies: tuple[object, ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

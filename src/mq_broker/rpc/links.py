@@ -48,17 +48,23 @@ Messages: TypeAlias = AsyncIterator[bytes]
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 
-class LinkListener(Protocol):
-    """Told, on the event loop, what arrives. `link_up` and `link_down` alternate for each broker.
+class Hearer(Protocol):
+    """One partition's ear, called on the event loop. What it hears speaks for the broker of that link and for no other. A
+    `PeerRefused` that it raises ends the link."""
 
-    What arrives speaks for the broker of that link and for no other. A `PeerRefused` that is raised ends the link.
-    """
+    def hear_entries(self, message: pb.AppendEntries, frames: Sequence[memoryview]) -> None: ...
+    def hear_ack(self, message: pb.AppendAck) -> None: ...
+    def hear_snapshot(self, message: pb.SnapshotPart) -> None: ...
+
+
+class LinkListener(Protocol):
+    """Told, on the event loop, which links there are: `link_up` and `link_down` alternate for each broker."""
 
     def link_up(self, broker: int) -> None: ...
     def link_down(self, broker: int) -> None: ...
-    def append_entries(self, message: pb.AppendEntries, frames: Sequence[memoryview]) -> None: ...
-    def append_ack(self, message: pb.AppendAck) -> None: ...
-    def snapshot_part(self, message: pb.SnapshotPart) -> None: ...
+
+    def hearer(self, topic_id: str, partition: int) -> Hearer | None:
+        """Who hears messages for that partition; None, and they are dropped, if it is not open here."""
 
 
 class PeerAddress(NamedTuple):
@@ -441,6 +447,7 @@ class Links:
             self._listener.link_down(peer.broker)
 
     async def _read(self, broker: int, incarnation: int, messages: Messages, ended: asyncio.Event) -> None:
+        hearer_of = self._listener.hearer
         async for data in messages:
             if ended.is_set():
                 return
@@ -452,12 +459,15 @@ class Links:
                 at = 0
                 for append in header.append:
                     count = len(append.frame_bytes)
-                    self._listener.append_entries(append, frames[at : at + count])
+                    if (hearer := hearer_of(append.topic_id, append.partition)) is not None:
+                        hearer.hear_entries(append, frames[at : at + count])
                     at += count
             for ack in header.ack:
-                self._listener.append_ack(ack)
+                if (hearer := hearer_of(ack.topic_id, ack.partition)) is not None:
+                    hearer.hear_ack(ack)
             for part in header.snapshot:
-                self._listener.snapshot_part(part)
+                if (hearer := hearer_of(part.topic_id, part.partition)) is not None:
+                    hearer.hear_snapshot(part)
 
     async def _write(self, peer: _Peer, send: Send[Envelope[pb.LinkHeader]], ended: asyncio.Event) -> None:
         while not ended.is_set():

@@ -12,7 +12,7 @@ import pytest
 
 from mq_broker.broker import peer_messages
 from mq_broker.broker.arriving import ArrivingSnapshots
-from mq_broker.broker.peer_messages import Bodies, PeerMessages
+from mq_broker.broker.peer_messages import PeerMessages
 from mq_broker.core.entries import Entry, MoveCursor
 from mq_broker.core.messages import Event, InstallSnapshot
 from mq_broker.core.peer_admission import Judgement, Verdict
@@ -62,7 +62,7 @@ class Peers:
             lambda: 2 * SNAPSHOT_PART_BYTES,
         )
 
-    def _feed(self, event: Event, _bodies: Bodies) -> None:
+    def _feed(self, event: Event) -> None:
         self.events.append(event)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -11,8 +11,8 @@ import pytest
 
 from mq_broker.broker import rest
 from mq_broker.broker.partition import Partition
+from mq_broker.broker.peer_messages import PeerMessages
 from mq_broker.broker.rest import Rest, RestTimes, Ticked, Ticking
-from mq_broker.broker.shell import Shell
 from mq_broker.core.leader import Leader
 from mq_broker.core.messages import AppendEntries
 from mq_protocol import mq_pb2 as pb
@@ -104,11 +104,11 @@ def test_a_leader_at_rest_stays_so_while_answers_take_long(zookeeper: str, tmp_p
     replicas: list[Partition] = []
     woken: list[str] = []
     heard: list[int] = []
-    add, wake, append_ack = Ticking.add, Partition.wake, Shell.append_ack
+    add, wake, hear_ack = Ticking.add, Partition.wake, PeerMessages.hear_ack
 
-    def noted_ack(shell: Shell, message: pb.AppendAck) -> None:
+    def noted_ack(peers: PeerMessages, message: pb.AppendAck) -> None:
         def hear() -> None:
-            append_ack(shell, message)
+            hear_ack(peers, message)
             heard.append(message.follower)
 
         asyncio.get_running_loop().call_later(0.05 * message.follower, hear)  # so that a turn ends between the two
@@ -141,7 +141,7 @@ def test_a_leader_at_rest_stays_so_while_answers_take_long(zookeeper: str, tmp_p
 
             await until(heartbeats_are_due)
             monkeypatch.setattr(Partition, "wake", noted_wake)
-            monkeypatch.setattr(Shell, "append_ack", noted_ack)
+            monkeypatch.setattr(PeerMessages, "hear_ack", noted_ack)
             led.tick(time.monotonic_ns() // 1_000_000, asyncio.get_running_loop().time())
             await asyncio.sleep(0)  # the heartbeats are on their way
             time.sleep(1.2)  # noqa: ASYNC251 - all brokers are held up for longer than a leader waits for an answer

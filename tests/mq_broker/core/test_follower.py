@@ -135,6 +135,14 @@ def test_what_is_there_already_is_not_written_again_and_what_is_new_is() -> None
     assert replica.last_index == 23
 
 
+def test_what_came_with_an_entry_is_written_with_it() -> None:
+    replica = shortened()
+    entries = (entry(21, 5), entry(22, 6), entry(23, 6))
+    replica.step(AppendEntries(2, 1, 6, 20, 5, 21, 0, 1, entries[:1], bodies=("first",)))
+    effects = replica.step(AppendEntries(2, 1, 6, 20, 5, 23, 0, 2, entries, bodies=("again", "second", "third")))
+    assert [effect.bodies for effect in effects if isinstance(effect, WriteEntries)] == [("second", "third")]
+
+
 def test_only_what_conflicts_and_what_follows_it_is_cut() -> None:
     settings = ReplicaSettings((1, 2, 3), 2)
     log = RecoveredLog((entry(1, 4), entry(2, 5), entry(3, 5)))

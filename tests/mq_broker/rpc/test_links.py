@@ -51,13 +51,16 @@ class Heard:
     def link_down(self, broker: int) -> None:
         self._hear("down", broker)
 
-    def append_entries(self, message: pb.AppendEntries, frames: Sequence[memoryview]) -> None:
+    def hearer(self, topic_id: str, partition: int) -> Heard:
+        return self
+
+    def hear_entries(self, message: pb.AppendEntries, frames: Sequence[memoryview]) -> None:
         self._hear("append", message.sequence, [bytes(frame) for frame in frames])
 
-    def append_ack(self, message: pb.AppendAck) -> None:
+    def hear_ack(self, message: pb.AppendAck) -> None:
         self._hear("ack", message.sequence)
 
-    def snapshot_part(self, message: pb.SnapshotPart) -> None:
+    def hear_snapshot(self, message: pb.SnapshotPart) -> None:
         self._hear("snapshot", message.sequence, message.part)
 
     async def until(self, condition: Callable[[list[tuple[Any, ...]]], bool]) -> None:
