@@ -37,13 +37,22 @@ from types import ModuleType
 import pytest
 
 from tests.mutants.covering import DATA, Covered
+from tests.mutants.one_zookeeper import one_zookeeper
 from tests.mutants.points import Mutant, mutants_of
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-PACKAGES = ("src/mq_broker/core", "src/mq_broker/broker", "src/mq_client")
+PACKAGES = (
+    "src/mq_broker/core",
+    "src/mq_broker/broker",
+    "src/mq_broker/rpc",
+    "src/mq_broker/storage",
+    "src/mq_broker/coordination",
+    "src/mq_client",
+)
 UNPROCESSED = ("-m", "not cluster and not spark", "--ignore=tests/notebooks", "--ignore=tests/mutants")
-QUICKLY = ("-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "--assert=plain")
+ONE_ZOOKEEPER = ("-p", "tests.mutants.one_zookeeper")
+QUICKLY = ("-x", "-q", "-p", "no:cacheprovider", *ONE_ZOOKEEPER, "--no-header", "--tb=no", "--assert=plain")
 """That something differs is enough: to show how two long texts differ takes longer than most tests."""
 
 TESTS_S = 20.0
@@ -293,7 +302,7 @@ def main() -> int:
     arguments = told()
     packages = arguments.package or PACKAGES
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-    with shared_broker() if "src/mq_client" in packages else contextlib.nullcontext():
+    with one_zookeeper(), shared_broker() if "src/mq_client" in packages else contextlib.nullcontext():
         return hunt(arguments, packages)
 
 
@@ -301,7 +310,16 @@ def hunt(arguments: argparse.Namespace, packages: Sequence[str]) -> int:
     folder = arguments.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if not arguments.covered:
-        command = [sys.executable, "-m", "pytest", "-p", "tests.mutants.covering", *UNPROCESSED, *(arguments.tests or ())]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-p",
+            "tests.mutants.covering",
+            *ONE_ZOOKEEPER,
+            *UNPROCESSED,
+            *(arguments.tests or ()),
+        ]
         subprocess.run(command, cwd=ROOT, env={**os.environ, DATA: str(folder)}, check=False)
     files = sorted(path for package in packages for path in (ROOT / package).rglob("*.py"))
     everything = [each for path in files for each in mutants_of(str(path.relative_to(ROOT)), path.read_text())]

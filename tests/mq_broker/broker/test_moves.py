@@ -25,8 +25,6 @@ from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, until
 from tests.mq_broker.broker.test_shell import shell
 from tests.mq_broker.broker.test_three_brokers import Three, three
 
-pytestmark = pytest.mark.cluster
-
 
 async def start(broker: Broker, topic: str, *targets: tuple[int, tuple[int, ...]], cancel: bool = False) -> None:
     moves = [pb.PartitionMove(topic=topic, partition=number, target=target) for number, target in targets]

@@ -1,0 +1,43 @@
+"""A partition as groups see one: it notes what is proposed, and answers when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from mq_broker.core.entries import MoveCursor
+from mq_broker.core.messages import Result
+from mq_broker.core.state import Cursor
+
+
+class Led:
+    """Partition 0 of topic `t`, which is led here and ends at offset 100. No group has a cursor yet."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.name = f"t-{number}"
+        self.number = number
+        self.topic = SimpleNamespace(spec=SimpleNamespace(name="t"))
+        self.leading, self.closed, self.next_offset = True, False, 100
+        self.cursors: dict[str, Cursor] = {}
+        machine = SimpleNamespace(cursors=self.cursors, ephemeral=[])
+        self.replica = SimpleNamespace(leader_epoch=1, leading=True, machine=machine)
+        self.proposed: list[MoveCursor] = []
+        self.deadlines: list[float] = []
+        self.replies: list[Callable[[Result], None]] = []
+
+    def propose(self, operation: MoveCursor, on_reply: Callable[[Result], None], deadline: float) -> None:
+        self.proposed.append(operation)
+        self.deadlines.append(deadline)
+        self.replies.append(on_reply)
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where the group was to be moved, in this order."""
+        return [operation.offset for operation in self.proposed]
+
+
+async def rounds() -> None:
+    """All that is due now has been done."""
+    for _ in range(5):
+        await asyncio.sleep(0)

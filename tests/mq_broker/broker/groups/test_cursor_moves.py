@@ -1,0 +1,165 @@
+"""Cursor moves under way: one at a time, then the newest; what is refused for now is tried again, and nothing else is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from mq_broker.broker import groups
+from mq_broker.broker.groups import CONSUMER, CursorMoves
+from mq_broker.core.messages import Done, Refused
+from mq_broker.core.state import EPHEMERAL, Cursor
+from mq_protocol.errors import InvalidRequest, NotEnoughReplicas
+from mq_protocol.limits import REQUEST_TIMEOUT_MS
+from tests.mq_broker.broker.groups.partitions import Led, rounds
+
+FOR_NOW = Refused(NotEnoughReplicas("1 live in-sync replica of 2"))
+FOR_GOOD = Refused(InvalidRequest("the log ends before that"))
+
+
+@pytest.fixture(autouse=True)
+def again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "MOVE_AGAIN_S", 0.0)
+
+
+def run(scenario: Callable[[Any, CursorMoves], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scenario(Led(), CursorMoves())
+
+    asyncio.run(main())
+
+
+def test_a_move_goes_forward_only_and_may_take_as_long_as_any_request() -> None:
+    async def scenario(led: Any, moves: CursorMoves) -> None:
+        now = asyncio.get_running_loop().time()
+        moves.move(led, "g", 5, EPHEMERAL)
+        [move] = led.proposed
+        assert (move.group, move.offset, move.kind, move.forward) == ("g", 5, EPHEMERAL, True)
+        assert led.deadlines[0] - now == pytest.approx(REQUEST_TIMEOUT_MS / 1000, abs=5)
+
+    run(scenario)
+
+
+def test_one_move_of_a_group_is_under_way_at_a_time_and_then_the_newest() -> None:
+    async def scenario(led: Any, moves: CursorMoves) -> None:
+        for offset in (5, 6, 7):
+            moves.move(led, "g", offset, CONSUMER)
+        moves.move(led, "h", 1, CONSUMER)
+        assert led.offsets == [5, 1]
+        assert (moves.cursor(led, "g"), moves.cursor(led, "h")) == (7, 1)
+        led.replies[0](Done(0))
+        assert led.offsets == [5, 1, 7]
+        assert moves.cursor(led, "g") == 7
+        led.replies[2](Done(0))
+        assert led.offsets == [5, 1, 7]
+
+    run(scenario)
+
+
+def test_what_is_where_it_should_be_is_not_moved_again() -> None:
+    async def scenario(led: Any, moves: CursorMoves) -> None:
+        moves.move(led, "g", 5, CONSUMER)
+        moves.move(led, "g", 5, CONSUMER)
+        led.replies[0](Done(0))
+        assert led.offsets == [5]
+
+    run(scenario)
+
+
+def test_where_a_group_is_told_from_what_is_under_way_and_then_from_the_journal() -> None:
+    async def scenario(led: Any, moves: CursorMoves) -> None:
+        assert (moves.cursor(led, "g"), moves.kind(led, "g")) == (-1, None)
+        moves.move(led, "g", 5, EPHEMERAL)
+        assert (moves.cursor(led, "g"), moves.kind(led, "g")) == (5, EPHEMERAL)
+        led.replies[0](Done(0))
+        led.cursors["g"] = Cursor(4, CONSUMER, 0)
+        assert (moves.cursor(led, "g"), moves.kind(led, "g")) == (4, CONSUMER)
+
+    run(scenario)
+
+
+def test_what_is_refused_for_good_is_left() -> None:
+    async def scenario(led: Any, moves: CursorMoves) -> None:
+        moves.move(led, "g", 5, CONSUMER)
+        moves.move(led, "g", 6, CONSUMER)
+        led.replies[0](FOR_GOOD)
+        await rounds()
+        assert led.offsets == [5]
+        assert moves.cursor(led, "g") == -1
+        moves.move(led, "g", 2, CONSUMER)
+        assert led.offsets == [5, 2], "and holds up nothing that comes later"
+
+    run(scenario)
+
+
+def test_what_is_refused_while_the_leadership_ends_is_left() -> None:
+    async def scenario(led: Any, moves: CursorMoves) -> None:
+        moves.move(led, "g", 5, CONSUMER)
+        led.leading = False
+        led.replies[0](FOR_NOW)
+        await rounds()
+        assert led.offsets == [5]
+        assert moves.cursor(led, "g") == -1
+
+    run(scenario)
+
+
+def test_an_answer_to_a_former_leadership_changes_nothing_of_this_one() -> None:
+    async def scenario(led: Any, moves: CursorMoves) -> None:
+        moves.move(led, "g", 5, CONSUMER)
+        led.replica.leader_epoch = 2
+        moves.move(led, "g", 3, CONSUMER)
+        led.replies[0](Done(0))
+        assert moves.cursor(led, "g") == 3, "still under way"
+        led.replies[0](FOR_NOW)
+        await rounds()
+        assert led.offsets == [5, 3]
+
+    run(scenario)
+
+
+def test_a_move_that_was_to_be_tried_again_at_a_partition_that_closed_is_dropped() -> None:
+    async def scenario(led: Any, moves: CursorMoves) -> None:
+        moves.move(led, "g", 5, CONSUMER)
+        led.replies[0](FOR_NOW)
+        led.closed = True
+        await rounds()
+        assert led.offsets == [5]
+        assert moves.cursor(led, "g") == -1
+
+    run(scenario)
+
+
+def test_what_was_tried_again_is_not_tried_again_for_the_place_it_was_moved_to() -> None:
+    async def scenario(led: Any, moves: CursorMoves) -> None:
+        moves.move(led, "g", 5, CONSUMER)
+        led.replies[0](FOR_NOW)
+        await rounds()
+        led.replies[1](FOR_NOW)
+        moves.move(led, "g", 8, CONSUMER)
+        await rounds()
+        led.replies[2](Done(0))
+        assert led.offsets == [5, 5, 8]
+        moves.move(led, "g", 9, CONSUMER)
+        assert led.offsets == [5, 5, 8, 9]
+
+    run(scenario)
+
+
+def test_a_group_that_is_being_deleted_is_moved_no_more() -> None:
+    async def scenario(led: Any, moves: CursorMoves) -> None:
+        moves.move(led, "g", 5, CONSUMER)
+        moves.move(led, "g", 6, CONSUMER)
+        moves.forget(led, "g")
+        led.replies[0](Done(0))
+        moves.move(led, "h", 5, CONSUMER)
+        led.replies[1](FOR_NOW)
+        moves.forget(led, "h")
+        await rounds()
+        assert led.offsets == [5, 5]
+        moves.forget(led, "nobody")
+
+    run(scenario)

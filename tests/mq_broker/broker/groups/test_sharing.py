@@ -1,0 +1,406 @@
+"""Who of a group has a partition, and how it is handed over. Members and partitions are stand-ins; no time passes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from mq_broker.broker import sharing
+from mq_broker.broker.groups import CONSUMER, CursorMoves
+from mq_broker.broker.sharing import Share, Shares
+from mq_broker.core import admission
+from mq_broker.core.messages import Done
+from mq_broker.core.state import EPHEMERAL, Cursor
+from mq_protocol.errors import InvalidRequest, TooManyGroups, TooManyMembers, TritonMQError, UnknownGroup
+from tests.mq_broker.broker.groups.partitions import Led, rounds
+
+
+class Reader:
+    """A member that notes what it is told. `position` and `settled` are as the test says."""
+
+    def __init__(self, member_id: str, first: int = 0) -> None:
+        self.member_id = member_id
+        self.position = self.settled = -1
+        self.told: list[str] = []
+        self._first = first
+
+    def first_offset(self) -> int:
+        return self._first
+
+    def activate(self, offset: int) -> None:
+        self.position = self.settled = offset
+        self.told.append(f"activate {offset}")
+
+    def pause(self) -> None:
+        self.told.append("pause")
+
+    def resume(self) -> None:
+        self.told.append("resume")
+
+    def deactivate(self) -> None:
+        self.told.append("deactivate")
+
+    def end(self, error: TritonMQError) -> None:
+        self.told.append(f"end {type(error).__name__}")
+
+
+class Case:
+    """One share of partition 0 by group `g`."""
+
+    def __init__(self, kind: str = CONSUMER) -> None:
+        self.led: Any = Led()
+        self.share = Share(self.led, "g", kind, CursorMoves())
+
+    def settles(self, member: Reader, offset: int) -> None:
+        """As a member's subscription does it."""
+        member.settled = offset
+        self.share.settle(member, offset)
+
+
+def run(scenario: Callable[[Case], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scenario(Case())
+
+    asyncio.run(main())
+
+
+def test_the_first_member_begins_where_it_wants_to_and_that_place_is_written_down() -> None:
+    async def scenario(case: Case) -> None:
+        a = Reader("a", first=7)
+        case.share.join(a)
+        assert a.told == ["activate 7"]
+        assert [(move.group, move.offset, move.kind, move.forward) for move in case.led.proposed] == [("g", 7, CONSUMER, True)]
+
+    run(scenario)
+
+
+def test_a_group_with_a_cursor_goes_on_there_and_writes_nothing() -> None:
+    async def scenario(case: Case) -> None:
+        case.led.cursors["g"] = Cursor(0, CONSUMER, 0)
+        a = Reader("a", first=7)
+        case.share.join(a)
+        assert a.told == ["activate 0"], "0 is a place, too"
+        assert case.led.proposed == []
+
+    run(scenario)
+
+
+def test_a_partition_changes_hands_at_once_where_nothing_is_unsettled() -> None:
+    async def scenario(case: Case) -> None:
+        b, a = Reader("b"), Reader("a")
+        case.share.join(b)
+        b.position = 5
+        case.settles(b, 5)
+        case.share.join(a)
+        assert b.told == ["activate 0", "deactivate"]
+        assert a.told == ["activate 5"]
+
+    run(scenario)
+
+
+def test_the_owner_is_paused_once_until_it_has_settled_and_the_next_begins_there() -> None:
+    async def scenario(case: Case) -> None:
+        b, a, c = Reader("b"), Reader("a"), Reader("c")
+        case.share.join(b)
+        b.position = 5
+        case.share.join(a)
+        case.share.join(c)
+        assert b.told == ["activate 0", "pause"]
+        case.settles(b, 4)
+        assert a.told == [], "it holds one more"
+        case.settles(b, 5)
+        assert b.told == ["activate 0", "pause", "deactivate"]
+        assert a.told == ["activate 5"]
+        await rounds()
+        assert a.told == ["activate 5"], "nothing is left of the wait"
+
+    run(scenario)
+
+
+def test_an_owner_that_does_not_settle_in_time_loses_the_partition_and_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "GROUP_HANDOVER_MS", 0)
+
+    async def scenario(case: Case) -> None:
+        b, a = Reader("b"), Reader("a")
+        case.share.join(b)
+        b.position = 5
+        case.settles(b, 2)
+        case.share.join(a)
+        assert a.told == []
+        await rounds()
+        assert b.told == ["activate 0", "pause", "deactivate"]
+        assert a.told == ["activate 2"]
+        proposed = list(case.led.offsets)
+        case.settles(b, 5)
+        assert case.led.offsets == proposed
+
+    run(scenario)
+
+
+def test_a_handover_waits_as_long_as_the_protocol_says() -> None:
+    async def scenario(case: Case) -> None:
+        loop, b = asyncio.get_running_loop(), Reader("b")
+        case.share.join(b)
+        b.position = 5
+        before = loop.time()
+        case.share.join(Reader("a"))
+        assert case.share._leaving is not None
+        assert case.share._leaving.when() - before == pytest.approx(sharing.GROUP_HANDOVER_MS / 1000, abs=1.0)
+        case.share._leaving.cancel()
+
+    run(scenario)
+
+
+def test_an_owner_whose_successor_goes_again_is_resumed_and_keeps_the_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "GROUP_HANDOVER_MS", 0)
+
+    async def scenario(case: Case) -> None:
+        b, a = Reader("b"), Reader("a")
+        case.share.join(b)
+        b.position = 5
+        case.share.join(a)
+        case.share.leave(a)
+        await rounds()
+        assert b.told == ["activate 0", "pause", "resume"], "the time that was given to it is over without effect"
+        case.share.join(a)
+        case.settles(b, 5)
+        assert a.told == ["activate 5"], "the next wait is one of its own"
+
+    run(scenario)
+
+
+def test_when_the_owner_leaves_the_next_begins_at_what_it_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "GROUP_HANDOVER_MS", 0)
+
+    async def scenario(case: Case) -> None:
+        b, a = Reader("b"), Reader("a")
+        case.share.join(b)
+        b.position = 9
+        case.settles(b, 3)
+        case.share.join(a)
+        case.share.leave(b)
+        assert a.told == ["activate 3"]
+        assert "deactivate" not in b.told, "its stream is gone"
+        await rounds()
+        assert a.told == ["activate 3"], "the wait for it has ended"
+        assert case.share.members == ["a"]
+
+    run(scenario)
+
+
+def test_a_member_that_is_not_the_owner_leaves_and_nothing_moves() -> None:
+    async def scenario(case: Case) -> None:
+        a, b = Reader("a"), Reader("b")
+        case.share.join(a)
+        case.share.join(b)
+        case.share.leave(b)
+        assert (a.told, b.told, case.share.members) == (["activate 0"], [], ["a"])
+
+    run(scenario)
+
+
+def test_an_owner_that_comes_again_replaces_what_it_was_and_the_end_of_its_former_stream_takes_nothing_from_it() -> None:
+    async def scenario(case: Case) -> None:
+        former, again, b = Reader("a"), Reader("a"), Reader("b")
+        case.share.join(former)
+        former.position = 9
+        case.settles(former, 4)
+        case.share.join(b)
+        case.share.join(again)
+        assert former.told == ["activate 0", "deactivate"]
+        assert again.told == ["activate 4"]
+        case.share.leave(former)
+        case.settles(former, 9)
+        assert (again.told, b.told) == (["activate 4"], [])
+        assert case.share.members == ["a", "b"]
+        waiting = Reader("b")
+        case.share.join(waiting)
+        assert (b.told, waiting.told, again.told) == ([], [], ["activate 4"]), "one that has nothing is replaced without a word"
+
+    run(scenario)
+
+
+def test_a_group_has_so_many_members_and_one_that_comes_again_is_none_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "GROUP_MEMBERS_MAX", 2)
+
+    async def scenario(case: Case) -> None:
+        case.share.join(Reader("a"))
+        assert case.share.has_room_for("b")
+        case.share.join(Reader("b"))
+        assert not case.share.has_room_for("c")
+        assert case.share.has_room_for("a")
+
+    run(scenario)
+
+
+def test_what_is_settled_is_moved_forward_only_and_by_the_owner_only() -> None:
+    async def scenario(case: Case) -> None:
+        a, b = Reader("a"), Reader("b")
+        case.share.join(a)
+        case.share.join(b)
+        case.led.replies[-1](Done(0))
+        for member, offset in ((a, 3), (a, 3), (a, 2), (b, 9)):
+            case.settles(member, offset)
+        assert case.led.offsets == [0, 3]
+        case.led.replies[-1](Done(0))
+        case.settles(a, 4)
+        assert case.led.offsets == [0, 3, 4]
+
+    run(scenario)
+
+
+def test_nobody_is_given_a_partition_whose_leadership_was_lost() -> None:
+    async def scenario(case: Case) -> None:
+        case.led.replica.leading = False
+        a = Reader("a")
+        case.share.join(a)
+        assert a.told == []
+
+    run(scenario)
+
+
+def test_a_word_beside_the_stream_counts_from_the_owner_and_no_further_than_the_log_goes() -> None:
+    async def scenario(case: Case) -> None:
+        a, b = Reader("a"), Reader("b")
+        assert case.share.counts("b", 5), "nobody has it"
+        case.share.join(a)
+        case.share.join(b)
+        assert not case.share.counts("b", 5)
+        assert case.share.counts("a", 5)
+        assert case.share.counts("a", 3)
+        case.share.leave(a)
+        assert b.told == ["activate 5"], "the word of 3 took nothing back"
+        assert case.share.counts("b", 1_000)
+        case.share.join(a)
+        case.share.leave(b)
+        assert a.told[-1] == "activate 100"
+
+    run(scenario)
+
+
+def test_a_word_before_anybody_had_the_partition_is_no_place_to_begin_at() -> None:
+    async def scenario(case: Case) -> None:
+        case.share.counts("a", 5)
+        a = Reader("a", first=2)
+        case.share.join(a)
+        assert a.told == ["activate 2"]
+
+    run(scenario)
+
+
+def test_a_group_that_is_deleted_ends_all_its_members_and_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "GROUP_HANDOVER_MS", 0)
+
+    async def scenario(case: Case) -> None:
+        b, a = Reader("b"), Reader("a")
+        case.share.join(b)
+        b.position = 5
+        case.share.join(a)
+        case.share.end(UnknownGroup("deleted"))
+        await rounds()
+        assert b.told == ["activate 0", "pause", "end UnknownGroup"]
+        assert a.told == ["end UnknownGroup"]
+
+    run(scenario)
+
+
+# ---------------------------------------------------------------- all shares of a broker
+
+
+def shares(scenario: Callable[[Shares, Any], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scenario(Shares(), Led())
+
+    asyncio.run(main())
+
+
+def test_members_of_one_group_and_partition_share_and_those_of_others_do_not() -> None:
+    async def scenario(all_shares: Shares, led: Any) -> None:
+        other: Any = Led(1)
+        members = [Reader(name) for name in "abcd"]
+        mine = all_shares.join(led, "g", members[0])
+        assert all_shares.join(led, "g", members[1]) is mine
+        assert all_shares.join(led, "h", members[2]) is not mine
+        assert all_shares.join(other, "g", members[3]) is not mine
+        assert [member.told for member in members] == [["activate 0"], [], ["activate 0"], ["activate 0"]]
+        assert all_shares.members_of(led, "g") == ["a", "b"]
+        assert all_shares.members_of(led, "nobody") == []
+        assert not all_shares.counts(led, "g", "b", 3)
+        assert all_shares.counts(led, "g", "a", 3)
+        assert all_shares.counts(led, "nobody", "b", 3)
+
+    shares(scenario)
+
+
+def test_a_share_is_gone_with_its_last_member_and_the_next_one_begins_at_the_cursor() -> None:
+    async def scenario(all_shares: Shares, led: Any) -> None:
+        a, b = Reader("a"), Reader("b")
+        first = all_shares.join(led, "g", a)
+        all_shares.join(led, "g", b)
+        all_shares.leave(led, "g", a)
+        assert all_shares.members_of(led, "g") == ["b"]
+        all_shares.leave(led, "g", b)
+        all_shares.leave(led, "g", b)
+        led.replies[-1](Done(0))
+        led.cursors["g"] = Cursor(42, CONSUMER, 0)
+        again = Reader("a")
+        assert all_shares.join(led, "g", again) is not first
+        assert again.told == ["activate 42"]
+
+    shares(scenario)
+
+
+def test_a_group_is_kept_or_ends_with_its_last_member_and_who_means_the_other_is_refused() -> None:
+    async def scenario(all_shares: Shares, led: Any) -> None:
+        assert all_shares.join(led, "e", Reader("a"), ephemeral=True).kind == EPHEMERAL
+        assert all_shares.join(led, "g", Reader("a")).kind == CONSUMER
+        with pytest.raises(InvalidRequest, match=r"ends with its last member.*ephemeral=True"):
+            all_shares.join(led, "e", Reader("b"))
+        with pytest.raises(InvalidRequest, match=r"is kept.*ephemeral=False"):
+            all_shares.join(led, "g", Reader("b"), ephemeral=True)
+        assert all_shares.join(led, "e", Reader("b"), ephemeral=True).members == ["a", "b"]
+        led.cursors["kept"] = Cursor(1, CONSUMER, 0)
+        with pytest.raises(InvalidRequest, match="is kept"):
+            all_shares.join(led, "kept", Reader("b"), ephemeral=True)
+
+    shares(scenario)
+
+
+def test_members_and_groups_beyond_the_bounds_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "GROUP_MEMBERS_MAX", 1)
+    monkeypatch.setattr(admission, "GROUPS_PER_PARTITION_MAX", 1)
+
+    async def scenario(all_shares: Shares, led: Any) -> None:
+        led.cursors["g"] = Cursor(1, CONSUMER, 0)
+        all_shares.join(led, "g", Reader("a"))
+        with pytest.raises(TooManyMembers, match="has 1 members at t-0"):
+            all_shares.join(led, "g", Reader("b"))
+        with pytest.raises(TooManyGroups):
+            all_shares.join(led, "h", Reader("a"))
+        assert all_shares.members_of(led, "h") == []
+
+    shares(scenario)
+
+
+def test_the_end_of_a_group_takes_what_was_still_to_be_written_with_it() -> None:
+    async def scenario(all_shares: Shares, led: Any) -> None:
+        a = Reader("a")
+        share = all_shares.join(led, "g", a)
+        share.settle(a, 5)
+        all_shares.end(led, "g", UnknownGroup("deleted"))
+        assert a.told[-1] == "end UnknownGroup"
+        led.replies[-1](Done(0))
+        assert led.offsets == [0], "5 would bring the group back"
+        assert all_shares.members_of(led, "g") == []
+
+        all_shares.join(led, "h", b := Reader("b"))
+        all_shares.leave(led, "h", b)
+        all_shares.forget(led, "h")
+        assert all_shares.join(led, "h", again := Reader("b", first=9)).members == ["b"]
+        assert again.told == ["activate 9"], "the place that was under way is forgotten"
+        all_shares.end(led, "nobody", UnknownGroup("deleted"))
+
+    shares(scenario)

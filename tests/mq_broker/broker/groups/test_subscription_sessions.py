@@ -1,0 +1,490 @@
+"""One subscription stream without its network: what a client says goes in, and messages come out as the broker would send them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker import delivery
+from mq_broker.broker.delivery import CREDIT_BYTES_MAX, Delivery, _Session, message_bytes
+from mq_broker.broker.memory import Held
+from mq_broker.core.messages import Published
+from mq_broker.core.state import Cursor
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope
+from mq_protocol.errors import (
+    InvalidRequest,
+    NotLeader,
+    OffsetOutOfRange,
+    StorageFailed,
+    TritonMQError,
+    UnknownPartition,
+    UnknownTopic,
+    from_wire,
+)
+from mq_protocol.limits import FETCH_CHUNK_BYTES
+from tests.mq_broker.broker.groups.partitions import Led, rounds
+
+
+class Readable(Led):
+    """A partition of batches of two records and ten bytes each: offsets `log_start` to 99 are there."""
+
+    def __init__(self, number: int = 0, log_start: int = 0) -> None:
+        super().__init__(number)
+        self.serving = True
+        self.observers: set[Callable[[], None]] = set()
+        self.index = SimpleNamespace(log_start_offset=log_start, find_time=lambda timestamp_us: timestamp_us // 10)
+        self.fails: TritonMQError | None = None
+        self.most: list[int] = []
+
+    def read(self, start: int, end: int, bytes_max: int) -> list[tuple[Published, bytes]]:
+        if self.fails is not None:
+            raise self.fails
+        self.most.append(bytes_max)
+        count = max(1, bytes_max // 10)
+        return [(Published(at, 2, 1, 1, 10, 10), b"0123456789") for at in range(start, end, 2)[:count]]
+
+    def not_leader(self) -> NotLeader:
+        return NotLeader("ask broker 2", 2, 5)
+
+    def changes(self) -> None:
+        for observer in list(self.observers):
+            observer()
+
+
+class Stream:
+    """One client's stream. Topic `t` has the id `id-of-t`; the broker has heard of its newer one only once it looks again."""
+
+    def __init__(self, *partitions: Readable, group: str = "", delivering: Any = None) -> None:
+        self.partitions = partitions or (Readable(),)
+        self.renewals = 0
+        self._topic_id = "id-of-t"
+        stand_in: Any = self
+        self.delivery = delivering or Delivery(stand_in, stand_in, Held(1 << 30))
+        self.session = _Session(self.delivery)
+        self._group = group
+
+    # ---- what the session sees of the broker
+
+    def partition(self, _topic: object, number: int) -> Any:
+        if not 0 <= number < len(self.partitions):
+            raise UnknownPartition("no such partition")
+        return self.partitions[number]
+
+    async def get(self, name: str) -> Any:
+        if name != "t":
+            raise UnknownTopic("no such topic")
+        return SimpleNamespace(spec=SimpleNamespace(name="t", topic_id=self._topic_id))
+
+    async def renewed(self, topic: Any) -> Any:
+        self.renewals += 1
+        self._topic_id = "newer"
+        return await self.get(topic.spec.name)
+
+    # ---- what the client says and is sent
+
+    async def say(self, *requests: pb.SubscribeRequest) -> None:
+        async def said() -> AsyncIterator[pb.SubscribeRequest]:
+            for request in requests:
+                yield request
+
+        await self.session.read(said())
+
+    async def open(self, *wanted: pb.SubscribePartition, credit: int = 1 << 20, member: str = "a", **fields: Any) -> None:
+        opened = pb.SubscribeOpen(partitions=wanted, group=self._group, member_id=member if self._group else "", **fields)
+        await self.say(pb.SubscribeRequest(open=opened, credit=pb.SubscribeCredit(bytes=credit)))
+
+    async def credit(self, count: int) -> None:
+        await self.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=count)))
+
+    async def settle(self, offset: int) -> None:
+        await self.say(pb.SubscribeRequest(settled=[pb.CursorPosition(topic="t", partition=0, offset=offset)]))
+
+    def message(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """The next one: (partition, offset) of what is opened, and of the batches."""
+        message = self.session._gather()
+        if message is None:
+            return [], []
+        batches = [(batch.partition, batch.base_offset) for batch in message.header.batches]
+        assert len(message.parts) == len(batches)
+        return [(told.partition, told.offset) for told in message.header.opened], batches
+
+    def told(self) -> list[pb.PartitionOpened]:
+        message = self.session._gather()
+        return list(message.header.opened) if message is not None else []
+
+
+def wanted(partition: int = 0, **start: Any) -> pb.SubscribePartition:
+    return pb.SubscribePartition(topic="t", partition=partition, **(start or {"earliest": True}))
+
+
+def run(stream: Stream, scenario: Callable[[Stream], Awaitable[None]]) -> None:
+    asyncio.run(_whole(stream, scenario))
+
+
+async def _whole(stream: Stream, scenario: Callable[[Stream], Awaitable[None]]) -> None:
+    await scenario(stream)
+
+
+def test_what_is_pushed_is_paid_from_the_credit_which_a_batch_may_overdraw() -> None:
+    async def scenario(stream: Stream) -> None:
+        await stream.open(wanted(), credit=25)
+        assert stream.message() == ([(0, 0)], [(0, 0), (0, 2), (0, 4)]), "five bytes of credit are enough for one more"
+        assert stream.message() == ([], [])
+        await stream.credit(5)
+        assert stream.message() == ([], []), "what was overdrawn is paid first"
+        await stream.credit(1)
+        assert stream.message() == ([], [(0, 6)])
+
+    run(Stream(), scenario)
+
+
+def test_what_is_told_needs_no_credit_and_is_told_once() -> None:
+    async def scenario(stream: Stream) -> None:
+        await stream.open(wanted(), credit=0)
+        assert stream.message() == ([(0, 0)], [])
+        assert stream.message() == ([], [])
+
+    run(Stream(), scenario)
+
+
+def test_credit_has_a_bound() -> None:
+    async def scenario(stream: Stream) -> None:
+        await stream.open(wanted(), credit=CREDIT_BYTES_MAX)
+        await stream.credit(CREDIT_BYTES_MAX)
+        assert stream.session._credit == CREDIT_BYTES_MAX
+
+    run(Stream(), scenario)
+
+
+def test_partitions_take_turns_and_share_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delivery, "FETCH_CHUNK_BYTES", 30)
+
+    async def scenario(stream: Stream) -> None:
+        for partition in stream.partitions:
+            partition.next_offset = 4
+        await stream.open(wanted(0), wanted(1))
+        assert stream.message()[1] == [(0, 0), (0, 2), (1, 0)], "what is left of the message's room is the second one's"
+        assert stream.message()[1] == [(1, 2)]
+        assert stream.message() == ([], [])
+        assert [partition.most for partition in stream.partitions] == [[30], [10, 30]]
+
+    run(Stream(Readable(0), Readable(1)), scenario)
+
+
+def test_a_message_holds_no_more_than_a_chunk_but_one_batch_of_any_size() -> None:
+    async def scenario(stream: Stream) -> None:
+        await stream.open(wanted())
+        assert len(stream.message()[1]) == 50
+        assert stream.partitions[0].most == [FETCH_CHUNK_BYTES]
+
+    run(Stream(), scenario)
+
+
+def test_what_is_committed_later_is_pushed_and_a_change_that_brings_nothing_is_not() -> None:
+    async def scenario(stream: Stream) -> None:
+        [partition] = stream.partitions
+        await stream.open(wanted(latest=True))
+        assert stream.message() == ([(0, 100)], [])
+        partition.changes()
+        assert stream.message() == ([], [])
+        partition.next_offset = 102
+        partition.changes()
+        assert stream.session._wake.is_set()
+        assert stream.message() == ([], [(0, 100)])
+
+    run(Stream(), scenario)
+
+
+def test_a_subscription_begins_at_the_nearer_end_of_the_log() -> None:
+    async def scenario(stream: Stream) -> None:
+        starts: list[tuple[dict[str, Any], int]] = [
+            ({"earliest": True}, 20),
+            ({"latest": True}, 100),
+            ({"offset": 3}, 20),
+            ({"offset": 50}, 50),
+            ({"offset": 101}, 100),
+            ({"timestamp_us": 400}, 40),
+            ({"timestamp_us": 50}, 20),
+        ]
+        for start, offset in starts:
+            await stream.open(wanted(**start))
+            assert stream.message()[0] == [(0, offset)], start
+
+    run(Stream(Readable(log_start=20)), scenario)
+
+
+def test_a_partition_that_is_opened_again_begins_anew_and_is_watched_once() -> None:
+    async def scenario(stream: Stream) -> None:
+        [partition] = stream.partitions
+        await stream.open(wanted(offset=10))
+        stream.message()
+        await stream.open(wanted(offset=90))
+        assert len(partition.observers) == 1
+        opened, batches = stream.message()
+        assert (opened, batches[0]) == ([(0, 90)], (0, 90))
+
+    run(Stream(), scenario)
+
+
+def test_a_closed_partition_and_those_of_a_stream_that_is_over_are_watched_no_more() -> None:
+    async def scenario(stream: Stream) -> None:
+        first, second = stream.partitions
+        await stream.open(wanted(0), wanted(1))
+        close = pb.SubscribeClose(partitions=[pb.TopicPartition(topic="t", partition=0), pb.TopicPartition(topic="u", partition=0)])
+        await stream.say(pb.SubscribeRequest(close=close))
+        assert (len(first.observers), len(second.observers)) == (0, 1)
+        assert {partition for partition, _ in stream.message()[1]} == {1}
+        stream.session.close()
+        assert not second.observers
+        assert stream.message() == ([], [])
+
+    run(Stream(Readable(0), Readable(1)), scenario)
+
+
+def test_a_subscription_waits_for_a_leader_that_is_not_ready_and_ends_with_one_that_leads_no_more() -> None:
+    async def scenario(stream: Stream) -> None:
+        [partition] = stream.partitions
+        partition.serving = False
+        await stream.open(wanted())
+        assert stream.message() == ([], [])
+        partition.serving = True
+        partition.changes()
+        opened, batches = stream.message()
+        assert (opened, len(batches)) == ([(0, 0)], 50)
+        partition.serving = False
+        partition.changes()
+        assert stream.told() == [], "between two entries of one leadership"
+        partition.replica.leading = False
+        partition.changes()
+        [told] = stream.told()
+        assert (told.partition, from_wire(told.error).leader) == (0, 2)
+        assert not partition.observers
+
+    run(Stream(), scenario)
+
+
+def test_a_subscription_to_a_partition_that_closes_ends() -> None:
+    async def scenario(stream: Stream) -> None:
+        [partition] = stream.partitions
+        await stream.open(wanted())
+        stream.message()
+        partition.serving, partition.closed = False, True
+        partition.changes()
+        [told] = stream.told()
+        assert isinstance(from_wire(told.error), NotLeader)
+
+    run(Stream(), scenario)
+
+
+def test_records_that_are_lost_are_told_once_and_pushing_goes_on_behind_them() -> None:
+    async def scenario(stream: Stream) -> None:
+        [partition] = stream.partitions
+        await stream.open(wanted())
+        partition.fails = OffsetOutOfRange("offsets 0 to 29 were lost", 30)
+        assert stream.message() == ([(0, 0)], [])
+        partition.fails = None
+        [told] = stream.told()
+        assert (told.offset, told.active, from_wire(told.error).next_offset) == (30, True, 30)
+        assert stream.message() == ([], []), "not in the same turn as the word that says so"
+        await rounds()
+        assert stream.message()[1][0] == (0, 30)
+
+    run(Stream(), scenario)
+
+
+@pytest.mark.parametrize("error", [OffsetOutOfRange("the same place again", 0), StorageFailed("damaged")])
+def test_a_partition_that_cannot_be_read_ends_the_subscription_with_the_reason(error: TritonMQError) -> None:
+    async def scenario(stream: Stream) -> None:
+        [partition] = stream.partitions
+        await stream.open(wanted())
+        partition.fails = error
+        assert stream.message() == ([(0, 0)], [])
+        [told] = stream.told()
+        assert type(from_wire(told.error)) is type(error)
+        await rounds()
+        assert stream.message() == ([], [])
+        assert not partition.observers
+
+    run(Stream(), scenario)
+
+
+def test_what_cannot_be_subscribed_to_is_told_and_the_rest_is_opened() -> None:
+    async def scenario(stream: Stream) -> None:
+        other = pb.SubscribePartition(topic="u", partition=3)
+        await stream.open(other, wanted(7), wanted(0))
+        unknown, beyond, opened = stream.told()
+        assert (unknown.topic, unknown.partition, unknown.error.code) == ("u", 3, pb.UNKNOWN_TOPIC)
+        assert (beyond.partition, beyond.error.code) == (7, pb.UNKNOWN_PARTITION)
+        assert (opened.partition, opened.active) == (0, True)
+
+    run(Stream(), scenario)
+
+
+def test_a_topic_that_was_made_again_is_looked_up_once_for_all_its_partitions() -> None:
+    async def scenario(stream: Stream) -> None:
+        known = [pb.SubscribePartition(topic="t", partition=0, earliest=True, topic_id="id-of-t")]
+        await stream.open(*known)
+        assert (stream.message()[0], stream.renewals) == ([(0, 0)], 0)
+        newer = [pb.SubscribePartition(topic="t", partition=n, earliest=True, topic_id="newer") for n in (0, 1)]
+        await stream.open(*newer)
+        assert (stream.message()[0], stream.renewals) == ([(0, 0), (1, 0)], 1)
+        await stream.open(*known)
+        [told] = stream.told()
+        assert (told.error.code, stream.renewals) == (pb.UNKNOWN_TOPIC, 2)
+
+    run(Stream(Readable(0), Readable(1)), scenario)
+
+
+# ---------------------------------------------------------------- members of groups
+
+
+def test_what_a_member_settles_moves_the_cursor_as_far_as_it_was_given() -> None:
+    async def scenario(stream: Stream) -> None:
+        [partition] = stream.partitions
+        partition.cursors["g"] = Cursor(0, "consumer", 0)
+        await stream.open(wanted(), credit=15)
+        stream.message()
+        for offset in (5, 3, 3, 4, 2):
+            await stream.settle(offset)
+        assert partition.offsets == [3], "it was given offsets 0 to 3: 5 is beyond, 2 goes back, and 4 waits for 3"
+        assert stream.delivery.shares._moves.cursor(partition, "g") == 4
+
+    run(Stream(group="g"), scenario)
+
+
+def test_a_member_without_a_part_is_told_so_and_is_given_it_when_the_other_goes() -> None:
+    async def scenario(stream: Stream) -> None:
+        await stream.open(wanted())
+        other = Stream(*stream.partitions, group="g", delivering=stream.delivery)
+        await other.open(wanted(), member="b")
+        [told] = other.told()
+        assert (told.active, told.offset) == (False, 0)
+        stream.session.close()
+        opened, batches = other.message()
+        assert (opened, batches[0]) == ([(0, 0)], (0, 0))
+
+    run(Stream(group="g"), scenario)
+
+
+def test_a_member_that_hands_over_is_pushed_nothing_more() -> None:
+    async def scenario(stream: Stream) -> None:
+        [partition] = stream.partitions
+        first = Stream(partition, group="g", delivering=stream.delivery)
+        await first.open(wanted(), member="b", credit=15)
+        first.message()
+        await stream.open(wanted(), member="a")
+        assert not stream.told()[0].active
+        await first.credit(1_000)
+        partition.changes()
+        assert first.message() == ([], []), "it is paused"
+        await first.settle(4)
+        [told] = first.told()
+        assert (told.active, told.offset) == (False, 4)
+        partition.changes()
+        assert first.message() == ([], [])
+        opened, batches = stream.message()
+        assert (opened, batches[0]) == ([(0, 4)], (0, 4))
+
+    run(Stream(group="g"), scenario)
+
+
+def test_a_member_that_waits_in_vain_resumes_where_it_was() -> None:
+    async def scenario(stream: Stream) -> None:
+        first = Stream(*stream.partitions, group="g", delivering=stream.delivery)
+        await first.open(wanted(), member="b", credit=15)
+        first.message()
+        await stream.open(wanted(), member="a")
+        await first.credit(1_000)
+        stream.session.close()
+        assert first.message()[1][0] == (0, 4)
+
+    run(Stream(group="g"), scenario)
+
+
+def test_a_stream_is_one_members() -> None:
+    async def scenario(stream: Stream) -> None:
+        with pytest.raises(InvalidRequest, match="a member id of its own"):
+            await stream.open(wanted(), member="")
+        await stream.open(wanted())
+        await stream.open(wanted())
+        with pytest.raises(InvalidRequest, match="open another stream"):
+            await stream.open(wanted(), member="b")
+
+    run(Stream(group="g"), scenario)
+
+
+def test_a_stream_without_a_group_names_none_later() -> None:
+    async def scenario(stream: Stream) -> None:
+        await stream.open(wanted())
+        with pytest.raises(InvalidRequest, match="open another stream"):
+            await stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(group="g", member_id="a")))
+
+    run(Stream(), scenario)
+
+
+def test_a_new_group_needs_a_name_that_looks_like_no_other_and_one_that_is_there_goes_on() -> None:
+    async def scenario(stream: Stream) -> None:
+        await stream.open(wanted())
+        [told] = stream.told()
+        assert told.HasField("error")
+        stream.partitions[0].cursors["e\u0301"] = Cursor(8, "consumer", 0)
+        await stream.open(wanted())
+        assert stream.message()[0] == [(0, 8)]
+
+    run(Stream(group="e\u0301"), scenario)
+
+
+def test_a_group_that_is_refused_ends_the_subscription_and_nothing_is_pushed() -> None:
+    async def scenario(stream: Stream) -> None:
+        [partition] = stream.partitions
+        partition.cursors["g"] = Cursor(0, "consumer", 0)
+        await stream.open(wanted(), ephemeral=True)
+        [told] = stream.told()
+        assert isinstance(from_wire(told.error), InvalidRequest)
+        assert not partition.observers
+        assert stream.message() == ([], [])
+
+    run(Stream(group="g"), scenario)
+
+
+# ---------------------------------------------------------------- the stream as a whole
+
+
+def test_a_stream_sends_what_there_is_and_ends_with_what_its_client_said() -> None:
+    async def main() -> None:
+        stream, over = Stream(), asyncio.Event()
+        sent: list[int] = []
+        [partition] = stream.partitions
+
+        async def requests() -> AsyncIterator[pb.SubscribeRequest]:
+            opened = pb.SubscribeOpen(partitions=[wanted()])
+            yield pb.SubscribeRequest(open=opened, credit=pb.SubscribeCredit(bytes=1 << 20))
+            await over.wait()
+
+        async def send(message: Envelope[pb.BatchesHeader]) -> None:
+            assert stream.delivery.held.bytes == 3 * message_bytes(message), "it is held while it is on its way"
+            sent.extend(batch.base_offset for batch in message.header.batches)
+
+        running = asyncio.create_task(stream.delivery.subscribe(requests(), send))
+        await rounds()
+        assert sent == list(range(0, 100, 2))
+        partition.next_offset = 102
+        partition.changes()
+        await rounds()
+        assert sent[-1] == 100
+        over.set()
+        await asyncio.wait_for(running, 5)
+        assert not partition.observers
+        assert stream.delivery.held.bytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_message_counts_with_what_it_tells_and_what_it_carries() -> None:
+    told = pb.PartitionOpened(topic="t", partition=1, offset=7)
+    assert message_bytes(Envelope(pb.BatchesHeader(opened=[told, told]), (b"abc", b"de"))) == 5 + 2 * told.ByteSize()
