@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo test quick style types floors dist versions proto lock bench bench-kafka simulate mutations mutants chaos crashes clean
+.PHONY: demo test quick style types floors docs dist versions proto lock bench bench-kafka simulate mutations mutants chaos crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -25,6 +25,9 @@ types: $(VENV)/.ready
 
 floors: $(VENV)/.ready
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.ready          ## the documentation as a site, in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
 
 dist: $(VENV)/.ready          ## build the wheel and the source distribution, and try both in fresh environments
 	$(BIN)/python -m release.dist

@@ -10,7 +10,7 @@ import pytest
 from tests.simulation import test_durability as cases
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tests/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 SHORT = {
     "S[": "tests/simulation/test_durability.py::test_survived[",
     "N[": "tests/simulation/test_durability.py::test_not_survived[",

@@ -67,6 +67,8 @@ class UnknownOutcome(TritonMQError):
 
 
 class InvalidRequest(RefusedError):
+    """The request has no meaning: the message names the field and what is allowed. Correct it."""
+
     code = pb.INVALID_REQUEST
     grpc_status = "INVALID_ARGUMENT"
 
@@ -91,46 +93,64 @@ class TooManyMembers(RefusedError):
 
 
 class InvalidSetting(RefusedError):
+    """A setting or an option is unknown, or its value is not allowed. The message names both, and the nearest right one."""
+
     code = pb.INVALID_SETTING
     grpc_status = "INVALID_ARGUMENT"
 
 
 class InvalidTopicName(RefusedError):
+    """The name cannot be a topic's. The message names the character or the rule."""
+
     code = pb.INVALID_TOPIC_NAME
     grpc_status = "INVALID_ARGUMENT"
 
 
 class UnknownTopic(RefusedError):
+    """No topic has this name, or the topic was deleted. Check the name, or create the topic."""
+
     code = pb.UNKNOWN_TOPIC
     grpc_status = "NOT_FOUND"
 
 
 class UnknownPartition(RefusedError):
+    """The topic has no partition of this number. Partitions are counted from 0."""
+
     code = pb.UNKNOWN_PARTITION
     grpc_status = "NOT_FOUND"
 
 
 class UnknownGroup(RefusedError):
+    """The group has no cursor anywhere: it has never settled a record, or it was deleted."""
+
     code = pb.UNKNOWN_GROUP
     grpc_status = "NOT_FOUND"
 
 
 class TopicExists(RefusedError):
+    """A topic of this name exists already. `--if-not-exists` leaves it as it is."""
+
     code = pb.TOPIC_EXISTS
     grpc_status = "ALREADY_EXISTS"
 
 
 class SchemaMismatch(RefusedError):
+    """The columns or a value do not fit the topic's schema. The message names the column and the value."""
+
     code = pb.SCHEMA_MISMATCH
     grpc_status = "INVALID_ARGUMENT"
 
 
 class BatchTooLarge(RefusedError):
+    """A batch or a record is above the topic's bound. The message names the setting to raise, or send smaller batches."""
+
     code = pb.BATCH_TOO_LARGE
     grpc_status = "INVALID_ARGUMENT"
 
 
 class CorruptBatch(RefusedError):
+    """The batch is no valid Arrow data. Send it again; if it comes again, the client is at fault."""
+
     code = pb.CORRUPT_BATCH
     grpc_status = "INVALID_ARGUMENT"
 
@@ -147,27 +167,39 @@ class OffsetOutOfRange(RefusedError):
 
 
 class DataLoss(RefusedError):
+    """Records that were to be read are gone. The message says which, and how to go on without them."""
+
     code = pb.DATA_LOSS
     grpc_status = "DATA_LOSS"
 
 
 class NotEnoughBrokers(RefusedError):
+    """Fewer brokers are alive than the topic is to have replicas. Start brokers, or ask for fewer replicas."""
+
     code = pb.NOT_ENOUGH_BROKERS
 
 
 class ReplayMismatch(RefusedError):
+    """A micro-batch that was decided came again with another row count. `onReplayMismatch=keep` keeps what was decided."""
+
     code = pb.REPLAY_MISMATCH
 
 
 class StaleMicroBatch(RefusedError):
+    """A micro-batch older than the last decided one was to be written. The checkpoint is older than the topic."""
+
     code = pb.STALE_MICRO_BATCH
 
 
 class FencedRun(RefusedError):
+    """A newer run of the same query is writing. Only one run of a checkpoint may be active: stop the other one."""
+
     code = pb.FENCED_RUN
 
 
 class StagedBatchMissing(RefusedError):
+    """The decision names a batch that is not staged under its key for its micro-batch. Nothing is decided."""
+
     code = pb.STAGED_BATCH_MISSING
 
 
@@ -226,28 +258,40 @@ class NotLeader(RetriableError):
 
 
 class NotEnoughReplicas(RetriableError):
+    """Fewer replicas are in sync than `min_insync_replicas`, so the write is refused. Bring brokers back."""
+
     code = pb.NOT_ENOUGH_REPLICAS
 
 
 class OutOfOrder(RetriableError):
+    """The batch that must come before this one is not there yet. Clients send both again by themselves."""
+
     code = pb.OUT_OF_ORDER
 
 
 class Overloaded(RetriableError):
+    """A bound of memory or of waiting requests is reached. Send more slowly, or wait longer."""
+
     code = pb.OVERLOADED
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class DiskFull(RetriableError):
+    """The broker's disk has no room left. Reads go on. Free some space, or lower the topic's retention."""
+
     code = pb.DISK_FULL
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class StorageFailed(RetriableError):
+    """The broker's disk failed a write or a sync. The broker's log names the file; another replica takes over."""
+
     code = pb.STORAGE_FAILED
 
 
 class CoordinationUnavailable(RetriableError):
+    """The broker does not reach ZooKeeper. Topics cannot be changed and leaders not elected until it does."""
+
     code = pb.COORDINATION_UNAVAILABLE
 
 
@@ -281,16 +325,22 @@ class LockLost(UnknownOutcome):
 
 
 class OutcomeUnknown(UnknownOutcome):
+    """The answer did not come in time, so the write may have happened. Send it again with the same UUID: there is one copy."""
+
     code = pb.OUTCOME_UNKNOWN
     grpc_status = "DEADLINE_EXCEEDED"
 
 
 class Unreachable(UnknownOutcome):
+    """No broker answered at any of the addresses. Check the addresses, the network and that brokers run."""
+
     code = pb.UNREACHABLE
     grpc_status = "UNAVAILABLE"
 
 
 class InternalError(UnknownOutcome):
+    """A broker failed in a way that it does not explain to clients. Its log has the reason."""
+
     code = pb.INTERNAL
     grpc_status = "INTERNAL"
     retriable = False

@@ -17,6 +17,7 @@ from typing import Final
 from mq_protocol import limits
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
+from mq_spark.option_table import BOOTSTRAP, BOTH, ENDING, PER_TRIGGER, SINK, SOURCE, STARTING, WITHOUT_EFFECT, names
 from mq_spark.option_values import (
     EARLIEST,
     LATEST,
@@ -87,39 +88,11 @@ class SinkOptions:
 
 # ------------------------------------------------------------------ the table of names
 
-_BOOTSTRAP = "bootstrap.servers"
-_STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
-_ENDING: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
-"""In the order in which they count when several are given, as with Kafka."""
+_SOURCE: Final = names(SOURCE)
+_SINK: Final = names(SINK)
+_BOTH: Final = names(BOTH)
 
-_PER_TRIGGER: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
-_NO_MATTER: Final = ("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
-"""Kafka's connector tunes its waiting and asking again by these. Here requestTimeoutMs bounds both; no row depends on them."""
-
-_SOURCE: Final = (
-    "subscribe",
-    "subscribePattern",
-    "assign",
-    *_STARTING,
-    *_ENDING,
-    "startingOffsetsByTimestampStrategy",
-    *_PER_TRIGGER,
-    "filter",
-    "minPartitions",
-    "maxRecordsPerPartition",
-    "failOnDataLoss",
-    "includeMetadata",
-    "kafka.group.id",
-    "groupIdPrefix",
-    "readFrom",
-    "kafka.client.rack",
-    *_NO_MATTER,
-)
-_SINK: Final = ("topic", "keyColumn", "onReplayMismatch", "txnAppId", "txnVersion")
-_BOTH: Final = (_BOOTSTRAP, "requestTimeoutMs", "includeHeaders")
-"""includeHeaders: Kafka's sink takes it too, where it changes nothing: a column `headers` is written if it is there."""
-
-_ALIASES: Final = {"kafka.bootstrap.servers": _BOOTSTRAP}
+_ALIASES: Final = {"kafka.bootstrap.servers": BOOTSTRAP}
 
 _SPARKS_OWN: Final = ("checkpointLocation", "path", "queryName", "outputMode")
 """Spark puts these among a writer's options by itself; `path` is refused on its own, with a better word."""
@@ -183,13 +156,13 @@ def _read_from(options: Mapping[str, str]) -> str:
 
 def _check_meaning(options: Mapping[str, str], streaming: bool | None) -> None:
     """What only a stream can keep to, or only a batch read."""
-    for name in _ENDING:
+    for name in ENDING:
         if streaming and name in options:
             raise InvalidSetting(f"{name} has no meaning in a stream: use trigger(availableNow=True), which ends, or spark.read")
-    for name in _PER_TRIGGER:
+    for name in PER_TRIGGER:
         if streaming is False and name in options:
             raise InvalidSetting(f"{name} has no meaning in a batch read: leave it out, or use spark.readStream")
-    for name in _NO_MATTER:
+    for name in WITHOUT_EFFECT:
         if name in options:
             log.info("option %s tunes Kafka's client and changes nothing here: requestTimeoutMs bounds every question", name)
 
@@ -199,11 +172,11 @@ def _starting(options: Mapping[str, str], meant: Subscription, default: str) -> 
     if strategy not in ("error", "latest"):
         known = did_you_mean(strategy, ("error", "latest"))
         raise InvalidSetting(f"startingOffsetsByTimestampStrategy={strategy!r} is not known{known} (error or latest)")
-    return _place(options, _STARTING, meant, default, otherwise_latest=strategy == "latest")
+    return _place(options, STARTING, meant, default, otherwise_latest=strategy == "latest")
 
 
 def _ending(options: Mapping[str, str], meant: Subscription) -> StartingAt:
-    return _place(options, _ENDING, meant, "latest", otherwise_latest=True)
+    return _place(options, ENDING, meant, "latest", otherwise_latest=True)
 
 
 def _place(
@@ -287,14 +260,14 @@ def _known_name(written: str, allowed: Iterable[str]) -> str:
 
 
 def _bootstrap(options: Mapping[str, str]) -> str:
-    text = options.get(_BOOTSTRAP)
+    text = options.get(BOOTSTRAP)
     if text is None:
-        raise InvalidSetting(f"{_BOOTSTRAP} is missing: .option('{_BOOTSTRAP}', 'host:port,…') names the brokers to begin with")
+        raise InvalidSetting(f"{BOOTSTRAP} is missing: .option('{BOOTSTRAP}', 'host:port,…') names the brokers to begin with")
     addresses = [address.strip() for address in text.split(",") if address.strip()]
     for address in addresses:
         host, colon, port = address.rpartition(":")
         if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise InvalidSetting(f"{_BOOTSTRAP} has {address!r}: write every broker as host:port, with commas between")
+            raise InvalidSetting(f"{BOOTSTRAP} has {address!r}: write every broker as host:port, with commas between")
     if not addresses:
-        raise InvalidSetting(f"{_BOOTSTRAP} is empty: write every broker as host:port, with commas between")
+        raise InvalidSetting(f"{BOOTSTRAP} is empty: write every broker as host:port, with commas between")
     return ",".join(addresses)

@@ -10,7 +10,7 @@ from tests.documents.blocks import ELSEWHERE, agrees, blocks
 from tests.documents.reader import Reader
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 """README's quick start comes first: the other pages go on from the cluster, the topics and the names that it leaves."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_spark import options
+from mq_spark import option_table, options
 from mq_spark.option_values import EARLIEST, LATEST, mentions
 from mq_spark.options import SinkOptions, SourceOptions, parse_sink, parse_source
 
@@ -115,7 +115,7 @@ def default(option: str, text: str) -> str:
 def test_every_option_is_on_the_page_and_in_the_readme() -> None:
     names = {*options._SOURCE, *options._SINK, *options._BOTH}
     assert [name for name in sorted(names) if f"`{name}`" not in PAGE] == []
-    assert [name for name in sorted(names - {*options._NO_MATTER}) if f"`{name}`" not in README] == []
+    assert [name for name in sorted(names - {*option_table.WITHOUT_EFFECT}) if f"`{name}`" not in README] == []
 
 
 def test_every_row_of_the_page_has_a_test_that_shows_it() -> None:

@@ -1,0 +1,113 @@
+"""Every option of the Spark source and sink, once: its name, its side, its default and what it means. Pure.
+
+`options` parses by these names, and the documentation's reference is written from this table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+SOURCE: Final = "source"
+SINK: Final = "sink"
+BOTH: Final = "source and sink"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option. `side`: SOURCE, SINK or BOTH. `only`: "stream" or "batch", or empty for both. `default` is for people."""
+
+    name: str
+    side: str
+    default: str
+    meaning: str
+    only: str = ""
+
+
+BOOTSTRAP: Final = "bootstrap.servers"
+STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
+ENDING: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+"""In the order in which they count when several are given, as with Kafka."""
+
+PER_TRIGGER: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+WITHOUT_EFFECT: Final = ("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
+"""Kafka's connector tunes its waiting and asking again by these. Here requestTimeoutMs bounds both; no row depends on them."""
+
+_TIMES: Final = 'a time for each partition, as JSON: {"topic": {"0": 1700000000000}}'
+_FOR_KAFKA: Final = "accepted so that a job for Kafka can stay; changes nothing"
+
+OPTIONS: Final = (
+    Option(
+        BOOTSTRAP, BOTH, "required", "addresses of brokers, host:port, with commas between; kafka.bootstrap.servers is the same"
+    ),
+    Option("requestTimeoutMs", BOTH, "30000; 120000 for the sink", "milliseconds for one request to the brokers, retries included"),
+    Option(
+        "includeHeaders",
+        BOTH,
+        "false",
+        "source: adds the column headers; sink: accepted, since the column is written if it is there",
+    ),
+    Option("subscribe", SOURCE, "one of these three is required", "topics, with commas between"),
+    Option("subscribePattern", SOURCE, "", "a regular expression (Python's) that matches whole names of topics"),
+    Option("assign", SOURCE, "", 'single partitions, as JSON: {"topic": [0, 1]}'),
+    Option(
+        "startingTimestamp",
+        SOURCE,
+        "none",
+        "begin with the first record that a broker appended at this time or later; milliseconds since 1970",
+    ),
+    Option("startingOffsetsByTimestamp", SOURCE, "none", _TIMES),
+    Option(
+        "startingOffsets",
+        SOURCE,
+        "latest for a stream, earliest for a batch",
+        'earliest, latest, or offsets as JSON: {"topic": {"0": 23, "1": -2}}',
+    ),
+    Option("endingTimestamp", SOURCE, "none", "end before the first record that a broker appended at this time or later", "batch"),
+    Option("endingOffsetsByTimestamp", SOURCE, "none", _TIMES, "batch"),
+    Option("endingOffsets", SOURCE, "latest", "where the read ends: latest, or offsets as JSON", "batch"),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        SOURCE,
+        "error",
+        "where no record is as new as the time: error, or latest to begin at the end",
+    ),
+    Option(
+        "maxOffsetsPerTrigger", SOURCE, "no limit", "rows of a micro-batch at most, shared in proportion to the backlog", "stream"
+    ),
+    Option(
+        "maxBytesPerTrigger",
+        SOURCE,
+        "no limit",
+        "stored bytes of a micro-batch at most (512k, 64m), up to one record more",
+        "stream",
+    ),
+    Option("minOffsetsPerTrigger", SOURCE, "none", "wait until there are so many rows", "stream"),
+    Option("maxTriggerDelay", SOURCE, "15m", "how long to wait for minOffsetsPerTrigger", "stream"),
+    Option("filter", SOURCE, "all rows", "rows of a typed topic that leave the broker, e.g. delay > 60 AND carrier IN ('UA','AA')"),
+    Option("minPartitions", SOURCE, "the driver's cores", "split the offsets into at least so many tasks"),
+    Option("maxRecordsPerPartition", SOURCE, "no limit", "rows of one task at most"),
+    Option("failOnDataLoss", SOURCE, "true", "fail when rows that were to be read are gone; false: go on after them"),
+    Option("includeMetadata", SOURCE, "false", "add _topic, _partition, _offset and _timestamp to the columns of a typed topic"),
+    Option("kafka.group.id", SOURCE, "spark-<query id>", "the group under which the query's progress is shown"),
+    Option("groupIdPrefix", SOURCE, "spark", "the beginning of that name when no kafka.group.id is given"),
+    Option("readFrom", SOURCE, "leader", "from which replica tasks read: leader or any"),
+    Option("kafka.client.rack", SOURCE, "none", "with readFrom=any: replicas in this rack come first"),
+    *(Option(name, SOURCE, "", _FOR_KAFKA) for name in WITHOUT_EFFECT),
+    Option("topic", SINK, "none", "where rows are written; without it each row names its topic in a column topic"),
+    Option("keyColumn", SINK, "none", "of a typed topic: the column whose hash chooses the partition"),
+    Option(
+        "onReplayMismatch",
+        SINK,
+        "fail",
+        "what to do when a micro-batch that was decided comes again with another row count: fail or keep",
+        "stream",
+    ),
+    Option("txnAppId", SINK, "none", "with txnVersion: makes a batch write idempotent; the writing application's name", "batch"),
+    Option("txnVersion", SINK, "none", "a number that grows with each write of that application", "batch"),
+)
+
+
+def names(side: str) -> tuple[str, ...]:
+    """The names of the options of exactly that side, in the order of the table."""
+    return tuple(option.name for option in OPTIONS if option.side == side)
