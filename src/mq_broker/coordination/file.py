@@ -48,6 +48,8 @@ _LOCK = "coordination.lock"
 
 _KEYS = frozenset(("cluster_id", "lives", "topics", "states", "lock_tokens"))
 _UNKNOWN_BYTES_MAX = 1 << 20
+_FORMAT = 1
+"""Of the document. A later one is to be named in it, as `format`."""
 
 _PartitionKey = tuple[str, int]
 
@@ -83,6 +85,8 @@ class _Contents:
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> _Contents:
+        if document.get("format", _FORMAT) != _FORMAT:
+            raise ValueError(f"it is of format {document['format']}, and this version reads format {_FORMAT}; start a newer one")
         topics = [(int(topic.pop("version", 0)), documents.topic_from_json(topic)) for topic in document["topics"]]
         return cls(
             cluster_id=str(document["cluster_id"]),

@@ -38,6 +38,9 @@ from mq_protocol.unknown_keys import unknown_keys, with_unknown
 
 DURABILITIES: Final = ("fsync", "os", "memory")
 
+FORMAT: Final = 1
+"""Of the directory as a whole. A later one is to be named in `broker.json`, as `format`."""
+
 _DELETED: Final = ".deleted"
 _UNKNOWN_BYTES_MAX: Final = 64 << 10
 _PLAIN: Final = re.compile("[0-9A-Za-z_-]{1,128}")
@@ -246,6 +249,7 @@ def _read_owner(path: Path, broker: int) -> _Owner:
     """What `broker.json` says; without a cluster if there is none yet."""
     try:
         content = json.loads((path / "broker.json").read_bytes())
+        found = content.get("format", FORMAT)
         unknown = unknown_keys(content, ("broker", "cluster_id"), _UNKNOWN_BYTES_MAX)
         owner = _Owner(int(content["broker"]), str(content["cluster_id"]), unknown)
     except FileNotFoundError:
@@ -254,6 +258,11 @@ def _read_owner(path: Path, broker: int) -> _Owner:
         raise StorageFailed(
             f"{path / 'broker.json'} cannot be read ({error!r}): restore it, or give --data an empty directory"
         ) from error
+    if found != FORMAT:
+        raise StorageFailed(
+            f"data directory {path} is of format {found}, and this version reads format {FORMAT}: nothing of it was "
+            "changed; start the TritonMQ version that wrote it, or a newer one"
+        )
     if owner.broker != broker:
         raise InvalidSetting(
             f"data directory {path} belongs to broker {owner.broker}, not {broker}: start it with --id {owner.broker}, or change "

@@ -7,6 +7,10 @@ The checksum starts from the place (topic id and partition), then covers the hea
 that is whole but in another partition's journal fails as a damaged one does. The index and the epoch are in the header, so a frame
 cannot pass for its neighbour either.
 
+The magic's first byte is T, its second one is the format: 1. Every later format keeps the header's size, the
+checksum's rule, and the places of the magic and of the sizes of meta and payload. So a whole frame of a later format
+is known as such (`NewerFrame`), and is not taken for a damaged one.
+
 This module knows no files and no order among frames; whether indexes follow one another is for those who have more than one.
 """
 
@@ -46,8 +50,8 @@ from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CorruptBatch
 
 HEADER_BYTES: Final = 60
-MAGIC: Final = b"T\x01"
-"""The second byte is the version of the format."""
+FORMAT: Final = 1
+MAGIC: Final = bytes((ord("T"), FORMAT))
 
 MAGIC_POSITION: Final = 4
 """Within the header: what a search for frames in damaged bytes looks for."""
@@ -58,11 +62,12 @@ _CRC: Final = struct.Struct("<I")
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
 _CRC_CHUNK_BYTES: Final = 64 << 10  # the checksum takes `bytes` only: views are copied in pieces that stay in the processor's cache
 
+_UPGRADE: Final = "start the TritonMQ version that wrote it, or a newer one"
 _APPEND: Final = Append()
 
 
-class UnknownKind(CorruptBatch):
-    """The frame is whole, and of a kind that this version does not know: nothing is wrong with its bytes."""
+class NewerFrame(CorruptBatch):
+    """The frame is whole, and of a format or a kind that this version does not know. Its bytes are all right."""
 
 
 class Place:
@@ -86,7 +91,7 @@ class Place:
 
 
 class Header(NamedTuple):
-    """A frame's header as unpacked, nothing checked but its magic."""
+    """A frame's header as unpacked, nothing checked but its magic. Of a later format only the sizes mean something."""
 
     crc: int
     magic: int
@@ -100,6 +105,10 @@ class Header(NamedTuple):
     meta_bytes: int
     payload_bytes: int
     decoded_bytes: int
+
+    @property
+    def format(self) -> int:
+        return self.magic >> 8
 
     @property
     def frame_bytes(self) -> int:
@@ -151,6 +160,8 @@ def decode(place: Place, data: Buffer, at: int = 0) -> tuple[Entry, memoryview, 
         raise CorruptBatch(
             f"checksum does not hold for entry {header.entry_index} of {place}: damaged, or of another partition; send it again"
         )
+    if header.magic != _MAGIC:
+        raise NewerFrame(f"a frame is of format {header.format}, and this version reads format {FORMAT}: {_UPGRADE}")
     meta_end = at + HEADER_BYTES + header.meta_bytes
     if header.kind == EntryKind.APPEND and not header.meta_bytes:
         operation: Operation = _APPEND
@@ -172,12 +183,13 @@ def decode(place: Place, data: Buffer, at: int = 0) -> tuple[Entry, memoryview, 
 
 
 def unpack_header(view: memoryview, at: int) -> Header:
-    """The header at `at`. Raises `CorruptBatch` if there are not enough bytes or they do not begin a frame."""
+    """The header at `at`, of this format or a later one. Raises `CorruptBatch` if there are not enough bytes, or if
+    they begin no frame."""
     if at + HEADER_BYTES > len(view):
         raise CorruptBatch(f"a frame's header is cut off after {len(view) - at} bytes: send or write it again")
     header = Header._make(_HEADER.unpack_from(view, at))
-    if header.magic != _MAGIC:
-        raise CorruptBatch("no frame begins here, or one of another format version: send or write it again")
+    if header.magic != _MAGIC and (header.magic & 0xFF != MAGIC[0] or header.format < FORMAT):
+        raise CorruptBatch("no frame begins here: send or write it again")
     return header
 
 
@@ -359,7 +371,7 @@ _DECODERS: Final[dict[int, Callable[[bytes], Operation]]] = {
 def _decode_operation(kind: int, meta: bytes) -> Operation:
     decoder = _DECODERS.get(kind)
     if decoder is None:
-        raise UnknownKind(f"an entry of kind {kind} is not known to this version: bring every broker to the newest one")
+        raise NewerFrame(f"an entry is of kind {kind}, which this version does not know: {_UPGRADE}")
     try:
         return decoder(meta)
     except DecodeError as error:

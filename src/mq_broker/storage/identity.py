@@ -91,8 +91,13 @@ def load_identity(directory: Path, place: Place) -> LogIdentity | None:
         raise StorageFailed(
             f"{path} cannot be read ({error}): move {directory} away and restart, to have it copied from a replica"
         ) from error
-    if not isinstance(raw, dict) or raw.get("format") not in _READABLE_FORMATS:
-        raise StorageFailed(f"{path} is not of format {FORMAT} or older: start the TritonMQ version that wrote it, or a newer one")
+    found = raw.get("format") if isinstance(raw, dict) else None
+    if found not in _READABLE_FORMATS:
+        shown = f"of format {found}" if type(found) is int else "of no format that is known"
+        raise StorageFailed(
+            f"{path} is {shown}, and this version reads formats 1 to {FORMAT}: the journal is left as it is; "
+            "start the TritonMQ version that wrote it, or a newer one"
+        )
     try:
         if raw.get("cut") is not None:
             raw["cut"] = Cut(**raw["cut"])

@@ -90,14 +90,20 @@ def _open_files(directory: Path, place: Place, durability: str, files: Files, to
         identity = finish_cut(directory, place, identity, files)
     rebooted = identity.boot_id != boot
     lossy = identity.durability != "fsync" and rebooted and not identity.clean
-    if lossy:
-        identity = replace(identity.renewed(), boot_id=boot)
-        identity.store(directory, files)
+    another = replace(identity.renewed(), boot_id=boot)
+
+    def renew() -> None:
+        if lossy:
+            another.store(directory, files)
+
     try:
         try:
-            recovered = recover(directory, place, files, clean=identity.clean, lossy=lossy, rebooted=rebooted)
+            recovered = recover(
+                directory, place, files, clean=identity.clean, lossy=lossy, rebooted=rebooted, about_to_change=renew
+            )
+            identity = another if lossy else identity
         except LogDamaged as damage:
-            identity = _repair(directory, place, replace(identity.renewed(), boot_id=boot), damage, files)
+            identity = _repair(directory, place, another, damage, files)
             damaged = str(damage)
             recovered = recover(directory, place, files, clean=False, lossy=lossy, rebooted=rebooted)
     except OSError as error:

@@ -16,6 +16,8 @@ read. A log that ends below its mark has lost flushed entries: damage. In a log 
 may have cost it what it acknowledged (`os`), rule 4 is waived: its unsynced pages reached the disk in any order. A place that the
 disk cannot read is damage.
 
+A journal that a newer version wrote is neither torn nor damaged. It is not opened, and nothing of it is touched.
+
 A snapshot stands for every entry up to its own; the order begins after it. Segments before are what a shortening that was cut short
 left behind (shortening.py), and go. A snapshot that is damaged takes the whole log with it, unless the journal still begins with
 entry 1 and does not need it.
@@ -28,8 +30,9 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -37,13 +40,16 @@ from typing import Final
 from mq_broker.core.entries import Entry
 from mq_broker.core.state import Snapshot
 from mq_broker.storage.files import Files
-from mq_broker.storage.frame import HEADER_BYTES, MAGIC, MAGIC_POSITION, Place, UnknownKind, decode, unpack_header
+from mq_broker.storage.frame import HEADER_BYTES, MAGIC_POSITION, NewerFrame, Place, decode, unpack_header
 from mq_broker.storage.segments import MARK_FILE_NAME, SEGMENT_SUFFIX, Tail, rewrite, segment_path, unpack_mark
 from mq_broker.storage.snapshot import FILE_NAME as SNAPSHOT_FILE_NAME
 from mq_broker.storage.snapshot import decode_snapshot, read_snapshot_file
 from mq_protocol.errors import CorruptBatch, StorageFailed
 
 _WINDOW_BYTES: Final = 4 << 20  # what is read at once: a segment may be larger than the memory to spare
+
+_ANY_MAGIC: Final = re.compile(b"T[\x01-\xff]", re.DOTALL)
+"""Of this format or a later one."""
 
 _logger = logging.getLogger(__name__)
 
@@ -129,16 +135,33 @@ def holds_entries(directory: Path) -> bool:
     return written or (directory / SNAPSHOT_FILE_NAME).exists()
 
 
-def recover(directory: Path, place: Place, files: Files, *, clean: bool, lossy: bool, rebooted: bool) -> Recovered:
-    """Scan, cut, sync. `clean`: the log was stopped cleanly; `lossy`: it has just got a new id because of a reboot.
+def _unchanged() -> None:
+    """Nothing is to be written before the journal is."""
 
-    Raises `LogDamaged` before anything that is damaged is touched, `StorageFailed` for what a newer version wrote, and `OSError` as
-    it comes.
+
+def recover(
+    directory: Path,
+    place: Place,
+    files: Files,
+    *,
+    clean: bool,
+    lossy: bool,
+    rebooted: bool,
+    about_to_change: Callable[[], None] = _unchanged,
+) -> Recovered:
+    """Scan, then cut and sync. `clean`: the log was stopped cleanly. `lossy`: a reboot may have cost it what it
+    acknowledged, so it is to get a new id. `about_to_change` is called after the scan and before the first change, and
+    gives it that id.
+
+    Raises `LogDamaged` or, for what a newer version wrote, `StorageFailed`, both before anything is touched, and
+    `OSError` as it comes.
     """
     mark = read_mark(directory, place)
     firsts = segment_firsts(directory)
     kept = _read_snapshot(directory, place, firsts)
-    firsts = _drop_before(directory, files, kept.base_index, firsts)
+    outdated = [first for first in firsts if first <= kept.base_index]
+    firsts = firsts[len(outdated) :]
+    torn: _Bad | None = None
     for first in firsts:
         path = segment_path(directory, first)
         if first != kept.last_index + 1:
@@ -156,13 +179,7 @@ def recover(directory: Path, place: Place, files: Files, *, clean: bool, lossy: 
                 )
                 if reason:
                     raise LogDamaged(path, first, bad.position, kept.last_index, reason)
-                files.truncate(fd, bad.position)
-                _logger.warning("%s: cut a torn tail of %d bytes at %d (%s)", path, size - bad.position, bad.position, bad.reason)
-            if first == firsts[-1]:
-                if not clean and not rebooted:
-                    synced = min(max(mark or 0, first - 1), kept.last_index)
-                    rewrite(files, fd, kept.ends[synced - kept.base_index] - kept.segments[-1][1], kept.tail.segment_bytes)
-                files.sync(fd)
+                torn = bad
         finally:
             files.close(fd)
     if mark is not None and mark > kept.last_index:
@@ -171,8 +188,28 @@ def recover(directory: Path, place: Place, files: Files, *, clean: bool, lossy: 
         reason = f"the log ends at entry {kept.last_index}, but had been flushed up to {mark}"
         # With no segment left the cut is at one that is not there: what remains is the snapshot, or nothing.
         raise LogDamaged(path, tail.segment or kept.last_index + 1, tail.segment_bytes, kept.last_index, reason)
+    about_to_change()
+    _drop_outdated(directory, files, outdated)
+    if firsts:
+        # What lies above the mark is written again, unless the kernel was restarted since or the log stopped cleanly.
+        synced = kept.last_index if clean or rebooted else min(max(mark or 0, firsts[-1] - 1), kept.last_index)
+        _settle_tail(files, segment_path(directory, firsts[-1]), kept, torn, synced)
     files.sync_directory(directory)
     return kept
+
+
+def _settle_tail(files: Files, path: Path, kept: Recovered, torn: _Bad | None, synced: int) -> None:
+    """Cut a torn tail of the last segment, write what follows entry `synced` again, and sync it (traps 14 and 16)."""
+    fd = files.open(path)
+    try:
+        if torn is not None:
+            size = files.size(fd)
+            files.truncate(fd, torn.position)
+            _logger.warning("%s: cut a torn tail of %d bytes at %d (%s)", path, size - torn.position, torn.position, torn.reason)
+        rewrite(files, fd, kept.ends[synced - kept.base_index] - kept.segments[-1][1], kept.tail.segment_bytes)
+        files.sync(fd)
+    finally:
+        files.close(fd)
 
 
 def _read_snapshot(directory: Path, place: Place, firsts: list[int]) -> Recovered:
@@ -191,14 +228,12 @@ def _read_snapshot(directory: Path, place: Place, firsts: list[int]) -> Recovere
         raise LogDamaged(path, 0, 0, 0, str(error)) from error
 
 
-def _drop_before(directory: Path, files: Files, base_index: int, firsts: list[int]) -> list[int]:
-    """Remove the segments that the snapshot stands for; the first indexes of the others. Segments are dropped whole, so one that
-    begins at or before `base_index` ends there too."""
-    for first in firsts:
-        if first <= base_index:
-            files.remove(segment_path(directory, first))
-            _logger.info("%s: removed, the snapshot stands for it", segment_path(directory, first))
-    return [first for first in firsts if first > base_index]
+def _drop_outdated(directory: Path, files: Files, outdated: Sequence[int]) -> None:
+    """Remove the segments that the snapshot stands for. Segments are dropped whole, so one that begins at or before
+    the snapshot's entry ends there too."""
+    for first in outdated:
+        files.remove(segment_path(directory, first))
+        _logger.info("%s: removed, the snapshot stands for it", segment_path(directory, first))
 
 
 def frames_in(files: Files, fd: int, size: int, place: Place) -> Iterator[tuple[Entry, int]]:
@@ -217,8 +252,8 @@ def frames_in(files: Files, fd: int, size: int, place: Place) -> Iterator[tuple[
             start, view = at, memoryview(files.read(fd, max(frame_bytes, _WINDOW_BYTES), at))
         try:
             entry, _, end = decode(place, view, at - start)
-        except UnknownKind as error:
-            raise StorageFailed(f"the journal of {place} was written by a newer version: {error}") from error
+        except NewerFrame as error:
+            raise StorageFailed(f"the journal of {place} was written by a newer version, and is left as it is: {error}") from error
         at = start + end
         yield entry, at
 
@@ -272,17 +307,15 @@ def _damage(
 def _valid_after(data: bytes, place: Place, next_index: int) -> int | None:
     """The position of a good frame after the bad bytes that `data` begins with, of an entry from `next_index` on."""
     view = memoryview(data)
-    found = data.find(MAGIC, MAGIC_POSITION + 1)
-    while found >= 0:
-        at = found - MAGIC_POSITION
+    for found in _ANY_MAGIC.finditer(data, MAGIC_POSITION + 1):
+        at = found.start() - MAGIC_POSITION
         try:
             header = unpack_header(view, at)
             if next_index <= header.entry_index <= next_index + len(data) // HEADER_BYTES and header.frame_bytes <= len(data) - at:
                 decode(place, view, at)
                 return at
-        except UnknownKind:
+        except NewerFrame:
             return at
         except CorruptBatch:
             pass
-        found = data.find(MAGIC, found + 1)
     return None

@@ -138,3 +138,20 @@ def test_a_write_that_outlives_its_process_keeps_others_out(tmp_path: Path, monk
         go_on.set()
 
     asyncio.run(main())
+
+
+def test_a_document_of_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "coordination.json"
+
+    async def written() -> None:
+        service = FileCoordination(tmp_path)
+        await service.start(Heard())
+        await service.cluster_id()
+        await service.stop()
+
+    asyncio.run(written())
+    newer = json.dumps({**json.loads(path.read_text()), "format": 2})
+    path.write_text(newer)
+    with pytest.raises(InternalError, match="is of format 2, and this version reads format 1"):
+        asyncio.run(FileCoordination(tmp_path).start(Heard()))
+    assert path.read_text() == newer

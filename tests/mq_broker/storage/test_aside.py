@@ -370,19 +370,94 @@ def test_a_snapshot_of_another_partition_is_damage_and_one_of_a_newer_version_is
     on_a_bed(test, tmp_path, segment_bytes_max=300)
 
 
-def test_entries_of_a_newer_version_are_refused_and_not_put_aside(tmp_path: Path) -> None:
+def newer_frame(index: int, at: int, value: int) -> bytes:
+    """A whole frame of a version that is not there yet: another kind (byte 6) or another format (byte 5)."""
+    frame = bytearray(joined([frame_of(index, 1, b"payload")]))
+    frame[at] = value
+    frame[:4] = int(google_crc32c.extend(PLACE.seed, bytes(frame[4:]))).to_bytes(4, "little")
+    return bytes(frame)
+
+
+def files_in(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+NEWER = {
+    "kind": (6, 99, "an entry is of kind 99, which this version does not know: start the TritonMQ version that wrote it"),
+    "format": (5, 2, "a frame is of format 2, and this version reads format 1: start the TritonMQ version that wrote it"),
+}
+
+
+@pytest.mark.parametrize("what", NEWER)
+@pytest.mark.parametrize("segment", [1, 2], ids=["in an earlier segment", "in the last segment"])
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_a_journal_that_a_newer_version_wrote_is_refused_and_nothing_of_it_is_touched(
+    tmp_path: Path, what: str, segment: int, durability: str
+) -> None:
+    at, value, match = NEWER[what]
+
     async def test(bed: Bed) -> None:
         await nine_entries(bed)
-        frame = bytearray(joined([frame_of(9)]))
-        frame[6] = 99
-        frame[:4] = int(google_crc32c.extend(PLACE.seed, bytes(frame[4:]))).to_bytes(4, "little")
-        whole = bed.segments[2].read_bytes()
-        bed.segments[2].write_bytes(whole[:200] + frame)
-        before = (bed.path / "log.json").read_bytes()
+        whole = bed.segments[segment].read_bytes()
+        bed.segments[segment].write_bytes(whole[:200] + newer_frame(3 * segment + 3, at, value) + b"torn")
+        identity = json.loads((bed.path / "log.json").read_text())
+        # As after a reboot without a clean stop: a journal of durability os would get a new id.
+        (bed.path / "log.json").write_text(json.dumps({**identity, "clean": False, "boot_id": "another"}))
+        before = files_in(bed.path)
+        with pytest.raises(StorageFailed, match="written by a newer version, and is left as it is") as refused:
+            bed.open()
+        assert match in str(refused.value)
+        assert files_in(bed.path) == before
+
+    on_a_bed(test, tmp_path, durability, segment_bytes_max=300)
+
+
+def test_segments_before_a_snapshot_stay_while_a_newer_version_wrote_the_journal(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        await nine_entries(bed)
+        outdated = bed.segments[0]
+        content = outdated.read_bytes()
+        journal, _, _ = bed.open()
+        await journal.shorten_to(4, WindowBounds(20))
+        await journal.close()
+        outdated.write_bytes(content)
+        bed.segments[-1].write_bytes(newer_frame(7, 5, 2))
+        before = files_in(bed.path)
         with pytest.raises(StorageFailed, match="written by a newer version"):
             bed.open()
-        assert (bed.path / "log.json").read_bytes() == before
-        assert list(bed.path.glob("aside-*")) == []
+        assert files_in(bed.path) == before
+
+    on_a_bed(test, tmp_path, segment_bytes_max=300)
+
+
+def test_a_frame_of_a_newer_version_behind_damage_is_not_cut_as_a_torn_tail(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        await nine_entries(bed)
+        (bed.path / "flushed").unlink()
+        identity = json.loads((bed.path / "log.json").read_text())
+        (bed.path / "log.json").write_text(json.dumps({**identity, "clean": False}))
+        whole = bed.segments[2].read_bytes()
+        kept = b"bad bytes" + newer_frame(9, 5, 2)
+        bed.segments[2].write_bytes(whole[:200] + kept)
+        _, _, opened = bed.open()
+        assert "a good frame follows" in opened.damaged
+        assert (bed.path / "aside-1" / bed.segments[2].name).read_bytes() == whole[:200] + kept
+
+    on_a_bed(test, tmp_path, segment_bytes_max=300)
+
+
+def test_bytes_that_only_look_like_a_newer_frame_are_a_torn_tail(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        await nine_entries(bed)
+        (bed.path / "flushed").unlink()
+        identity = json.loads((bed.path / "log.json").read_text())
+        (bed.path / "log.json").write_text(json.dumps({**identity, "clean": False}))
+        torn = bytearray(newer_frame(10, 5, 2))
+        torn[30] ^= 1
+        whole = bed.segments[2].read_bytes()
+        bed.segments[2].write_bytes(whole + torn)
+        _, _, opened = bed.open()
+        assert (opened.damaged, bed.segments[2].read_bytes()) == ("", whole)
 
     on_a_bed(test, tmp_path, segment_bytes_max=300)
 

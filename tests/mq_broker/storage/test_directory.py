@@ -253,3 +253,12 @@ def test_a_place_outside_the_directory_is_neither_read_nor_written_nor_removed(t
         directory.close()
 
     asyncio.run(scenario())
+
+
+def test_a_directory_of_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
+    DataDirectory.open(tmp_path, 7).close()
+    written = json.dumps({**json.loads((tmp_path / "broker.json").read_text()), "format": 2})
+    (tmp_path / "broker.json").write_text(written)
+    with pytest.raises(StorageFailed, match="is of format 2, and this version reads format 1: nothing of it was changed"):
+        DataDirectory.open(tmp_path, 7)
+    assert (tmp_path / "broker.json").read_text() == written

@@ -9,7 +9,7 @@ import google_crc32c
 import pytest
 
 from mq_broker.core.entries import Append, Entry, EntryKind
-from mq_broker.storage.frame import HEADER_BYTES, MAGIC, Place, UnknownKind, decode, decode_frames, encode, unpinned
+from mq_broker.storage.frame import HEADER_BYTES, MAGIC, NewerFrame, Place, decode, decode_frames, encode, unpinned
 from mq_protocol.errors import CorruptBatch
 
 from .bed import PLACE, frame_of, frames_of, joined, one_of_each_operation, uuid_of
@@ -37,9 +37,9 @@ def test_a_whole_frame_of_an_unknown_kind_is_not_taken_for_a_damaged_one() -> No
     data[6] = 99
     with pytest.raises(CorruptBatch) as damaged:
         decode(PLACE, data, 0)
-    assert not isinstance(damaged.value, UnknownKind)
+    assert not isinstance(damaged.value, NewerFrame)
     data[:4] = google_crc32c.extend(PLACE.seed, bytes(data[4:])).to_bytes(4, "little")
-    with pytest.raises(UnknownKind, match="kind 99"):
+    with pytest.raises(NewerFrame, match="kind 99"):
         decode(PLACE, data, 0)
 
 
