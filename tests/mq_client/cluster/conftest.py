@@ -19,6 +19,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def cluster(clock: Clock) -> Scripted:
+def scripted(clock: Clock) -> Scripted:
     """Brokers 1 to 3, asked through `b:1`."""
     return Scripted(clock)
