@@ -119,9 +119,9 @@ def move_cursors(
 ) -> dict[str, dict[int, int]]:
     """Move the group's cursors to `positions[topic][partition]`, the next offsets to deliver. Where each log ends.
 
-    `kind` says who reads: "consumer", "ephemeral" or "spark". A consumer names itself, by `member_id` and
-    `member_key`: its word counts forward only, and not where another member has the partition. `reset`: an administrator's word, which goes anywhere. Raises the first
-    error that asking again did not mend.
+    `kind` says who reads: "consumer", "ephemeral" or "spark". A consumer names itself, by `member_id` and `member_key`: its word
+    counts forward only, and not where another member has the partition. `reset`: an administrator's word, which goes anywhere.
+    Raises the first error that asking again did not mend.
     """
     ends: dict[str, dict[int, int]] = {}
     for topic, offsets in positions.items():
