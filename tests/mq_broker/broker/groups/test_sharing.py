@@ -12,7 +12,7 @@ from mq_broker.broker import sharing
 from mq_broker.broker.groups import CONSUMER, CursorMoves
 from mq_broker.broker.sharing import Share, Shares
 from mq_broker.core import admission
-from mq_broker.core.messages import Done
+from mq_broker.core.messages import Done, Refused
 from mq_broker.core.state import EPHEMERAL, Cursor
 from mq_protocol.errors import InvalidRequest, TooManyGroups, TooManyMembers, TritonMQError, UnknownGroup
 from tests.mq_broker.broker.groups.partitions import Led, rounds
@@ -166,8 +166,9 @@ def test_an_owner_whose_successor_goes_again_is_resumed_and_keeps_the_partition(
         await rounds()
         assert b.told == ["activate 0", "pause", "resume"], "the time that was given to it is over without effect"
         case.share.join(a)
+        assert b.told[-1] == "pause", "the next wait is one of its own"
         case.settles(b, 5)
-        assert a.told == ["activate 5"], "the next wait is one of its own"
+        assert a.told == ["activate 5"]
 
     run(scenario)
 
@@ -187,6 +188,21 @@ def test_when_the_owner_leaves_the_next_begins_at_what_it_settled(monkeypatch: p
         await rounds()
         assert a.told == ["activate 3"], "the wait for it has ended"
         assert case.share.members == ["a"]
+        a.position = 9
+        case.share.join(Reader("0"))
+        assert a.told == ["activate 3", "pause"], "and for the next one it waits anew"
+
+    run(scenario)
+
+
+def test_the_next_begins_where_the_former_did_though_that_place_could_not_be_written_down() -> None:
+    async def scenario(case: Case) -> None:
+        a, b = Reader("a"), Reader("b", first=50)
+        case.share.join(a)
+        case.share.join(b)
+        case.led.replies[-1](Refused(InvalidRequest("the disk is full")))
+        case.share.leave(a)
+        assert b.told == ["activate 0"], "and not at its own first offset: what lies between was given to nobody"
 
     run(scenario)
 
@@ -246,6 +262,7 @@ def test_what_is_settled_is_moved_forward_only_and_by_the_owner_only() -> None:
             case.settles(member, offset)
         assert case.led.offsets == [0, 3]
         case.led.replies[-1](Done(0))
+        case.settles(a, 3)
         case.settles(a, 4)
         assert case.led.offsets == [0, 3, 4]
 
