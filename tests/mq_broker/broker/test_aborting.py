@@ -197,6 +197,7 @@ def test_a_partition_whose_fence_is_refused_is_told_as_left(tmp_path: Path, monk
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t")
+            await broker.metadata(TRANSACTIONS_TOPIC)  # made before the short request below
             await stage(broker, 0, 1, 2)
             ask = Partition.ask
 
