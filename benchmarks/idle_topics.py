@@ -23,10 +23,10 @@ from pathlib import Path
 from kazoo.client import KazooClient
 
 from benchmarks.kafka.growth import SAMPLE, led, private_bytes, processor_seconds
-from mq_broker.broker.topics import first_state
+from mq_broker.broker.metadata.topics import first_state
 from mq_broker.coordination import documents
 from mq_broker.coordination.interface import TopicSpec
-from mq_cli.local_cluster import LocalCluster
+from mq_dev.local_cluster import LocalCluster
 
 BROKERS = 3
 ASSIGNMENTS = ((1, 2, 3), (2, 3, 1), (3, 1, 2))

@@ -24,8 +24,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
+from mq_dev.local_cluster import LocalCluster
 from mq_spark.session import FAST_CHECKPOINTS, SETTINGS, configure
 
 PARTS = {

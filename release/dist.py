@@ -27,7 +27,17 @@ IN_THE_SOURCES: Final = (
     *("docs/kafka-options.md", "notebooks/README.md", "benchmarks/RESULTS.md", "release/dist.py"),
     *("src/mq_protocol/mq.proto", "tests/conftest.py", "tests/spark/CRASHES.md", "tests/mq_broker/core/scripts"),
 )
-PACKAGES: Final = ("mq_protocol", "mq_broker", "mq_client", "mq_spark", "mq_cli", "pyspark_tritonmq", "tritonmq")
+PACKAGES: Final = (
+    "mq_protocol",
+    "mq_process",
+    "mq_broker",
+    "mq_client",
+    "mq_spark",
+    "mq_dev",
+    "mq_cli",
+    "pyspark_tritonmq",
+    "tritonmq",
+)
 IN_THE_WHEEL: Final = (*(f"{package}/py.typed" for package in PACKAGES), "mq_protocol/mq.proto", "mq_protocol/mq_pb2.pyi")
 READY_SECONDS: Final = 30
 

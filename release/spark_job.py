@@ -16,7 +16,7 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from mq_cli.local_cluster import LocalCluster
+from mq_dev.local_cluster import LocalCluster
 from tritonmq import Admin, Producer, __version__, configure
 
 ROWS = 50

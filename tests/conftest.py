@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import mq_client  # noqa: F401 - before anything imports gRPC, as applications are told to
-from mq_broker.coordination.embedded import EmbeddedZooKeeper
+from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 
 STARTED = {"zookeeper", "broker", "bootstrap", "cluster", "start_cluster", "spark"}
 """Fixtures that start processes."""

@@ -21,11 +21,11 @@ from benchmarks.bench.measure import Contestant, Figure, Question, Readings
 from benchmarks.bench.processes import Helper
 from benchmarks.bench.workbench import Workbench
 from mq_broker.core.entries import Append, Entry
-from mq_broker.core.machine import PartitionMachine
-from mq_broker.core.state import Snapshot
-from mq_broker.core.window import WindowBounds
-from mq_broker.storage.frame import Place
-from mq_broker.storage.snapshot import decode_snapshot, encode_snapshot
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.state import Snapshot
+from mq_broker.core.machine.window import WindowBounds
+from mq_broker.storage.codec.frame import Place
+from mq_broker.storage.codec.snapshot import decode_snapshot, encode_snapshot
 
 GROUP: Final = "window of 100,000 UUIDs, one replica"
 UUIDS: Final = 100_000

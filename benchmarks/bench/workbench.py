@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.bench.ceilings import GrpcCeiling
 from benchmarks.bench.measure import Contestant, Figure, Question, Readings, figure, interleave
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin
+from mq_dev.local_cluster import LocalCluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

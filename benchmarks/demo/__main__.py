@@ -27,8 +27,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.demo import flights as data
 from benchmarks.demo.timeline import Timeline, facts_table
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, BatchMetadata, Producer, Reader
+from mq_dev.local_cluster import LocalCluster
 
 CHUNK_ROWS = 1_000
 PRODUCE_SECONDS = 35

@@ -23,9 +23,9 @@ from benchmarks.bench.workbench import REPLICAS
 from benchmarks.kafka.arena import MIN_INSYNC, Arena
 from benchmarks.kafka.cluster import KafkaCluster
 from benchmarks.kafka.compare import Compared, Comparison, compare
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
-from mq_client.channels import call_unary
+from mq_client.cluster.channels import call_unary
+from mq_dev.local_cluster import LocalCluster
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from mq_broker.coordination.embedded import free_port
+from mq_dev.embedded_zookeeper import free_port
 
 HOST: Final = "127.0.0.1"
 NODES: Final = 3

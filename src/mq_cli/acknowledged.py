@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mq_protocol.errors import OutcomeUnknown
 
 if TYPE_CHECKING:
-    from mq_client.futures import RecordFuture, TableFuture
+    from mq_client.producing.futures import RecordFuture, TableFuture
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ import click
 
 from mq_cli.sizes import SIZE
 from mq_cli.terminal import log_to_stderr
-from mq_protocol.allocator import keep_freed_memory
+from mq_process.allocator import keep_freed_memory
+from mq_process.polling import wait_without_event_engine
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import (
     CLIENT_MESSAGE_BYTES_MAX,
@@ -28,11 +29,10 @@ from mq_protocol.limits import (
     REPLICAS_MAX,
     SESSION_TIMEOUT_MS,
 )
-from mq_protocol.polling import wait_without_event_engine
 
 if TYPE_CHECKING:
     from mq_broker.broker.config import BrokerConfig
-    from mq_broker.coordination.embedded import EmbeddedZooKeeper
+    from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 
 _log = logging.getLogger("mq_cli.broker")
 
@@ -280,7 +280,7 @@ def _coordination(zookeeper: str, data: Path, number: int) -> Iterator[str]:
         return
     if port and not (port.isdigit() and 0 < int(port) < 65_536):
         raise click.UsageError(f"--zookeeper {zookeeper}: write {EMBEDDED} or {EMBEDDED}:PORT")
-    from mq_broker.coordination.embedded import EmbeddedZooKeeper
+    from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 
     server = EmbeddedZooKeeper(data / "zookeeper", int(port) if port else EMBEDDED_PORT)
     server.start()
@@ -294,7 +294,7 @@ def _coordination(zookeeper: str, data: Path, number: int) -> Iterator[str]:
 @contextlib.contextmanager
 def _in_ensemble(text: str, data: Path, number: int) -> Iterator[str]:
     """The addresses of an ensemble. If this broker's id is one of its servers', that server runs here, and again when it ends."""
-    from mq_broker.coordination.embedded import EmbeddedZooKeeper, parse_ensemble
+    from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, parse_ensemble
     from mq_protocol.errors import InvalidSetting
 
     try:

@@ -197,7 +197,7 @@ def _newest(records: list[ConsumerRecord], count: int) -> list[ConsumerRecord]:
 
 
 def _stored(reader: Reader, described: TopicDescription, partition: int, first: int, stop: int) -> Iterator[ConsumerRecord]:
-    from mq_client.record_queue import batch_to_records
+    from mq_client.consuming.record_queue import batch_to_records
 
     if first >= stop:
         return
@@ -242,7 +242,7 @@ def _write_what_is_there(
     count_max: int | None,
 ) -> None:
     """Partition after partition."""
-    from mq_client.record_queue import batch_to_records
+    from mq_client.consuming.record_queue import batch_to_records
 
     there = sum(max(0, stop - first) for first, stop in ranges.values())
     goal = there if count_max is None else min(there, count_max)

@@ -18,8 +18,8 @@ from types import FrameType
 
 import click
 
-from mq_cli.local_cluster import BrokerProcess, ClusterFailed, LocalCluster
 from mq_cli.output import say
+from mq_dev.local_cluster import BrokerProcess, ClusterFailed, LocalCluster
 
 _LOOK_S = 0.2
 PORT = 7400

@@ -50,7 +50,7 @@ def lock(name: str, command: tuple[str, ...], wait_s: float | None, bootstrap: s
     Example: tritonmq lock nightly --wait 60 -- ./report.sh --all
     """
     from mq_client import Lock
-    from mq_client.connection import parse_bootstrap
+    from mq_client.cluster.connection import parse_bootstrap
 
     if shutil.which(command[0]) is None:  # before anybody waits for the lock
         raise click.UsageError(f"there is no command {command[0]!r} to run: check its name and PATH")

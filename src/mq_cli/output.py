@@ -82,7 +82,7 @@ def checking_what_was_typed() -> Iterator[None]:
 def open_admin(bootstrap: str, timeout_s: float) -> Admin:
     """To be closed by the caller, who waits `timeout_s` for each answer. Raises within 2 s if nobody listens anywhere."""
     from mq_client import Admin
-    from mq_client.connection import parse_bootstrap
+    from mq_client.cluster.connection import parse_bootstrap
 
     with checking_what_was_typed():
         addresses = parse_bootstrap(bootstrap)

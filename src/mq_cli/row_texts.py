@@ -19,8 +19,8 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from mq_protocol.ddl import format_type
 from mq_protocol.names import did_you_mean
+from mq_protocol.sql.ddl import format_type
 
 Parse: TypeAlias = Callable[[Any], Any]
 """A value of JSON, or the text of a cell, as the producer takes it. Raises `UnreadableRow`."""

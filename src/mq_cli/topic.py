@@ -72,7 +72,7 @@ def create(
 ) -> None:
     """Create the topic NAME."""
     from mq_client import TopicExists
-    from mq_protocol.ddl import parse_schema
+    from mq_protocol.sql.ddl import parse_schema
 
     given = _settings(settings)
     with checking_what_was_typed():
@@ -227,7 +227,7 @@ def alter(
     With more partitions, records that have a key go to other partitions than before. Added columns are null in what is there
     already, and in what producers write that do not know them; columns are never dropped, renamed or given another type.
     """
-    from mq_protocol.ddl import parse_schema
+    from mq_protocol.sql.ddl import parse_schema
 
     if not (partitions or replicas or columns or settings):
         raise click.UsageError("say what to change: --partitions, --replicas, --add-column 'name type' or --set NAME=VALUE")
@@ -303,7 +303,7 @@ def _replicas(found: TopicDescription) -> int:
 
 
 def _schema(found: TopicDescription) -> str:
-    from mq_protocol.ddl import format_schema
+    from mq_protocol.sql.ddl import format_schema
 
     return format_schema(found.schema)
 

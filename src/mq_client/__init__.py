@@ -29,7 +29,6 @@ from mq_client.errors import (
     InvalidTopicName,
     LockLost,
     LockNotAcquired,
-    MemberInUse,
     NotDeserialized,
     NotEnoughBrokers,
     NotEnoughReplicas,
@@ -78,10 +77,10 @@ if TYPE_CHECKING:
         TopicDescription,
     )
     from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue
-    from mq_client.futures import BatchMetadata, BatchPlace, RecordMetadata
     from mq_client.group_descriptions import GroupCursor, GroupDescription
     from mq_client.lock import Lock
     from mq_client.producer import Producer
+    from mq_client.producing.futures import BatchMetadata, BatchPlace, RecordMetadata
     from mq_client.reader import Reader
     from mq_client.transaction_admin import AbortedTransaction, StagedSum, TransactionDescription
 
@@ -124,7 +123,6 @@ __all__ = [
     "InvalidTopicName",
     "LockLost",
     "LockNotAcquired",
-    "MemberInUse",
     "NotEnoughBrokers",
     "NotEnoughReplicas",
     "NotLeader",
@@ -166,7 +164,7 @@ _HOMES = {
         "TopicDescription",
     ),
     "consumer": ("Consumer", "ConsumerRecord", "RecordQueue"),
-    "futures": ("BatchMetadata", "BatchPlace", "RecordMetadata"),
+    "producing.futures": ("BatchMetadata", "BatchPlace", "RecordMetadata"),
     "group_descriptions": ("GroupCursor", "GroupDescription"),
     "lock": ("Lock",),
     "producer": ("Producer",),

@@ -9,9 +9,10 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from mq_client.batches import to_timestamp_us
-from mq_client.connection import Connection, TopicView
-from mq_client.deadline import Deadline, positive_ms
+from mq_client.cluster.connection import Connection, TopicView
+from mq_client.cluster.deadline import Deadline, positive_ms
+from mq_client.cluster.requests import ask_offsets, delete_group, move_cursors, purge
+from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import (
     GroupInUse,
     InvalidRequest,
@@ -23,14 +24,12 @@ from mq_client.errors import (
     UnknownTopic,
 )
 from mq_client.group_descriptions import GroupDescription, described_group, freshness
-from mq_client.leaders import ask_offsets, delete_group, move_cursors, purge
 from mq_client.peek import PEEK_RECORDS_MAX, peek
-from mq_client.record_queue import ConsumerRecord
+from mq_client.producing.batches import to_timestamp_us
 from mq_client.transaction_admin import AbortedTransaction, TransactionDescription, abort_transaction, list_transactions
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
-from mq_protocol.ddl import check_column_names, check_schema, parse_schema
 from mq_protocol.evolution import extended
 from mq_protocol.names import (
     INTERNAL_PREFIX,
@@ -40,6 +39,7 @@ from mq_protocol.names import (
     did_you_mean,
     parse_settings,
 )
+from mq_protocol.sql.ddl import check_column_names, check_schema, parse_schema
 
 _SPREAD_MS = 5_000.0
 """How long a new topic's name may take to reach every broker that answers."""

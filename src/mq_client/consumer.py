@@ -14,13 +14,13 @@ from datetime import datetime
 from types import TracebackType
 from typing import Final
 
-from mq_client.batches import to_timestamp_us
-from mq_client.connection import Connection
-from mq_client.deadline import Deadline, positive_ms
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline, positive_ms
+from mq_client.consuming.record_queue import ConsumerRecord, RecordQueue
+from mq_client.consuming.subscription import SetStart, Subscriptions
 from mq_client.errors import InvalidRequest, InvalidSetting
-from mq_client.record_queue import ConsumerRecord, RecordQueue
+from mq_client.producing.batches import to_timestamp_us
 from mq_client.serializers import Deserializer, deserializer_of, record_deserializer
-from mq_client.subscription import SetStart, Subscriptions
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import check_group_name, check_member_id, check_topic_name, did_you_mean
@@ -38,8 +38,7 @@ class Consumer:
     an offset, or a datetime. Partitions added while it runs are found within seconds and begin at their first record. `idle_ms`:
     iteration ends when nothing has come for so long; None: only `stop` ends it. `buffer_bytes_max`: what each broker may have
     pushed that was not taken. `settle_ms`: how often a group's place is told. `timeout_ms`: for everything that is asked. A record
-    counts as done with when the next one is asked for. `member_id`: this consumer's own, made by chance unless given; while another
-    process has it, `MemberInUse` is raised after 20 s at most.
+    counts as done with when the next one is asked for.
 
     `ephemeral`: the group, its place in every partition, is deleted 30 s after its last member is gone. All its members say so, or
     none: who says otherwise than the group was made is refused when a partition is opened (`InvalidRequest`).

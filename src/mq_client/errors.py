@@ -18,7 +18,6 @@ from mq_protocol.errors import (
     InvalidTopicName,
     LockLost,
     LockNotAcquired,
-    MemberInUse,
     NotEnoughBrokers,
     NotEnoughReplicas,
     NotLeader,
@@ -52,7 +51,7 @@ from mq_protocol.errors import (
 )
 
 if TYPE_CHECKING:
-    from mq_client.record_queue import ConsumerRecord
+    from mq_client.consuming.record_queue import ConsumerRecord
 
 
 class NotDeserialized(RefusedError):
@@ -83,7 +82,6 @@ __all__ = [
     "InvalidTopicName",
     "LockLost",
     "LockNotAcquired",
-    "MemberInUse",
     "NotEnoughBrokers",
     "NotEnoughReplicas",
     "NotLeader",

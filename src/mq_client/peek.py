@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from mq_client.connection import Connection
-from mq_client.deadline import Deadline
-from mq_client.leaders import ask_offsets
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.requests import ask_offsets
+from mq_client.consuming.record_queue import ConsumerRecord, batch_to_records
+from mq_client.consuming.slices import up_to_bytes
 from mq_client.reader import Reader
-from mq_client.record_queue import ConsumerRecord, batch_to_records
-from mq_client.slices import up_to_bytes
 
 PEEK_RECORDS_MAX: Final = 10_000
 PEEK_BYTES_MAX: Final = 16 << 20

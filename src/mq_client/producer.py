@@ -16,8 +16,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from mq_client.accumulator import AccumulatorSettings, Target
-from mq_client.batches import (
+from mq_client.cluster.connection import Connection, TopicView
+from mq_client.cluster.deadline import Deadline, positive_ms
+from mq_client.cluster.requests import topic_with
+from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, SchemaMismatch, TritonMQError
+from mq_client.producing.accumulator import AccumulatorSettings, Target
+from mq_client.producing.batches import (
     RECORD_OVERHEAD_BYTES,
     Headers,
     conform,
@@ -30,13 +34,9 @@ from mq_client.batches import (
     to_header_pairs,
     to_timestamp_us,
 )
-from mq_client.connection import Connection, TopicView
-from mq_client.deadline import Deadline, positive_ms
-from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, SchemaMismatch, TritonMQError
-from mq_client.futures import RecordFuture, TableFuture, TableOutcome
-from mq_client.leaders import topic_with
-from mq_client.partitioners import Partitioner, choice_of
-from mq_client.sender import Sender
+from mq_client.producing.futures import RecordFuture, TableFuture, TableOutcome
+from mq_client.producing.partitioners import Partitioner, choice_of
+from mq_client.producing.sender import Sender
 from mq_client.serializers import Serializer, serializer_of
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb

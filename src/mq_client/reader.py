@@ -10,9 +10,12 @@ from typing import NamedTuple
 import grpc
 import pyarrow as pa
 
-from mq_client.channels import error_of, open_fetch
-from mq_client.connection import Connection, TopicView
-from mq_client.deadline import Backoff, Deadline, positive_ms
+from mq_client.cluster.channels import error_of, open_fetch
+from mq_client.cluster.connection import Connection, TopicView
+from mq_client.cluster.deadline import Backoff, Deadline, positive_ms
+from mq_client.cluster.replicas import Replicas
+from mq_client.cluster.requests import ask_offsets, topic_with
+from mq_client.consuming.slices import StoredSlice, Wanted, cut, up_to_bytes, wanted_of
 from mq_client.errors import (
     CorruptBatch,
     InvalidRequest,
@@ -25,14 +28,11 @@ from mq_client.errors import (
     TritonMQError,
     UnknownTopic,
 )
-from mq_client.leaders import ask_offsets, topic_with
-from mq_client.replicas import Replicas
-from mq_client.slices import StoredSlice, Wanted, cut, up_to_bytes, wanted_of
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import split
 from mq_protocol.errors import from_wire
-from mq_protocol.row_filter import parse_filter
+from mq_protocol.sql.row_filter import parse_filter
 
 _ALL_COLUMNS_AGE_S = 1.0
 """Who reads all columns is to be given those just added: after so long it is asked again which there are."""
@@ -104,7 +104,8 @@ class Reader:
 
         All batches of a read have the same columns, those that the topic has when it begins; what was stored before a column was
         added has nulls there. `columns`: only these, in this order. `filter`: only rows for which it holds
-        (mq_protocol/row_filter.py has its grammar). What is left out never leaves the broker, unless that is not worth the work.
+        (mq_protocol/sql/row_filter.py has its grammar). What is left out never leaves the broker, unless that is not
+        worth the work.
 
         Raises `NotYetWritten` when the log has ended before `end` and nothing more came, `OffsetOutOfRange` for a `start` beyond
         the end of the log or for records that are no longer kept, `PartitionUnavailable` when no replica answered. All that came

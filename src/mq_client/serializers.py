@@ -16,9 +16,9 @@ import json
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import InvalidRequest, InvalidSetting, NotDeserialized
 from mq_client.plugins import load_plugin, plugin_names
-from mq_client.record_queue import ConsumerRecord
 from mq_protocol.names import did_you_mean
 
 Serializer: TypeAlias = Callable[[Any], bytes]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from mq_client.connection import Connection
-from mq_client.deadline import Backoff, Deadline
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Backoff, Deadline
 from mq_client.errors import InvalidRequest, TritonMQError, UnknownTransaction, Unreachable
 from mq_protocol import mq_pb2 as pb
 

@@ -14,14 +14,14 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from mq_client.accumulator import AccumulatorSettings
-from mq_client.batches import conform, largest_record_bytes, split_by_size
-from mq_client.connection import Connection
-from mq_client.deadline import Deadline, positive_ms
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline, positive_ms
+from mq_client.cluster.requests import topic_with
 from mq_client.errors import BatchTooLarge, InvalidRequest, OutcomeUnknown
-from mq_client.futures import TableOutcome
-from mq_client.leaders import topic_with
-from mq_client.sender import Sender
+from mq_client.producing.accumulator import AccumulatorSettings
+from mq_client.producing.batches import conform, largest_record_bytes, split_by_size
+from mq_client.producing.futures import TableOutcome
+from mq_client.producing.sender import Sender
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import TRANSACTIONS_TOPIC, check_topic_name

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from mq_protocol import limits
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import BatchTooLarge, CorruptBatch, SchemaMismatch
-from mq_protocol.record_batch_message import RecordBatchMessage, codec_of, node_count, read_record_batch_message
+from mq_protocol.ipc_message import RecordBatchMessage, codec_of, node_count, read_record_batch_message
 from mq_protocol.schema_message import check_schema_message
 
 RECORD_SCHEMA: pa.Schema = pa.schema(
@@ -74,7 +74,7 @@ def schema_fingerprint(schema: pa.Schema) -> int:
 
 
 def schema_nodes(schema: pa.Schema) -> int:
-    """How many nodes a batch of the schema has (`mq_protocol.record_batch_message.node_count`): more columns have more of them."""
+    """How many nodes a batch of the schema has (`mq_protocol.ipc_message.node_count`): more columns have more of them."""
     return _demands_of(schema).nodes
 
 

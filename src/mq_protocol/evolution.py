@@ -11,8 +11,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from mq_protocol.ddl import check_column_names, check_schema, format_type
 from mq_protocol.errors import InvalidRequest
+from mq_protocol.sql.ddl import check_column_names, check_schema, format_type
 
 _INSTEAD: Final = "leave it out where it is read (.schema(...), columns=), or make another topic and copy"
 

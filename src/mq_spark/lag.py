@@ -29,11 +29,11 @@ from pyspark.sql.streaming.listener import (
 )
 
 from mq_client import Admin, BatchMetadata, GroupCursor, InvalidRequest, InvalidSetting, Producer, TritonMQError
-from mq_client.connection import Connection
-from mq_client.deadline import Deadline, positive_ms
-from mq_client.leaders import move_cursors
-from mq_protocol.ddl import parse_schema
-from mq_spark.offsets import Offsets, canonical, from_json
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline, positive_ms
+from mq_client.cluster.requests import move_cursors
+from mq_protocol.sql.ddl import parse_schema
+from mq_spark.planning.offsets import Offsets, canonical, from_json
 
 log = logging.getLogger(__name__)
 

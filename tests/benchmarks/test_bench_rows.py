@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.bench.produce import ROW_OVERHEAD_BYTES, SIZES, TABLE_BYTES, encoded, rows_per_table, tables
 from benchmarks.bench.rows import DDL, batch_of, binary_values
-from mq_client.batches import conform
+from mq_client.producing.batches import conform
 from mq_protocol.arrow import RECORD_SCHEMA, decode_batch
-from mq_protocol.ddl import parse_schema
+from mq_protocol.sql.ddl import parse_schema
 
 
 @pytest.mark.parametrize("kind", sorted(DDL))

@@ -215,7 +215,7 @@ class _Warnings(logging.Handler):
 def _listen(work: Work) -> None:
     with work.recorder("c") as recorder:
         warnings = _Warnings()
-        logging.getLogger("mq_client.subscription").addHandler(warnings)
+        logging.getLogger("mq_client.consuming.subscription").addHandler(warnings)
         consumer = _started(work, recorder, None)
         if consumer is None:
             return

@@ -11,8 +11,8 @@ import signal
 import subprocess
 from pathlib import Path
 
-from mq_broker.coordination.embedded import free_port
 from mq_client import Admin
+from mq_dev.embedded_zookeeper import free_port
 from tests.chaos.network import HOST, ZOOKEEPER, Network
 from tests.cluster.harness import Cluster, wait_until
 

@@ -16,7 +16,7 @@ import grpc
 import pyarrow as pa
 
 from mq_client import Admin, Consumer, Reader, TritonMQError
-from mq_client.channels import error_of, open_fetch
+from mq_client.cluster.channels import error_of, open_fetch
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch
 from mq_protocol.envelope import split

@@ -1,4 +1,4 @@
-"""A real cluster that tests can hurt: `mq_cli.local_cluster` with faults, and with questions about who leads.
+"""A real cluster that tests can hurt: `mq_dev.local_cluster` with faults, and with questions about who leads.
 
 Nothing here knows pytest. Every wait has a deadline and says what it waited for.
 """
@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, TritonMQError
+from mq_dev.local_cluster import LocalCluster
 
 WAIT_S = 30.0
 _LOOK_S = 0.05

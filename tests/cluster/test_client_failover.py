@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from mq_client import Consumer, ConsumerRecord, Producer, Reader
-from mq_client.deadline import Deadline
-from mq_client.futures import RecordFuture
-from mq_client.offsets import OffsetWatch
+from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.offset_watch import OffsetWatch
+from mq_client.producing.futures import RecordFuture
 from mq_client.transactions import TransactionClient
 from tests.cluster.harness import Cluster, wait_until
 

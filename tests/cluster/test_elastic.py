@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mq_broker.coordination.embedded import free_port
-from mq_cli.local_cluster import HOST, BrokerProcess
 from mq_client import Consumer, OffsetOutOfRange, Producer, Reader
-from mq_client.channels import call_unary
+from mq_client.cluster.channels import call_unary
+from mq_dev.embedded_zookeeper import free_port
+from mq_dev.local_cluster import HOST, BrokerProcess
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import DataLoss
 from mq_protocol.limits import OFFSETS_OF_A_LIFE

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.coordination.embedded import free_port
 from mq_client import Admin, Producer, Reader
+from mq_dev.embedded_zookeeper import free_port
 from tests.cluster.harness import wait_until
 from tests.mq_cli.processes import Command
 

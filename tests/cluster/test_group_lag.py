@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from mq_client import Producer
-from mq_client.channels import call_unary
-from mq_client.connection import Connection
-from mq_client.deadline import Deadline
-from mq_client.leaders import move_cursors
+from mq_client.cluster.channels import call_unary
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.requests import move_cursors
 from mq_protocol import mq_pb2 as pb
 from tests.cluster.harness import Cluster, wait_until
 from tests.mq_cli.processes import tritonmq

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from mq_broker.coordination.embedded import free_port
+from mq_dev.embedded_zookeeper import free_port
 from tests.documents.blocks import BACKGROUND, ELSEWHERE, Block, agrees
 
 BLOCK_S = 150.0

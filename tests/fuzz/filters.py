@@ -9,9 +9,9 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from mq_protocol.ddl import parse_schema
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.row_filter import parse_filter
+from mq_protocol.sql.ddl import parse_schema
+from mq_protocol.sql.row_filter import parse_filter
 
 SCHEMA = parse_schema(
     "flag boolean, tiny byte, small short, id int, big long, single float, delay double, price decimal(8,2), whole decimal(38,0), "

@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from mq_broker.coordination.embedded import free_port
 from mq_client import Admin, Producer
+from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from tests.fuzz.filters import ROWS, SCHEMA
 from tests.fuzz.harness import corpus

@@ -13,22 +13,22 @@ import pytest
 from kazoo.client import KazooClient
 
 from mq_broker.broker import BrokerConfig
-from mq_broker.broker.topic_changes import arrived, begun, called_off, with_columns, with_settings
+from mq_broker.broker.administration.topic_changes import arrived, begun, called_off, with_columns, with_settings
 from mq_broker.coordination import documents
 from mq_broker.coordination.interface import Move, TopicSpec
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import LeaderName, NodeState
-from mq_broker.core.shared import Node
-from mq_broker.storage.directory import DataDirectory
+from mq_broker.core.replication.replica_state import Node
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.identity import LogIdentity, load_identity
+from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_to_bytes
 from mq_protocol.errors import InternalError
 from mq_protocol.limits import TOPIC_DOCUMENT_BYTES_MAX
 from mq_protocol.unknown_keys import STATE_UNKNOWN_BYTES_MAX, unknown_keys, with_unknown
+from tests.mq_broker.broker.administration.test_recovery import chosen, status
 from tests.mq_broker.broker.cluster import SCHEMA, Broker, standalone, until
-from tests.mq_broker.broker.test_total_loss import chosen, status
 from tests.mq_broker.coordination.wire import id_of
 from tests.mq_broker.core import test_election, test_membership
 from tests.mq_broker.storage.bed import PLACE

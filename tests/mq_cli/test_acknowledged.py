@@ -8,7 +8,7 @@ import pytest
 
 from mq_cli.acknowledged import Ledger
 from mq_client.errors import OutcomeUnknown, UnknownTopic
-from mq_client.futures import BatchOutcome, BatchPlace, RecordFuture, TableOutcome
+from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture, TableOutcome
 
 
 def sent(ledger: Ledger, outcome: BatchOutcome, lines: list[int]) -> None:

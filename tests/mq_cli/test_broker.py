@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.coordination.embedded import free_port
+from mq_dev.embedded_zookeeper import free_port
 from tests.mq_cli.processes import Command, tritonmq_process
 
 pytestmark = pytest.mark.cluster

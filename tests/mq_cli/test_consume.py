@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from mq_cli import consume
-from mq_client.slices import StoredSlice
+from mq_client.consuming.slices import StoredSlice
 from mq_protocol.arrow import RECORD_SCHEMA
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mq_cli.local_cluster import LocalCluster
 from mq_cli.main import MISUSED, REFUSED
+from mq_dev.local_cluster import LocalCluster
 from tests.mq_cli.processes import WAIT_S, Command, tritonmq, tritonmq_process
 
 HOLD = "import os, signal, sys; print(os.environ['TRITONMQ_LOCK_TOKEN'], flush=True); signal.pause()"

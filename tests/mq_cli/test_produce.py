@@ -14,8 +14,8 @@ import pytest
 from mq_cli import produce
 from mq_cli.acknowledged import Ledger
 from mq_client import BatchTooLarge, SchemaMismatch, UnknownTopic
-from mq_client.futures import BatchOutcome, RecordFuture, TableOutcome
-from mq_protocol.ddl import parse_schema
+from mq_client.producing.futures import BatchOutcome, RecordFuture, TableOutcome
+from mq_protocol.sql.ddl import parse_schema
 
 LINES = b"".join(b"line %d\n" % number for number in range(50_000))
 

@@ -11,8 +11,8 @@ import pytest
 
 from mq_cli.row_tables import JsonTables
 from mq_cli.row_texts import CsvRows, JsonRows, UnreadableRow
-from mq_client.rows import RowShape
-from mq_protocol.ddl import parse_schema
+from mq_client.producing.rows import RowShape
+from mq_protocol.sql.ddl import parse_schema
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 

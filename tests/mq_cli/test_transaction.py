@@ -10,10 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mq_cli.local_cluster import LocalCluster
 from mq_cli.main import DONE, MISUSED, REFUSED, run
 from mq_client import Admin, InvalidRequest, TransactionAborted, UnknownTransaction
 from mq_client.transactions import TransactionClient
+from mq_dev.local_cluster import LocalCluster
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin
+from mq_dev.local_cluster import LocalCluster
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import pytest
 
 from mq_client import Admin, Consumer, InvalidRequest, Producer, Reader, SchemaMismatch
 from mq_client.transactions import StagedPart, TransactionClient
-from mq_protocol.ddl import parse_schema
+from mq_protocol.sql.ddl import parse_schema
 
 FIRST = "n long NOT NULL, s string"
 

@@ -22,11 +22,11 @@ from mq_client import (
     Unreachable,
 )
 from mq_client.admin import PartitionMove
-from mq_client.connection import Connection
+from mq_client.cluster.connection import Connection
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA
-from mq_protocol.ddl import parse_schema
+from mq_protocol.sql.ddl import parse_schema
 
 
 def test_a_topic_is_what_it_was_made_to_be(admin: Admin, topic: str) -> None:

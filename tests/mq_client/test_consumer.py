@@ -12,9 +12,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Consumer, ConsumerRecord, InvalidRequest, InvalidSetting, Producer, UnknownTopic
-from mq_client.push_streams import PushStream
+from mq_client.consuming.push_streams import PushStream
+from mq_dev.local_cluster import LocalCluster
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from tests.cluster.harness import wait_until

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from mq_client.channels import call_unary
+from mq_client.cluster.channels import call_unary
 from mq_client.errors import InvalidRequest, TritonMQError
 from mq_protocol import mq_pb2 as pb
 from tests.chaos.network import CLIENTS, Network

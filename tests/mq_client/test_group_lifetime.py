@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker import ephemeral
+from mq_broker.broker.groups import ephemeral
 from mq_client import Admin, Consumer, GroupInUse, InvalidRequest, InvalidSetting, Producer, UnknownGroup
-from mq_client.connection import Connection
-from mq_client.deadline import Deadline
-from mq_client.leaders import move_cursors
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.requests import move_cursors
 from tests.cluster.harness import wait_until
 from tests.mq_broker.broker.cluster import until
 from tests.mq_broker.broker.test_three_brokers import three

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import mq_client.lock as lock_module
-from mq_cli.local_cluster import LocalCluster
 from mq_client import InvalidRequest, InvalidSetting, Lock, LockLost, LockNotAcquired, Unreachable
+from mq_dev.local_cluster import LocalCluster
 
 WAIT_S = 30.0
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import (
     Admin,
     BatchTooLarge,
@@ -32,11 +31,12 @@ from mq_client import (
     UnknownPartition,
     UnknownTopic,
     Unreachable,
-    channels,
 )
+from mq_client.cluster import channels
+from mq_dev.local_cluster import LocalCluster
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.ipc_message import codec_of
 from mq_protocol.partitioner import partition_for_key
-from mq_protocol.record_batch_message import codec_of
 from tests.cluster.harness import wait_until
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import (
     Admin,
     InvalidRequest,
@@ -23,7 +22,8 @@ from mq_client import (
     UnknownPartition,
     UnknownTopic,
 )
-from mq_client.channels import open_fetch
+from mq_client.cluster.channels import open_fetch
+from mq_dev.local_cluster import LocalCluster
 
 
 def numbers(batches: object) -> list[int]:

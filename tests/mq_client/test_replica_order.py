@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from mq_client.deadline import Deadline
-from mq_client.replicas import Replicas, known_offsets
+from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.replicas import Replicas, known_offsets
 from mq_protocol import mq_pb2 as pb
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from mq_client import Admin, Consumer, InvalidRequest, InvalidSetting, NotDeserialized, Producer
 from mq_client.serializers import deserializer_of, serializer_of
-from tests.mq_client.test_partitioners import install
+from tests.mq_client.producing.test_partitioners import install
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 import pyarrow as pa
 
 from mq_protocol.arrow import RECORD_SCHEMA, check_untrusted, decode_batch, encode_batch
-from mq_protocol.ddl import parse_schema
 from mq_protocol.errors import BatchTooLarge, CorruptBatch, SchemaMismatch
+from mq_protocol.sql.ddl import parse_schema
 
 TYPED = parse_schema(
     "a long, b string NOT NULL, c array<int>, d struct<x: double NOT NULL, y: string>, e map<string,array<string>>, "

@@ -21,8 +21,8 @@ from mq_protocol.arrow import (
     schema_from_bytes,
     schema_to_bytes,
 )
-from mq_protocol.ddl import parse_schema
 from mq_protocol.errors import BatchTooLarge, CorruptBatch, SchemaMismatch
+from mq_protocol.sql.ddl import parse_schema
 
 BATCH = pa.record_batch({"a": [1, 2, 3], "b": ["x", None, "z"], "c": [[1], None, []]})
 SCHEMA = parse_schema("a long, b string, c array<long>")
@@ -59,7 +59,7 @@ def test_a_batch_comes_back_as_it_went(codec: str | None) -> None:
 def _parts(batch: pa.RecordBatch) -> list[bytes]:
     """Every buffer of the batch, as long as its values need."""
     plain = bytes(encode_batch(batch))
-    from mq_protocol.record_batch_message import read_record_batch_message
+    from mq_protocol.ipc_message import read_record_batch_message
 
     message = read_record_batch_message(memoryview(plain))
     return [bytes(message.body[at : at + size]) for at, size in message.buffers]

@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from mq_spark import option_table, options
-from mq_spark.option_values import EARLIEST, LATEST, mentions
-from mq_spark.options import SinkOptions, SourceOptions, parse_sink, parse_source
+from mq_spark import option_table
+from mq_spark.planning import options
+from mq_spark.planning.option_values import EARLIEST, LATEST, mentions
+from mq_spark.planning.options import SinkOptions, SourceOptions, parse_sink, parse_source
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "kafka-options.md").read_text()
 README = (ROOT / "README.md").read_text()
 FILES = {
-    "unit": sorted((ROOT / "tests" / "mq_spark").glob("test_*.py")),
+    "unit": sorted((ROOT / "tests" / "mq_spark").rglob("test_*.py")),
     "readers": [ROOT / "tests/mq_spark/datasource/test_readers.py"],
     "read_from": [ROOT / "tests/mq_spark/datasource/test_read_from.py"],
     "source": [ROOT / "tests/spark/test_source.py"],

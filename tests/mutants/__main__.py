@@ -70,7 +70,7 @@ WARMED = ("pyarrow", "numpy", "grpc", "google.protobuf", "kazoo.client", "click"
 SHARED_BROKER = """
 import sys
 from pathlib import Path
-from mq_cli.local_cluster import LocalCluster
+from mq_dev.local_cluster import LocalCluster
 with LocalCluster(Path(sys.argv[1])) as cluster:
     print(cluster.bootstrap, flush=True)
     sys.stdin.read()

@@ -45,7 +45,7 @@ def pytest_fixture_setup(fixturedef: Any, request: pytest.FixtureRequest) -> obj
 
 
 def main() -> None:
-    from mq_broker.coordination.embedded import EmbeddedZooKeeper
+    from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 
     with tempfile.TemporaryDirectory(prefix="mutants-zookeeper-") as folder:
         server = EmbeddedZooKeeper(Path(folder))

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mq_broker.core.entries import Decide
+from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
@@ -51,9 +52,8 @@ from mq_broker.core.messages import (
     WriteEntries,
     WriteNode,
 )
-from mq_broker.core.peer_admission import Verdict, judge, judge_snapshot
-from mq_broker.core.replica import Replica
-from mq_broker.core.state import Snapshot
+from mq_broker.core.replication.peer_admission import Verdict, judge, judge_snapshot
+from mq_broker.core.replication.replica import Replica
 from mq_protocol.errors import NotLeader
 from tests.simulation.coordination import Session
 from tests.simulation.host import REST_TICK_MS, Host, OnReply

@@ -54,7 +54,7 @@ class Plan:
     shortens: float = 0.0
     """Chance a tick that a replica lets its journal begin later if it may; it does so some time after each drop of records too."""
     rests: bool = False
-    """Replicas that have nothing to do are hardly ticked (`mq_broker.broker.rest`)."""
+    """Replicas that have nothing to do are hardly ticked (`mq_broker.broker.host.quiescence`)."""
     leaders_spared: bool = False
     """Faults that befall one broker befall one that does not lead."""
     service_ms: float = 0.0

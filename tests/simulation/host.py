@@ -9,9 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mq_broker.broker.rest import Rest, RestTimes
+from mq_broker.broker.host.quiescence import Rest, RestTimes
 from mq_broker.core.entries import Entry
-from mq_broker.core.machine import PartitionMachine
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.state import MachineState, Snapshot
 from mq_broker.core.messages import (
     DiskRefused,
     Flushed,
@@ -22,8 +23,7 @@ from mq_broker.core.messages import (
     Published,
     Result,
 )
-from mq_broker.core.replica import Replica
-from mq_broker.core.state import MachineState, Snapshot
+from mq_broker.core.replication.replica import Replica
 from tests.simulation.journal import Journal
 
 if TYPE_CHECKING:

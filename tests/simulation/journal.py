@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mq_broker.core.entries import Entry
+from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import RecoveredLog
-from mq_broker.core.state import Snapshot
 from tests.simulation.loop import Loop
 
 

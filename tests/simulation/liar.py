@@ -22,6 +22,8 @@ from mq_broker.core.entries import (
     TransactionKey,
     Trim,
 )
+from mq_broker.core.machine.state import MachineState, Snapshot, StagedBatch
+from mq_broker.core.machine.window import NO_UUIDS, Placed, SeenUuids
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
@@ -37,10 +39,8 @@ from mq_broker.core.messages import (
     RoleChanged,
     Send,
 )
-from mq_broker.core.state import MachineState, Snapshot, StagedBatch
-from mq_broker.core.window import NO_UUIDS, Placed, SeenUuids
-from mq_broker.storage.frame import Place, encode
-from mq_broker.storage.snapshot import encode_snapshot
+from mq_broker.storage.codec.frame import Place, encode
+from mq_broker.storage.codec.snapshot import encode_snapshot
 from mq_protocol.limits import next_life
 from tests.simulation.loop import Process
 from tests.simulation.oracle import Oracle

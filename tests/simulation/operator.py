@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mq_broker.broker.total_loss import choose, describe
+from mq_broker.broker.administration.recovery import choose, describe
 from mq_broker.core.entries import Trim
 from mq_broker.core.messages import Done, Refused, TransferLeadership
 from mq_protocol import mq_pb2 as pb

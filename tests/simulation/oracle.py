@@ -11,6 +11,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from mq_broker.core.entries import Append, Decide, Discard, Entry, Fence, Publish, Stage
+from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
@@ -31,7 +32,6 @@ from mq_broker.core.messages import (
     RoleChanged,
     Wait,
 )
-from mq_broker.core.state import Snapshot
 from tests.simulation.journal import Journal
 from tests.simulation.story import Line, Story
 from tests.simulation.truth import STATES_COMPARED_EVERY, Life, PartitionTruth

@@ -9,7 +9,7 @@ ELASTIC = (
     Mutation(
         "a journal begins after the entry of a batch that is still staged",
         "rule 13, trap 32",
-        "machine:PartitionMachine.oldest_staged_index",
+        "machine.machine:PartitionMachine.oldest_staged_index",
         "return min((batch.index for batch in self.staged.values()), default=None)",
         "return None",
         ("retention",),
@@ -17,7 +17,7 @@ ELASTIC = (
     Mutation(
         "a snapshot leaves out the UUIDs",
         "rule 13, trap 13",
-        "machine:PartitionMachine.state",
+        "machine.machine:PartitionMachine.state",
         "self.uuids.frozen()",
         "MachineState().uuids",
         ("retention",),
@@ -25,7 +25,7 @@ ELASTIC = (
     Mutation(
         "a window is one UUID short",
         "rule 12, trap 13",
-        "window:UuidWindow.remember",
+        "machine.window:UuidWindow.remember",
         "if len(self) > self._bounds.uuids_max:",
         "if len(self) >= self._bounds.uuids_max:",
         profile="narrow-windows",
@@ -33,7 +33,7 @@ ELASTIC = (
     Mutation(
         "a window goes back one millisecond less than it says",
         "rule 12, trap 13",
-        "window:UuidWindow.forget_aged",
+        "machine.window:UuidWindow.forget_aged",
         "self._bounds.age_ms_max * 1000",
         "(self._bounds.age_ms_max - 1) * 1000",
         profile="narrow-windows",
@@ -41,7 +41,7 @@ ELASTIC = (
     Mutation(
         "a window forgets its oldest UUID at a snapshot",
         "rule 13, trap 13",
-        "window:UuidWindow.__init__",
+        "machine.window:UuidWindow.__init__",
         "self._first = seen._first",
         "self._first = min(seen._first + 1, seen._next)",
         ("retention",),
@@ -49,7 +49,7 @@ ELASTIC = (
     Mutation(
         "a snapshot changes with the window that it was taken of",
         "rule 13, trap 13",
-        "window:UuidWindow._own",
+        "machine.window:UuidWindow._own",
         "if chunk_number in self._shared:",
         "if False:",
         ("retention",),
@@ -57,7 +57,7 @@ ELASTIC = (
     Mutation(
         "a snapshot leaves out what is staged",
         "rule 13, trap 32",
-        "machine:PartitionMachine.state",
+        "machine.machine:PartitionMachine.state",
         "tuple(self.staged.values())",
         "()",
         ("retention",),
@@ -65,7 +65,7 @@ ELASTIC = (
     Mutation(
         "a snapshot leaves out where offsets go on",
         "rule 13, trap 23",
-        "machine:PartitionMachine.state",
+        "machine.machine:PartitionMachine.state",
         "self.next_offset,",
         "0,",
         ("retention",),
@@ -73,7 +73,7 @@ ELASTIC = (
     Mutation(
         "a log that begins with a snapshot is opened without its state",
         "rule 13",
-        "shared:Shared.__init__",
+        "replication.replica_state:Shared.__init__",
         "log.snapshot.state if log.snapshot is not None else None",
         "None",
         ("retention",),
@@ -81,7 +81,7 @@ ELASTIC = (
     Mutation(
         "offsets begin again when retention has emptied a topic",
         "trap 23",
-        "machine:PartitionMachine._apply",
+        "machine.machine:PartitionMachine._apply",
         "self.log_start_offset = start",
         "self.log_start_offset = start; self.next_offset = 0 if start == self.next_offset else self.next_offset",
         ("retention",),
@@ -89,7 +89,7 @@ ELASTIC = (
     Mutation(
         "a shortened log forgets the epoch of the entry before it",
         "rules 2 and 13",
-        "log:Log.begin_after",
+        "replication.log:Log.begin_after",
         "self.base_epoch = self.epoch_at(base_index)",
         "pass",
         ("retention",),
@@ -97,7 +97,7 @@ ELASTIC = (
     Mutation(
         "who lacks what the journal begins after is sent entries for ever",
         "rule 13",
-        "leader:Leader.acknowledged",
+        "replication.leader:Leader.acknowledged",
         "progress.lacks_base = agreed < log.base_index",
         "progress.lacks_base = False",
         ("retention",),
@@ -105,7 +105,7 @@ ELASTIC = (
     Mutation(
         "a snapshot is taken for what it stands for without a look at the log",
         "rule 13",
-        "follower:Follower.install",
+        "replication.follower:Follower.install",
         "log.epoch_at(snapshot.last_index) == snapshot.last_epoch",
         "log.last_index >= snapshot.last_index",
         ("retention", "isolate_from_all"),
@@ -114,7 +114,7 @@ ELASTIC = (
     Mutation(
         "a snapshot is taken as matching, and not installed",
         "rule 13",
-        "follower:Follower.install",
+        "replication.follower:Follower.install",
         "if log.epoch_at(snapshot.last_index) == snapshot.last_epoch",
         "if True",
         ("retention",),
@@ -123,7 +123,7 @@ ELASTIC = (
     Mutation(
         "offsets that lost records may have had are given again",
         "rule 15",
-        "machine:PartitionMachine._skip_to",
+        "machine.machine:PartitionMachine._skip_to",
         "if floor <= self.next_offset:",
         "if True:",
         ("total_losses",),
@@ -131,7 +131,7 @@ ELASTIC = (
     Mutation(
         "the claim after a recovery forgets where offsets go on",
         "rule 15",
-        "election:Election._next_state",
+        "replication.election:Election._next_state",
         "shared.next_token(), floor)",
         "shared.next_token())",
         ("total_losses",),
@@ -139,7 +139,7 @@ ELASTIC = (
     Mutation(
         "a log that the partition was not recovered from goes on",
         "rule 15",
-        "replica:Replica._recovered_elsewhere",
+        "replication.replica:Replica._recovered_elsewhere",
         "if shared.my_member in state.isr or shared.log.last_index == 0",
         "if True or shared.my_member in state.isr",
         ("total_losses",),
@@ -147,7 +147,7 @@ ELASTIC = (
     Mutation(
         "a batch is published whose payload went with a recovery",
         "rule 15, trap 32",
-        "admission:_judge_publish",
+        "machine.admission:_judge_publish",
         "and batch.index >= first_index and",
         "and",
         ("total_losses", "retention"),
@@ -156,7 +156,7 @@ ELASTIC = (
     Mutation(
         "a decision is not taken up by the first leader after a recovery",
         "exactly-once: publish",
-        "leader:Leader._advance",
+        "replication.leader:Leader._advance",
         "if not known.finished:",
         "if not known.finished and not shared.recovery:",
         ("total_losses",),
@@ -165,7 +165,7 @@ ELASTIC = (
     Mutation(
         "a log that the partition was recovered from begins anew",
         "rule 15",
-        "replica:Replica._recovered_elsewhere",
+        "replication.replica:Replica._recovered_elsewhere",
         "if shared.my_member in state.isr or",
         "if",
         ("total_losses",),
@@ -174,7 +174,7 @@ ELASTIC = (
     Mutation(
         "a leader that is no replica any more leads on",
         "trap 19",
-        "leader:Leader._leave",
+        "replication.leader:Leader._leave",
         "0 if shared.assigned or",
         "0 if True or",
         ("moves",),
@@ -183,7 +183,7 @@ ELASTIC = (
     Mutation(
         "a broker that is no replica any more joins again",
         "trap 19",
-        "membership:Membership._expanded",
+        "replication.membership:Membership._expanded",
         "if progress.broker not in shared.settings.replicas:",
         "if False:",
         ("moves",),
@@ -191,7 +191,7 @@ ELASTIC = (
     Mutation(
         "one that is no replica any more is not waited for, though it is named",
         "rule 4, trap 19",
-        "membership:Membership.maximal",
+        "replication.membership:Membership.maximal",
         "members = dict.fromkeys(self.confirmed)",
         "members = dict.fromkeys(m for m in self.confirmed if m[0] in self._shared.settings.replicas)",
         ("moves",),
@@ -199,7 +199,7 @@ ELASTIC = (
     Mutation(
         "one that is no replica any more stays named",
         "trap 19",
-        "membership:Membership._shrunk",
+        "replication.membership:Membership._shrunk",
         "elif progress is None or broker not in settings.replicas:",
         "elif progress is None:",
         ("moves",),
@@ -207,7 +207,7 @@ ELASTIC = (
     Mutation(
         "a transfer that fails stops writes for good",
         "rule 14",
-        "leader:Leader._hand_over",
+        "replication.leader:Leader._hand_over",
         "self._lead_on()",
         "return",
         ("transfer_leadership",),

@@ -11,7 +11,7 @@ LIES = (
     Mutation(
         "entries that do not follow the one before are admitted",
         "admission of peers",
-        "peer_admission:_wrong_entries",
+        "replication.peer_admission:_wrong_entries",
         "if entry.index != index:",
         "if False:",
         profile="liar",
@@ -19,7 +19,7 @@ LIES = (
     Mutation(
         "entries whose epochs fall are admitted",
         "admission of peers",
-        "peer_admission:_wrong_entries",
+        "replication.peer_admission:_wrong_entries",
         "epoch = entry.leader_epoch",
         "pass",
         profile="liar",
@@ -27,7 +27,7 @@ LIES = (
     Mutation(
         "entries of an epoch below the one before are admitted",
         "admission of peers",
-        "peer_admission:_wrong_entries",
+        "replication.peer_admission:_wrong_entries",
         "max(message.prev_epoch, 1)",
         "-(1 << 63)",
         profile="liar",
@@ -35,7 +35,7 @@ LIES = (
     Mutation(
         "entries after one that no log has are admitted",
         "admission of peers",
-        "peer_admission:_wrong_range",
+        "replication.peer_admission:_wrong_range",
         "not 0 <= message.prev_epoch <=",
         "not -1 <= message.prev_epoch <=",
         profile="liar",
@@ -43,7 +43,7 @@ LIES = (
     Mutation(
         "batches without records are admitted",
         "admission of peers",
-        "peer_admission:_wrong_entry",
+        "replication.peer_admission:_wrong_entry",
         "if not 0 < entry.record_count <=",
         "if not 0 <= entry.record_count <=",
         profile="liar",
@@ -51,7 +51,7 @@ LIES = (
     Mutation(
         "batches with half a UUID are admitted",
         "admission of peers",
-        "peer_admission:_wrong_entry",
+        "replication.peer_admission:_wrong_entry",
         "if count in {0, entry.record_count} else",
         "if True else",
         profile="liar",
@@ -59,7 +59,7 @@ LIES = (
     Mutation(
         "an acknowledgement of what was never sent is admitted",
         "admission of peers",
-        "peer_admission:_wrong_ack",
+        "replication.peer_admission:_wrong_ack",
         "if ack.matched_index > last_index:",
         "if False:",
         profile="liar",
@@ -67,7 +67,7 @@ LIES = (
     Mutation(
         "a snapshot of an epoch that its leader does not lead is admitted",
         "admission of peers",
-        "peer_admission:_wrong_snapshot",
+        "replication.peer_admission:_wrong_snapshot",
         "or not 0 < snapshot.last_epoch <= leader_epoch",
         "",
         profile="liar",
@@ -75,7 +75,7 @@ LIES = (
     Mutation(
         "records beyond the end are dropped",
         "admission of peers",
-        "machine:PartitionMachine._apply",
+        "machine.machine:PartitionMachine._apply",
         "min(offset, self.next_offset)",
         "offset",
         profile="liar",

@@ -146,18 +146,24 @@ def test_while_coordination_is_away_a_leader_goes_on(seed: int) -> None:
 
 BROKEN = [
     (
-        Mutation("leadership goes only to a follower that is reached", "rule 14", "leader:Leader._relief", "if heir:", "if True:"),
+        Mutation(
+            "leadership goes only to a follower that is reached",
+            "rule 14",
+            "replication.leader:Leader._relief",
+            "if heir:",
+            "if True:",
+        ),
         test_a_leader_cut_off_from_all_followers_but_not_from_coordination_lets_another_lead,
     ),
     (
-        Mutation("a stuck leader leads on", "rule 14", "leader:Leader._relief", "if heir:", "return 0\n    if heir:"),
+        Mutation("a stuck leader leads on", "rule 14", "replication.leader:Leader._relief", "if heir:", "return 0\n    if heir:"),
         test_a_leader_whose_disk_hangs_lets_another_lead,
     ),
     (
         Mutation(
             "a nap counts as the followers' lag",
             "rule 5, trap 31",
-            "leader:Leader._time_passes",
+            "replication.leader:Leader._time_passes",
             "if shared.now_ms - self._awake_ms > shared.settings.replica_lag_ms_max // 2:",
             "if False:",
         ),

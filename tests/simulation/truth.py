@@ -22,9 +22,9 @@ from mq_broker.core.entries import (
     TransactionKey,
     Trim,
 )
+from mq_broker.core.machine.state import MachineState, Snapshot
+from mq_broker.core.machine.window import FORGOTTEN_AT_ONCE_MAX, WindowBounds
 from mq_broker.core.messages import LeaderName
-from mq_broker.core.state import MachineState, Snapshot
-from mq_broker.core.window import FORGOTTEN_AT_ONCE_MAX, WindowBounds
 
 STATES_COMPARED_EVERY = 16
 """Entries, between two at which the states of replicas are held against one another and against what is known here."""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
+from mq_dev.local_cluster import LocalCluster
 from tests.spark.harness import Collected
 from tests.spark.sink_driver import short_session
 from tests.spark.starting import FAILED_STARTS, start_session

@@ -7,8 +7,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer, Reader
+from mq_dev.local_cluster import LocalCluster
 
 
 class Collected:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer, Reader
+from mq_dev.local_cluster import LocalCluster
 
 
 def test_a_query_goes_on_with_the_columns_it_knows_and_has_all_of_them_once_it_is_restarted(

@@ -16,8 +16,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer, Reader
+from mq_dev.local_cluster import LocalCluster
 from mq_spark.datasource.failpoints import VARIABLE
 from tests.spark.sink_driver import copy_stream
 

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
+from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import InvalidRequest
 from mq_spark import dead_letters, or_dead_letter, try_decode, try_from_json
 from tests.spark.harness import Sinks

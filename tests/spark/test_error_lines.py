@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
+from mq_dev.local_cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.timeout(320)

@@ -11,9 +11,9 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from mq_broker.coordination.embedded import free_port
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin
+from mq_dev.embedded_zookeeper import free_port
+from mq_dev.local_cluster import LocalCluster
 
 Name = Callable[[str], str]
 

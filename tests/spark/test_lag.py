@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, InvalidRequest, InvalidSetting, Producer, Reader, UnknownTopic
+from mq_dev.local_cluster import LocalCluster
 from mq_spark import LAG_SCHEMA, LagListener, QueryLag
 from tests.cluster.harness import wait_until
 from tests.mq_cli.processes import tritonmq

@@ -14,8 +14,8 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
+from mq_dev.local_cluster import LocalCluster
 from mq_protocol.partitioner import partition_for_key
 from tests.spark.harness import Sinks
 

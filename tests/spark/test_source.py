@@ -11,8 +11,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
+from mq_dev.local_cluster import LocalCluster
 from tests.cluster.harness import wait_until
 from tests.spark.harness import Collected, Streams
 

@@ -16,11 +16,11 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
-from mq_client.connection import Connection
-from mq_client.deadline import Deadline
-from mq_client.leaders import ask_offsets
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.requests import ask_offsets
+from mq_dev.local_cluster import LocalCluster
 from tests.cluster.harness import wait_until
 from tests.spark.harness import Collected
 
@@ -258,7 +258,7 @@ def test_a_filter_keeps_what_sparks_own_would_keep(topics: Topics, text: str) ->
 def test_a_bad_value_is_refused_by_name_before_anything_is_opened(
     spark: SparkSession, options: dict[str, str], first_words: str
 ) -> None:
-    """As Spark's user sees it; tests/mq_spark/test_options.py has the others."""
+    """As Spark's user sees it; tests/mq_spark/planning/test_options.py has the others."""
     with pytest.raises(PySparkException) as caught:
         spark.readStream.format("tritonmq").option("bootstrap.servers", "127.0.0.1:1").options(**options).load()
     assert first_words in str(caught.value)

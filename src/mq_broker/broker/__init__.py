@@ -1,17 +1,15 @@
 """The broker process: an asyncio shell around the pure core.
 
-    server        start to end: opens, joins, serves, leaves
-    shell         the loop's turn, ticks, tasks; which partitions are open
-    partition     one replica: events in, effects out
-    topics        the list of topics, as last read
-    cluster       the list of brokers, as last read; this one's registration
-    produce       batches in
-    fetch         reading by offset, watching ends
-    delivery      pushed subscriptions; sharing: who of a group has a partition; groups: its cursor
-    transactions  the sink's coordinator
-    admin         metadata, topics; placement: where replicas go
+    server          start to end: opens, joins, serves, leaves; service: each request to the part that owns it
+    groups          subscriptions, sharing of partitions among members, cursors
+    data            batches in; batches out by offset
+    transactions    the exactly-once sink's coordinator, aborted keys
+    administration  topics, placement, moves, retention, recovery
+    host            the replicas that this broker holds, and the loop that steps them
+    metadata        the brokers and the topics, as last read
+    runtime         memory, threads and streams: bounded
 
-The one owner of state is the loop: nothing here takes a lock.
+Each room imports only rooms below it. The one owner of state is the loop: nothing here takes a lock.
 """
 
 from mq_broker.broker.config import BrokerConfig

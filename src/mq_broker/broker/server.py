@@ -13,28 +13,28 @@ import signal
 from collections.abc import Callable, Collection
 from typing import Final
 
-from mq_broker.broker.aborting import Aborting
-from mq_broker.broker.admin import Admin
-from mq_broker.broker.cluster import Cluster
+from mq_broker.broker.administration.moves import Moves
+from mq_broker.broker.administration.purging import Purging
+from mq_broker.broker.administration.recovery import TotalLoss
+from mq_broker.broker.administration.retention import Retention, RetentionClock
+from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.config import BrokerConfig
-from mq_broker.broker.delivery import Delivery
-from mq_broker.broker.ephemeral import EphemeralGroups
-from mq_broker.broker.fetch import Reading
-from mq_broker.broker.groups import Groups
+from mq_broker.broker.data.fetch import Reading
+from mq_broker.broker.data.produce import Producing
+from mq_broker.broker.groups.cursors import Groups
+from mq_broker.broker.groups.ephemeral import EphemeralGroups
+from mq_broker.broker.groups.subscriptions import Delivery
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.host.window_budget import WindowBudget
+from mq_broker.broker.host.window_turnover import WindowTurnover
 from mq_broker.broker.locks import Locks
-from mq_broker.broker.memory import Held, memory_high_by_default
-from mq_broker.broker.moves import Moves
-from mq_broker.broker.produce import Producing
-from mq_broker.broker.purging import Purging
-from mq_broker.broker.retention import Retention, RetentionClock
+from mq_broker.broker.metadata.brokers import Cluster
+from mq_broker.broker.metadata.topics import Topic, Topics
+from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_broker.broker.service import Services
-from mq_broker.broker.shell import Shell
-from mq_broker.broker.topics import Topic, Topics
-from mq_broker.broker.total_loss import TotalLoss
-from mq_broker.broker.transaction_upkeep import Upkeep
-from mq_broker.broker.transactions import Transactions
-from mq_broker.broker.window_budget import WindowBudget
-from mq_broker.broker.window_turnover import WindowTurnover
+from mq_broker.broker.transactions.aborting import Aborting
+from mq_broker.broker.transactions.coordinator import Transactions
+from mq_broker.broker.transactions.upkeep import Upkeep
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
 from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc import service as rpc_service
@@ -43,8 +43,8 @@ from mq_broker.rpc.links import Links, PeerAddress
 from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
 from mq_broker.rpc.peer_service import peer_handlers
 from mq_broker.rpc.refusals import Refusals
-from mq_broker.storage.directory import DataDirectory
-from mq_broker.storage.writer import Writer
+from mq_broker.storage.journal.writer import Writer
+from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol.errors import OutcomeUnknown
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
 

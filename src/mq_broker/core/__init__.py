@@ -51,14 +51,17 @@ Numbered rules ("rule 6") and traps ("trap 25") in comments are those of ARCHITE
 Where to find what
 ------------------
 
-entries.py     what a journal is made of              messages.py    every event and every effect
-replica.py     the door: routes events to a role      shared.py      what outlives a role
-leader.py      admits, sends, counts, answers         follower.py    takes, proves, acknowledges
-election.py    who may claim, and what a claim's      membership.py  the ISR: confirmed, proposed, maximal
-               answer means                           progress.py    one follower, as its leader sees it
-admission.py   may this operation enter the journal?  machine.py     what the committed journal means
-log.py         epochs, sizes and the unapplied tail
-state.py       the machine's state as a value: a snapshot
+entries.py, messages.py   what a journal is made of; every event and every effect
+replication/replica       the door: routes events to a role
+replication/leader        admits, sends, counts, answers; chosen_offsets: what acks=leader is told
+replication/follower      takes, proves, acknowledges
+replication/election      who may claim, and what a claim's answer means
+replication/membership    the ISR: confirmed, proposed, maximal; progress: one follower, as its leader sees it
+replication/replica_state what outlives a role; log: epochs, sizes and the unapplied tail
+replication/peer_admission  which messages of other brokers may reach a replica at all
+machine/machine           what the committed journal means; window: the UUIDs seen lately
+machine/admission         may this operation enter the journal?
+machine/state             the machine's state as a value: a snapshot
 
 What was left out, and why
 --------------------------
@@ -68,8 +71,8 @@ What was left out, and why
   wrong.
 - Following from a follower. One leader pushes to all; chains would save the leader's bandwidth at the price of a second
   failure mode.
-- Choosing a log when no named one is left (rule 15): an operator does, through the state node (mq_broker.broker.total_loss). The
-  core obeys: a replica that was not chosen starts over.
-- What a snapshot is made of on disk, and when a journal is shortened (mq_broker.storage, mq_broker.broker.retention). The core says
-  from which state it goes on, and who must be sent one.
+- Choosing a log when no named one is left (rule 15): an operator does, through the state node
+  (mq_broker.broker.administration.recovery). The core obeys: a replica that was not chosen starts over.
+- What a snapshot is made of on disk, and when a journal is shortened (mq_broker.storage,
+  mq_broker.broker.administration.retention). The core says from which state it goes on, and who must be sent one.
 """

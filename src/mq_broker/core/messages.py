@@ -12,8 +12,8 @@ from enum import Enum
 from typing import TypeAlias
 
 from mq_broker.core.entries import Entry, Operation, TransactionKey
-from mq_broker.core.state import Snapshot
-from mq_broker.core.window import WindowBounds
+from mq_broker.core.machine.state import Snapshot
+from mq_broker.core.machine.window import WindowBounds
 from mq_protocol.errors import TritonMQError
 
 RequestId: TypeAlias = int

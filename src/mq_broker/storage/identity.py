@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Final
 
+from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.files import Files
-from mq_broker.storage.frame import Place
 from mq_protocol.errors import StorageFailed
 from mq_protocol.unknown_keys import unknown_keys, with_unknown
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from mq_broker.core.entries import Entry
+from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import RecoveredLog
-from mq_broker.core.window import WindowBounds
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import StorageFailed
 

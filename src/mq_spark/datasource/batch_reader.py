@@ -11,9 +11,9 @@ from pyspark.sql.types import StructType
 from mq_spark.datasource.cluster import connect
 from mq_spark.datasource.reading import Ranges, input_partitions, planned_tasks, read_ranges
 from mq_spark.datasource.subscribed import check_topic, resolve, topics_meant
-from mq_spark.offsets import ranges
-from mq_spark.options import SourceOptions
-from mq_spark.positions import data_loss
+from mq_spark.planning.offsets import ranges
+from mq_spark.planning.options import SourceOptions
+from mq_spark.planning.positions import data_loss
 
 
 class BatchReader(DataSourceReader):

@@ -16,9 +16,9 @@ from pyspark.sql.types import StructType
 
 from mq_protocol.errors import InvalidRequest
 from mq_spark.datasource.deciding import decide
+from mq_spark.datasource.manifest import WRITE_PREFIX, MicroBatch, manifest_of
 from mq_spark.datasource.staging import stage_rows
-from mq_spark.manifest import WRITE_PREFIX, MicroBatch, manifest_of
-from mq_spark.options import SinkOptions
+from mq_spark.planning.options import SinkOptions
 
 
 class BatchWriter(DataSourceArrowWriter):

@@ -13,19 +13,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from mq_client.connection import Connection, TopicView
-from mq_client.deadline import Deadline
-from mq_client.leaders import ask_offsets, measure_spans, move_cursors, topic_with
-from mq_client.offsets import OffsetWatch
+from mq_client.cluster.connection import Connection, TopicView
+from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.offset_watch import OffsetWatch
+from mq_client.cluster.requests import ask_offsets, measure_spans, move_cursors, topic_with
 from mq_client.reader import Reader
 from mq_protocol.names import INTERNAL_PREFIX
+from mq_spark.datasource.manifest import MicroBatch, Staged
 from mq_spark.datasource.progress import Place, Reporter
+from mq_spark.datasource.schemas import StoredRows, Topic
 from mq_spark.datasource.worker import WORKER
-from mq_spark.manifest import MicroBatch, Staged
-from mq_spark.offsets import OffsetRange, Size
-from mq_spark.option_values import ByPartition
-from mq_spark.positions import AllBounds, Bounds, Found
-from mq_spark.schemas import StoredRows, Topic
+from mq_spark.planning.offsets import OffsetRange, Size
+from mq_spark.planning.option_values import ByPartition
+from mq_spark.planning.positions import AllBounds, Bounds, Found
 
 if TYPE_CHECKING:
     from mq_client.transactions import Stage, TransactionClient

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from mq_spark.datasource.cluster import connect
 from mq_spark.datasource.failpoints import reached
-from mq_spark.manifest import MicroBatch, Staged
-from mq_spark.options import SinkOptions
+from mq_spark.datasource.manifest import MicroBatch, Staged
+from mq_spark.planning.options import SinkOptions
 
 
 def decide(options: SinkOptions, micro_batch: MicroBatch, manifest: Sequence[Staged]) -> None:

@@ -16,10 +16,10 @@ from pyspark.sql.types import StructType
 
 from mq_protocol.errors import DataLoss, OffsetOutOfRange, SchemaMismatch
 from mq_spark.datasource.cluster import Cluster, connect
-from mq_spark.offsets import OffsetRange, plan
-from mq_spark.options import SourceOptions
-from mq_spark.positions import data_loss
-from mq_spark.schemas import Projection, StoredRows, Topic
+from mq_spark.datasource.schemas import Projection, StoredRows, Topic
+from mq_spark.planning.offsets import OffsetRange, plan
+from mq_spark.planning.options import SourceOptions
+from mq_spark.planning.positions import data_loss
 
 MERGED_ROWS_MAX: Final = 10_000
 MERGED_BYTES_MAX: Final = 1 << 20

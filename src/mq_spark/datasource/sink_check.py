@@ -15,8 +15,8 @@ from pyspark.sql.types import StructType
 from mq_protocol.errors import SchemaMismatch, UnknownTopic
 from mq_protocol.names import nearest
 from mq_spark.datasource.cluster import Cluster, connect
-from mq_spark.options import SinkOptions
-from mq_spark.rows import Fit
+from mq_spark.datasource.rows import Fit
+from mq_spark.planning.options import SinkOptions
 
 STREAM_AGE_S: Final = 5.0
 """A stream's micro-batches may follow each other by the hundred milliseconds: what was heard of the topic so long ago will do."""

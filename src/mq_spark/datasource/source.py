@@ -55,9 +55,9 @@ class TritonMQSource(DataSource):
     def schema(self) -> StructType:
         """The columns of the topics that are subscribed to. Raises `TritonMQError` within the option requestTimeoutMs."""
         from mq_spark.datasource.cluster import connect
+        from mq_spark.datasource.schemas import stream_schema
         from mq_spark.datasource.subscribed import check_filter, topics_meant
-        from mq_spark.options import parse_source
-        from mq_spark.schemas import stream_schema
+        from mq_spark.planning.options import parse_source
 
         options = parse_source(self.options, streaming=None)
         topics = topics_meant(connect(options.bootstrap, options.timeout_ms), options)
@@ -68,14 +68,14 @@ class TritonMQSource(DataSource):
     @_without_our_frames
     def reader(self, schema: StructType) -> BatchReader:
         from mq_spark.datasource.batch_reader import BatchReader
-        from mq_spark.options import parse_source
+        from mq_spark.planning.options import parse_source
 
         return BatchReader(parse_source(self.options, streaming=False), schema)
 
     @_without_our_frames
     def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
         from mq_spark.datasource.stream_reader import StreamReader
-        from mq_spark.options import parse_source
+        from mq_spark.planning.options import parse_source
 
         return StreamReader(parse_source(self.options, streaming=True), schema)
 
@@ -84,7 +84,7 @@ class TritonMQSource(DataSource):
         """Called on the driver, once: the topic and the columns are checked here, before there is any task."""
         from mq_spark.datasource.batch_writer import BatchWriter
         from mq_spark.datasource.sink_check import check_sink
-        from mq_spark.options import parse_sink
+        from mq_spark.planning.options import parse_sink
 
         options = parse_sink(self.options, streaming=False)
         writer = BatchWriter(options, schema, overwrite=overwrite)
@@ -99,7 +99,7 @@ class TritonMQSource(DataSource):
         """
         from mq_spark.datasource.sink_check import STREAM_AGE_S, check_sink
         from mq_spark.datasource.stream_writer import StreamWriter
-        from mq_spark.options import parse_sink
+        from mq_spark.planning.options import parse_sink
 
         options = parse_sink(self.options, streaming=True)
         check_sink(options, schema, age_s_max=STREAM_AGE_S)

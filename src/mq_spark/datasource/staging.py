@@ -16,11 +16,11 @@ from pyspark.sql.types import StructType
 from mq_client.transactions import Stage
 from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.datasource.failpoints import reached
+from mq_spark.datasource.manifest import MicroBatch, Staged, StagedMessage
+from mq_spark.datasource.rows import Fit, by_partition, by_topic, even_slices
+from mq_spark.datasource.schemas import Topic
 from mq_spark.datasource.sink_check import topic_column
-from mq_spark.manifest import MicroBatch, Staged, StagedMessage
-from mq_spark.options import SinkOptions
-from mq_spark.rows import Fit, by_partition, by_topic, even_slices
-from mq_spark.schemas import Topic
+from mq_spark.planning.options import SinkOptions
 
 STAGED_BYTES: Final = 1 << 20
 """A staged batch is sent when it has about this many bytes: large enough to be moved and read cheaply."""

@@ -25,10 +25,10 @@ from pyspark.sql.types import StructType
 from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.datasource.reading import Ranges, input_partitions, planned_tasks, read_ranges
 from mq_spark.datasource.subscribed import Subscribed
-from mq_spark.offsets import Offsets, byte_shares, cut_to_shares, from_json, ranges, to_json
-from mq_spark.option_values import AtTime
-from mq_spark.options import SourceOptions
-from mq_spark.positions import AllBounds, BeyondTheEnd, Positions, ends, times_wanted
+from mq_spark.planning.offsets import Offsets, byte_shares, cut_to_shares, from_json, ranges, to_json
+from mq_spark.planning.option_values import AtTime
+from mq_spark.planning.options import SourceOptions
+from mq_spark.planning.positions import AllBounds, BeyondTheEnd, Positions, ends, times_wanted
 
 _BELIEVED_AFTER_SECONDS: Final = 10.0
 _ASKED_AGAIN_AFTER_SECONDS: Final = 0.5

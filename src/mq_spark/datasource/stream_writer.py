@@ -20,10 +20,10 @@ from pyspark.sql.types import StructType
 
 from mq_protocol.errors import InvalidRequest
 from mq_spark.datasource.deciding import decide
+from mq_spark.datasource.manifest import MicroBatch, manifest_of
 from mq_spark.datasource.reading import QUERY_ID_PROPERTY
 from mq_spark.datasource.staging import stage_rows
-from mq_spark.manifest import MicroBatch, manifest_of
-from mq_spark.options import SinkOptions
+from mq_spark.planning.options import SinkOptions
 
 _BATCH_ID_PROPERTY: Final = "streaming.sql.batchId"
 _RUN_ID_PROPERTY: Final = "spark.jobGroup.id"

@@ -13,13 +13,13 @@ from typing import Final
 from pyspark.sql.types import StructType
 
 from mq_protocol.errors import InvalidSetting, TritonMQError, UnknownTopic
-from mq_protocol.row_filter import parse_filter
+from mq_protocol.sql.row_filter import parse_filter
 from mq_spark.datasource.cluster import Cluster
-from mq_spark.offsets import Offsets
-from mq_spark.option_values import AtTime, StartingAt
-from mq_spark.options import SourceOptions
-from mq_spark.positions import AllBounds, resolved, times_wanted
-from mq_spark.schemas import Projection, Topic
+from mq_spark.datasource.schemas import Projection, Topic
+from mq_spark.planning.offsets import Offsets
+from mq_spark.planning.option_values import AtTime, StartingAt
+from mq_spark.planning.options import SourceOptions
+from mq_spark.planning.positions import AllBounds, resolved, times_wanted
 
 log = logging.getLogger(__name__)
 

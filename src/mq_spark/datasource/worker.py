@@ -10,8 +10,8 @@ import gc
 import sys
 from typing import Final
 
-from mq_protocol.allocator import keep_freed_memory
-from mq_protocol.polling import wait_without_event_engine
+from mq_process.allocator import keep_freed_memory
+from mq_process.polling import wait_without_event_engine
 from mq_spark.datasource.closed_pipes import keep_quiet_about_closed_sockets
 
 _DAEMON: Final = "pyspark.daemon"

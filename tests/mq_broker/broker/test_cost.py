@@ -16,12 +16,14 @@ import pyarrow as pa
 import pytest
 from grpc import aio
 
-from mq_broker.broker import admin, groups, transactions
+from mq_broker.broker.administration import topics as admin
+from mq_broker.broker.groups import cursors as groups
+from mq_broker.broker.transactions import coordinator as transactions
 from mq_broker.rpc.service import path
 from mq_broker.rpc.status import from_call
 from mq_client.admin import Admin
-from mq_client.connection import Connection
-from mq_client.deadline import Deadline
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline
 from mq_client.transactions import TransactionClient
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch, schema_fingerprint, schema_to_bytes

@@ -22,12 +22,12 @@ from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.entries import Append, Entry, MoveCursor
 from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.storage.frame import Place, encode
+from mq_broker.storage.codec.frame import Place, encode
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, OutcomeUnknown, TritonMQError
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, standalone, until
-from tests.mq_broker.broker.test_transactions import KEY, decide, stage
+from tests.mq_broker.broker.transactions.test_coordinator import KEY, decide, stage
 
 LINK = "/tritonmq.v1.Peer/Link"
 SERVICES = ("tritonmq.v1.Broker", "tritonmq.v1.Peer")

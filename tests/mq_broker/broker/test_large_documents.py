@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mq_broker.broker import BrokerConfig
-from mq_broker.broker.topic_changes import begun, called_off
+from mq_broker.broker.administration.topic_changes import begun, called_off
 from mq_broker.coordination.documents import check_topic_size
 from mq_broker.coordination.interface import TopicSpec
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 from grpc import aio
 
-from mq_broker.broker import BrokerConfig, transactions
+from mq_broker.broker import BrokerConfig
+from mq_broker.broker.transactions import coordinator as transactions
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_to_bytes
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName, SchemaMismatch, StagedBatchMissing, from_wire
@@ -100,7 +101,7 @@ def test_a_group_that_has_its_name_from_former_rules_stays_usable(tmp_path: Path
                 request = pb.MoveCursorsRequest(group=UNSEEN, kind="consumer", reset=True, positions=[place])
                 with monkeypatch.context() as former:
                     if offset == 0:
-                        former.setattr("mq_broker.broker.groups.check_new_group_name", lambda _name: None)
+                        former.setattr("mq_broker.broker.groups.cursors.check_new_group_name", lambda _name: None)
                     moved = await broker.ask("MoveCursors", request)
                 assert not moved.partitions[0].HasField("error"), moved
             async with broker.subscribing() as stream:

@@ -12,10 +12,10 @@ import pytest
 from kazoo.client import KazooClient
 
 from mq_broker.broker import BrokerConfig, serve
-from mq_broker.coordination.embedded import EmbeddedZooKeeper
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
-from mq_broker.storage.recovery import recover
+from mq_broker.storage.journal.recovery import recover
+from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, standalone, until
@@ -146,7 +146,7 @@ def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(tmp_path
             await broker.create_topic("t")
             await broker.produce("t", 1)
         with monkeypatch.context() as patch:
-            patch.setattr("mq_broker.storage.opening.recover", long_recovery)
+            patch.setattr("mq_broker.storage.opening.opening.recover", long_recovery)
             stop = asyncio.Event()
             serving = asyncio.create_task(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=stop))
             assert await asyncio.to_thread(opening.wait, DEADLINE_S)

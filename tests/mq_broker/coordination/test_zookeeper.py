@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 
-from mq_broker.coordination.embedded import EmbeddedZooKeeper
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, TopicSpec
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import CasOutcome
+from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists
 from tests.mq_broker.coordination.wire import MULTI, SET_DATA, Fate, Heard, Wire, eventually, id_of, operation_of, state_of
 

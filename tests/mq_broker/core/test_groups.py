@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from mq_broker.core import admission
 from mq_broker.core.entries import DeleteGroup, Entry, MoveCursor, Operation
-from mq_broker.core.machine import PartitionMachine
+from mq_broker.core.machine import admission
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.state import EPHEMERAL
+from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Propose, Refused
-from mq_broker.core.state import EPHEMERAL
-from mq_broker.core.window import WindowBounds
 from mq_protocol.errors import TooManyGroups
 
 WINDOW = WindowBounds(100)

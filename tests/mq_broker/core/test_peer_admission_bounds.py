@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from mq_broker.core.entries import Append, Entry, EpochStart, Stage, TransactionKey, Trim
+from mq_broker.core.machine.state import MachineState, Snapshot, StagedBatch
+from mq_broker.core.machine.window import Placed, SeenUuids
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
@@ -24,7 +26,7 @@ from mq_broker.core.messages import (
     TurnEnded,
     WriteNode,
 )
-from mq_broker.core.peer_admission import (
+from mq_broker.core.replication.peer_admission import (
     BROKER_MAX,
     BYTES_MAX,
     INDEX_MAX,
@@ -35,9 +37,7 @@ from mq_broker.core.peer_admission import (
     judge,
     judge_snapshot,
 )
-from mq_broker.core.replica import Replica
-from mq_broker.core.state import MachineState, Snapshot, StagedBatch
-from mq_broker.core.window import Placed, SeenUuids
+from mq_broker.core.replication.replica import Replica
 from mq_protocol.limits import EPOCH_MAX, MESSAGE_BYTES_MAX
 
 UUID = bytes(range(16))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from mq_broker.core.entries import Append, Entry, EpochStart, Operation, Trim
-from mq_broker.core.machine import PartitionMachine
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.state import MachineState, Snapshot
+from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
@@ -31,9 +33,7 @@ from mq_broker.core.messages import (
     WriteEntries,
     WriteNode,
 )
-from mq_broker.core.replica import Replica
-from mq_broker.core.state import MachineState, Snapshot
-from mq_broker.core.window import WindowBounds
+from mq_broker.core.replication.replica import Replica
 from mq_protocol.limits import next_life
 
 OTHER = LeaderName(2, 1)

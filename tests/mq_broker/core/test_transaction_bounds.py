@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mq_broker.core import admission, machine
-from mq_broker.core.admission import Admit, Answer, Overlay, WaitFor, judge
 from mq_broker.core.entries import (
     Abort,
     Append,
@@ -22,9 +20,11 @@ from mq_broker.core.entries import (
     StagedBatches,
     TransactionKey,
 )
-from mq_broker.core.machine import PartitionMachine
+from mq_broker.core.machine import admission, machine
+from mq_broker.core.machine.admission import Admit, Answer, Overlay, WaitFor, judge
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Done, Propose, Refused
-from mq_broker.core.window import WindowBounds
 from mq_protocol.errors import InvalidRequest, TooManyTransactions, TransactionAborted
 
 

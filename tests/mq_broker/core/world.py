@@ -29,7 +29,8 @@ from mq_broker.core.entries import (
     TransactionKey,
     Trim,
 )
-from mq_broker.core.machine import PartitionMachine
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.state import MachineState, Snapshot
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
@@ -83,8 +84,7 @@ from mq_broker.core.messages import (
     WriteEntries,
     WriteNode,
 )
-from mq_broker.core.replica import Replica
-from mq_broker.core.state import MachineState, Snapshot
+from mq_broker.core.replication.replica import Replica
 
 KEY = TransactionKey("query", "out")
 

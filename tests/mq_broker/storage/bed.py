@@ -35,17 +35,17 @@ from mq_broker.core.entries import (
     TransactionKey,
     Trim,
 )
-from mq_broker.core.machine import PartitionMachine
-from mq_broker.core.state import MachineState, Snapshot
-from mq_broker.core.window import WindowBounds
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.state import MachineState, Snapshot
+from mq_broker.core.machine.window import WindowBounds
+from mq_broker.storage.codec.frame import Place, encode
+from mq_broker.storage.codec.snapshot import decode_snapshot
 from mq_broker.storage.files import OsFiles
-from mq_broker.storage.frame import Place, encode
 from mq_broker.storage.interface import Frame, Journal, OpenJournal
-from mq_broker.storage.memory import open_memory_journal
-from mq_broker.storage.opening import open_disk_journal
-from mq_broker.storage.segments import LogFiles
-from mq_broker.storage.snapshot import decode_snapshot
-from mq_broker.storage.writer import Writer
+from mq_broker.storage.journal.memory import open_memory_journal
+from mq_broker.storage.journal.segments import LogFiles
+from mq_broker.storage.journal.writer import Writer
+from mq_broker.storage.opening.opening import open_disk_journal
 from mq_protocol.envelope import Buffer
 
 PLACE = Place("0c9a7e52", 3)

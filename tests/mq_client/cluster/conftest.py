@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mq_client import connection as connection_module
-from mq_client import deadline as deadline_module
+from mq_client.cluster import connection as connection_module
+from mq_client.cluster import deadline as deadline_module
 from tests.mq_client.cluster.scripted import Clock, Scripted
 
 

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from google.protobuf.message import Message
 
-from mq_client.connection import Connection, TopicView
-from mq_client.deadline import Deadline
+from mq_client.cluster.connection import Connection, TopicView
+from mq_client.cluster.deadline import Deadline
 from mq_client.errors import OutcomeUnknown
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, schema_to_bytes

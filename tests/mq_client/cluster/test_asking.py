@@ -7,8 +7,8 @@ import math
 import pyarrow as pa
 import pytest
 
-from mq_client.connection import Connection, TopicView
-from mq_client.deadline import Deadline
+from mq_client.cluster.connection import Connection, TopicView
+from mq_client.cluster.deadline import Deadline
 from mq_client.errors import (
     InvalidRequest,
     NotEnoughReplicas,

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pytest
 
 from mq_client import reader as reader_module
-from mq_client.batches import records_to_batch
 from mq_client.errors import (
     CorruptBatch,
     InvalidRequest,
@@ -25,6 +24,7 @@ from mq_client.errors import (
     UnknownTopic,
     Unreachable,
 )
+from mq_client.producing.batches import records_to_batch
 from mq_client.reader import Reader
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable
 import pyarrow as pa
 import pytest
 
-from mq_client import leaders
-from mq_client.connection import TopicView
-from mq_client.deadline import Deadline
+from mq_client.cluster import requests as leaders
+from mq_client.cluster.connection import TopicView
+from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.requests import ask_leaders, ask_offsets, delete_group, move_cursors, purge, topic_with
 from mq_client.errors import (
     InvalidRequest,
     InvalidSetting,
@@ -22,7 +23,6 @@ from mq_client.errors import (
     UnknownTopic,
     Unreachable,
 )
-from mq_client.leaders import ask_leaders, ask_offsets, delete_group, move_cursors, purge, topic_with
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import to_wire
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info

@@ -9,10 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mq_client import sender as sender_module
-from mq_client.accumulator import AccumulatorSettings, Answer
-from mq_client.connection import Connection, TopicView
-from mq_client.deadline import Deadline
+from mq_client.cluster.connection import Connection, TopicView
+from mq_client.cluster.deadline import Deadline
 from mq_client.errors import (
     DiskFull,
     InternalError,
@@ -29,8 +27,10 @@ from mq_client.errors import (
     UnknownTopic,
     Unreachable,
 )
-from mq_client.futures import BatchOutcome, BatchPlace, RecordFuture, TableOutcome
-from mq_client.sender import Refresher, Sender
+from mq_client.producing import sender as sender_module
+from mq_client.producing.accumulator import AccumulatorSettings, Answer
+from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture, TableOutcome
+from mq_client.producing.sender import Refresher, Sender
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, schema_to_bytes

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mq_spark.datasource.cluster import Cluster, connect
-from mq_spark.manifest import WRITE_PREFIX, MicroBatch
+from mq_spark.datasource.manifest import WRITE_PREFIX, MicroBatch
 
 
 def test_reads_that_go_to_other_replicas_have_clients_of_their_own() -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StructType
 
-from mq_client.channels import open_fetch
+from mq_client.cluster.channels import open_fetch
 from mq_spark.datasource.batch_reader import BatchReader
-from mq_spark.options import parse_source
+from mq_spark.planning.options import parse_source
 from tests.mq_broker.broker.cluster import until
 from tests.mq_broker.broker.test_three_brokers import three
 

@@ -13,18 +13,18 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin, Producer
-from mq_client.connection import Connection
+from mq_client.cluster.connection import Connection
+from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import DataLoss, InvalidSetting, SchemaMismatch
 from mq_spark.datasource import cluster, subscribed
 from mq_spark.datasource.batch_reader import BatchReader
 from mq_spark.datasource.deciding import decide
+from mq_spark.datasource.manifest import MicroBatch, manifest_of
 from mq_spark.datasource.reading import read_ranges
 from mq_spark.datasource.staging import stage_rows
 from mq_spark.datasource.stream_reader import StreamReader
-from mq_spark.manifest import MicroBatch, manifest_of
-from mq_spark.options import parse_sink, parse_source
+from mq_spark.planning.options import parse_sink, parse_source
 
 VALUE = StructType().add("value", BinaryType())
 NUMBERS = StructType().add("n", LongType()).add("_offset", LongType())

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from mq_protocol.arrow import RECORD_SCHEMA
 from mq_spark.datasource.reading import MERGED_ROWS_MAX, _merged, input_partitions
-from mq_spark.offsets import OffsetRange
-from mq_spark.schemas import Projection, StoredRows, Topic, stream_schema
+from mq_spark.datasource.schemas import Projection, StoredRows, Topic, stream_schema
+from mq_spark.planning.offsets import OffsetRange
 
 RECORDS = Topic("t", "id", RECORD_SCHEMA, typed=False, partitions=1)
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql.types import DecimalType, IntegerType, LongType, StringType, StructType
 
-from mq_cli.local_cluster import LocalCluster
 from mq_client import Admin
+from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import SchemaMismatch, UnknownTopic
 from mq_spark.datasource.source import TritonMQSource
 

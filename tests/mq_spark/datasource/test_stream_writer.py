@@ -7,9 +7,9 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from mq_protocol.errors import InvalidRequest
+from mq_spark.datasource.manifest import MicroBatch, StagedMessage
 from mq_spark.datasource.stream_writer import StreamWriter, _micro_batch
-from mq_spark.manifest import MicroBatch, StagedMessage
-from mq_spark.options import parse_sink
+from mq_spark.planning.options import parse_sink
 
 OPTIONS = parse_sink({"bootstrap.servers": "127.0.0.1:1", "topic": "t"}, streaming=True)
 PROPERTIES = {"sql.streaming.queryId": "query", "streaming.sql.batchId": "7", "spark.jobGroup.id": "run"}

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mq_protocol import polling
+from mq_process import polling
 from mq_spark.datasource import worker
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mq_broker.broker import server
-from mq_broker.broker.transactions import Transactions
+from mq_broker.broker.transactions.coordinator import Transactions
 from mq_cli.main import main
 from mq_protocol import mq_pb2 as pb
 from mq_spark.datasource.failpoints import VARIABLE, claim

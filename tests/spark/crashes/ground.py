@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from mq_cli.local_cluster import ClusterFailed
+from mq_dev.local_cluster import ClusterFailed
 from mq_protocol.errors import TritonMQError
 from mq_spark.datasource.failpoints import VARIABLE
 from tests.spark.crashes.brokers import FailingBrokers

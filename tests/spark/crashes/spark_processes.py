@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pyspark
 
-from mq_broker.coordination.embedded import free_port
+from mq_dev.embedded_zookeeper import free_port
 from tests.cluster.harness import wait_until
 from tests.spark.crashes.driver import QUICK_JVM, Specification
 

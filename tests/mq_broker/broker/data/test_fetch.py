@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker import fetch
-from mq_broker.broker.fetch import Reading, _measured, _Watch
-from mq_broker.broker.memory import Held
+from mq_broker.broker.data import fetch
+from mq_broker.broker.data.fetch import Reading, _measured, _Watch
+from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.messages import Published
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 from mq_broker.core.entries import MoveCursor
+from mq_broker.core.machine.state import Cursor
 from mq_broker.core.messages import Result
-from mq_broker.core.state import Cursor
 
 
 class Led:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker import groups
-from mq_broker.broker.groups import CONSUMER, CursorMoves
+from mq_broker.broker.groups import cursors as groups
+from mq_broker.broker.groups.cursors import CONSUMER, CursorMoves
+from mq_broker.core.machine.state import EPHEMERAL, Cursor
 from mq_broker.core.messages import Done, Refused
-from mq_broker.core.state import EPHEMERAL, Cursor
 from mq_protocol.errors import InvalidRequest, NotEnoughReplicas
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from tests.mq_broker.broker.groups.partitions import Led, rounds

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker import delivery
-from mq_broker.broker.delivery import CREDIT_BYTES_MAX, Delivery, _Session, message_bytes
-from mq_broker.broker.memory import Held
+from mq_broker.broker.groups import subscriptions as delivery
+from mq_broker.broker.groups.subscriptions import CREDIT_BYTES_MAX, Delivery, _Session, message_bytes
+from mq_broker.broker.runtime.memory import Held
+from mq_broker.core.machine.state import Cursor
 from mq_broker.core.messages import Published
-from mq_broker.core.state import Cursor
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.errors import (

@@ -1,0 +1,1 @@
+"""Topics made, changed and deleted; replicas placed, moved and recovered; retention."""

@@ -1,0 +1,317 @@
+"""Produce streams: batches from outside, checked and proposed, answered when their durability promise holds.
+
+A stream's batches for one partition are proposed in the order in which they came. Checking a batch decodes it; large ones are
+decoded by a few threads, so that the loop is not held up, and still proposed in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.host.window_turnover import Fillers
+from mq_broker.broker.metadata.topics import Topic, Topics
+from mq_broker.broker.runtime.memory import Held
+from mq_broker.broker.runtime.places import Places
+from mq_broker.broker.runtime.streams import side_by_side
+from mq_broker.broker.transactions.requests import check_micro_batch_id, key_of, listed_name
+from mq_broker.core.entries import NO_UUID, UUID_BYTES, Append, Operation, Stage
+from mq_broker.core.messages import Done, RecordsThere, Refused, Result, Wait
+from mq_broker.rpc.callers import caller
+from mq_broker.rpc.service import ProduceRequests, Send
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import check_untrusted
+from mq_protocol.envelope import Envelope
+from mq_protocol.errors import BatchTooLarge, InternalError, InvalidRequest, SchemaMismatch, TritonMQError, to_wire
+from mq_protocol.limits import PRODUCE_IN_FLIGHT_BYTES_MAX, RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
+from mq_protocol.names import INTERNAL_PREFIX, check_id
+
+log = logging.getLogger(__name__)
+
+CHECK_INLINE_BYTES_MAX: Final = 64 << 10
+CHECK_INLINE_DECODED_BYTES_MAX: Final = 1 << 20
+"""Checking this much takes about as long as handing it to a thread. What is small only while it is compressed goes to one as well:
+seven kilobytes of zstd may hold 200 MB, which take a third of a second."""
+
+CHECKS_AT_ONCE_MAX: Final = 2
+"""Batches that are checked at the same time, in threads; one of them for one connection."""
+
+_BATCH_BYTES: Final = 1 << 10
+"""About what a batch takes beside its payload until its answer is written, so that a flood of empty ones is bounded too."""
+
+_ANSWERS_AT_ONCE_MAX: Final = 1_000
+_ANSWERS_BYTES_MAX: Final = 1 << 20
+"""Of one message. To encode so much takes a few milliseconds."""
+
+_WAITS: Final = {pb.ALL: Wait.COMMITTED, pb.LEADER: Wait.WRITTEN, pb.NONE: Wait.NOTHING}
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch on its way from the stream to the core. `decoded_bytes`, or `error`, is known once it is checked."""
+
+    header: pb.ProduceHeader
+    payload: memoryview
+    held_bytes: int
+    deadline: float
+    partition: Partition | None = None
+    decoded_bytes: int = 0
+    error: TritonMQError | None = None
+    checked: bool = False
+
+
+class _Answer(NamedTuple):
+    result: pb.ProduceResult
+    held_bytes: int
+
+
+class Producing:
+    """Owns the places in which large batches are checked."""
+
+    def __init__(self, shell: Shell, topics: Topics, held: Held) -> None:
+        self.shell = shell
+        self.held = held
+        self.topics = topics
+        self.fillers = Fillers()
+        self.checks = Places(CHECKS_AT_ONCE_MAX, "check-batch")
+
+    async def produce(self, requests: ProduceRequests, send: Send[pb.ProduceResponse]) -> None:
+        """One stream, until the client has said its last and has been answered."""
+        stream = _Stream(self, send)
+        await side_by_side(stream.read(requests), stream.write())
+
+    def close(self) -> None:
+        self.checks.close()
+
+
+class _Stream:
+    """Owns one client's stream: what is in flight, and what is answered and not yet written. Both count as unanswered.
+
+    Answers that are ready together share one message.
+    """
+
+    def __init__(self, producing: Producing, send: Send[pb.ProduceResponse]) -> None:
+        self._producing = producing
+        self._send = send
+        self._unchecked: deque[_Batch] = deque()
+        self._unanswered = 0
+        self._unanswered_bytes = 0
+        self._ready: deque[_Answer] = deque()
+        self._caller = caller()
+        self._gone = False
+        self._some_ready = asyncio.Event()
+        self._room = asyncio.Event()
+        self._ended = False
+        self._loop = asyncio.get_running_loop()
+
+    async def read(self, requests: ProduceRequests) -> None:
+        async for request in requests:
+            self._unanswered += 1
+            size = _held_bytes(request)
+            self._unanswered_bytes += size
+            self._producing.held.add(self._caller, size)
+            try:
+                await self._take(request)
+            except BaseException:  # the stream has ended: this one is never answered
+                self._producing.held.free(self._caller, size)
+                raise
+            while self._unanswered_bytes > PRODUCE_IN_FLIGHT_BYTES_MAX:  # what comes now waits in TCP
+                self._room.clear()
+                await self._room.wait()
+            await self._producing.shell.disk_room()
+            await self._producing.held.room(self._caller)
+        self._ended = True
+        self._some_ready.set()
+
+    async def write(self) -> None:
+        try:
+            while not (self._ended and self._unanswered == 0):
+                await self._some_ready.wait()
+                self._some_ready.clear()
+                while self._ready:
+                    await self._write_some()
+        finally:
+            self._gone = True
+            for answer in self._ready:
+                self._producing.held.free(self._caller, answer.held_bytes)
+
+    async def _write_some(self) -> None:
+        """As many answers as one message may have, at least one. They are held until they are written."""
+        count = answers_bytes = 0
+        for answer in islice(self._ready, _ANSWERS_AT_ONCE_MAX):
+            if count and answers_bytes + answer.result.ByteSize() > _ANSWERS_BYTES_MAX:
+                break
+            count += 1
+            answers_bytes += answer.result.ByteSize()
+        await self._send(pb.ProduceResponse(results=[answer.result for answer in islice(self._ready, count)]))
+        for _ in range(count):
+            held_bytes = self._ready.popleft().held_bytes
+            self._producing.held.free(self._caller, held_bytes)
+            self._unanswered_bytes -= held_bytes
+        self._unanswered -= count
+        self._room.set()
+
+    # ------------------------------------------------------------------ from the stream to the core
+
+    async def _take(self, request: Envelope[pb.ProduceHeader]) -> None:
+        header = request.header
+        timeout_ms = min(header.timeout_ms or REQUEST_TIMEOUT_MS, REQUEST_TIMEOUT_MS)
+        batch = _Batch(header, request.payload, _held_bytes(request), self._loop.time() + timeout_ms / 1000)
+        try:
+            topic = await self._producing.topics.get(header.topic)
+            if topic.spec.schema and header.schema_fingerprint not in topic.versions:
+                topic = await self._producing.topics.renewed(topic)  # the producer may have heard of new columns before this broker
+            batch.partition = self._producing.shell.partition(topic, header.partition)
+            if not batch.partition.replica.leading:
+                raise batch.partition.not_leader()
+            schema = _check_header(header, topic)
+        except TritonMQError as error:
+            batch.error = error
+            self._checked(batch)
+            return
+        if len(batch.payload) <= CHECK_INLINE_BYTES_MAX:
+            _check(batch, topic, schema, min(CHECK_INLINE_DECODED_BYTES_MAX, topic.settings.batch_decoded_bytes_max))
+            if not isinstance(batch.error, BatchTooLarge):
+                self._checked(batch)
+                return
+            batch.error, batch.checked = None, False
+        self._unchecked.append(batch)
+        checking = self._producing.checks.run(caller(), _check, batch, topic, schema)
+        checking.add_done_callback(lambda done: self._propose_checked(batch, done))
+
+    def _checked(self, batch: _Batch) -> None:
+        batch.checked = True
+        if self._unchecked:
+            self._unchecked.append(batch)
+        else:
+            self._propose(batch)
+
+    def _propose_checked(self, batch: _Batch, done: asyncio.Future[None]) -> None:
+        """Those at the head whose check is done: none overtakes one that came before it."""
+        if not done.cancelled() and (error := done.exception()) is not None:
+            log.error("a batch could not be checked", exc_info=error)
+            batch.error = InternalError(f"the batch could not be checked ({type(error).__name__}): see the broker's log")
+            batch.checked = True
+        while self._unchecked and self._unchecked[0].checked:
+            self._propose(self._unchecked.popleft())
+
+    def _propose(self, batch: _Batch) -> None:
+        if batch.error is not None:
+            self._answer(batch, Refused(batch.error))
+            return
+        assert batch.partition is not None
+        header = batch.header
+        stages = header.HasField("stage")
+        query = listed_name(header.stage.key.query_id) if stages else ""
+        self._producing.fillers.count(batch.partition, self._caller, query, 1 + len(header.record_uuids) // UUID_BYTES)
+        batch.partition.propose(
+            _stage(header.stage) if stages else Append(header.record_uuids) if header.record_uuids else _APPEND,
+            lambda result: self._answer(batch, result),
+            batch.deadline,
+            uuid=header.uuid,
+            record_count=header.record_count,
+            payload=batch.payload,
+            decoded_bytes=batch.decoded_bytes,
+            after=header.after,
+            wait=Wait.COMMITTED if stages else _WAITS[header.acks],
+        )
+
+    def _answer(self, batch: _Batch, result: Result) -> None:
+        answer = pb.ProduceResult(correlation=batch.header.correlation)
+        match result:
+            case Done(_, base_offset, timestamp_us, duplicate):
+                answer.base_offset = base_offset
+                answer.timestamp_us = timestamp_us
+                answer.duplicate = duplicate
+            case RecordsThere(records):
+                answer.base_offset = -1
+                answer.there.positions.extend(record.position for record in records)
+                answer.there.offsets.extend(record.offset for record in records)
+                answer.there.timestamps_us.extend(record.timestamp_us for record in records)
+            case Refused(error):
+                answer.base_offset = -1
+                answer.error.CopyFrom(to_wire(error))
+            case _:
+                raise AssertionError(f"a batch cannot be answered with {result}")
+        if self._gone:
+            self._producing.held.free(self._caller, batch.held_bytes)
+            return
+        self._ready.append(_Answer(answer, batch.held_bytes))
+        self._some_ready.set()
+
+
+_APPEND: Final[Operation] = Append()
+
+
+def _held_bytes(request: Envelope[pb.ProduceHeader]) -> int:
+    """What a batch takes of the broker's memory until it is answered, about."""
+    return len(request.payload) + len(request.header.record_uuids) + _BATCH_BYTES
+
+
+def _stage(stage: pb.StageOf) -> Stage:
+    return Stage(key_of(stage.key), stage.batch_id, stage.run_id)
+
+
+def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
+    """What can be told without the payload; the version of the topic's schema that it was encoded with, the present one or one that
+    that begins with. Raises `InvalidRequest` or `SchemaMismatch`."""
+    if topic.spec.name.startswith(INTERNAL_PREFIX):
+        raise InvalidRequest(f"topic {topic.spec.name} is the brokers' own: nobody else writes it")
+    if len(header.uuid) != UUID_BYTES or header.uuid == NO_UUID:
+        raise InvalidRequest(f"a batch needs a UUID of 16 bytes, not all zero; this one has {len(header.uuid)}")
+    if len(header.after) not in (0, UUID_BYTES):
+        raise InvalidRequest(f"`after` names a UUID of 16 bytes; this one has {len(header.after)}")
+    if header.record_uuids:
+        _check_record_uuids(header)
+    if header.acks not in _WAITS:
+        raise InvalidRequest(f"acks {header.acks} is not known: all (0), leader (1) or none (2)")
+    if header.HasField("stage"):
+        key_of(header.stage.key)
+        check_micro_batch_id(header.stage.batch_id)
+        check_id("run id", header.stage.run_id)
+    schema = topic.versions.get(header.schema_fingerprint)
+    if schema is None:
+        raise SchemaMismatch(
+            f"the batch was not encoded with the schema of topic {topic.spec.name}, which is: "
+            f"{', '.join(f'{f.name} {f.type}' for f in topic.schema)}"[:500]
+        )
+    return schema
+
+
+def _check_record_uuids(header: pb.ProduceHeader) -> None:
+    """Raises `InvalidRequest` unless there is one for each record."""
+    if header.HasField("stage"):
+        raise InvalidRequest("a batch that is staged has no UUIDs of its records: its own is enough")
+    if header.record_count > RECORD_UUIDS_MAX:
+        raise InvalidRequest(
+            f"a batch whose records have UUIDs may have {RECORD_UUIDS_MAX} of them, not {header.record_count}: send smaller batches"
+        )
+    if len(header.record_uuids) != header.record_count * UUID_BYTES:
+        raise InvalidRequest(
+            f"`record_uuids` has {len(header.record_uuids)} bytes: {UUID_BYTES} for each of {header.record_count} records, or none"
+        )
+    if any(uuid == NO_UUID for uuid in Append(header.record_uuids).uuids()):
+        raise InvalidRequest("a record's UUID must not be all zero")
+
+
+def _check(batch: _Batch, topic: Topic, schema: pa.Schema, decoded_bytes_max: int | None = None) -> None:
+    """Look at every byte. May run in a thread: touches the batch alone. `decoded_bytes_max`: by default the topic's."""
+    try:
+        batch.decoded_bytes = check_untrusted(
+            batch.payload,
+            schema,
+            batch_bytes_max=topic.settings.batch_bytes_max,
+            decoded_bytes_max=decoded_bytes_max or topic.settings.batch_decoded_bytes_max,
+            record_count=batch.header.record_count,
+        )
+    except TritonMQError as error:
+        batch.error = error
+    batch.checked = True

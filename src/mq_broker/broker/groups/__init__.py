@@ -1,0 +1,1 @@
+"""Groups: pushed subscriptions, sharing of partitions among members, cursors."""

@@ -1,0 +1,267 @@
+"""Groups' cursors: where each group is in each partition, kept in the partition's journal.
+
+A cursor moves by a `MoveCursor` entry. Members settle much faster than entries commit, so moves are coalesced: one in flight a
+group and partition, then the newest. Who the members are is delivery.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.metadata.topics import Topics
+from mq_broker.broker.runtime.streams import asked_of_each, in_turns
+from mq_broker.core.entries import DeleteGroup, MoveCursor
+from mq_broker.core.machine.state import EPHEMERAL, Cursor
+from mq_broker.core.messages import Refused, Result
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import GroupInUse, InvalidRequest, TritonMQError, UnknownGroup, to_wire
+from mq_protocol.limits import ANSWER_BYTES_MAX, REQUEST_TIMEOUT_MS
+from mq_protocol.names import check_group_name, check_new_group_name, quoted
+
+log = logging.getLogger(__name__)
+
+CONSUMER = "consumer"
+OF_CONSUMERS = (CONSUMER, EPHEMERAL)
+KINDS = (*OF_CONSUMERS, "spark")
+
+MOVE_AGAIN_S: Final = 1.0
+"""After a move was refused for now: too few replicas are in sync, or the leadership is being handed over."""
+
+CURSOR_TOLD_BYTES: Final = 500
+"""About what a cursor takes in an answer, as an object, beside its members."""
+
+MembersOf = Callable[[Partition, str], list[str]]
+EndOf = Callable[[Partition, str, TritonMQError], None]
+"""Ends what the members of a group have of a partition, with an error that they are told."""
+
+CountsOf = Callable[[Partition, str, str, int], bool]
+"""Whether a member's word that it is done with all below an offset of a partition counts."""
+
+
+@dataclass(eq=False, slots=True)
+class _Moving:
+    """A move in flight, or one that waits to be tried again; the newest position asked for meanwhile; the leadership it is of."""
+
+    offset: int
+    kind: str
+    leader_epoch: int
+    wanted: int | None = None
+
+
+class CursorMoves:
+    """Owns the cursor moves that are in flight."""
+
+    def __init__(self) -> None:
+        self._moving: dict[tuple[Partition, str], _Moving] = {}
+
+    def move(self, partition: Partition, group: str, offset: int, kind: str) -> None:
+        """Have the group's cursor moved, soon. What is refused for now is tried again for as long as this leadership lasts: whoever
+        settled it does not say so twice. At the next leader members settle anew.
+        """
+        moving = self._present(partition, group)
+        if moving is not None:
+            moving.wanted = offset
+            return
+        moving = self._moving[partition, group] = _Moving(offset, kind, partition.replica.leader_epoch)
+        self._propose(partition, group, moving)
+
+    def cursor(self, partition: Partition, group: str) -> int:
+        """Where the group is, or will be once what is in flight has committed; -1 if it has no cursor."""
+        moving = self._present(partition, group)
+        if moving is not None:
+            return moving.offset if moving.wanted is None else moving.wanted
+        cursor = partition.replica.machine.cursors.get(group)
+        return cursor.offset if cursor is not None else -1
+
+    def kind(self, partition: Partition, group: str) -> str | None:
+        """Who reads in the group, or None if it has no cursor."""
+        moving = self._present(partition, group)
+        cursor = partition.replica.machine.cursors.get(group)
+        return moving.kind if moving is not None else cursor.kind if cursor is not None else None
+
+    def forget(self, partition: Partition, group: str) -> None:
+        """The group is being deleted: what was to be written after the move in flight is not."""
+        self._moving.pop((partition, group), None)
+
+    def _present(self, partition: Partition, group: str) -> _Moving | None:
+        """What is under way in this leadership: another leader may have moved the cursor since a former one."""
+        moving = self._moving.get((partition, group))
+        return moving if moving is not None and moving.leader_epoch == partition.replica.leader_epoch else None
+
+    def _propose(self, partition: Partition, group: str, moving: _Moving) -> None:
+        deadline = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_MS / 1000
+        operation = MoveCursor(group, moving.offset, moving.kind, forward=True)
+        partition.propose(operation, lambda result: self._moved(partition, group, moving, result), deadline)
+
+    def _moved(self, partition: Partition, group: str, moving: _Moving, result: Result) -> None:
+        if self._moving.get((partition, group)) is not moving:
+            return
+        if isinstance(result, Refused):
+            if result.error.retriable and partition.leading and self._present(partition, group) is moving:
+                asyncio.get_running_loop().call_later(MOVE_AGAIN_S, self._again, partition, group, moving)
+                return
+            log.info("%s: group %s stays before offset %d: %s", partition.name, quoted(group), moving.offset, result.error)
+        del self._moving[partition, group]
+        if not isinstance(result, Refused) and moving.wanted is not None and moving.wanted != moving.offset:
+            self.move(partition, group, moving.wanted, moving.kind)
+
+    def _again(self, partition: Partition, group: str, moving: _Moving) -> None:
+        if self._moving.get((partition, group)) is not moving:
+            return
+        if partition.closed or self._present(partition, group) is not moving:
+            del self._moving[partition, group]
+            return
+        if moving.wanted is not None:
+            moving.offset, moving.wanted = moving.wanted, None
+        self._propose(partition, group, moving)
+
+
+class Groups:
+    """What clients ask about groups. Owns nothing: cursors are in the partitions."""
+
+    def __init__(self, shell: Shell, topics: Topics, members_of: MembersOf, counts: CountsOf, end_of: EndOf) -> None:
+        self._shell = shell
+        self._topics = topics
+        self._members_of = members_of
+        self._counts = counts
+        self._end_of = end_of
+
+    async def move_cursors(self, request: pb.MoveCursorsRequest, deadline: float) -> pb.MoveCursorsResponse:
+        """Each position by itself: its answer is at its place in the response, with an error where it was refused.
+
+        A consumer's counts only forward, and only from the member that has the partition; where no member is known to have it (its
+        leader is new, or the last member's stream ended before this came), from any. Told by another one it is no error: what was
+        settled since holds. A Spark query's may go back, since its checkpoint is the truth. An administrator's goes anywhere.
+        """
+        check_group_name(request.group)
+        if request.kind not in KINDS and not (request.reset and not request.kind):
+            raise InvalidRequest(f"kind {request.kind!r} is not known: one of {', '.join(KINDS)}")
+        if request.kind in OF_CONSUMERS and not request.reset and not request.member_id:
+            raise InvalidRequest(
+                f"only a member of group {request.group!r} moves its cursor: name the member, or let an administrator move the "
+                "group (Admin.move_group)"
+            )
+        moved = await asked_of_each(lambda position: self._move(request, position, deadline), request.positions)
+        return pb.MoveCursorsResponse(partitions=moved)
+
+    async def _move(self, request: pb.MoveCursorsRequest, position: pb.CursorPosition, deadline: float) -> pb.PartitionOffsets:
+        answer = pb.PartitionOffsets(partition=position.partition)
+        try:
+            partition = self._shell.leader(await self._topics.get(position.topic), position.partition)
+            if request.group not in partition.replica.machine.cursors:
+                check_new_group_name(request.group)
+            move = self._judged(request, position.offset, partition)
+            if move is not None:
+                await partition.ask(move, deadline)
+            answer.log_end_offset = partition.next_offset
+            answer.leader_epoch = partition.replica.leader_epoch
+        except TritonMQError as error:
+            answer.error.CopyFrom(to_wire(error))
+        return answer
+
+    def _judged(self, request: pb.MoveCursorsRequest, offset: int, partition: Partition) -> MoveCursor | None:
+        """What is to be written; None if it does not count. Raises `InvalidRequest`."""
+        group, kind = request.group, request.kind
+        cursor = partition.replica.machine.cursors.get(group)
+        if request.reset:
+            return MoveCursor(group, offset, cursor.kind if cursor is not None else kind or CONSUMER)
+        if kind in OF_CONSUMERS:
+            if self._counts(partition, group, request.member_id, offset):
+                kept = cursor.kind if cursor is not None and cursor.kind in OF_CONSUMERS else kind
+                return MoveCursor(group, offset, kept, forward=True)
+            log.info(
+                "%s: member %s of group %s stopped; another has the partition",
+                partition.name,
+                quoted(request.member_id),
+                quoted(group),
+            )
+            return None
+        if cursor is not None and cursor.kind in OF_CONSUMERS:
+            raise InvalidRequest(
+                f"group {group!r} is one of consumers in {partition.name}: a query's progress would move their place. Give the "
+                "query another kafka.group.id"
+            )
+        return MoveCursor(group, offset, kind)
+
+    async def delete_group(self, request: pb.DeleteGroupRequest, deadline: float) -> pb.DeleteGroupResponse:
+        """Take the group's place in each of these partitions away, in the journal, so that it is gone for every later leader too.
+
+        While the group has members here it is refused, unless `force`: they are then told that their group was deleted.
+        """
+        check_group_name(request.group)
+        answers = await asked_of_each(
+            lambda place: self._delete(request.group, place, deadline, force=request.force), request.partitions
+        )
+        return pb.DeleteGroupResponse(partitions=answers)
+
+    async def _delete(self, group: str, place: pb.TopicPartition, deadline: float, *, force: bool) -> pb.PartitionOffsets:
+        answer = pb.PartitionOffsets(partition=place.partition)
+        try:
+            partition = self._shell.leader(await self._topics.get(place.topic), place.partition)
+            members = self._members_of(partition, group)
+            if members and not force:
+                raise GroupInUse(
+                    f"group {group!r} has members in {partition.name} ({', '.join(members[:5])}): stop them first, or delete it by "
+                    "force"
+                )
+            self._end_of(partition, group, UnknownGroup(f"group {group!r} was deleted: subscribe anew to begin as a new one"))
+            await partition.ask(DeleteGroup(group), deadline)
+        except TritonMQError as error:
+            answer.error.CopyFrom(to_wire(error))
+        return answer
+
+    async def groups(self, request: pb.GroupsRequest, _deadline: float) -> pb.GroupsResponse:
+        """The cursors of one group, or of all, in every replica here; as many as fit one answer, `more` says whether some did not.
+
+        Followers answer too: a cursor is in the journal, so they have it, and while a partition's leader is gone nobody else can
+        say how far behind its readers are. Whoever asks believes the leader first.
+        """
+        response = pb.GroupsResponse()
+        size = 0
+        after = request.after.topic, request.after.partition, request.after_group
+        partitions = sorted((p for p in self._shell.partitions() if not p.closed), key=lambda p: (p.topic.spec.name, p.number))
+        async for partition, group in in_turns(self._places(partitions, request.group, after)):
+            if size >= ANSWER_BYTES_MAX:
+                response.more = True
+                break
+            cursor = partition.replica.machine.cursors.get(group)
+            if cursor is None or partition.closed:
+                continue
+            told = self._told(partition, group, cursor)
+            size += CURSOR_TOLD_BYTES + sum(map(len, told.members))
+            response.cursors.append(told)
+        return response
+
+    @staticmethod
+    def _places(partitions: list[Partition], group: str, after: tuple[str, int, str]) -> Iterator[tuple[Partition, str]]:
+        """Where a cursor may be, in the order in which they are told, after the one that was told last."""
+        for partition in partitions:
+            place = partition.topic.spec.name, partition.number
+            if place < after[:2]:
+                continue
+            for name in [group] if group else sorted(partition.replica.machine.cursors):
+                if (*place, name) > after:
+                    yield partition, name
+
+    def _told(self, partition: Partition, group: str, cursor: Cursor) -> pb.GroupCursor:
+        lag_bytes, lag_us = partition.lag(cursor.offset)
+        return pb.GroupCursor(
+            group=group,
+            topic=partition.topic.spec.name,
+            partition=partition.number,
+            offset=cursor.offset,
+            log_end_offset=partition.next_offset,
+            moved_us=cursor.moved_us,
+            members=self._members_of(partition, group),
+            kind=cursor.kind,
+            lag_bytes=lag_bytes,
+            lag_us=lag_us,
+            leads=partition.serving,
+            leader_epoch=partition.replica.leader_epoch,
+        )

@@ -1,0 +1,215 @@
+"""How the members of a group share one partition: one of them at a time has it, and hands it over without a record given twice.
+
+Partition p goes to member `p mod n` of the members in order of id, so every broker comes to the same spread without a coordinator.
+When that member changes, the former one is given nothing more and has a while to settle what it holds; the next begins there. One
+that does not settle in time is told that the partition is no longer its own, and what it held is given again: at least once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from mq_broker.broker.groups.cursors import CONSUMER, CursorMoves
+from mq_broker.broker.host.partition import Partition
+from mq_broker.core.machine.admission import too_many_groups
+from mq_broker.core.machine.state import EPHEMERAL
+from mq_protocol.errors import InvalidRequest, TooManyMembers, TritonMQError
+from mq_protocol.limits import GROUP_HANDOVER_MS, GROUP_MEMBERS_MAX
+from mq_protocol.names import quoted
+from mq_protocol.sharing import member_of_partition
+
+log = logging.getLogger(__name__)
+
+
+class Member(Protocol):
+    """One member's subscription to the partition."""
+
+    member_id: str
+    position: int
+    settled: int
+
+    def first_offset(self) -> int:
+        """Where this member wants to begin when the group has no cursor."""
+
+    def activate(self, offset: int) -> None: ...
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def deactivate(self) -> None: ...
+    def end(self, error: TritonMQError) -> None: ...
+
+
+class Share:
+    """Owns who of a group's members has one partition.
+
+    Invariant: at most one member is active, and it is `owner`.
+    """
+
+    def __init__(self, partition: Partition, group: str, kind: str, moves: CursorMoves) -> None:
+        self._partition = partition
+        self._group = group
+        self.kind = kind
+        self._moves = moves
+        self._members: dict[str, Member] = {}
+        self._owner: Member | None = None
+        self._leaving: asyncio.TimerHandle | None = None
+        self._settled = -1
+
+    @property
+    def members(self) -> list[str]:
+        return sorted(self._members)
+
+    def has_room_for(self, member_id: str) -> bool:
+        return member_id in self._members or len(self._members) < GROUP_MEMBERS_MAX
+
+    def join(self, member: Member) -> None:
+        """A member that comes again under its id replaces what it was: its former stream is gone or going."""
+        former = self._members.get(member.member_id)
+        self._members[member.member_id] = member
+        if former is not None and former is self._owner:
+            self._release()
+            former.deactivate()
+        self._rebalance()
+
+    def leave(self, member: Member) -> None:
+        if self._members.get(member.member_id) is member:
+            del self._members[member.member_id]
+        if self._owner is member:
+            self._release()
+        self._rebalance()
+
+    def settle(self, member: Member, offset: int) -> None:
+        """The member is done with everything below `offset`. Only the owner's word counts, and only forward."""
+        if member is not self._owner or offset <= self._settled:
+            return
+        self._settled = offset
+        self._moves.move(self._partition, self._group, offset, self.kind)
+        if self._leaving is not None and self._has_settled(member):
+            self._switch()
+
+    def counts(self, member_id: str, offset: int) -> bool:
+        """Whether a word of that member which did not come on its stream counts: unless another one has the partition. The next
+        owner then begins no earlier than at that offset."""
+        if self._owner is not None and self._owner.member_id != member_id:
+            return False
+        if self._settled >= 0:
+            self._settled = max(self._settled, min(offset, self._partition.next_offset))
+        return True
+
+    def end(self, error: TritonMQError) -> None:
+        """The group is being deleted: its members have nothing here any more."""
+        for member in list(self._members.values()):
+            member.end(error)
+        self._release()
+
+    @staticmethod
+    def _has_settled(member: Member) -> bool:
+        return member.settled >= member.position
+
+    def _release(self) -> None:
+        self._owner = None
+        if self._leaving is not None:
+            self._leaving.cancel()
+            self._leaving = None
+
+    def _rebalance(self) -> None:
+        if not self._members or not self._partition.replica.leading:
+            return
+        wanted = self._members[member_of_partition(self._members, self._partition.number)]
+        owner = self._owner
+        if owner is wanted:
+            if self._leaving is not None:
+                self._leaving.cancel()
+                self._leaving = None
+                owner.resume()
+        elif owner is None:
+            self._give(wanted)
+        elif self._has_settled(owner):
+            self._switch()
+        elif self._leaving is None:
+            owner.pause()
+            self._leaving = asyncio.get_running_loop().call_later(GROUP_HANDOVER_MS / 1000, self._switch)
+
+    def _switch(self) -> None:
+        owner = self._owner
+        assert owner is not None
+        if not self._has_settled(owner):
+            log.info(
+                "%s: group %s takes it from %s, which has not settled in time",
+                self._partition.name,
+                quoted(self._group),
+                quoted(owner.member_id),
+            )
+        self._release()
+        owner.deactivate()
+        self._rebalance()
+
+    def _give(self, member: Member) -> None:
+        self._owner = member
+        if self._settled < 0:
+            self._settled = self._moves.cursor(self._partition, self._group)
+        if self._settled < 0:
+            # Written down at once: a group that began at the end must find that place again, not a later end.
+            self._settled = member.first_offset()
+            self._moves.move(self._partition, self._group, self._settled, self.kind)
+        member.activate(self._settled)
+
+
+class Shares:
+    """Owns every share of this broker: one a group and partition that has members here."""
+
+    def __init__(self) -> None:
+        self._moves = CursorMoves()
+        self._shares: dict[tuple[Partition, str], Share] = {}
+
+    def join(self, partition: Partition, group: str, member: Member, *, ephemeral: bool = False) -> Share:
+        """Raises `InvalidRequest` if the group is there already and is not meant to end as this member's is, or the other way;
+        `TooManyGroups` and `TooManyMembers`."""
+        error = too_many_groups(group, partition.replica.machine)
+        if error is not None:
+            raise error
+        share = self._shares.get((partition, group))
+        kind = EPHEMERAL if ephemeral else CONSUMER
+        present = share.kind if share is not None else self._moves.kind(partition, group)
+        if present is not None and (present == EPHEMERAL) != ephemeral:
+            raise InvalidRequest(
+                f"group {group!r} is there already, and {'ends with its last member' if not ephemeral else 'is kept'}: "
+                f"give ephemeral={not ephemeral} to consume in it, or another group"
+            )
+        if share is not None and not share.has_room_for(member.member_id):
+            raise TooManyMembers(
+                f"group {group!r} has {len(share.members)} members at {partition.name}, as many as it takes: stop some of them, or "
+                "consume in another group"
+            )
+        if share is None:
+            share = self._shares[partition, group] = Share(partition, group, kind, self._moves)
+        share.join(member)
+        return share
+
+    def leave(self, partition: Partition, group: str, member: Member) -> None:
+        share = self._shares.get((partition, group))
+        if share is not None:
+            share.leave(member)
+            if not share.members:
+                del self._shares[partition, group]
+
+    def end(self, partition: Partition, group: str, error: TritonMQError) -> None:
+        """End what the group's members have of the partition, and what is still to be written of its cursor."""
+        share = self._shares.pop((partition, group), None)
+        if share is not None:
+            share.end(error)
+        self._moves.forget(partition, group)
+
+    def forget(self, partition: Partition, group: str) -> None:
+        """As `end`, of a group without members."""
+        self._moves.forget(partition, group)
+
+    def counts(self, partition: Partition, group: str, member_id: str, offset: int) -> bool:
+        """As `Share.counts`. Of a group without members here everybody's word counts: it only goes forward."""
+        share = self._shares.get((partition, group))
+        return share is None or share.counts(member_id, offset)
+
+    def members_of(self, partition: Partition, group: str) -> list[str]:
+        share = self._shares.get((partition, group))
+        return share.members if share is not None else []

@@ -1,0 +1,337 @@
+"""Subscriptions: committed batches pushed to consumers as they come, as far as their credit goes.
+
+One stream carries one member's subscriptions to any partitions led here. A subscription ends, with its reason, when the leadership
+does; its client opens it at the next leader. Who of a group has a partition is sharing.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Final
+
+from mq_broker.broker.data.pushdown import stored
+from mq_broker.broker.groups.sharing import Share, Shares
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.metadata.topics import Topic, Topics
+from mq_broker.broker.runtime.memory import Held
+from mq_broker.broker.runtime.streams import in_turns, side_by_side
+from mq_broker.rpc.callers import caller
+from mq_broker.rpc.service import Batches, Send
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Buffer, Envelope
+from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, TritonMQError, UnknownTopic, to_wire
+from mq_protocol.limits import FETCH_CHUNK_BYTES
+from mq_protocol.names import check_group_name, check_member_id, check_new_group_name
+
+log = logging.getLogger(__name__)
+
+CREDIT_BYTES_MAX: Final = 1 << 40
+"""More is a mistake: nobody can hold it."""
+
+UNTOLD_BYTES_MAX: Final = 4 << 20
+"""What may wait to be told to a client that does not read; what it asks past that waits in TCP. Many times a topic's partitions."""
+
+
+class Delivery:
+    """Owns the shares of groups; each stream's session owns its subscriptions."""
+
+    def __init__(self, shell: Shell, topics: Topics, held: Held) -> None:
+        self.shell = shell
+        self.held = held
+        self.topics = topics
+        self.shares = Shares()
+
+    async def subscribe(self, requests: AsyncIterator[pb.SubscribeRequest], send: Send[Batches]) -> None:
+        """One stream, until the client has said its last or goes."""
+        session = _Session(self)
+        try:
+            await side_by_side(session.read(requests), session.write(send))
+        finally:
+            session.close()
+
+
+class _Subscription:
+    """One partition in one session. Owns its place in the log; is a member of its group's share, or active by itself.
+
+    `position`: the next offset to push. `settled`: the member is done with all below it.
+    """
+
+    def __init__(self, session: _Session, partition: Partition, request: pb.SubscribePartition) -> None:
+        self.partition = partition
+        self.member_id = session.member_id
+        self.position = -1
+        self.settled = -1
+        self.pushing = False
+        self.share: Share | None = None
+        self.joined = False
+        self._session = session
+        self._request = request
+
+    def changed(self) -> None:
+        """Observer: something became readable, or the role changed."""
+        partition = self.partition
+        if partition.serving:
+            if not self.joined:
+                self._join()
+            elif self.pushing:
+                self._session.mark(self)
+        elif partition.closed or not partition.replica.leading:
+            self._session.end(self, partition.not_leader())
+
+    def _join(self) -> None:
+        self.joined = True
+        group = self._session.group
+        if not group:
+            self.activate(self.first_offset())
+            return
+        try:
+            self.share = self._session.shares.join(self.partition, group, self, ephemeral=self._session.ephemeral)
+        except TritonMQError as error:
+            self._session.end(self, error)
+            return
+        if self.position < 0:  # another member has it
+            self._session.tell(self._opened(active=False))
+
+    def leave(self) -> None:
+        self.pushing = False
+        if self.joined and self._session.group:
+            self._session.shares.leave(self.partition, self._session.group, self)
+
+    def settle(self, offset: int) -> None:
+        if self.settled < offset <= self.position:
+            self.settled = offset
+            if self.share is not None:
+                self.share.settle(self, offset)
+
+    def _opened(self, *, active: bool) -> pb.PartitionOpened:
+        name = self.partition.topic.spec.name
+        return pb.PartitionOpened(topic=name, partition=self.partition.number, offset=max(0, self.position), active=active)
+
+    # -- as its share's member
+
+    def first_offset(self) -> int:
+        """The start that the client asked for. An offset outside the log is moved to its nearer end: what is gone is gone."""
+        index, request = self.partition.index, self._request
+        match request.WhichOneof("start"):
+            case "earliest":
+                return index.log_start_offset
+            case "offset":
+                return max(index.log_start_offset, min(request.offset, self.partition.next_offset))
+            case "timestamp_us":
+                return index.find_time(request.timestamp_us)
+            case _:
+                return self.partition.next_offset
+
+    def activate(self, offset: int) -> None:
+        self.position = self.settled = max(offset, self.partition.index.log_start_offset)
+        self.pushing = True
+        self._session.tell(self._opened(active=True))
+        self._session.mark(self)
+
+    def skip_to(self, offset: int, error: TritonMQError) -> None:
+        """The records before are lost (rule 15): the client is told so, once, and that it goes on there.
+
+        What it holds from before them is still to be settled.
+        """
+        self.position = offset
+        opened = self._opened(active=True)
+        opened.error.CopyFrom(to_wire(error))
+        self._session.tell(opened)
+        # Not at once: what is pushed must come behind the word that it does not begin where the last batch ended.
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self.pushing:
+            self._session.mark(self)
+
+    def pause(self) -> None:
+        self.pushing = False
+
+    def resume(self) -> None:
+        self.pushing = True
+        self._session.mark(self)
+
+    def end(self, error: TritonMQError) -> None:
+        self._session.end(self, error)
+
+    def deactivate(self) -> None:
+        self.pushing = False
+        self._session.tell(self._opened(active=False))
+
+
+def message_bytes(message: Batches) -> int:
+    """Of what is told and of payload: about what a message takes until its client has read it."""
+    return sum(len(part) for part in message.parts) + sum(told.ByteSize() for told in message.header.opened)
+
+
+class _Session:
+    """Owns one stream's subscriptions and credit. Batches of several partitions share a message, each partition in its turn."""
+
+    def __init__(self, delivery: Delivery) -> None:
+        self.group = ""
+        self.member_id = ""
+        self.ephemeral = False
+        self.shares = delivery.shares
+        self._delivery = delivery
+        self._subscriptions: dict[tuple[str, int], _Subscription] = {}
+        self._ready: dict[_Subscription, None] = {}
+        self._opened: list[pb.PartitionOpened] = []
+        self._untold_bytes = 0
+        self._credit = 0
+        self._wake = asyncio.Event()
+        self._told = asyncio.Event()
+        self._ended = False
+        self._named = False
+
+    # -- what the client says
+
+    async def read(self, requests: AsyncIterator[pb.SubscribeRequest]) -> None:
+        async for request in requests:
+            await self._delivery.held.room(caller())
+            if request.HasField("open"):
+                await self._open(request.open)
+            async for settled in in_turns(request.settled):
+                subscription = self._subscriptions.get((settled.topic, settled.partition))
+                if subscription is not None:
+                    subscription.settle(settled.offset)
+            async for place in in_turns(request.close.partitions):
+                self._remove(self._subscriptions.get((place.topic, place.partition)))
+            if request.credit.bytes:
+                self._credit = min(self._credit + request.credit.bytes, CREDIT_BYTES_MAX)
+                self._wake.set()
+        self._ended = True
+        self._wake.set()
+
+    async def _open(self, request: pb.SubscribeOpen) -> None:
+        if request.group:
+            check_group_name(request.group)
+            if not request.member_id:
+                raise InvalidRequest("a member of a group needs a member id of its own")
+            check_member_id(request.member_id)
+        if self._named and (request.group, request.member_id) != (self.group, self.member_id):
+            raise InvalidRequest(
+                f"this stream is member {self.member_id!r} of group {self.group!r}: open another stream for another"
+            )
+        self._named = True
+        self.group, self.member_id, self.ephemeral = request.group, request.member_id, request.ephemeral
+        renewed: set[str] = set()
+        async for wanted in in_turns(request.partitions):
+            while self._untold_bytes > UNTOLD_BYTES_MAX:
+                self._told.clear()
+                await self._told.wait()
+            try:
+                partition = self._delivery.shell.partition(await self._topic(wanted, renewed), wanted.partition)
+                if self.group and self.group not in partition.replica.machine.cursors:
+                    check_new_group_name(self.group)
+            except TritonMQError as error:
+                self._refuse(wanted.topic, wanted.partition, error)
+                continue
+            key = (wanted.topic, wanted.partition)
+            self._remove(self._subscriptions.get(key))
+            subscription = self._subscriptions[key] = _Subscription(self, partition, wanted)
+            partition.observers.add(subscription.changed)
+            subscription.changed()
+
+    async def _topic(self, wanted: pb.SubscribePartition, renewed: set[str]) -> Topic:
+        """The client may have heard of the topic before this broker did: it is read anew, once for all of its partitions."""
+        topics = self._delivery.topics
+        topic = await topics.get(wanted.topic)
+        if wanted.topic_id not in ("", topic.spec.topic_id) and wanted.topic not in renewed:
+            renewed.add(wanted.topic)
+            topic = await topics.renewed(topic)
+        if wanted.topic_id not in ("", topic.spec.topic_id):
+            raise UnknownTopic(f"topic {wanted.topic!r} was deleted and made again: subscribe anew to read that one")
+        return topic
+
+    # -- what subscriptions say
+
+    def tell(self, opened: pb.PartitionOpened) -> None:
+        self._opened.append(opened)
+        self._untold_bytes += opened.ByteSize()
+        self._wake.set()
+
+    def mark(self, subscription: _Subscription) -> None:
+        """It may have something to push."""
+        if subscription not in self._ready and subscription.position < subscription.partition.next_offset:
+            self._ready[subscription] = None
+            self._wake.set()
+
+    def end(self, subscription: _Subscription, error: TritonMQError) -> None:
+        self._remove(subscription)
+        self._refuse(subscription.partition.topic.spec.name, subscription.partition.number, error)
+
+    def _refuse(self, topic: str, number: int, error: TritonMQError) -> None:
+        self.tell(pb.PartitionOpened(topic=topic, partition=number, error=to_wire(error)))
+
+    def _remove(self, subscription: _Subscription | None) -> None:
+        if subscription is None:
+            return
+        key = (subscription.partition.topic.spec.name, subscription.partition.number)
+        if self._subscriptions.get(key) is subscription:
+            del self._subscriptions[key]
+        subscription.partition.observers.discard(subscription.changed)
+        self._ready.pop(subscription, None)
+        subscription.leave()
+
+    def close(self) -> None:
+        """The stream is over: its members leave their groups."""
+        for subscription in list(self._subscriptions.values()):
+            self._remove(subscription)
+
+    # -- pushing
+
+    async def write(self, send: Send[Batches]) -> None:
+        while not self._ended:
+            message = self._gather()
+            if message is None:
+                self._wake.clear()
+                await self._wake.wait()
+            else:
+                async with self._delivery.held.holding(caller(), message_bytes(message)):
+                    await send(message)
+
+    def _gather(self) -> Batches | None:
+        """The next message: what there is to tell, and batches while credit lasts. It may end below zero by a batch."""
+        if not self._opened and not (self._ready and self._credit > 0):
+            return None
+        header = pb.BatchesHeader(opened=self._opened)
+        self._opened, self._untold_bytes = [], 0
+        self._told.set()
+        parts: list[Buffer] = []
+        room = FETCH_CHUNK_BYTES
+        while self._ready and self._credit > 0 and room > 0:
+            subscription = next(iter(self._ready))
+            del self._ready[subscription]
+            if subscription.pushing:
+                taken = self._push(subscription, min(room, self._credit), header, parts)
+                room -= taken
+                self._credit -= taken
+        return Envelope(header, tuple(parts))
+
+    def _push(self, subscription: _Subscription, bytes_max: int, header: pb.BatchesHeader, parts: list[Buffer]) -> int:
+        partition = subscription.partition
+        try:
+            batches = partition.read(subscription.position, partition.next_offset, bytes_max)
+        except OffsetOutOfRange as error:
+            if error.next_offset > subscription.position:
+                subscription.skip_to(error.next_offset, error)
+            else:
+                self.end(subscription, error)
+            return 0
+        except TritonMQError as error:
+            log.warning("%s: cannot be read at offset %d: %s", partition.name, subscription.position, error)
+            self.end(subscription, error)
+            return 0
+        taken = 0
+        for batch, payload in batches:
+            described = stored(batch)
+            described.topic, described.partition = partition.topic.spec.name, partition.number
+            header.batches.append(described)
+            parts.append(payload)
+            taken += batch.payload_bytes
+            subscription.position = batch.base_offset + batch.record_count
+        self.mark(subscription)
+        return taken

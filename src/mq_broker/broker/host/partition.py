@@ -1,0 +1,530 @@
+"""One partition on this broker: its core, its journal, its index of offsets, and the requests that wait for it.
+
+Every event for the partition goes in through `feed`; what the core answers is carried out here, in order. Nothing here decides
+anything about replication (mq_broker.core does) or knows of clients (produce, fetch, delivery do).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, assert_never, cast
+
+from mq_broker.broker.host.arriving import bytes_max
+from mq_broker.broker.host.peer_messages import PeerMessages
+from mq_broker.broker.host.quiescence import IN_EARNEST, Rest
+from mq_broker.broker.metadata.topics import Topic
+from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation
+from mq_broker.core.messages import (
+    AppendAck,
+    AreStaged,
+    Audit,
+    CasAnswer,
+    Decided,
+    DecisionCommitted,
+    DiskRefused,
+    Done,
+    Effect,
+    Event,
+    Flushed,
+    HandedOver,
+    HandOver,
+    Identity,
+    Install,
+    JournalBegins,
+    LogReplaced,
+    NodeRead,
+    OffsetsSkipped,
+    Propose,
+    Published,
+    ReadNode,
+    RecordsThere,
+    RecoveryAdopted,
+    Refused,
+    Reopen,
+    ReplicasChanged,
+    ReplicaSettings,
+    Reply,
+    RequestId,
+    Result,
+    RoleChanged,
+    Send,
+    StartOver,
+    Tick,
+    TransferLeadership,
+    Trimmed,
+    Truncate,
+    Wait,
+    WriteEntries,
+    WriteNode,
+)
+from mq_broker.core.replication.peer_admission import judge
+from mq_broker.core.replication.replica import Replica
+from mq_broker.storage.codec.frame import Place, encode
+from mq_broker.storage.interface import Frame, Journal, OpenJournal
+from mq_broker.storage.offset_index import OffsetIndex
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Buffer
+from mq_protocol.errors import CoordinationUnavailable, NotLeader, OffsetOutOfRange, OutcomeUnknown, StorageFailed, TritonMQError
+from mq_protocol.limits import READ_BATCHES_MAX
+from mq_protocol.names import OnTotalLoss
+
+if TYPE_CHECKING:
+    from mq_broker.broker.host.shell import Shell
+
+log = logging.getLogger(__name__)
+
+OnReply: TypeAlias = Callable[[Result], None]
+SHORTEN_AGAIN_S: Final = 30.0
+"""After the disk refused: each attempt reads everything that is to go."""
+
+FOLLOW_S: Final = 30.0
+"""Between two shortenings while a live replica is not in sync: it may be on its way to where the journal begins, and would have to
+begin anew with another snapshot each time that moves. It is asked again for the first entries some seconds after the snapshot."""
+
+_SWEEP_MS: Final = 500
+_request_ids = itertools.count(1)
+
+
+class _Waiting(NamedTuple):
+    on_reply: OnReply
+    deadline: float
+
+
+class Partition:
+    """Owns one replica of one partition and everything of it on this broker. Is its journal's listener.
+
+    `observers` are called, at the end of a turn, when something became readable or the role changed. `shorten_due`: the journal may
+    begin later than it does (retention.py). `could_begin`: at which entry, as last looked, if nothing were staged before it.
+    `rest` says when it is ticked seldom (rest.py).
+    """
+
+    def __init__(self, shell: Shell, topic: Topic, number: int) -> None:
+        self.topic = topic
+        self.number = number
+        self.name = f"{topic.spec.name}-{number}"
+        self.observers: set[Callable[[], None]] = set()
+        self.closed = False
+        self.shorten_due = False
+        self.could_begin = 0
+        self.rest = Rest(IN_EARNEST)
+        self._shell = shell
+        self._place = Place(topic.spec.topic_id, number)
+        self._waiting: dict[RequestId, _Waiting] = {}
+        self._inbox: deque[Event] = deque()
+        self._stepping = False
+        self._touched = False
+        self._changed = False
+        self._led = False
+        self._reading_node = False
+        self._next_sweep_ms = 0
+        self._shortened_ms = -(1 << 40)
+        self._handed_over: asyncio.Future[int] | None = None
+        self._ended: TritonMQError = OutcomeUnknown(f"{self.name} is closed: ask again")
+
+    def begin(self, opened: OpenJournal, index: OffsetIndex) -> None:
+        """Take up what storage found. Called once, before any event."""
+        settings = self.topic.settings
+        self.journal: Journal = opened.journal
+        self.peers = PeerMessages(
+            self._place,
+            self._shell.links,
+            opened.journal,
+            self.feed,
+            self._shell.spawn,
+            lambda message: judge(self.replica, message),
+            self._shell.arriving,
+            lambda: bytes_max(self.topic.settings.dedup_uuids_max),
+        )
+        self.index = index
+        self._settings = ReplicaSettings(
+            replicas=self.topic.spec.assignment[self.number],
+            min_insync_replicas=settings.min_insync_replicas,
+            dedup_uuids_max=settings.dedup_uuids_max,
+            dedup_ms=settings.dedup_ms,
+            volatile=self.topic.volatile,
+            begins_empty=settings.on_total_loss is OnTotalLoss.RECOVER,
+        )
+        self.replica = Replica(
+            self.topic.spec.name,
+            self.number,
+            Identity(self._shell.broker, self._shell.incarnation, opened.journal.log_id, opened.recovery),
+            self._settings,
+            opened.recovered,
+            self._shell.now_ms(),
+        )
+
+    # ------------------------------------------------------------------ what it knows
+
+    @property
+    def serving(self) -> bool:
+        """It leads, and the end of its log is known (rule 3)."""
+        return self.replica.leading and self.replica.ready and not self.closed
+
+    @property
+    def leading(self) -> bool:
+        return self.replica.leading
+
+    @property
+    def knows_committed(self) -> bool:
+        """Whether some entry of the journal is known here to be committed. After a restart none is (rule 2), and the end that this
+        replica knows would pass for the end of the log."""
+        return not self.closed and self.replica.applied_index >= self.replica.first_index
+
+    @property
+    def at_rest(self) -> bool:
+        """Ticks may be few: nobody waits for it, and the core has nothing under way."""
+        return not self._waiting and self.replica.at_rest
+
+    @property
+    def next_offset(self) -> int:
+        """The log_end_offset of what this replica knows to be committed."""
+        return self.replica.machine.next_offset
+
+    def read(self, start: int, end: int, bytes_max: int) -> list[tuple[Published, memoryview]]:
+        """The stored batches that hold the committed offsets `start .. end - 1`, whole, each with its payload: the first one, then
+        as many as fit, at most `READ_BATCHES_MAX`. Raises `OffsetOutOfRange` below the log's start, `StorageFailed` for damage.
+        """
+        batches = self.index.range(start, end, bytes_max, READ_BATCHES_MAX)
+        gone = [batch for batch in batches if batch.index < self.journal.first_index]
+        if gone:  # after a restart, until the entry that says so is committed anew
+            next_offset = gone[-1].base_offset + gone[-1].record_count
+            raise OffsetOutOfRange(f"offset {start} of {self.name} was dropped by retention: read on at {next_offset}", next_offset)
+        return [(batch, self.journal.payload(batch.index)) for batch in batches]
+
+    def lag(self, offset: int) -> tuple[int, int]:
+        """How far a reader at `offset` is behind: stored bytes, and microseconds since the oldest record that it has not read."""
+        if offset >= self.next_offset:
+            return 0, 0
+        start = self.index.kept_from(offset)
+        if start >= self.next_offset:
+            return 0, 0
+        behind_us = time.time_ns() // 1000 - self.index.find(start).timestamp_us
+        return self.index.bytes_between(start, self.next_offset), max(0, behind_us)
+
+    def offsets(self) -> pb.PartitionOffsets:
+        """Its ends. For a serving leader: elsewhere `log_end_offset` is a lower bound only."""
+        return pb.PartitionOffsets(
+            partition=self.number,
+            log_start_offset=self.index.log_start_offset,
+            log_end_offset=self.next_offset,
+            leader_epoch=self.replica.leader_epoch,
+            bytes=self.index.bytes_total,
+        )
+
+    def not_leader(self) -> NotLeader:
+        """The error for a request that only a serving leader answers."""
+        leader = self.replica.leader
+        if leader == self._shell.broker:
+            text = f"broker {leader} is taking up the leadership of {self.name}: ask again"
+        elif leader:
+            text = f"{self.name} is led by broker {leader}: ask there"
+        else:
+            text = f"{self.name} has no leader at the moment: ask again"
+        return NotLeader(text, leader, self.replica.leader_epoch)
+
+    # ------------------------------------------------------------------ requests
+
+    def propose(
+        self,
+        operation: Operation | AreStaged,
+        on_reply: OnReply,
+        deadline: float,
+        *,
+        uuid: bytes = NO_UUID,
+        record_count: int = 0,
+        payload: Buffer = b"",
+        decoded_bytes: int = 0,
+        after: bytes = b"",
+        wait: Wait = Wait.COMMITTED,
+        keep_on_mismatch: bool = False,
+    ) -> None:
+        """Ask the core. `on_reply` is called exactly once, on the loop, perhaps before this returns; past `deadline` (loop's clock)
+        with `OutcomeUnknown`.
+        """
+        if self.closed:  # while its request was on the way here: nobody would tick it any more
+            on_reply(Refused(self._ended))
+            return
+        request = next(_request_ids)
+        self._waiting[request] = _Waiting(on_reply, deadline)
+        self.feed(
+            Propose(
+                request,
+                operation,
+                time.time_ns() // 1000,
+                uuid,
+                record_count,
+                len(payload),
+                decoded_bytes,
+                after,
+                wait,
+                keep_on_mismatch,
+                payload,
+            )
+        )
+
+    async def ask(self, operation: Operation | AreStaged, deadline: float, *, keep_on_mismatch: bool = False) -> Done | Decided:
+        """As `propose`, for an operation without a payload. Raises the `TritonMQError` it was refused with."""
+        answered: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+
+        def on_reply(result: Result) -> None:
+            if not answered.done():
+                answered.set_result(result)
+
+        self.propose(operation, on_reply, deadline, keep_on_mismatch=keep_on_mismatch)
+        result = await answered
+        if isinstance(result, Refused):
+            raise result.error
+        assert not isinstance(result, RecordsThere), "only a batch has records"
+        return result
+
+    def _answer(self, request: RequestId, result: Result) -> None:
+        waiting = self._waiting.pop(request, None)
+        if waiting is not None:
+            waiting.on_reply(result)
+
+    def _end_waiting(self, error: TritonMQError) -> None:
+        for request in list(self._waiting):
+            self._answer(request, Refused(error))
+
+    # ------------------------------------------------------------------ events in
+
+    def feed(self, event: Event) -> None:
+        """One step of the core, and what it asks for. Called while a step is being carried out, it waits its turn."""
+        if self.closed:
+            return
+        if not self._touched:
+            self._touched = True
+            self._shell.touch(self)
+        if isinstance(event, AppendAck) and self.rest.asleep and not self.replica.leading:
+            self.wake(self._shell.now_ms())  # from a leader that is one no more: see `_begin_anew`
+        asleep = self.rest.asleep
+        for told in self.rest.told(event, self._shell.now_ms()):
+            self._step(told)
+        if asleep and not self.rest.asleep:
+            self._shell.ticking.woke(self)
+
+    def wake(self, now_ms: int) -> None:
+        self._step(self.rest.wake(now_ms))
+        self._shell.ticking.woke(self)
+
+    def end_turn(self, now_ms: int) -> None:
+        """Everything that is ready now has been fed: what was gathered goes out."""
+        if self.closed:
+            return
+        self._touched = False
+        self._step(self.rest.turn_ended(now_ms))
+        if not self.rest.asleep:
+            if self.rest.settled(self, now_ms):
+                self._shell.ticking.slept(self)
+        elif not self.at_rest:  # a heartbeat, its answer or the node brought something new
+            self.wake(now_ms)
+        if self._changed:
+            self._changed = False
+            for observer in list(self.observers):
+                observer()
+
+    def tick(self, now_ms: int, now: float) -> None:
+        """Time passes: `now_ms` of the monotonic clock, `now` of the loop's."""
+        self.feed(Tick(now_ms))
+        if self._waiting and now_ms >= self._next_sweep_ms:
+            self._next_sweep_ms = now_ms + _SWEEP_MS
+            for request in [request for request, waiting in self._waiting.items() if waiting.deadline <= now]:
+                error = OutcomeUnknown(f"{self.name} did not commit this in time: ask again with the same UUID")
+                self._answer(request, Refused(error))
+
+    def _step(self, event: Event) -> None:
+        self._inbox.append(event)
+        if self._stepping:
+            return
+        self._stepping = True
+        try:
+            while self._inbox:
+                event = self._inbox.popleft()
+                for effect in self.replica.step(event):
+                    self._carry_out(effect)
+        except Exception as error:  # a broken invariant: a broker that stops is safer than one that goes on
+            log.exception("%s: a step failed on %s", self.name, type(event).__name__)
+            self._shell.fail(error)
+        finally:
+            self._stepping = False
+
+    # -- the journal's listener
+
+    def flushed(self, index: int, leader_epoch: int) -> None:
+        self.feed(Flushed(index, leader_epoch))
+
+    def refused(self, first_index: int, reason: str) -> None:
+        log.warning("%s: the disk took nothing from entry %d on: %s", self.name, first_index, reason)
+        self.feed(DiskRefused(first_index, reason))
+
+    def replaced(self, log_id: str, reason: str) -> None:
+        log.warning("%s: the log is another now, %s: %s", self.name, log_id, reason)
+        self.feed(LogReplaced(log_id, reason))
+
+    # ------------------------------------------------------------------ effects out
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case WriteEntries(entries, bodies):
+                self.journal.append([self._frame(entry, body) for entry, body in zip(entries, bodies, strict=True)])
+            case Reply(request, result):
+                self._answer(request, result)
+            case Published() | Trimmed() | OffsetsSkipped():
+                self._index(effect)
+            case Send() | ReadNode() | WriteNode():
+                self._go_out(effect)
+            case Truncate(last_index):
+                self.journal.truncate(last_index)
+            case RoleChanged(leading=leading):
+                self._changed = True
+                self._led = leading
+                self._shell.role_changed(self)
+            case DecisionCommitted(decision):
+                assert isinstance(decision, Decide)
+                self._shell.decision_committed(self, decision)
+            case Reopen() | Install() | StartOver() | RecoveryAdopted():
+                self._begin_anew(effect)
+            case HandedOver(successor):
+                if self._handed_over is not None and not self._handed_over.done():
+                    self._handed_over.set_result(successor)
+            case Audit(text, alarm):
+                log.log(logging.WARNING if alarm else logging.INFO, "%s", text)
+            case _:
+                assert_never(effect)
+
+    def _index(self, effect: Published | Trimmed | OffsetsSkipped) -> None:
+        """What readers see has changed."""
+        self._changed = True
+        match effect:
+            case Published():
+                self.index.append(effect)
+            case Trimmed(log_start_offset):
+                self.index.trim(log_start_offset)
+                self.shorten_due = True
+            case OffsetsSkipped(first, next_offset):
+                self.index.skip(first, next_offset)
+
+    def _begin_anew(self, effect: Reopen | Install | StartOver | RecoveryAdopted) -> None:
+        """The log is another from here on, or goes on as another."""
+        match effect:
+            case Reopen(reason):
+                if self._led:  # its followers may be at rest, and would wait for a heartbeat
+                    me, epoch = self.replica.identity, self.replica.leader_epoch
+                    for broker in self.replica.replicas:
+                        if broker != me.broker:
+                            self.peers.send(broker, AppendAck(me.broker, me.incarnation, me.log_id, epoch, 0, 0, 0))
+                self._shell.reopen(self, reason)
+            case Install(snapshot, recovery):
+                self._shell.install(self, snapshot, recovery)
+            case StartOver(recovery):
+                self._shell.start_over(self, recovery)
+            case RecoveryAdopted(recovery):
+                self._shell.spawn(self.journal.adopt(recovery), f"remember that {self.name} was recovered")
+
+    def _go_out(self, effect: Send | ReadNode | WriteNode) -> None:
+        """To other brokers, to the coordination service."""
+        match effect:
+            case Send(to, message):
+                self.peers.send(to, message)
+            case ReadNode():
+                if not self._reading_node:
+                    self._reading_node = True
+                    self._shell.spawn(self._read_node(), f"read the node of {self.name}")
+            case WriteNode():
+                self._shell.write_node(self._write_node(effect), f"write the node of {self.name}")
+
+    def _frame(self, entry: Entry, body: object) -> Frame:
+        """As it came from a leader, or made of what came from a client, if it has a payload."""
+        if isinstance(body, Frame):
+            return body
+        return encode(self._place, entry, (cast(Buffer, body),) if entry.payload_bytes else ())
+
+    async def _read_node(self) -> None:
+        try:
+            found = await self._shell.coordination.read_state(self.topic.spec.topic_id, self.number)
+        except CoordinationUnavailable as error:  # the core asks again
+            log.debug("%s: the node cannot be read: %s", self.name, error)
+            return
+        finally:
+            self._reading_node = False
+        version, state = found if found is not None else (-1, None)
+        self.feed(NodeRead(version, state))
+
+    async def _write_node(self, effect: WriteNode) -> None:
+        state = effect.state
+        outcome, version = await self._shell.coordination.write_state(
+            self.topic.spec.topic_id, self.number, effect.expected_version, state
+        )
+        self.feed(CasAnswer(state.token, outcome, version))
+
+    # ------------------------------------------------------------------ what changes while it is open
+
+    def topic_changed(self, topic: Topic) -> None:
+        """The topic's settings, or the brokers that this partition is assigned to, are others now."""
+        before, self.topic = self.topic, topic
+        now = ReplicasChanged(topic.spec.assignment[self.number], topic.settings.min_insync_replicas)
+        if now != ReplicasChanged(before.spec.assignment[self.number], before.settings.min_insync_replicas):
+            self.feed(now)
+
+    def transfer(self, to: int, deadline_ms: int) -> None:
+        """Let broker `to` lead as soon as it has everything; this one leads on if that cannot be by the deadline (monotonic)."""
+        self.feed(TransferLeadership(to, deadline_ms))
+
+    async def shorten(self) -> None:
+        """Drop the entries that nothing needs any more, as far as whole segments go (rule 13)."""
+        if self.closed:
+            return
+        staged = self.replica.machine.oldest_staged_index()
+        readable = self.index.oldest_index(self.index.log_start_offset)
+        needed = self.replica.applied_index + 1
+        needed = self.could_begin = needed if readable is None else min(needed, readable)
+        first_index = needed if staged is None else min(needed, staged)
+        self.shorten_due = first_index == staged  # more may go once that batch is decided
+        begins = self.journal.first_index
+        try:
+            if first_index > begins and self._followed():
+                self.shorten_due = True
+            elif first_index > begins:
+                self._shortened_ms = self._shell.now_ms()
+                begins = await self.journal.shorten_to(first_index, self._settings.window)
+        except StorageFailed:  # on a full disk this is what makes room: there may be some for it later
+            asyncio.get_running_loop().call_later(SHORTEN_AGAIN_S, self._shorten_again)
+            raise
+        if not self.closed and begins > self.replica.first_index:  # perhaps by a turn before, which was not waited for
+            log.info("%s: the journal begins at entry %d now", self.name, begins)
+            self.feed(JournalBegins(begins))
+
+    def _followed(self) -> bool:
+        """Whether the journal must stay as it is for now, since somebody who lacks what went before follows from its beginning."""
+        if not self.replica.leading or self._shell.now_ms() - self._shortened_ms >= FOLLOW_S * 1000:
+            return False
+        members = self.topic.spec.assignment[self.number]
+        return any(self._shell.is_live(member) for member in members if member not in self.replica.isr)
+
+    def _shorten_again(self) -> None:
+        self.shorten_due = True
+
+    # ------------------------------------------------------------------ the end
+
+    async def hand_over(self, deadline_ms: int) -> int:
+        """Stand back from leadership, waiting for a successor to have everything. Returns the successor, 0 if there is none."""
+        self._handed_over = asyncio.get_running_loop().create_future()
+        self.feed(HandOver(deadline_ms))
+        return await self._handed_over
+
+    async def close(self, error: TritonMQError) -> None:
+        """What waits ends with `error`; the journal is flushed and closed."""
+        if self.closed:
+            return
+        self._ended = error
+        self._end_waiting(error)
+        self.closed = True
+        for observer in list(self.observers):
+            observer()
+        await self.journal.close()
+        self.index.close()

@@ -1,0 +1,212 @@
+"""One partition's messages to and from other brokers: the core's words as protobuf, with the journal's frames beside them.
+
+Nothing of other brokers reaches the core but through here. What is damaged on the way is dropped: whoever sent it sends it again.
+What no broker sends (core/replication/peer_admission.py) is dropped as well, and ends the link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeAlias, assert_never
+
+from mq_broker.broker.host.arriving import ArrivingSnapshots
+from mq_broker.core.messages import AppendAck, AppendEntries, Event, InstallSnapshot
+from mq_broker.core.replication.peer_admission import Judgement, Verdict, judge_snapshot
+from mq_broker.rpc.links import Links
+from mq_broker.storage.codec.frame import Place, decode_frame, unpinned
+from mq_broker.storage.codec.snapshot import decode_snapshot
+from mq_broker.storage.interface import Frame, Journal
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import PeerRefused, StorageFailed, TritonMQError
+
+log = logging.getLogger(__name__)
+
+Judge: TypeAlias = Callable[[AppendEntries | AppendAck | InstallSnapshot], Judgement]
+Feed: TypeAlias = Callable[[Event], None]
+Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], object]
+
+
+class PeerMessages:
+    """Owns the translation of one partition's messages. `judge` says what may reach the core as it is now; `arriving` is shared by
+    all partitions."""
+
+    def __init__(
+        self,
+        place: Place,
+        links: Links,
+        journal: Journal,
+        feed: Feed,
+        spawn: Spawn,
+        judge: Judge,
+        arriving: ArrivingSnapshots,
+        snapshot_bytes_max: Callable[[], int],
+    ) -> None:
+        self._name = str(place)
+        self._place = place
+        self._links = links
+        self._journal = journal
+        self._feed = feed
+        self._spawn = spawn
+        self._judge = judge
+        self._arriving = arriving
+        self._snapshot_bytes_max = snapshot_bytes_max
+        self._decoding = False
+
+    # -- in: each raises `PeerRefused` for what no broker sends
+
+    def _admit(self, message: AppendEntries | AppendAck | InstallSnapshot) -> None:
+        match self._judge(message):
+            case Verdict.ADMITTED, _:
+                self._feed(message)
+            case Verdict.NOT_REGISTERED, why:
+                log.debug("%s: dropped for now: %s", self._name, why)
+            case _, why:
+                raise PeerRefused(f"{self._name}: {why}", pb.PEER_NONSENSE)
+
+    def hear_entries(self, message: pb.AppendEntries, views: Sequence[memoryview]) -> None:
+        """From a leader. A frame that fails its checksum drops the message: the leader sends it again."""
+        try:
+            frames = [unpinned(decode_frame(self._place, view)) for view in views]
+        except TritonMQError as error:
+            log.warning("%s: entries from broker %d dropped: %s", self._name, message.leader, error)
+            return
+        self._admit(
+            AppendEntries(
+                message.leader,
+                message.incarnation,
+                message.leader_epoch,
+                message.prev_index,
+                message.prev_epoch,
+                message.prev_index + len(frames),
+                message.high_watermark,
+                message.sequence,
+                tuple(frame.entry for frame in frames),
+                message.successor,
+                tuple(frames),
+            )
+        )
+
+    def hear_ack(self, message: pb.AppendAck) -> None:
+        """From a follower."""
+        self._admit(
+            AppendAck(
+                message.follower,
+                message.incarnation,
+                message.log_id,
+                message.leader_epoch,
+                message.acknowledged_index,
+                message.matched_index,
+                message.sequence,
+                message.conflict,
+                message.hint_index,
+                message.hint_epoch,
+            )
+        )
+
+    def hear_snapshot(self, message: pb.SnapshotPart) -> None:
+        """From a leader, a part at a time, in order. What is incomplete is dropped: the leader sends it all again."""
+        if self._decoding:
+            return
+        parts = self._arriving.take(message, self._snapshot_bytes_max())
+        if parts:
+            self._decoding = True
+            self._spawn(self._take_snapshot(parts), f"read the snapshot of {self._name}")
+
+    async def _take_snapshot(self, parts: list[pb.SnapshotPart]) -> None:
+        """In a thread: it takes a fifth of a second for 100,000 UUIDs, and a partition may remember ten million."""
+        last = parts[-1]
+
+        def read() -> tuple[InstallSnapshot, Judgement]:
+            snapshot = decode_snapshot(self._place, b"".join(part.data for part in parts))
+            message = InstallSnapshot(last.leader, last.incarnation, last.leader_epoch, last.sequence, snapshot)
+            return message, judge_snapshot(message)
+
+        try:
+            message, (verdict, why) = await asyncio.to_thread(read)
+            if verdict is not Verdict.ADMITTED:
+                raise PeerRefused(f"{self._name}: {why}", pb.PEER_NONSENSE)
+            self._admit(message)
+        except PeerRefused as error:
+            self._links.refuse(last.leader, error)
+        except TritonMQError as error:
+            log.warning("%s: a snapshot from broker %d dropped: %s", self._name, last.leader, error)
+        finally:
+            self._decoding = False
+            self._arriving.done(parts)
+
+    # -- out
+
+    def send(self, to: int, message: AppendEntries | AppendAck | InstallSnapshot) -> None:
+        """Dropped where there is no link, or where the journal cannot be read."""
+        match message:
+            case AppendEntries():
+                self._send_entries(to, message)
+            case AppendAck():
+                self._send_ack(to, message)
+            case InstallSnapshot():
+                self._send_snapshot(to, message)
+            case _:
+                assert_never(message)
+
+    def _send_entries(self, to: int, message: AppendEntries) -> None:
+        frames: list[Frame] = []
+        if message.last_index > message.prev_index:
+            try:
+                frames = self._journal.read(message.prev_index + 1, message.last_index, 1 << 62)
+            except StorageFailed as error:
+                log.warning("%s: entries for broker %d cannot be read: %s", self._name, to, error)
+                return
+        self._links.send_entries(
+            to,
+            pb.AppendEntries(
+                topic_id=self._place.topic_id,
+                partition=self._place.partition,
+                leader_epoch=message.leader_epoch,
+                incarnation=message.incarnation,
+                leader=message.leader,
+                prev_index=message.prev_index,
+                prev_epoch=message.prev_epoch,
+                high_watermark=message.high_watermark,
+                frame_bytes=[frame.size for frame in frames],
+                sequence=message.sequence,
+                successor=message.successor,
+            ),
+            [part for frame in frames for part in frame.parts],
+        )
+
+    def _send_ack(self, to: int, message: AppendAck) -> None:
+        self._links.send_ack(
+            to,
+            pb.AppendAck(
+                topic_id=self._place.topic_id,
+                partition=self._place.partition,
+                leader_epoch=message.leader_epoch,
+                incarnation=message.incarnation,
+                follower=message.follower,
+                log_id=message.log_id,
+                acknowledged_index=message.acknowledged_index,
+                matched_index=message.matched_index,
+                conflict=message.conflict,
+                hint_index=message.hint_index,
+                hint_epoch=message.hint_epoch,
+                sequence=message.sequence,
+            ),
+        )
+
+    def _send_snapshot(self, to: int, message: InstallSnapshot) -> None:
+        data = self._journal.snapshot_data
+        log.info("%s: broker %d is sent the state before entry %d, %d bytes", self._name, to, self._journal.first_index, len(data))
+        self._links.send_snapshot(
+            to,
+            pb.SnapshotPart(
+                topic_id=self._place.topic_id,
+                partition=self._place.partition,
+                leader_epoch=message.leader_epoch,
+                incarnation=message.incarnation,
+                leader=message.leader,
+                sequence=message.sequence,
+            ),
+            data,
+        )

@@ -1,0 +1,1 @@
+"""What this broker last read of the cluster: the brokers that live and the topics."""

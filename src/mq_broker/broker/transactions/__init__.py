@@ -1,0 +1,1 @@
+"""The exactly-once sink: decisions, staged batches, aborted keys, and what becomes of them with time."""

@@ -1,0 +1,107 @@
+"""What becomes of transactions with time: an alarm for a staged batch that holds up retention, and keys that are forgotten.
+
+Age alone discards nothing that is staged: a slow commit must not lose its rows. An operator is told instead which query it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.transactions.aborting import pins
+from mq_broker.broker.transactions.requests import listed_name
+from mq_broker.core.entries import Forget, TransactionKey
+from mq_protocol.errors import TritonMQError
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 10.0
+ALARM_MS: Final = 3_600_000
+"""For how long a staged batch may hold up retention before an operator is told."""
+
+FORGET_US: Final = 3_600_000_000
+"""For how long a key that was for one decision is remembered after that was published: long past the last retry of its writer,
+which gives up within minutes."""
+
+FORGOTTEN_AT_ONCE: Final = 500
+_ATTEMPT_S: Final = 5.0
+
+Held = tuple[str, TransactionKey]
+"""A partition's name, and the key that has something staged in it which holds up retention."""
+
+
+class HeldUp:
+    """Owns since when retention of a partition has been held up by a key. Times are milliseconds of a monotonic clock."""
+
+    def __init__(self, alarm_ms: int) -> None:
+        self._alarm_ms = alarm_ms
+        self._since: dict[Held, int] = {}
+        self._told: set[Held] = set()
+
+    def look(self, held: Iterable[Held], now_ms: int) -> list[Held]:
+        """What holds it up now; returns what an operator is to be told: each once, as long as it lasts."""
+        self._since = {each: self._since.get(each, now_ms) for each in held}
+        self._told &= self._since.keys()
+        due = [each for each, since in self._since.items() if now_ms - since >= self._alarm_ms and each not in self._told]
+        self._told.update(due)
+        return due
+
+
+class Upkeep:
+    """Owns the alarm. `now_us` is the time by which keys are forgotten, microseconds since 1970."""
+
+    def __init__(self, shell: Shell, now_us: Callable[[], int]) -> None:
+        self._shell = shell
+        self._now_us = now_us
+        self._held_up = HeldUp(ALARM_MS)
+
+    async def keep(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self.alarm(self._shell.now_ms())
+            await self.forget(FORGET_US)
+
+    def alarm(self, now_ms: int) -> None:
+        """Tell who has held up retention for too long, in partitions led here."""
+        held = {
+            (partition.name, batch.key)
+            for partition in self._shell.partitions()
+            if partition.serving
+            for batch in partition.replica.machine.staged.values()
+            if pins(partition, batch)
+        }
+        for name, key in self._held_up.look(held, now_ms):
+            log.error(
+                "%s: its journal grows, because batches that query %r staged for %r have held up retention for an hour. If the"
+                " query is dead, free it with `tritonmq transaction abort %s`",
+                name,
+                key.query_id,
+                key.sink,
+                listed_name(key.query_id),
+            )
+
+    async def forget(self, after_us: int) -> None:
+        """Forget, at the coordinators led here, the keys that were for one decision which has been published for so long."""
+        before_us = self._now_us() - after_us
+        for partition in self._shell.partitions():
+            if partition.serving and partition.topic.internal:
+                await self._forget_of(partition, before_us)
+
+    async def _forget_of(self, partition: Partition, before_us: int) -> None:
+        over = [
+            key
+            for key, known in partition.replica.machine.transactions.items()
+            if known.once and known.finished and not known.aborted and known.changed_us <= before_us
+        ]
+        for first in range(0, len(over), FORGOTTEN_AT_ONCE):
+            try:
+                keys = tuple(over[first : first + FORGOTTEN_AT_ONCE])
+                await partition.ask(Forget(keys), asyncio.get_running_loop().time() + _ATTEMPT_S)
+            except TritonMQError as error:
+                log.info("%s: %d keys are not forgotten yet: %s", partition.name, len(over) - first, error)
+                return

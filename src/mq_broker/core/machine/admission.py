@@ -1,0 +1,386 @@
+"""May this operation enter the journal? Asked by the leader, of the applied state and of the tail above it (rule 12).
+
+The answer is one of three: an outcome at once (it happened before, or it must not happen), wait for an entry of the tail and ask
+again, or append it. The tail is seen through an `Overlay`: which UUIDs and which transaction keys it holds, and where.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mq_broker.core.entries import (
+    Abort,
+    Append,
+    Decide,
+    DeleteGroup,
+    Discard,
+    Entry,
+    Fence,
+    Finish,
+    Forget,
+    MoveCursor,
+    Operation,
+    Publish,
+    Stage,
+    TransactionKey,
+    Trim,
+)
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.state import TransactionState
+from mq_broker.core.messages import AreStaged, Decided, Done, Propose, RecordsThere, RecordThere, Refused, Result
+from mq_protocol.errors import (
+    FencedRun,
+    InvalidRequest,
+    OutOfOrder,
+    ReplayMismatch,
+    StagedBatchMissing,
+    StaleMicroBatch,
+    TooManyGroups,
+    TooManyTransactions,
+    TransactionAborted,
+    TritonMQError,
+)
+from mq_protocol.limits import GROUPS_PER_PARTITION_MAX
+
+TRANSACTION_KEYS_MAX = 20_000
+"""Keys that one partition of the coordinators' topic keeps: some 10 MB of names, and what eight partitions forget in an hour is 40
+atomic writes a second."""
+
+ABORTED_KEYS_MAX = 2_000
+"""So many more may be aborted that had decided nothing: a full coordinator must not keep a journal from being freed."""
+
+
+class Overlay:
+    """Owns the leader's view of the uncommitted tail: where each UUID and the last operation on each key stand."""
+
+    def __init__(self, tail: list[Entry]) -> None:
+        self._uuids: dict[bytes, int] = {}
+        self._keys: dict[TransactionKey, int] = {}
+        self._fences: dict[TransactionKey, int] = {}
+        for entry in tail:
+            self.add(entry)
+
+    def add(self, entry: Entry) -> None:
+        match entry.operation:
+            case Append() | Stage():
+                self._uuids[entry.uuid] = entry.index
+                for uuid in _record_uuids(entry.operation):
+                    self._uuids[uuid] = entry.index
+            case operation:
+                for key in _keys_of(operation):
+                    self._keys[key] = entry.index
+                if isinstance(operation, Fence):
+                    self._fences[operation.key] = entry.index
+
+    def remove(self, entry: Entry) -> None:
+        """The entry was applied: the state machine knows it now."""
+        match entry.operation:
+            case Append() | Stage():
+                for uuid in (entry.uuid, *_record_uuids(entry.operation)):
+                    if self._uuids.get(uuid) == entry.index:
+                        del self._uuids[uuid]
+            case operation:
+                for key in _keys_of(operation):
+                    for known in (self._keys, self._fences):
+                        if known.get(key) == entry.index:
+                            del known[key]
+
+    def uuid_index(self, uuid: bytes) -> int | None:
+        return self._uuids.get(uuid)
+
+    def key_index(self, key: TransactionKey) -> int | None:
+        return self._keys.get(key)
+
+    def fence_index(self, key: TransactionKey) -> int | None:
+        return self._fences.get(key)
+
+    @property
+    def key_count(self) -> int:
+        """Keys that something in the tail is about: at least as many as it will add to those known."""
+        return len(self._keys)
+
+
+def _record_uuids(operation: Operation) -> list[bytes]:
+    return operation.uuids() if isinstance(operation, Append) else []
+
+
+def _keys_of(operation: Operation) -> tuple[TransactionKey, ...]:
+    match operation:
+        case Publish(key=key) | Discard(key=key) | Decide(key=key) | Finish(key=key) | Abort(key=key) | Fence(key=key):
+            return (key,)
+        case Forget(keys=keys):
+            return keys
+        case _:
+            return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Nothing is written: this is the result. `of_absence`: it rests on something not being here, and so on this leader's still
+    leading; one deposed unawares lacks what others have committed since."""
+
+    result: Result
+    of_absence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFor:
+    """Ask again once the entry at `index` is committed."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admit:
+    """Write it; `operation` may be narrower than what was asked."""
+
+    operation: Operation
+
+
+Verdict: TypeAlias = Answer | WaitFor | Admit
+
+
+def _refuse(error: TritonMQError, *, of_absence: bool = False) -> Answer:
+    return Answer(Refused(error), of_absence)
+
+
+def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_index: int) -> Verdict:
+    """The verdict on one request. Pure: changes nothing. `first_index`: where the journal begins."""
+    match propose.operation:
+        case Append() | Stage() as batch:
+            return _judge_batch(propose, batch, machine, overlay)
+        case Publish() as publish:
+            return _judge_publish(publish, machine, overlay, first_index)
+        case Discard() as discard:
+            return _judge_discard(discard, machine, overlay)
+        case MoveCursor() as move:
+            if not 0 <= move.offset <= machine.next_offset:
+                return _refuse(
+                    InvalidRequest(
+                        f"group {move.group!r} cannot move to offset {move.offset}: the log ends at {machine.next_offset}"
+                    ),
+                    of_absence=True,
+                )
+            if machine.has_passed(move):
+                return Answer(Done(0, duplicate=True))
+            error = too_many_groups(move.group, machine)
+            return Admit(move) if error is None else _refuse(error, of_absence=True)
+        case DeleteGroup() as delete:
+            return Admit(delete)  # also where it has no cursor: one may be on its way in the tail
+        case Trim(log_start_offset=start) as trim:
+            if start <= machine.log_start_offset:
+                return Answer(Done(0, duplicate=True))
+            if start > machine.next_offset:
+                return _refuse(
+                    InvalidRequest(f"records below {start} cannot be dropped: the log ends at {machine.next_offset}"),
+                    of_absence=True,
+                )
+            return Admit(trim)
+        case AreStaged(key, batch_id, uuids):
+            verdict = _judge_publish(Publish(key, batch_id, uuids), machine, overlay, first_index)
+            return Answer(Done(0)) if isinstance(verdict, Admit) else verdict
+        case _:
+            return _judge_for_coordinator(propose.operation, propose.keep_on_mismatch, machine, overlay)
+
+
+def too_many_groups(group: str, machine: PartitionMachine) -> TooManyGroups | None:
+    """Why a group that has no cursor here cannot have one; None if it can, or has one. The tail does not count: it has few."""
+    if group in machine.cursors or len(machine.cursors) < GROUPS_PER_PARTITION_MAX:
+        return None
+    return TooManyGroups(
+        f"the partition keeps the cursors of {len(machine.cursors)} groups, as many as it takes, and group {group} is not among "
+        "them: use one of those, or delete groups that nobody uses any more (Admin.delete_group)"
+    )
+
+
+def _judge_for_coordinator(operation: Operation, keep_on_mismatch: bool, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    match operation:
+        case Decide() as decide:
+            return _judge_decide(decide, keep_on_mismatch, machine, overlay)
+        case Finish() as finish:
+            return _judge_finish(finish, machine, overlay)
+        case Abort() as abort:
+            return _judge_abort(abort, machine, overlay)
+        case Fence() as fence:
+            return _judge_fence(fence, machine, overlay)
+        case Forget(keys=keys):
+            known = machine.transactions
+            keys = tuple(
+                key for key in keys if overlay.key_index(key) is None and key in known and known[key].once and _is_over(known[key])
+            )
+            return Admit(Forget(keys)) if keys else Answer(Done(0, duplicate=True))
+        case _:
+            return _refuse(InvalidRequest("an epoch start is written by a new leader alone"))
+
+
+def _judge_batch(propose: Propose, operation: Append | Stage, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    placed = machine.uuids.get(propose.uuid)
+    if placed is not None:
+        return Answer(Done(placed.index, placed.base_offset, placed.timestamp_us, duplicate=True))
+    staged = machine.staged.get(propose.uuid)
+    if staged is not None:  # for as long as it is staged, though the window may have forgotten it
+        return Answer(Done(staged.index, -1, staged.timestamp_us, duplicate=True))
+    index = overlay.uuid_index(propose.uuid)
+    if index is not None:
+        return WaitFor(index)
+    if isinstance(operation, Append) and operation.record_uuids:
+        verdict = _judge_records(operation.uuids(), machine, overlay)
+        if verdict is not None:
+            return verdict
+    if isinstance(operation, Stage):
+        key = operation.key
+        if key in machine.fenced:
+            return _refuse(_aborted(key))
+        fence = overlay.fence_index(key)
+        if fence is not None:
+            return WaitFor(fence)
+    after = propose.after
+    if after and after not in machine.uuids and overlay.uuid_index(after) is None:
+        return _refuse(
+            OutOfOrder(f"batch {propose.uuid.hex()} must follow batch {after.hex()}, which is not here: send that one first")
+        )
+    return Admit(operation)
+
+
+def _judge_records(uuids: list[bytes], machine: PartitionMachine, overlay: Overlay) -> Verdict | None:
+    """None if no record of the batch is in the log, by its own UUID, or on its way there."""
+    if len(set(uuids)) != len(uuids):
+        return _refuse(InvalidRequest("two records of one batch have the same UUID: send the second one in a later batch"))
+    known = [(position, machine.uuids.get(uuid)) for position, uuid in enumerate(uuids)]
+    there = [RecordThere(position, placed.base_offset, placed.timestamp_us) for position, placed in known if placed is not None]
+    if there:
+        return Answer(RecordsThere(tuple(there)))
+    # The first of them: by the time the last is committed, the window may have forgotten it.
+    index = min(filter(None, map(overlay.uuid_index, uuids)), default=None)
+    return None if index is None else WaitFor(index)
+
+
+def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay, first_index: int) -> Verdict:
+    if publish.batch_id <= machine.published.get(publish.key, -1):
+        return Answer(Done(0, machine.next_offset, duplicate=True))
+    pending = overlay.key_index(publish.key)
+    if pending is not None:
+        return WaitFor(pending)
+    wait = 0
+    for uuid in publish.uuids:
+        batch = machine.staged.get(uuid)
+        if batch is not None and batch.index >= first_index and (batch.key, batch.batch_id) == (publish.key, publish.batch_id):
+            continue
+        # Staged, and its payload gone: it was published and trimmed by entries that a recovery lost (rule 15, trap 32).
+        index = overlay.uuid_index(uuid)
+        if index is None and publish.key in machine.fenced:
+            return _refuse(_aborted(publish.key))
+        if index is None:
+            return _refuse(
+                StagedBatchMissing(
+                    f"staged batch {uuid.hex()} of query {publish.key.query_id!r} micro-batch {publish.batch_id} is not in this "
+                    "partition: it was discarded, or the manifest was not made by this query's tasks for this micro-batch"
+                ),
+                of_absence=True,
+            )
+        wait = max(wait, index)
+    return WaitFor(wait) if wait else Admit(publish)
+
+
+def _judge_discard(discard: Discard, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    pending = overlay.key_index(discard.key)
+    if pending is not None:
+        return WaitFor(pending)
+    uuids = tuple(u for u in discard.uuids if u in machine.staged and machine.staged[u].key == discard.key)
+    if not uuids:
+        return Answer(Done(0, duplicate=True))
+    return Admit(Discard(discard.key, uuids))
+
+
+def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    pending = overlay.key_index(decide.key)
+    if pending is not None:
+        return WaitFor(pending)
+    known = machine.transactions.get(decide.key)
+    if known is None:
+        full = len(machine.transactions) + overlay.key_count >= TRANSACTION_KEYS_MAX
+        return _refuse(_too_many(machine)) if full else Admit(decide)
+    if decide.run_id in known.superseded:
+        return _refuse(
+            FencedRun(
+                f"run {decide.run_id!r} of query {decide.key.query_id!r} was replaced by run {known.run_id!r}: "
+                "two drivers share one checkpoint; stop the older one"
+            )
+        )
+    if decide.batch_id > known.batch_id:
+        if known.aborted:
+            return _refuse(_aborted(decide.key))
+        if not known.finished:
+            return _refuse(
+                OutOfOrder(f"micro-batch {known.batch_id} of query {decide.key.query_id!r} is still being published: ask again")
+            )
+        return Admit(decide)
+    if decide.batch_id < known.batch_id:
+        return _refuse(_stale(decide, known))
+    if decide.row_count != known.row_count and not keep_on_mismatch:
+        return _refuse(
+            ReplayMismatch(
+                f"micro-batch {decide.batch_id} of query {decide.key.query_id!r} was decided with {known.row_count} rows and comes "
+                f"again with {decide.row_count}: its input changed between two runs (a nondeterministic source, or Spark's "
+                "offset log was lost). Set onReplayMismatch=keep to keep what was decided, or use a new checkpoint"
+            )
+        )
+    if decide.run_id != known.run_id and not known.aborted:
+        return Admit(Decide(decide.key, decide.batch_id, decide.run_id, known.row_count, ()))
+    return Answer(Decided(known.row_count, already=True, finished=known.finished))
+
+
+def _stale(decide: Decide, known: TransactionState) -> StaleMicroBatch:
+    return StaleMicroBatch(
+        f"micro-batch {decide.batch_id} of query {decide.key.query_id!r} is below the last decided one, {known.batch_id}: the "
+        "checkpoint went back. Start the query with a new checkpoint directory, or restore the one that it had"
+    )
+
+
+def _judge_finish(finish: Finish, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    pending = overlay.key_index(finish.key)
+    if pending is not None:
+        return WaitFor(pending)
+    known = machine.transactions.get(finish.key)
+    if known is None or known.batch_id != finish.batch_id or known.finished:
+        return Answer(Done(0, duplicate=True))
+    return Admit(finish)
+
+
+def _judge_abort(abort: Abort, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    """Always possible, whatever is decided and not yet published: that is still published, and nothing after it is decided."""
+    pending = overlay.key_index(abort.key)
+    if pending is not None:
+        return WaitFor(pending)
+    known = machine.transactions.get(abort.key)
+    if known is None and len(machine.transactions) + overlay.key_count >= TRANSACTION_KEYS_MAX + ABORTED_KEYS_MAX:
+        return _refuse(_too_many(machine))
+    return Answer(Done(0, duplicate=True)) if known is not None and known.aborted else Admit(abort)
+
+
+def _judge_fence(fence: Fence, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    pending = overlay.key_index(fence.key)
+    if pending is not None:
+        return WaitFor(pending)
+    over = fence.key in machine.fenced and not machine.undecided(fence)
+    return Answer(Done(0, duplicate=True)) if over else Admit(fence)
+
+
+def _is_over(known: TransactionState) -> bool:
+    """Nothing of it need be known any more, but that it was."""
+    return known.finished and not known.aborted
+
+
+def _aborted(key: TransactionKey) -> TransactionAborted:
+    return TransactionAborted(
+        f"query {key.query_id!r} was aborted by an administrator (tritonmq transaction abort), and nothing is written under its "
+        "key any more: start it with a new checkpoint directory; a batch write, with another txnAppId"
+    )
+
+
+def _too_many(machine: PartitionMachine) -> TooManyTransactions:
+    return TooManyTransactions(
+        f"this transaction coordinator keeps {len(machine.transactions)} keys and takes no more: use one txnAppId for an "
+        "application, not one for each write; keys of writes without one are forgotten an hour after they are published"
+    )

@@ -1,0 +1,83 @@
+"""The values that a partition's applied state is made of, and that state as one value: a `Snapshot`.
+
+A snapshot stands for every entry up to an index: a journal that begins after that index begins with one, and so does a replica that
+is too far behind to be sent entries (rule 13). It holds no payloads: those that it may still give offsets to are in the journal
+that follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mq_broker.core.entries import StagedBatches, TransactionKey
+from mq_broker.core.machine.window import NO_UUIDS, SeenUuids
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBatch:
+    uuid: bytes
+    key: TransactionKey
+    batch_id: int
+    run_id: str
+    row_count: int
+    index: int
+    timestamp_us: int
+    payload_bytes: int
+    decoded_bytes: int
+
+
+EPHEMERAL = "ephemeral"
+"""Kind of the cursors of a group that ends some time after its last member."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A group's next offset. `moved_us`: when it was last moved, leader's wall clock."""
+
+    offset: int
+    kind: str
+    moved_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionState:
+    """The last decided micro-batch of a key, -1 if there is none. `manifest` is emptied once everything is published (`finished`).
+
+    `once`: the key is for this one decision. `aborted`: no other will be made. `changed_us`: when any of this changed last, by the
+    leader's wall clock.
+    """
+
+    batch_id: int
+    run_id: str
+    row_count: int
+    manifest: tuple[StagedBatches, ...]
+    finished: bool
+    superseded: tuple[str, ...]
+    once: bool = False
+    aborted: bool = False
+    changed_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MachineState:
+    """Everything that `PartitionMachine` knows, in the order in which it knows it (the oldest UUIDs are forgotten first). `fenced`:
+    keys under which nothing is staged here any more."""
+
+    next_offset: int = 0
+    log_start_offset: int = 0
+    uuids: SeenUuids = NO_UUIDS
+    staged: tuple[StagedBatch, ...] = ()
+    published: tuple[tuple[TransactionKey, int], ...] = ()
+    cursors: tuple[tuple[str, Cursor], ...] = ()
+    transactions: tuple[tuple[TransactionKey, TransactionState], ...] = ()
+    fenced: tuple[TransactionKey, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The state after applying entry `last_index`, which was of `last_epoch`; `timestamp_us` is the highest of any entry so far."""
+
+    last_index: int
+    last_epoch: int
+    timestamp_us: int
+    state: MachineState

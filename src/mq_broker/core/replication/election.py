@@ -1,0 +1,189 @@
+"""Who may lead, and how a leaderless partition is claimed (rules 6 and 7). Used while not leading.
+
+A claim is one compare-and-set on the state node. Its answer may be lost; then only a higher version seen, or a later success on the
+same version, settles it. Nobody resumes an epoch: named but not leading means claim anew, or write leader = none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mq_broker.core.messages import CasAnswer, CasOutcome, NodeState
+from mq_broker.core.replication.replica_state import Node, Shared, with_member, without
+from mq_protocol.limits import next_life
+
+
+class Election:
+    """Owns the claim in flight and when the next may be made."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._in_flight: NodeState | None = None
+        self._unsettled: dict[str, NodeState] = {}
+        self._claim_at_ms: int | None = None
+        self._retry_at_ms = 0
+        self.stand_back_until_ms = 0
+        self._preferred_until_ms = 0
+
+    @property
+    def at_rest(self) -> bool:
+        """The node was read and gives no reason to claim, and no claim is under way."""
+        node = self._shared.node
+        if node is None or self._in_flight is not None or self._unsettled or self.preferred:
+            return False
+        return node.state.leader_epoch < self._shared.epoch or not self._leaderless(node.state)
+
+    # -- may I?
+
+    def _leaderless(self, state: NodeState) -> bool:
+        return state.leader is None or not self._shared.is_registered(state.leader) or state.leader == self._shared.my_name
+
+    def _next_state(self, state: NodeState) -> NodeState | None:
+        """The node after my claim; None if this replica may not lead."""
+        shared = self._shared
+        me, settings = shared.me, shared.settings
+        recovery, floor = state.recovery, state.offset_floor
+        if shared.my_member in state.isr:
+            isr = state.isr
+        elif (me.broker, "") in state.isr:
+            # Named since the topic was made and never by a log id: no log can stand for that name, so nothing was ever committed.
+            isr = with_member(state.isr, me.broker, me.log_id)
+        elif settings.begins_empty and settings.replicas == (me.broker,) and all(broker == me.broker for broker, _ in state.isr):
+            isr = (shared.my_member,)  # memory, one replica: a restart empties it, as the documentation says
+            recovery, floor = recovery + 1, next_life(floor)
+        else:
+            return None
+        former = state.leader
+        if former is not None and former.broker != me.broker:
+            smaller = without(isr, former.broker)
+            if len(smaller) >= settings.min_insync_replicas:
+                isr = smaller
+        return replace(
+            state,
+            leader=shared.my_name,
+            leader_epoch=state.leader_epoch + 1,
+            isr=isr,
+            recovery=recovery,
+            token=shared.next_token(),
+            offset_floor=floor,
+        )
+
+    def _rank(self, state: NodeState) -> int:
+        """How many registered members of the ISR come before this replica: each waits for those before it. One that is named and no
+        replica any more comes last: its log is whole, and may be the only one that is (trap 19)."""
+        shared = self._shared
+        members = {broker for broker, _ in state.isr}
+        rank = 0
+        for broker in shared.settings.replicas:
+            if broker == shared.me.broker:
+                break
+            if broker in members and broker in shared.live:
+                rank += 1
+        return rank
+
+    # -- time
+
+    def tick(self) -> None:
+        """Claim if the partition has no leader, this replica may lead, and those ranked before it have had their time."""
+        shared = self._shared
+        node = shared.node
+        if node is None or self._in_flight is not None or not shared.registered or shared.now_ms < self._retry_at_ms:
+            return
+        if node.state.leader_epoch < shared.epoch or shared.reading:
+            return  # what is known of the node is old: a claim on it could only be refused
+        if not self._leaderless(node.state):
+            self._claim_at_ms = None
+            return
+        if node.state.leader == shared.my_name and shared.now_ms < self.stand_back_until_ms:
+            self._propose(node, self._nobody(node.state))
+            return
+        if self._claim_at_ms is None:
+            rank = 0 if self.preferred or node.state.leader == shared.my_name else self._rank(node.state)
+            self._claim_at_ms = max(shared.now_ms + rank * shared.settings.claim_delay_ms, self.stand_back_until_ms)
+        if shared.now_ms < self._claim_at_ms:
+            return
+        proposal = self._next_state(node.state)
+        if proposal is None:
+            if node.state.leader != shared.my_name:
+                return
+            proposal = self._nobody(node.state)  # named, but its log is another now: let others lead (trap 27)
+        self._propose(node, proposal)
+
+    def _nobody(self, state: NodeState) -> NodeState:
+        return replace(state, leader=None, token=self._shared.next_token())
+
+    def _propose(self, node: Node, proposal: NodeState) -> None:
+        what = f"claim epoch {proposal.leader_epoch}" if proposal.leader else "let others lead"
+        self._shared.audit(f"{what} on version {node.version}: {self._why(node.state)}")
+        self._in_flight = proposal
+        self._shared.write_node(node.version, proposal)
+
+    def _why(self, state: NodeState) -> str:
+        if state.leader is None:
+            return "nobody leads"
+        if state.leader == self._shared.my_name:
+            return "named, but not leading"
+        return f"broker {state.leader.broker} (incarnation {state.leader.incarnation}) is gone"
+
+    def stand_back(self, ms: int) -> None:
+        """Claim nothing for so long. The leader that it was has written that nobody leads: read that before writing it again."""
+        shared = self._shared
+        self.stand_back_until_ms = shared.now_ms + ms
+        self._retry_at_ms = shared.now_ms + shared.settings.claim_delay_ms
+        shared.reading_since_ms = None
+        shared.read_node()
+
+    def prefer(self, chosen: bool) -> None:
+        """A leader that stands back wants this one to claim next, or another."""
+        self._preferred_until_ms = self._shared.now_ms + self._shared.settings.silence_ms if chosen else 0
+
+    @property
+    def preferred(self) -> bool:
+        return self._shared.now_ms < self._preferred_until_ms
+
+    # -- answers
+
+    def answered(self, answer: CasAnswer) -> NodeState | None:
+        """Take in the answer of a claim. Returns the state to take up, if it made this replica the leader."""
+        shared = self._shared
+        claim = self._in_flight
+        if claim is None or claim.token != answer.token:
+            return None
+        self._in_flight = None
+        self._claim_at_ms = None
+        if answer.outcome is CasOutcome.DONE:
+            self._unsettled.clear()
+            if shared.node is None or answer.version >= shared.node.version:
+                shared.node = Node(answer.version, claim)
+                shared.epoch = max(shared.epoch, claim.leader_epoch)
+                return self._take_up(claim)
+            return None
+        if answer.outcome is CasOutcome.UNKNOWN:
+            self._unsettled[claim.token] = claim
+        self._retry_at_ms = shared.now_ms + shared.settings.claim_delay_ms
+        shared.reading_since_ms = None
+        shared.read_node()
+        return None
+
+    def node_changed(self) -> NodeState | None:
+        """The node was read at a higher version: a lost claim may have happened. Returns the state to take up, if so."""
+        shared = self._shared
+        assert shared.node is not None
+        self._claim_at_ms = None
+        self._retry_at_ms = 0
+        mine = self._unsettled.get(shared.node.state.token)
+        self._unsettled.clear()
+        if mine is not None and mine == shared.node.state and self._in_flight is None:
+            return self._take_up(mine)
+        return None
+
+    def _take_up(self, state: NodeState) -> NodeState | None:
+        """Only if this life is named and its present log still is (trap 26), and nothing newer was seen meanwhile."""
+        shared = self._shared
+        if state.leader != shared.my_name or shared.my_member not in state.isr or not shared.registered:
+            return None
+        return state if state.leader_epoch == shared.epoch else None
+
+    def reconsider(self) -> None:
+        """Who lives has changed: delays are counted anew."""
+        self._claim_at_ms = None

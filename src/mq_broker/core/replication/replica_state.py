@@ -1,0 +1,153 @@
+"""What a replica knows whatever its role: its log, its applied state, the state node, who lives; and the outbox of effects.
+
+Roles (leader.py, follower.py) are given this and hold only what is their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mq_broker.core.entries import Entry
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.messages import (
+    Audit,
+    Effect,
+    Identity,
+    LeaderName,
+    NodeState,
+    ReadNode,
+    RecoveredLog,
+    ReplicaSettings,
+    WriteNode,
+)
+from mq_broker.core.replication.log import Log
+
+_READ_WAIT_MS = 100
+_READ_WAIT_MAX_MS = 5_000
+"""Between two readings of a node that is below the epoch seen: what an operator may have to wait until a repair is noticed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """The state node as last read or written, with its version."""
+
+    version: int
+    state: NodeState
+
+
+class Shared:
+    """Owns everything of one replica that outlives a role.
+
+    `epoch` is the highest leader epoch seen, from the node or from a leader's message; it never falls. `high_watermark` is the last
+    index known to be committed (after a restart where the journal begins, 0 if that is whole: rule 2). `recovery` is the highest
+    that this log was found to go on under (rule 15).
+    """
+
+    def __init__(self, topic: str, partition: int, me: Identity, settings: ReplicaSettings, log: RecoveredLog, now_ms: int) -> None:
+        self.name = f"{topic}-{partition}"
+        self.me = me
+        self.settings = settings
+        self.log = Log(log.entries, log.snapshot)
+        self.machine = PartitionMachine(settings.window, log.snapshot.state if log.snapshot is not None else None)
+        self.recovery = me.recovery
+        self.now_ms = now_ms
+        self.epoch = self.log.last_epoch
+        self.high_watermark = self.log.base_index
+        self.node: Node | None = None
+        self.live: dict[int, int] = {}
+        self.incarnations: dict[int, int] = {}
+        self.effects: list[Effect] = []
+        self.reading_since_ms: int | None = None
+        self.next_read_ms = now_ms
+        self._read_wait_ms = self._read_from_ms = 0
+        self._tokens = 0
+
+    # -- effects
+
+    def emit(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def audit(self, text: str, *, alarm: bool = False) -> None:
+        self.effects.append(Audit(f"{self.name}: {text}", alarm))
+
+    def read_node(self) -> None:
+        """Ask for the node unless an answer is on its way. A read that never answers is asked again after `silence_ms`."""
+        if self.reading or self.now_ms < self._read_from_ms:
+            return
+        self.reading_since_ms = self.now_ms
+        self.next_read_ms = self.now_ms + self.settings.read_node_ms
+        self.emit(ReadNode())
+
+    def read_more_seldom(self) -> None:
+        """What was read is of no use, nor will it be soon: wait before the next reading, each time longer."""
+        self._read_wait_ms = min(max(2 * self._read_wait_ms, _READ_WAIT_MS), _READ_WAIT_MAX_MS)
+        self._read_from_ms = self.next_read_ms = self.now_ms + self._read_wait_ms
+
+    def read_at_will(self) -> None:
+        """What was read is of use: no reading waits."""
+        self._read_wait_ms = self._read_from_ms = 0
+
+    @property
+    def reading(self) -> bool:
+        return self.reading_since_ms is not None and self.now_ms - self.reading_since_ms < self.settings.silence_ms
+
+    def next_token(self) -> str:
+        """A name for one write, unique over all lives of all brokers."""
+        self._tokens += 1
+        return f"{self.me.broker}.{self.me.incarnation}.{self._tokens}"
+
+    def write_node(self, expected_version: int, state: NodeState) -> None:
+        self.emit(WriteNode(expected_version, state))
+
+    # -- who is who
+
+    @property
+    def my_name(self) -> LeaderName:
+        return LeaderName(self.me.broker, self.me.incarnation)
+
+    @property
+    def my_member(self) -> tuple[int, str]:
+        return (self.me.broker, self.me.log_id)
+
+    @property
+    def assigned(self) -> bool:
+        """This broker is one of the partition's replicas. One that is not any more leads only until one that is can (trap 19)."""
+        return self.me.broker in self.settings.replicas
+
+    @property
+    def registered(self) -> bool:
+        return self.live.get(self.me.broker) == self.me.incarnation
+
+    def is_registered(self, name: LeaderName) -> bool:
+        return self.live.get(name.broker) == name.incarnation
+
+    def sender_is_current(self, broker: int, incarnation: int) -> bool:
+        """Refuse any life of a broker older than one seen (rule 1)."""
+        seen = self.incarnations.get(broker, 0)
+        if incarnation < seen:
+            return False
+        self.incarnations[broker] = incarnation
+        return True
+
+    # -- the high watermark
+
+    def commit_to(self, index: int) -> list[tuple[Entry, int]]:
+        """Move the high watermark and apply up to it. Returns each applied entry with the next offset before it."""
+        assert index <= self.log.last_index, f"{self.name}: commit {index} past the end {self.log.last_index}"
+        applied: list[tuple[Entry, int]] = []
+        self.high_watermark = max(self.high_watermark, index)
+        while self.log.applied < self.high_watermark:
+            entry = self.log.take_applied()
+            before = self.machine.next_offset
+            self.effects.extend(self.machine.apply(entry))
+            applied.append((entry, before))
+        return applied
+
+
+def without(isr: tuple[tuple[int, str], ...], broker: int) -> tuple[tuple[int, str], ...]:
+    return tuple(member for member in isr if member[0] != broker)
+
+
+def with_member(isr: tuple[tuple[int, str], ...], broker: int, log_id: str) -> tuple[tuple[int, str], ...]:
+    """The set with that broker named by that log id alone, sorted by broker."""
+    return tuple(sorted((*without(isr, broker), (broker, log_id))))

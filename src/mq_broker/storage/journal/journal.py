@@ -1,0 +1,417 @@
+"""A partition's journal on disk: the event loop's side of it. How one is opened is in opening.py.
+
+The loop owns the truth about which entries there are; the files follow, through orders to the writer thread (segments.py holds
+the files, writer.py the thread). An entry can be read from the moment it is appended: from memory until it is written and for as
+long as it fits the cache, from the files after that. In memory an entry that is not cached costs eight bytes: where it ends.
+
+Orders and their outcomes cross on the way, so orders carry a generation, counted up by every truncation: an outcome of an older
+generation says nothing about entries that were cut since (trap 24).
+
+A journal is shortened by a thread of its own (shortening.py), which has the segments before the new start to itself: they are
+written and followed by another before it begins, and from then on no truncation reaches below the new start. Memory follows once
+the snapshot is durable, and before a file is removed, so that nobody reads what is going.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from typing import Any, Final
+
+from mq_broker.core.machine.window import WindowBounds
+from mq_broker.storage.codec.frame import Place, decode_frame, unpinned
+from mq_broker.storage.interface import Frame, JournalListener, not_kept
+from mq_broker.storage.journal.recovery import LogDamaged, Recovered
+from mq_broker.storage.journal.segments import Adopt, Append, Close, LogFiles, Outcome, Renew, Truncate, segment_path
+from mq_broker.storage.journal.shortening import drop_segments, entries_of, store_snapshot, summarize
+from mq_broker.storage.journal.writer import Writer
+from mq_protocol.errors import CorruptBatch, StorageFailed
+from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
+
+CLOSE_DEADLINE_S: Final = 30.0
+ADOPT_DEADLINE_S: Final = 30.0
+
+_FRAME_OVERHEAD_BYTES: Final = 512  # what a cached frame costs beside its bytes: an Entry, a tuple, its numbers
+
+_logger = logging.getLogger(__name__)
+
+
+class DiskJournal:
+    """One partition's entries. See `interface.Journal` for what each method promises.
+
+    Owns the index of positions, the cache of recent frames and one descriptor to read with. Invariants:
+    - `_base` is the last entry that the snapshot stands for, 0 without one; the others are `_base + 1 .. last_index`;
+    - `_ends[i]` is where entry `_base + i` ends, counted over all segments there ever were; `_segments` are (first index, where it
+      begins), ascending;
+    - no truncation goes below `_floor - 1`, and none removes the segment that begins at `_floor`: all before is being dropped;
+    - `_recent` holds the entries from `_recent_first` to the last one, and at least all above `_written`;
+    - `_reported <= _written <= last_index`.
+    """
+
+    def __init__(
+        self,
+        files: LogFiles,
+        place: Place,
+        recovered: Recovered,
+        listener: JournalListener,
+        writer: Writer,
+        *,
+        segment_bytes_max: int = SEGMENT_BYTES_MAX,
+        cache_bytes_max: int = JOURNAL_CACHE_BYTES_MAX,
+        at_work: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
+        self.log_id = files.identity.log_id
+        self._files = files
+        self._place = place
+        self._listener = listener
+        self._writer = writer
+        self._segment_bytes_max = segment_bytes_max
+        self._cache_bytes_max = cache_bytes_max
+        self._at_work = at_work
+        self.snapshot_data = recovered.snapshot_data
+        self._base = self._floor = recovered.base_index
+        self._ends = recovered.ends
+        self._segments = recovered.segments
+        self._epochs: list[tuple[int, int]] = []  # (first index, epoch)
+        if recovered.snapshot is not None:
+            self._note_epoch(self._base, recovered.snapshot.last_epoch)
+        for entry in recovered.entries:
+            self._note_epoch(entry.index, entry.leader_epoch)
+        self._written = self._reported = self.last_index
+        self._generation = 0
+        self._cuts: list[tuple[int, int]] = []  # (generation, last index kept) of truncations with no outcome yet
+        self._recent: dict[int, Frame] = {}
+        self._recent_first = self.last_index + 1
+        self._recent_bytes = 0
+        self._overflow_from: int | None = None
+        self._damage_told = False
+        self._reader: tuple[int, int] | None = None  # (segment, descriptor)
+        self._closed: asyncio.Future[None] | None = None
+        self._adopting: list[tuple[int, asyncio.Future[str]]] = []
+        self._shortening: asyncio.Task[int] | None = None
+        self._stopping = threading.Event()
+
+    @property
+    def first_index(self) -> int:
+        return self._base + 1
+
+    @property
+    def last_index(self) -> int:
+        return self._base + len(self._ends) - 1
+
+    @property
+    def bytes_stored(self) -> int:
+        return self._ends[-1] - self._ends[0]
+
+    def append(self, frames: Sequence[Frame]) -> None:
+        assert self._closed is None, "appended to a closed journal"
+        if not frames:
+            return
+        run: list[Frame] = []
+        run_start = before = self._ends[-1]
+        for frame in frames:
+            entry = frame.entry
+            end = self._ends[-1]
+            assert entry.index == self.last_index + 1, f"entry {entry.index} after {self.last_index}"
+            if self._needs_segment(frame.size):
+                self._submit_append(run, end - run_start)
+                run, run_start = [], end
+                self._segments.append((entry.index, end))
+            self._note_epoch(entry.index, entry.leader_epoch)
+            self._ends.append(end + frame.size)
+            frame = unpinned(frame)
+            self._recent[entry.index] = frame
+            run.append(frame)
+        self._cached(self._ends[-1] - before + len(frames) * _FRAME_OVERHEAD_BYTES)
+        self._submit_append(run, self._ends[-1] - run_start)
+
+    def truncate(self, last_index: int) -> None:
+        assert self._closed is None, "truncated a closed journal"
+        assert last_index >= max(self._base, self._floor - 1), f"cut to {last_index}, what is up to {self._floor - 1} is applied"
+        if last_index < self.last_index:
+            self._cut(last_index)
+
+    def read(self, first_index: int, last_index: int, bytes_max: int) -> list[Frame]:
+        assert first_index >= 1, "indexes count from 1"
+        if first_index <= self._base:
+            raise not_kept(first_index, self.first_index)
+        last_index = min(last_index, self.last_index)
+        frames: list[Frame] = []
+        room = bytes_max
+        index = first_index
+        while index <= last_index:
+            if index >= self._recent_first:
+                more = self._read_recent(index, last_index, room, first=not frames)
+            else:
+                more = self._read_files(index, min(last_index, self._recent_first - 1), room, first=not frames)
+            if not more:
+                break
+            frames += more
+            index += len(more)
+            room = bytes_max - (self._end(index - 1) - self._end(first_index - 1))
+        return frames
+
+    def payload(self, index: int) -> memoryview:
+        assert 1 <= index <= self.last_index, f"entry {index} of {self.last_index}"
+        parts = self.read(index, index, 0)[0].payload_parts
+        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+
+    async def shorten_to(self, first_index: int, window: WindowBounds) -> int:
+        assert self._closed is None, "shortened a closed journal"
+        assert first_index <= self.last_index + 1, f"begin at {first_index}, the last entry is {self.last_index}"
+        while self._shortening is not None and not self._shortening.done():
+            await asyncio.wait({self._shortening})
+        # A segment's start that is written: those before it are on the disk, synced, and never the last one.
+        at = bisect_right(self._segments, min(first_index, self._written), key=lambda segment: segment[0]) - 1
+        if self._closed is not None or at < 1:
+            return self.first_index
+        self._floor = self._segments[at][0]
+        self._shortening = asyncio.get_running_loop().create_task(self._shorten(at, window))
+        self._shortening.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asked may be gone
+        return await asyncio.shield(self._shortening)
+
+    async def adopt(self, recovery: int) -> None:
+        if self._closed is not None:  # whoever asked could not know yet
+            return
+        adopted: asyncio.Future[str] = self._writer.loop.create_future()
+        self._adopting.append((recovery, adopted))
+        self._writer.submit(self._files, self, Adopt(self._generation, recovery))
+        either: set[asyncio.Future[Any]] = {adopted, self._writer.died}
+        await asyncio.wait(either, timeout=ADOPT_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        failure = adopted.result() if adopted.done() else "its disk does not answer"
+        if failure:
+            _logger.warning("%s did not take recovery %d (%s): check that disk", self._files.directory, recovery, failure)
+
+    async def close(self) -> None:
+        self._stopping.set()
+        if self._closed is None:
+            self._closed = self._writer.loop.create_future()
+            self._generation += 1
+            self._writer.submit(self._files, self, Close(self._generation))
+        await asyncio.wait({self._closed, self._writer.died}, timeout=CLOSE_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        if self._shortening is not None:
+            await asyncio.wait({self._shortening}, timeout=CLOSE_DEADLINE_S)
+        self._close_reader()
+        self._writer.caches.forget(self)  # last: a shortening gives back what it drops
+        if not self._closed.done() or (self._shortening is not None and not self._shortening.done()):
+            raise StorageFailed(
+                f"{self._files.directory} did not close: its disk does not answer; the log is recovered at the next start"
+            )
+
+    # -------------------------------------------------------------- what the writer found
+
+    def settle(self, outcome: Outcome) -> None:
+        """Called by the writer on the loop: what became of the orders so far."""
+        if outcome.replaced is not None:
+            self.log_id, reason = outcome.replaced
+            self._listener.replaced(self.log_id, reason)
+        limit = min([last for generation, last in self._cuts if generation > outcome.generation], default=self.last_index)
+        self._cuts = [cut for cut in self._cuts if cut[0] > outcome.generation]
+        self._written = min(outcome.written, limit)
+        self._evict(self._cache_bytes_max)
+        self._writer.caches.keep_within()
+        flushed = min(outcome.flushed, limit)
+        if flushed > self._reported:
+            self._reported = flushed
+            self._listener.flushed(flushed, self._epoch_at(flushed))
+        if outcome.refused is not None:
+            first_index, reason = outcome.refused
+            if first_index <= limit and first_index <= self.last_index:
+                self._cut(first_index - 1)
+                self._listener.refused(first_index, reason)
+        if outcome.adopted is not None or outcome.closed:
+            recovery, failure = outcome.adopted or (0, "")
+            for asked, adopted in self._adopting:
+                if not adopted.done() and (asked <= recovery or outcome.closed):
+                    adopted.set_result(failure if asked <= recovery else "the journal is closed")
+            self._adopting = [adopting for adopting in self._adopting if not adopting[1].done()]
+        if outcome.closed and self._closed is not None and not self._closed.done():
+            self._closed.set_result(None)
+
+    # -------------------------------------------------------------- the end of the log
+
+    def _needs_segment(self, size: int) -> bool:
+        if not self._segments:
+            return True
+        filled = self._ends[-1] - self._segments[-1][1]
+        return filled > 0 and filled + size > self._segment_bytes_max
+
+    def _submit_append(self, run: list[Frame], size: int) -> None:
+        if not run:
+            return
+        if self._overflow_from is None and not self._writer.has_room:
+            self._overflow_from = run[0].entry.index
+            self._writer.loop.call_soon(self._refuse_overflow)
+        if self._overflow_from is None:
+            self._writer.submit(self._files, self, Append(self._generation, self._segments[-1][0], run, size), size)
+
+    def _refuse_overflow(self) -> None:
+        """What was appended while the writer's queue was full was never queued: take it back."""
+        if self._overflow_from is None:
+            return
+        first_index = self._overflow_from
+        self._cut(first_index - 1)
+        self._listener.refused(
+            first_index, f"the disk under {self._files.directory} does not keep up: send less, or spread the load"
+        )
+
+    def _cut(self, last_index: int) -> None:
+        """Forget all above, and have the files follow."""
+        self._generation += 1
+        self._cuts.append((self._generation, last_index))
+        del self._ends[last_index + 1 - self._base :]
+        while self._segments and self._segments[-1][0] > max(last_index, self._floor):
+            self._segments.pop()
+        while self._epochs and self._epochs[-1][0] > last_index:
+            self._epochs.pop()
+        for index in [index for index in self._recent if index > last_index]:
+            self._cached(-self._recent.pop(index).size - _FRAME_OVERHEAD_BYTES)
+        self._recent_first = min(self._recent_first, last_index + 1)
+        self._written = min(self._written, last_index)
+        self._reported = min(self._reported, last_index)
+        if self._overflow_from is not None and last_index < self._overflow_from:
+            self._overflow_from = None
+        self._close_reader()  # a segment may be made anew under the same name
+        segment, base = self._segments[-1] if self._segments else (0, self._ends[-1])
+        self._writer.submit(self._files, self, Truncate(self._generation, last_index, segment, self._ends[-1] - base))
+
+    def _note_epoch(self, index: int, epoch: int) -> None:
+        if not self._epochs or self._epochs[-1][1] != epoch:
+            assert not self._epochs or epoch > self._epochs[-1][1], f"epoch {epoch} after {self._epochs[-1][1]}"
+            self._epochs.append((index, epoch))
+
+    def _epoch_at(self, index: int) -> int:
+        return self._epochs[bisect_right(self._epochs, index, key=lambda run: run[0]) - 1][1]
+
+    # -------------------------------------------------------------- the start of the log
+
+    async def _shorten(self, at: int, window: WindowBounds) -> int:
+        """Begin with segment number `at`. See shortening.py for the order of things."""
+        directory, first = self._files.directory, self._segments[at][0]
+        starts = self._segments[: at + 1]
+        dropped = [(index, end - start) for (index, start), (_, end) in pairwise(starts)]
+        try:
+            data = await asyncio.to_thread(self._make_snapshot, dropped, window)
+        except LogDamaged as damage:
+            raise self._damaged(damage.segment, damage.position, damage.reason) from damage
+        except OSError as error:
+            raise StorageFailed(f"{directory} takes no snapshot ({error}): free space there; nothing was dropped") from error
+        if data is None:  # closed meanwhile
+            return self.first_index
+        self._begin_after(first - 1, data)
+        try:
+            await asyncio.to_thread(self._drop_segments, first)
+        except (OSError, StorageFailed) as error:
+            _logger.warning("%s: segments before entry %d are not removed yet (%s)", directory, first, error)
+        return first
+
+    def _make_snapshot(self, dropped: Sequence[tuple[int, int]], window: WindowBounds) -> bytes | None:
+        """In a thread."""
+        directory, files = self._files.directory, self._writer.files
+        with self._at_work():
+            entries = entries_of(directory, self._place, files, dropped)
+            data = summarize(self._place, self.snapshot_data, entries, window, self._stopping)
+            if data is not None:
+                store_snapshot(directory, data, files)
+        return data
+
+    def _drop_segments(self, first_index: int) -> None:
+        """In a thread."""
+        with self._at_work():
+            drop_segments(self._files.directory, first_index, self._writer.files)
+
+    def _begin_after(self, base: int, data: bytes) -> None:
+        """A durable snapshot stands for all up to `base` now: forget what it stands for."""
+        self.snapshot_data = data
+        del self._ends[: base - self._base]
+        self._base = base
+        del self._segments[: bisect_right(self._segments, base, key=lambda segment: segment[0])]
+        del self._epochs[: bisect_right(self._epochs, base, key=lambda run: run[0]) - 1]
+        for index in range(self._recent_first, min(base, self.last_index) + 1):
+            self._cached(-self._recent.pop(index).size - _FRAME_OVERHEAD_BYTES)
+        self._recent_first = max(self._recent_first, base + 1)
+        if self._reader is not None and self._reader[0] <= base:
+            self._close_reader()
+
+    # -------------------------------------------------------------- reading
+
+    def _end(self, index: int) -> int:
+        return self._ends[index - self._base]
+
+    def _read_recent(self, first_index: int, last_index: int, room: int, *, first: bool) -> list[Frame]:
+        last_index = self._last_that_fits(first_index, last_index, room, first=first)
+        return [self._recent[index] for index in range(first_index, last_index + 1)]
+
+    def _read_files(self, first_index: int, last_index: int, room: int, *, first: bool) -> list[Frame]:
+        """Frames of one segment, read at once and each checked."""
+        n = bisect_right(self._segments, first_index, key=lambda segment: segment[0]) - 1
+        segment, base = self._segments[n]
+        if n + 1 < len(self._segments):
+            last_index = min(last_index, self._segments[n + 1][0] - 1)
+        last_index = self._last_that_fits(first_index, last_index, room, first=first)
+        start = self._end(first_index - 1)
+        try:
+            data = memoryview(self._pread(segment, self._end(last_index) - start, start - base))
+        except OSError as error:
+            if error.errno in (errno.EIO, errno.ENOENT):
+                raise self._damaged(segment, start - base, str(error)) from error
+            raise StorageFailed(
+                f"{segment_path(self._files.directory, segment)} cannot be read ({error}): ask another replica"
+            ) from error
+        frames: list[Frame] = []
+        for index in range(first_index, last_index + 1):
+            try:
+                frame = decode_frame(self._place, data[self._end(index - 1) - start : self._end(index) - start])
+            except CorruptBatch as error:
+                raise self._damaged(segment, self._end(index - 1) - base, str(error)) from error
+            if frame.entry.index != index:
+                raise self._damaged(segment, self._end(index - 1) - base, f"entry {frame.entry.index} lies where {index} belongs")
+            frames.append(frame)
+        return frames
+
+    def _last_that_fits(self, first_index: int, last_index: int, room: int, *, first: bool) -> int:
+        """The last entry of the range that ends within `room` bytes; `first`: at least the first one."""
+        limit = self._end(first_index - 1) + max(room, 0)
+        fits = self._base + bisect_right(self._ends, limit, first_index - self._base, last_index - self._base + 1) - 1
+        return max(fits, first_index) if first else fits
+
+    def _pread(self, segment: int, size: int, position: int) -> bytes:
+        if self._reader is None or self._reader[0] != segment:
+            self._close_reader()
+            self._reader = segment, os.open(segment_path(self._files.directory, segment), os.O_RDONLY | os.O_CLOEXEC)
+        return self._writer.files.read(self._reader[1], size, position)
+
+    def _close_reader(self) -> None:
+        if self._reader is not None:
+            os.close(self._reader[1])
+            self._reader = None
+
+    def _damaged(self, segment: int, position: int, reason: str) -> StorageFailed:
+        """The error to raise; the first one also gives the log a new id, for it lacks what it acknowledged."""
+        message = f"{segment_path(self._files.directory, segment)} is damaged at byte {position}: {reason}"
+        if not self._damage_told and self._closed is None:
+            self._damage_told = True
+            self._writer.submit(self._files, self, Renew(self._generation, message))
+        return StorageFailed(f"{message}. Read from another replica; check this broker's disk")
+
+    def shed(self, bytes_wanted: int) -> None:
+        """The broker's caches are too large together: see `FrameCache`."""
+        self._evict(max(0, self._recent_bytes - bytes_wanted))
+
+    def _evict(self, bytes_max: int) -> None:
+        """Drop the oldest frames until the rest fits, but none that is not in the files yet."""
+        while self._recent_bytes > bytes_max and self._recent_first <= self._written:
+            self._cached(-self._recent.pop(self._recent_first).size - _FRAME_OVERHEAD_BYTES)
+            self._recent_first += 1
+
+    def _cached(self, delta: int) -> None:
+        self._recent_bytes += delta
+        self._writer.caches.changed(self, delta)

@@ -1,0 +1,321 @@
+"""Opening a journal's files after any stop: check every frame, cut what was torn, tell what was damaged.
+
+A **torn tail** is what a crash leaves of writes that were never synced. It is cut. **Damage** is anything else: it is never dropped
+silently (trap 15). It is raised as `LogDamaged` with nothing cut, and whoever opens the log (opening.py) gives it a new name, puts
+aside what is bad and all after it, and goes on with what is good. Bytes that are not the next frame are a torn tail if all of this
+holds:
+
+1. they are in the last segment (each segment is synced before the next one is made);
+2. the log had not been stopped cleanly;
+3. the entry that belongs there lies above the flushed mark (segments.py): it was never reported as flushed;
+4. no valid frame of this partition with an index from there on lies anywhere after them: the mark may be behind the truth after a
+   power loss, so a whole frame beyond says that what is bad here may have been flushed.
+
+A whole frame whose index jumps or whose epoch falls breaks the order, not the bytes; it is cut if 1 to 3 hold and the mark can be
+read. A log that ends below its mark has lost flushed entries: damage. In a log that has just been given a new id because a reboot
+may have cost it what it acknowledged (`os`), rule 4 is waived: its unsynced pages reached the disk in any order. A place that the
+disk cannot read is damage.
+
+A journal that a newer version wrote is neither torn nor damaged. It is not opened, and nothing of it is touched.
+
+A snapshot stands for every entry up to its own; the order begins after it. Segments before are what a shortening that was cut short
+left behind (shortening.py), and go. A snapshot that is damaged takes the whole log with it, unless the journal still begins with
+entry 1 and does not need it.
+
+Afterwards the last segment is synced before anything is served (trap 14). What lies above the mark is first written again in place
+if the kernel has not been restarted since: had its sync failed, the kernel would take those pages for clean (trap 16).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from mq_broker.core.entries import Entry
+from mq_broker.core.machine.state import Snapshot
+from mq_broker.storage.codec.frame import HEADER_BYTES, MAGIC_POSITION, NewerFrame, Place, decode, unpack_header
+from mq_broker.storage.codec.snapshot import FILE_NAME as SNAPSHOT_FILE_NAME
+from mq_broker.storage.codec.snapshot import decode_snapshot, read_snapshot_file
+from mq_broker.storage.files import Files
+from mq_broker.storage.journal.segments import MARK_FILE_NAME, SEGMENT_SUFFIX, Tail, rewrite, segment_path, unpack_mark
+from mq_protocol.errors import CorruptBatch, StorageFailed
+
+_WINDOW_BYTES: Final = 4 << 20  # what is read at once: a segment may be larger than the memory to spare
+
+_ANY_MAGIC: Final = re.compile(b"T[\x01-\xff]", re.DOTALL)
+"""Of this format or a later one."""
+
+_logger = logging.getLogger(__name__)
+
+
+class LogDamaged(StorageFailed):
+    """The log lacks, or may lack, entries that it acknowledged. Good is all up to entry `last_index`, which is all before byte
+    `position` of segment `segment`; nothing at all, the snapshot neither, if that is 0."""
+
+    def __init__(self, path: Path, segment: int, position: int, last_index: int, reason: str) -> None:
+        super().__init__(f"{path} is damaged at byte {position}: {reason}")
+        self.segment = segment
+        self.position = position
+        self.last_index = last_index
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What was kept: `snapshot`, also as the bytes `snapshot_data`, and the entries after it. `ends[i]` is where entry
+    `base_index + i` ends in the journal as one stream of bytes, `ends[0]` is 0. `segments` are (first index, where it begins in
+    that stream)."""
+
+    snapshot: Snapshot | None = None
+    snapshot_data: bytes = b""
+    entries: list[Entry] = field(default_factory=list)
+    ends: array[int] = field(default_factory=lambda: array("Q", [0]))
+    segments: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def base_index(self) -> int:
+        """What the snapshot stands for: every entry up to this one."""
+        return self.snapshot.last_index if self.snapshot is not None else 0
+
+    @property
+    def last_index(self) -> int:
+        return self.base_index + len(self.entries)
+
+    @property
+    def last_epoch(self) -> int:
+        if self.entries:
+            return self.entries[-1].leader_epoch
+        return self.snapshot.last_epoch if self.snapshot is not None else 0
+
+    @property
+    def tail(self) -> Tail:
+        if not self.segments:
+            return Tail(0, 0, self.last_index)
+        first, base = self.segments[-1]
+        return Tail(first, self.ends[-1] - base, self.last_index)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    """Where a scan stopped. `whole`: the frame is intact, only out of order. `unreadable`: the disk does not give its bytes."""
+
+    position: int
+    reason: str
+    whole: bool = False
+    unreadable: bool = False
+
+
+def read_mark(directory: Path, place: Place) -> int | None:
+    """The flushed mark; None if it is missing or cannot be believed."""
+    try:
+        return unpack_mark(place, (directory / MARK_FILE_NAME).read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def segment_firsts(directory: Path) -> list[int]:
+    """First indexes of the segments there, in order. Raises `StorageFailed` for a segment with a name that storage never gives."""
+    firsts: list[int] = []
+    for path in directory.glob(f"*{SEGMENT_SUFFIX}"):
+        if not (path.stem.isdigit() and path == segment_path(directory, int(path.stem))):
+            raise StorageFailed(f"{path} is not a segment's name: move the file out of {directory}")
+        firsts.append(int(path.stem))
+    return sorted(firsts)
+
+
+def holds_entries(directory: Path) -> bool:
+    """Whether anything was ever written there that a log would lack. A later segment, though empty, follows something."""
+    written = any(first > 1 or segment_path(directory, first).stat().st_size for first in segment_firsts(directory))
+    return written or (directory / SNAPSHOT_FILE_NAME).exists()
+
+
+def _unchanged() -> None:
+    """Nothing is to be written before the journal is."""
+
+
+def recover(
+    directory: Path,
+    place: Place,
+    files: Files,
+    *,
+    clean: bool,
+    lossy: bool,
+    rebooted: bool,
+    about_to_change: Callable[[], None] = _unchanged,
+) -> Recovered:
+    """Scan, then cut and sync. `clean`: the log was stopped cleanly. `lossy`: a reboot may have cost it what it
+    acknowledged, so it is to get a new id. `about_to_change` is called after the scan and before the first change, and
+    gives it that id.
+
+    Raises `LogDamaged` or, for what a newer version wrote, `StorageFailed`, both before anything is touched, and
+    `OSError` as it comes.
+    """
+    mark = read_mark(directory, place)
+    firsts = segment_firsts(directory)
+    kept = _read_snapshot(directory, place, firsts)
+    outdated = [first for first in firsts if first <= kept.base_index]
+    firsts = firsts[len(outdated) :]
+    torn: _Bad | None = None
+    for first in firsts:
+        path = segment_path(directory, first)
+        if first != kept.last_index + 1:
+            raise LogDamaged(
+                path, first, 0, kept.last_index, f"it begins at entry {first}, what is before it ends at {kept.last_index}"
+            )
+        fd = files.open(path)
+        try:
+            size = files.size(fd)
+            kept.segments.append((first, kept.ends[-1]))
+            bad = _scan(files, fd, size, place, kept)
+            if bad is not None:
+                reason = _damage(
+                    files, fd, place, bad, kept.last_index + 1, mark, last=first == firsts[-1], clean=clean, lossy=lossy
+                )
+                if reason:
+                    raise LogDamaged(path, first, bad.position, kept.last_index, reason)
+                torn = bad
+        finally:
+            files.close(fd)
+    if mark is not None and mark > kept.last_index:
+        tail = kept.tail
+        path = segment_path(directory, tail.segment) if tail.segment else directory
+        reason = f"the log ends at entry {kept.last_index}, but had been flushed up to {mark}"
+        # With no segment left the cut is at one that is not there: what remains is the snapshot, or nothing.
+        raise LogDamaged(path, tail.segment or kept.last_index + 1, tail.segment_bytes, kept.last_index, reason)
+    about_to_change()
+    _drop_outdated(directory, files, outdated)
+    if firsts:
+        # What lies above the mark is written again, unless the kernel was restarted since or the log stopped cleanly.
+        synced = kept.last_index if clean or rebooted else min(max(mark or 0, firsts[-1] - 1), kept.last_index)
+        _settle_tail(files, segment_path(directory, firsts[-1]), kept, torn, synced)
+    files.sync_directory(directory)
+    return kept
+
+
+def _settle_tail(files: Files, path: Path, kept: Recovered, torn: _Bad | None, synced: int) -> None:
+    """Cut a torn tail of the last segment, write what follows entry `synced` again, and sync it (traps 14 and 16)."""
+    fd = files.open(path)
+    try:
+        if torn is not None:
+            size = files.size(fd)
+            files.truncate(fd, torn.position)
+            _logger.warning("%s: cut a torn tail of %d bytes at %d (%s)", path, size - torn.position, torn.position, torn.reason)
+        rewrite(files, fd, kept.ends[synced - kept.base_index] - kept.segments[-1][1], kept.tail.segment_bytes)
+        files.sync(fd)
+    finally:
+        files.close(fd)
+
+
+def _read_snapshot(directory: Path, place: Place, firsts: list[int]) -> Recovered:
+    path = directory / SNAPSHOT_FILE_NAME
+    try:
+        data = read_snapshot_file(directory)
+        if data is None:
+            return Recovered()
+        return Recovered(decode_snapshot(place, data), data)
+    except (CorruptBatch, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EIO:
+            raise
+        if firsts[:1] == [1]:
+            _logger.warning("%s is damaged (%s), and not needed: the journal is whole", path, error)
+            return Recovered()
+        raise LogDamaged(path, 0, 0, 0, str(error)) from error
+
+
+def _drop_outdated(directory: Path, files: Files, outdated: Sequence[int]) -> None:
+    """Remove the segments that the snapshot stands for. Segments are dropped whole, so one that begins at or before
+    the snapshot's entry ends there too."""
+    for first in outdated:
+        files.remove(segment_path(directory, first))
+        _logger.info("%s: removed, the snapshot stands for it", segment_path(directory, first))
+
+
+def frames_in(files: Files, fd: int, size: int, place: Place) -> Iterator[tuple[Entry, int]]:
+    """The entries of a segment of `size` bytes, in order, each with the position after its frame, every checksum verified.
+
+    Raises `CorruptBatch` where the first bad frame begins, `OSError` where the disk cannot be read, and `StorageFailed` for an
+    entry that a newer version wrote.
+    """
+    at = start = 0
+    view = memoryview(b"")
+    while at < size:
+        if at + HEADER_BYTES > start + len(view):
+            start, view = at, memoryview(files.read(fd, _WINDOW_BYTES, at))
+        frame_bytes = unpack_header(view, at - start).frame_bytes
+        if at + frame_bytes > start + len(view) and frame_bytes <= size - at:
+            start, view = at, memoryview(files.read(fd, max(frame_bytes, _WINDOW_BYTES), at))
+        try:
+            entry, _, end = decode(place, view, at - start)
+        except NewerFrame as error:
+            raise StorageFailed(f"the journal of {place} was written by a newer version, and is left as it is: {error}") from error
+        at = start + end
+        yield entry, at
+
+
+def _scan(files: Files, fd: int, size: int, place: Place, kept: Recovered) -> _Bad | None:
+    """Take every good frame of a segment into `kept`; where and why it ended early, if it did."""
+    base = kept.ends[-1]
+    at = 0
+    try:
+        for entry, end in frames_in(files, fd, size, place):
+            next_index = kept.last_index + 1
+            if entry.index != next_index:
+                return _Bad(at, f"entry {entry.index} lies where {next_index} belongs", whole=True)
+            if entry.leader_epoch < kept.last_epoch:
+                return _Bad(at, f"entry {entry.index} is of epoch {entry.leader_epoch}, after one of {kept.last_epoch}", whole=True)
+            kept.entries.append(entry)
+            kept.ends.append(base + end)
+            at = end
+    except CorruptBatch as error:
+        return _Bad(at, str(error))
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return _Bad(at, f"the disk cannot read it ({error.strerror})", unreadable=True)
+    return None
+
+
+def _damage(
+    files: Files, fd: int, place: Place, bad: _Bad, next_index: int, mark: int | None, *, last: bool, clean: bool, lossy: bool
+) -> str:
+    """Why what is bad here is damage, by the rules in the module's docstring; empty if it is a torn tail."""
+    if not last or bad.unreadable:
+        return bad.reason
+    if clean:
+        return f"{bad.reason}, although the log was stopped cleanly"
+    if mark is not None and next_index <= mark:
+        return f"{bad.reason}, although entries up to {mark} had been flushed"
+    if lossy:
+        return ""
+    if bad.whole:
+        return bad.reason if mark is None else ""
+    try:
+        follower = _valid_after(files.read(fd, files.size(fd) - bad.position, bad.position), place, next_index)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return f"{bad.reason}; the disk cannot read what follows ({error.strerror})"
+    return f"{bad.reason}; a good frame follows {follower} bytes further on" if follower is not None else ""
+
+
+def _valid_after(data: bytes, place: Place, next_index: int) -> int | None:
+    """The position of a good frame after the bad bytes that `data` begins with, of an entry from `next_index` on."""
+    view = memoryview(data)
+    for found in _ANY_MAGIC.finditer(data, MAGIC_POSITION + 1):
+        at = found.start() - MAGIC_POSITION
+        try:
+            header = unpack_header(view, at)
+            if next_index <= header.entry_index <= next_index + len(data) // HEADER_BYTES and header.frame_bytes <= len(data) - at:
+                decode(place, view, at)
+                return at
+        except NewerFrame:
+            return at
+        except CorruptBatch:
+            pass
+    return None

@@ -1,0 +1,187 @@
+"""The one thread of a broker that writes and syncs: many journals, many entries, few system calls.
+
+A round takes all that waits in the queue, writes it (per journal one write of everything pending), then syncs each journal that was
+written to (`durability=fsync`), and carries every result back to the event loop in one call. While a round syncs, the next one
+gathers: that is the group commit. Journals of `durability=os` are synced about once a second by another thread
+(background_syncs.py).
+
+Only the event loop submits, and only the event loop hears. The queue is bounded by bytes and orders: `has_room` tells when it is
+full, and what is appended nevertheless is refused (journal.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from mq_broker.storage.files import Files, OsFiles
+from mq_broker.storage.journal.background_syncs import BackgroundSyncs
+from mq_broker.storage.journal.frame_caches import FrameCaches
+from mq_broker.storage.journal.segments import LogFiles, Order, Outcome, OutcomeListener
+from mq_protocol.limits import JOURNAL_CACHES_BYTES_MAX, WRITER_PENDING_BYTES_MAX, WRITER_PENDING_ORDERS_MAX
+
+ROUND_BYTES_MAX: Final = 32 << 20
+"""What one round writes at most, so that the first of a long queue need not wait for the sync of the last."""
+
+OPEN_LOGS_MAX: Final = 256
+"""Journals whose files stay open for the next write, two descriptors each. Ten thousand idle ones would use up what a process may
+have open; of more than these in use, some open theirs anew for a write, which is four system calls."""
+
+STOP_DEADLINE_S: Final = 30.0
+
+_logger = logging.getLogger(__name__)
+
+
+class _Job(NamedTuple):
+    log: LogFiles
+    journal: OutcomeListener
+    order: Order
+    nbytes: int
+
+
+class _Woken(NamedTuple):
+    """A background sync is done."""
+
+
+class Writer:
+    """Owns the thread, its queue, the background syncs, and the list of journals whose files are open.
+
+    Made and started on the event loop. `died` is done when the thread has ended: with an exception if it broke, after which nothing
+    is flushed any more and the broker must stop.
+    """
+
+    def __init__(self, files: Files | None = None, *, sync_interval_s: float = 1.0) -> None:
+        self.files: Files = files or OsFiles()
+        self.caches = FrameCaches(JOURNAL_CACHES_BYTES_MAX)
+        self.pending_bytes = 0
+        self.pending_orders = 0
+        self.loop = asyncio.get_running_loop()
+        self.died: asyncio.Future[None] = self.loop.create_future()
+        self._queue: queue.SimpleQueue[_Job | _Woken | None] = queue.SimpleQueue()
+        self.syncs = BackgroundSyncs(self.files, sync_interval_s, lambda: self._queue.put(_Woken()))
+        self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
+        self._open: dict[LogFiles, None] = {}  # least recently written first
+        self._some_done = asyncio.Event()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Carry out what is queued, then end the thread. Close the journals before, for their clean marks."""
+        self._queue.put(None)
+        await asyncio.wait_for(asyncio.shield(self.died), STOP_DEADLINE_S)
+        self._thread.join(STOP_DEADLINE_S)
+
+    @property
+    def has_room(self) -> bool:
+        """False: the disk does not keep up; let producers wait until it does."""
+        return self.pending_bytes < WRITER_PENDING_BYTES_MAX and self.pending_orders < WRITER_PENDING_ORDERS_MAX
+
+    async def room(self) -> None:
+        """Wait until there is room. However many wait, none of them polls."""
+        while not self.has_room:
+            self._some_done.clear()
+            await self._some_done.wait()
+
+    def submit(self, log: LogFiles, journal: OutcomeListener, order: Order, nbytes: int = 0) -> None:
+        """Loop only. The order is carried out after all that was submitted before it for that log."""
+        self.pending_bytes += nbytes
+        self.pending_orders += 1
+        self._queue.put(_Job(log, journal, order, nbytes))
+
+    # -------------------------------------------------------------- on the loop
+
+    def _deliver(self, outcomes: list[tuple[OutcomeListener, Outcome]], orders: int, nbytes: int) -> None:
+        self.pending_orders -= orders
+        self.pending_bytes -= nbytes
+        if self.has_room:
+            self._some_done.set()
+        for journal, outcome in outcomes:
+            journal.settle(outcome)
+
+    def _ended(self, error: Exception | None) -> None:
+        if self.died.done():
+            return
+        if error is None:
+            self.died.set_result(None)
+        else:
+            self.died.set_exception(error)
+
+    # -------------------------------------------------------------- on the thread
+
+    def _run(self) -> None:
+        try:
+            self._rounds()
+        except Exception as error:  # our own mistake, whatever it is: raised again on the loop, by `died`
+            _logger.exception("the journal writer broke: nothing is flushed any more")
+            self._post(self._ended, error)
+        else:
+            self._post(self._ended, None)
+
+    def _rounds(self) -> None:
+        stopping = False
+        while not stopping:
+            jobs, stopping = self._gather()
+            if jobs:
+                self._post(self._deliver, self._carry_out(jobs), len(jobs), sum(job.nbytes for job in jobs))
+            outcomes = self.syncs.finish() if stopping else self.syncs.work()
+            if outcomes:
+                self._post(self._deliver, outcomes, 0, 0)
+            self._keep_few_open()
+
+    def _gather(self) -> tuple[list[_Job], bool]:
+        """All that waits, up to the size of a round; waits for the first, but not past a background sync that is due."""
+        jobs: list[_Job] = []
+        nbytes = 0
+        try:
+            job = self._queue.get(timeout=self.syncs.wait_s)
+            while job is not None:
+                if isinstance(job, _Job):
+                    jobs.append(job)
+                    nbytes += job.nbytes
+                    if nbytes >= ROUND_BYTES_MAX:
+                        return jobs, False
+                job = self._queue.get_nowait()
+        except queue.Empty:
+            return jobs, False
+        return jobs, True
+
+    def _carry_out(self, jobs: list[_Job]) -> list[tuple[OutcomeListener, Outcome]]:
+        by_log: dict[LogFiles, list[Order]] = {}
+        journals: dict[LogFiles, OutcomeListener] = {}
+        for job in jobs:
+            by_log.setdefault(job.log, []).append(job.order)
+            journals[job.log] = job.journal
+        for log, orders in by_log.items():
+            log.carry_out(orders)
+        for log in by_log:
+            if log.closed:
+                self.syncs.forget(log)
+                self._open.pop(log, None)
+                continue
+            if log.sync_each_round:
+                log.sync()
+            if log.dirty:
+                self.syncs.add(log, journals[log])
+            self._open.pop(log, None)
+            self._open[log] = None
+        return [(journals[log], log.outcome()) for log in by_log]
+
+    def _keep_few_open(self) -> None:
+        """Close the files of those least recently written. One that has something to sync keeps them until it has, and then those
+        after it have too: so that many of them are not looked at in every round."""
+        while len(self._open) > OPEN_LOGS_MAX:
+            log = next(iter(self._open))
+            del self._open[log]
+            if not log.release():
+                self._open[log] = None
+                return
+
+    def _post(self, callback: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: there is nobody left to tell
+            self.loop.call_soon_threadsafe(callback, *args)

@@ -1,0 +1,271 @@
+"""A broker's data directory: whose it is, that nobody else uses it, and where each partition lives in it.
+
+    broker.json                          broker id and cluster id: a directory is never taken for another's
+    broker.lock                          held (flock) while a process uses the directory; gone with the process, however it ends
+    broker.pid                           the process id, for people and scripts; removed at a clean stop
+    partitions/<topic id>-<partition>/   one journal (segments.py); its log.json also names the topic, for people
+
+Topic ids, not names: a topic made again under the same name is another topic (trap 29).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from mq_broker.core.machine.state import Snapshot
+from mq_broker.storage.codec.frame import Place
+from mq_broker.storage.files import Files, OsFiles
+from mq_broker.storage.identity import boot_id
+from mq_broker.storage.interface import JournalListener, OpenJournal
+from mq_broker.storage.journal.memory import open_memory_journal
+from mq_broker.storage.journal.writer import Writer
+from mq_broker.storage.offset_index import OffsetIndex
+from mq_broker.storage.opening.opening import open_disk_journal
+from mq_broker.storage.opening.quarantine import fresh_identity, install_snapshot, start_over
+from mq_protocol.errors import InvalidSetting, StorageFailed
+from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
+from mq_protocol.names import quoted
+from mq_protocol.unknown_keys import unknown_keys, with_unknown
+
+DURABILITIES: Final = ("fsync", "os", "memory")
+
+FORMAT: Final = 1
+"""Of the directory as a whole. A later one is to be named in `broker.json`, as `format`."""
+
+_DELETED: Final = ".deleted"
+_UNKNOWN_BYTES_MAX: Final = 64 << 10
+_PLAIN: Final = re.compile("[0-9A-Za-z_-]{1,128}")
+"""A name without a separator or a dot, so a child of the directory that it is looked for in, and none that is being deleted."""
+
+
+class DataDirectory:
+    """Owns the directory from `open` to `close`: the lock, `broker.json`, `broker.pid`. Journals are owned by who opens them.
+
+    Threads that are still at work in it when it is closed keep the lock until they are done: a recovery that goes on would cut
+    what the next process appends.
+    """
+
+    def __init__(self, path: Path, owner: _Owner, lock_fd: int, files: Files) -> None:
+        broker, cluster_id = owner.broker, owner.cluster_id
+        self._unknown = owner.unknown
+        self.path = path
+        self.broker = broker
+        self.cluster_id = cluster_id
+        self._lock_fd = lock_fd
+        self._holders = 1  # of the lock: who opened it, and the threads at work
+        self._guard = threading.Lock()
+        self._files = files
+
+    @classmethod
+    def open(cls, path: Path, broker: int, files: Files | None = None) -> DataDirectory:
+        """Make or take up the directory of that broker.
+
+        Raises `InvalidSetting` if another process uses it or it belongs to another broker, `StorageFailed` if it cannot be used.
+        `cluster_id` is empty until `join_cluster` has been called once in the directory's life.
+        """
+        files = files or OsFiles()
+        try:
+            (path / "partitions").mkdir(parents=True, exist_ok=True)
+            lock_fd = _lock(path)
+            try:
+                directory = cls(path, _read_owner(path, broker), lock_fd, files)
+                directory._write_owner()
+                (path / "broker.pid").write_text(f"{os.getpid()}\n")
+                for leftover in (path / "partitions").glob(f"*{_DELETED}"):
+                    shutil.rmtree(leftover)
+            except BaseException:
+                os.close(lock_fd)
+                raise
+        except OSError as error:
+            raise StorageFailed(
+                f"data directory {path} cannot be used ({error}): give --data a directory that can be written"
+            ) from error
+        return directory
+
+    def join_cluster(self, cluster_id: str) -> None:
+        """The first time, remember the cluster; from then on raise `InvalidSetting` for any other, before anything is touched."""
+        if self.cluster_id not in ("", cluster_id):
+            raise InvalidSetting(
+                f"data directory {self.path} belongs to cluster {self.cluster_id}, not {cluster_id}: check --zookeeper, or"
+                " give --data an empty directory"
+            )
+        if not self.cluster_id:
+            self.cluster_id = cluster_id
+            self._write_owner()
+
+    def close(self) -> None:
+        """Part of a clean stop; close the journals before."""
+        (self.path / "broker.pid").unlink(missing_ok=True)
+        self._let_go()
+
+    @contextlib.contextmanager
+    def _at_work(self) -> Iterator[None]:
+        with self._guard:
+            if self._holders == 0:
+                raise StorageFailed(f"data directory {self.path} is closed: this broker is stopping")
+            self._holders += 1
+        try:
+            yield
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        with self._guard:
+            self._holders -= 1
+            if self._holders == 0:
+                os.close(self._lock_fd)
+
+    def partition_path(self, place: Place) -> Path:
+        """Raises `StorageFailed` for a place whose directory would not be this broker's own, whoever has named it."""
+        name = f"{place.topic_id}-{place.partition}"
+        if not _PLAIN.fullmatch(name):
+            raise StorageFailed(f"{quoted(name)} is no partition's directory: nothing is read, written or removed there")
+        return self.path / "partitions" / name
+
+    def open_journal(
+        self,
+        place: Place,
+        durability: str,
+        segment_bytes_max: int,
+        listener: JournalListener,
+        writer: Writer,
+        *,
+        topic: str = "",
+        cache_bytes_max: int = JOURNAL_CACHE_BYTES_MAX,
+    ) -> OpenJournal:
+        """The partition's journal, recovered, or a new one. Blocks while it checks every frame: call it in a thread.
+
+        Damage is put aside and told (opening.py). Raises `StorageFailed` if the disk refuses, `InvalidSetting` for a durability
+        that there is not.
+        """
+        if durability not in DURABILITIES:
+            raise InvalidSetting(f"durability={durability}: there are {', '.join(DURABILITIES)}")
+        if durability == "memory":
+            return open_memory_journal(listener, place)
+        with self._at_work():
+            return open_disk_journal(
+                self.partition_path(place),
+                place,
+                durability,
+                listener,
+                writer,
+                topic=topic,
+                segment_bytes_max=segment_bytes_max or SEGMENT_BYTES_MAX,
+                cache_bytes_max=cache_bytes_max,
+                at_work=self._at_work,
+            )
+
+    def install(self, place: Place, durability: str, topic: str, snapshot: Snapshot, recovery: int) -> None:
+        """Replace a closed journal, or none, by one that begins with `snapshot` and holds nothing else, under a new log id.
+
+        Blocks: call it in a thread. After a crash on the way the journal opens empty, under a new log id. For a partition in memory
+        use `open_memory_journal`. Raises `StorageFailed`; the journal is then as after a crash, and this can be repeated.
+        """
+        path = self.partition_path(place)
+        with self._at_work(), _failing(path, "takes no snapshot"):
+            identity = fresh_identity(path, place, durability, topic, recovery, boot_id())
+            install_snapshot(path, place, identity, snapshot, self._files)
+
+    def start_over(self, place: Place, durability: str, topic: str, recovery: int) -> Path | None:
+        """Put a closed journal aside, for people, and begin an empty one under a new log id and this recovery number (rule 15).
+
+        Returns where it was put; None if there was nothing. Blocks: call it in a thread. A crash on the way leaves nothing behind
+        that the next opening does not finish. Raises `StorageFailed`; this can be repeated then.
+        """
+        path = self.partition_path(place)
+        with self._at_work(), _failing(path, "cannot be put aside"):
+            identity = fresh_identity(path, place, durability, topic, recovery, boot_id())
+            reason = f"the partition was recovered from another log (recovery {recovery}); this one lacks, or has more than, that"
+            return start_over(path, place, identity, reason, self._files)
+
+    def open_index(self, place: Place, durability: str, log_start_offset: int = 0, next_offset: int = 0) -> OffsetIndex:
+        """An empty offset index, beside the journal for those on disk. The two offsets are those of the journal's snapshot."""
+        path = None if durability == "memory" else self.partition_path(place) / "offsets.index"
+        return OffsetIndex(path, log_start_offset, next_offset)
+
+    def delete_partition(self, place: Place) -> None:
+        """Remove a closed journal for good. Only ever on the word of the coordination service that the topic was deleted, or the
+        replica is elsewhere now: that metadata is missing is not an order (trap 18). Raises `StorageFailed`."""
+        path = self.partition_path(place)
+        if not path.exists():
+            return
+        doomed = path.with_name(path.name + _DELETED)
+        try:
+            with self._at_work():
+                if doomed.exists():  # an earlier life of the replica here, which could not be removed to its end
+                    shutil.rmtree(doomed)
+                path.rename(doomed)
+                self._files.sync_directory(path.parent)
+                shutil.rmtree(doomed)
+        except OSError as error:
+            raise StorageFailed(
+                f"{path} cannot be removed ({error}): remove it, or {doomed.name} beside it, by hand once this broker has stopped"
+            ) from error
+
+    def _write_owner(self) -> None:
+        content = with_unknown({"broker": self.broker, "cluster_id": self.cluster_id}, self._unknown)
+        self._files.replace(self.path / "broker.json", (json.dumps(content) + "\n").encode())
+
+
+@contextlib.contextmanager
+def _failing(path: Path, what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageFailed(f"{path} {what} ({error}): free space there, or check that disk") from error
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path / "broker.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(fd)
+        pid = (path / "broker.pid").read_text().strip() if (path / "broker.pid").exists() else "unknown"
+        raise InvalidSetting(
+            f"data directory {path} is in use by another process (pid {pid}): stop it, or give --data another directory"
+        ) from error
+    return fd
+
+
+class _Owner(NamedTuple):
+    """What `broker.json` says. `unknown`: keys that only a newer version knows, as JSON; every write keeps them."""
+
+    broker: int
+    cluster_id: str = ""
+    unknown: str = ""
+
+
+def _read_owner(path: Path, broker: int) -> _Owner:
+    """What `broker.json` says; without a cluster if there is none yet."""
+    try:
+        content = json.loads((path / "broker.json").read_bytes())
+        found = content.get("format", FORMAT)
+        unknown = unknown_keys(content, ("broker", "cluster_id"), _UNKNOWN_BYTES_MAX)
+        owner = _Owner(int(content["broker"]), str(content["cluster_id"]), unknown)
+    except FileNotFoundError:
+        return _Owner(broker)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StorageFailed(
+            f"{path / 'broker.json'} cannot be read ({error!r}): restore it, or give --data an empty directory"
+        ) from error
+    if found != FORMAT:
+        raise StorageFailed(
+            f"data directory {path} is of format {found}, and this version reads format {FORMAT}: nothing of it was "
+            "changed; start the TritonMQ version that wrote it, or a newer one"
+        )
+    if owner.broker != broker:
+        raise InvalidSetting(
+            f"data directory {path} belongs to broker {owner.broker}, not {broker}: start it with --id {owner.broker}, or change "
+            "--data"
+        )
+    return owner

@@ -1,0 +1,1 @@
+"""Reaching a cluster: channels, connections, the brokers that lead, deadlines."""

@@ -1,0 +1,1 @@
+"""From pushed and fetched batches to records."""

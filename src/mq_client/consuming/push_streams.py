@@ -1,0 +1,205 @@
+"""The streams by which brokers push: all of a process on one event loop, in one thread. Here Subscribe; `lock.py` has Lock.
+
+gRPC's synchronous streams have two threads each, and a process with a hundred consumers spends itself on handing the interpreter's
+lock from one to the next (benchmarks/NOTES.md). Not here: what is said on a stream, and what comes of it (subscription.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import contextlib
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+from grpc import aio
+
+from mq_client.cluster.channels import OPTIONS, SERVICE, decode_batches
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope
+from mq_protocol.limits import STREAMS_PER_CHANNEL
+
+Heard = Callable[[Envelope[pb.BatchesHeader]], Awaitable[None]]
+Over = Callable[[grpc.RpcError | None], None]
+
+_CLOSE_S: Final = 2.0
+
+
+class PushStream:
+    """Owns one stream to the broker at `address`.
+
+    On the loop's thread, which must not be held up: `heard` is awaited for each message in its order, and `over` is called once,
+    with what broke the stream or None.
+    """
+
+    def __init__(self, address: str, heard: Heard, over: Over) -> None:
+        self._address = address
+        self._heard = heard
+        self._over = over
+        # Bounded by who speaks: a request for each change of what is subscribed, each settling and each quarter of the credit.
+        self._requests: asyncio.Queue[pb.SubscribeRequest | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._broke: grpc.RpcError | None = None
+        self._ended = threading.Event()
+        self._loop = this_process()
+        self._loop.call(self._begin)
+
+    # -- from any thread
+
+    def say(self, request: pb.SubscribeRequest) -> None:
+        self._loop.call(self._requests.put_nowait, request)
+
+    def say_last(self) -> None:
+        """The broker ends the stream once it has heard all before."""
+        self._loop.call(self._requests.put_nowait, None)
+
+    def cancel(self) -> None:
+        self._loop.call(self._cancel)
+
+    def wait_over(self, timeout_s: float) -> bool:
+        return self._ended.wait(timeout_s)
+
+    # -- on the loop
+
+    def _begin(self) -> None:
+        if self._loop.closing:  # a consumer that was left open, whose stream the end of the process has just broken
+            self._finish()
+            return
+        self._task = self._loop.spawn(self._run())
+        self._task.add_done_callback(self._finish)  # a task that is cancelled before its first step runs none of its own code
+
+    def _finish(self, _: asyncio.Task[None] | None = None) -> None:
+        self._over(self._broke)
+        self._ended.set()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        with self._loop.channel(self._address) as channel:
+            await self._converse(_open(channel))
+
+    async def _converse(self, call: Any) -> None:
+        writing: asyncio.Task[None] | None = None
+        try:
+            writing = self._loop.spawn(self._write(call))
+            while (message := await call.read()) is not aio.EOF:  # type: ignore[attr-defined]
+                await self._heard(message)
+        except grpc.RpcError as error:
+            self._broke = error
+        finally:
+            if writing is not None:
+                writing.cancel()
+            call.cancel()
+
+    async def _write(self, call: Any) -> None:
+        # Why a stream cannot be written to any more is what reading it raises.
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            while (request := await self._requests.get()) is not None:
+                await call.write(request)
+            await call.done_writing()
+
+
+def _open(channel: aio.Channel) -> Any:
+    stream: Any = channel.stream_stream(f"/{SERVICE}/Subscribe", pb.SubscribeRequest.SerializeToString, decode_batches)
+    return stream()
+
+
+@dataclass(eq=False, slots=True)
+class _Channel:
+    """And how many streams are open on it."""
+
+    channel: aio.Channel
+    streams: int = 0
+
+
+class EventLoop:
+    """Owns the event loop, its thread, its channels (one an address, more where there are many streams) and what runs on it. Kept
+    while the process lives."""
+
+    def __init__(self) -> None:
+        self.closing = False
+        self._loop = asyncio.new_event_loop()
+        self._channels: dict[str, list[_Channel]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tritonmq-pushes", daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """From any thread: soon, in the order of the calls."""
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    @contextlib.contextmanager
+    def channel(self, address: str) -> Iterator[aio.Channel]:
+        """For one stream. It connects when first used, and again by itself. A broker takes so many streams on a connection, and one
+        more would wait in silence: then there is another connection."""
+        known = self._channels.setdefault(address, [])
+        found = next((each for each in known if each.streams < STREAMS_PER_CHANNEL), None)
+        if found is None:
+            found = _Channel(aio.insecure_channel(address, options=OPTIONS))
+            known.append(found)
+        found.streams += 1
+        try:
+            yield found.channel
+        finally:
+            found.streams -= 1
+
+    def stop(self) -> None:
+        closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
+        with contextlib.suppress(concurrent.futures.TimeoutError):
+            closing.result(_CLOSE_S)
+        # Never closed: a consumer that was not stopped may still speak.
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_S)
+
+    async def _close(self) -> None:
+        self.closing = True
+        mine = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in mine:
+            task.cancel()
+        await asyncio.gather(*mine, return_exceptions=True)
+        for opened in [each for known in self._channels.values() for each in known]:
+            await opened.channel.close(None)
+
+
+_lock = threading.Lock()
+_loops: dict[int, EventLoop] = {}
+
+
+def _after_fork() -> None:
+    """The lock may have been held by a thread that the child does not have."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def this_process() -> EventLoop:
+    """A process that was forked has a loop of its own."""
+    with _lock:
+        found = _loops.get(os.getpid())
+        if found is None:
+            found = _loops[os.getpid()] = EventLoop()
+        return found
+
+
+@atexit.register
+def _stop() -> None:
+    """While gRPC's threads still run, as in channels.py."""
+    with _lock:
+        mine = _loops.get(os.getpid())
+    if mine is not None:
+        mine.stop()

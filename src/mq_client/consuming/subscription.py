@@ -1,0 +1,516 @@
+"""Subscribe streams, one to each broker that leads a subscribed partition, and the thread that keeps them where the leaders are.
+
+Positions are kept here, so a partition whose leader changes goes on at the next one without a gap or a repeat. In a group the
+broker says where to begin; what this member already holds is not taken twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Final, TypeVar
+
+import grpc
+
+from mq_client.cluster.channels import error_of
+from mq_client.cluster.connection import Connection, TopicView
+from mq_client.cluster.deadline import Backoff, Deadline
+from mq_client.cluster.requests import move_cursors
+from mq_client.consuming.push_streams import PushStream
+from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue
+from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError, UnknownTopic
+from mq_protocol import limits
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import schema_nodes
+from mq_protocol.envelope import Envelope, split
+from mq_protocol.errors import from_wire
+from mq_protocol.ipc_message import node_count
+
+log = logging.getLogger(__name__)
+
+Place = tuple[str, int]
+T = TypeVar("T")
+SetStart = Callable[[pb.SubscribePartition], None]
+
+_REFRESH_S: Final = 5.0
+"""Who leads is looked up anew this often even if nothing seems wrong: a stopped process keeps its streams open."""
+
+_REFRESH_MS: Final = 5_000.0
+_JOIN_S: Final = 2.0
+
+
+class Subscriptions:
+    """Owns places, queues, sessions and the thread that looks after them. All of it is under `changed`, which is notified of news.
+
+    `start`: sets where a partition begins that has no position and no cursor. `credit_bytes`: what one broker may have pushed
+    that was not taken.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        group: str,
+        member_id: str,
+        start: SetStart,
+        settle_s: float,
+        credit_bytes: int,
+        *,
+        ephemeral: bool = False,
+    ) -> None:
+        lock = threading.RLock()
+        self.changed = threading.Condition(lock)
+        self._work = threading.Condition(lock)
+        self.queues: dict[str, RecordQueue] = {}
+        self.connection = connection
+        self.group = group
+        self.member_id = member_id
+        self.start = start
+        self.credit_bytes = credit_bytes
+        self.ephemeral = ephemeral
+        self.deserialize: Callable[[ConsumerRecord], ConsumerRecord] | None = None  # what queues do to what they hand out
+        self.places: dict[Place, PartitionPlace] = {}
+        self.views: dict[str, TopicView] = {}
+        self._settle_s = settle_s
+        self._sessions: dict[str, _Session] = {}
+        self._held: dict[str, int] = {}  # bytes that are here of what each broker has pushed, on whichever stream
+        self._look = False  # something is to be opened now
+        self._failed = False  # something is to be opened again, in its time
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------ what is subscribed
+
+    def add(self, view: TopicView) -> None:
+        """Subscribe to a topic from now on."""
+        with self.changed:
+            if view.name in self.views:
+                return
+            self.views[view.name] = view
+            self.queues[view.name] = RecordQueue(view.name, self.changed, self.deserialize)
+            for number in range(view.partitions):
+                self.places[view.name, number] = PartitionPlace(view.name, number)
+            self._look = True
+            self._work.notify()
+
+    def remove(self, topic: str) -> None:
+        """Unsubscribe: what was pushed and not taken is dropped."""
+        with self.changed:
+            found = self.queues.pop(topic, None)
+            if found is None:
+                return
+            found.done_with_last()
+            self._leave(topic)
+            found.give_back()
+            found.close()
+            self.changed.notify_all()
+
+    def fail(self, topic: str, error: TritonMQError) -> None:
+        """The topic's subscription is over: its queue raises once it is empty. It can be subscribed to anew."""
+        with self.changed:
+            found = self.queues.get(topic)
+            if found is not None and found.error is None:
+                found.error = error
+                self._leave(topic)
+                self.changed.notify_all()
+
+    def _leave(self, topic: str) -> None:
+        """Its partitions are neither opened nor settled any more."""
+        self._settle()
+        self.views.pop(topic, None)
+        for key in [key for key in self.places if key[0] == topic]:
+            place = self.places.pop(key)
+            session = self._sessions.get(place.address or "")
+            if session is not None:
+                session.close_partition(place)
+
+    def begin(self) -> None:
+        """Start the thread. A second call does nothing."""
+        with self.changed:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tritonmq-consumer", daemon=True)
+                self._thread.start()
+
+    def wait_opened(self, topics: Collection[str], deadline: Deadline) -> None:
+        """Until the leader of each of their partitions has said where it begins, or that another member has it.
+
+        Raises the error that stands in the way, `OutcomeUnknown` naming partitions at the deadline.
+        """
+        with self.changed:
+            while True:
+                for topic in topics:
+                    waiting = self.queues.get(topic)
+                    if waiting is not None and waiting.error is not None:
+                        raise waiting.error
+                wanted = [place for place in self.places.values() if place.topic in topics]
+                missing = [f"{place.topic}-{place.partition}" for place in wanted if not place.answered]
+                if not missing:
+                    return
+                if deadline.expired:
+                    raise OutcomeUnknown(
+                        f"{', '.join(missing[:10])} could not be subscribed to within {deadline.timeout_ms:.0f} ms"
+                    )
+                self.changed.wait(deadline.remaining_s)
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            self._follow_leaders()
+            with self.changed:
+                complete = all(place.answered and place.address for place in self.places.values())
+                if complete:
+                    backoff.reset()
+                deadline = Deadline(_REFRESH_S * 1000 if complete else backoff.next_ms())
+                while not (self._stopping or self._look or deadline.expired or (self._failed and complete)):
+                    self._work.wait(min(self._settle_s, deadline.remaining_s))
+                    self._settle()
+                self._look = self._failed = False
+                if self._stopping:
+                    return
+
+    def _follow_leaders(self) -> None:
+        """Open each partition at its leader, where it is known."""
+        with self.changed:
+            topics = list(self.views)
+        for topic in topics:
+            try:
+                view = self.connection.refresh(topic, Deadline(_REFRESH_MS))
+            except TritonMQError as error:
+                log.warning("topic %s: %s", topic, error)
+                if not error.retriable:
+                    self.fail(topic, error)
+                continue
+            self._learn(view)
+        with self.changed:
+            if self._stopping:
+                return
+            to_open: dict[str, list[PartitionPlace]] = {}
+            for place in self.places.values():
+                address = self.connection.leader_address(self.views[place.topic], place.partition)
+                if address is None:
+                    continue
+                session = self._sessions.get(place.address) if place.address is not None else None
+                if place.address == address and session is not None and not session.ended:
+                    continue
+                if session is not None:
+                    session.close_partition(place)
+                place.address, place.answered = address, False
+                to_open.setdefault(address, []).append(place)
+            for address, places in to_open.items():
+                self._session(address).open(places)
+            for address in [known for known in self._sessions if not any(p.address == known for p in self.places.values())]:
+                self._sessions.pop(address).end()
+
+    def _learn(self, view: TopicView) -> None:
+        """What was heard of a topic: partitions that it did not have are subscribed to as well.
+
+        Places in a topic say nothing about another of the same name: to go on from there would pass over its first records.
+        """
+        with self.changed:
+            known = self.views.get(view.name)
+            if known is None:
+                return
+            if known.topic_id != view.topic_id:
+                self.fail(
+                    view.name, UnknownTopic(f"topic {view.name!r} was deleted and made again: subscribe anew to read that one")
+                )
+                return
+            if view.partitions < known.partitions:
+                return  # from a broker that has not heard of those added
+            self.views[view.name] = view
+            for number in range(view.partitions):
+                if (view.name, number) not in self.places:
+                    self.places[view.name, number] = PartitionPlace(view.name, number, added=True)
+
+    def with_unknown_columns(self, header: pb.BatchesHeader, payloads: list[memoryview]) -> set[str]:
+        """The topics of which batches have more columns than are known."""
+        with self.changed:
+            views = dict(self.views)
+        return {
+            stored.topic
+            for stored, payload in zip(header.batches, payloads, strict=True)
+            if (view := views.get(stored.topic)) is not None and view.typed and node_count(payload) > schema_nodes(view.schema)
+        }
+
+    def learn_columns(self, topics: Iterable[str]) -> None:
+        """Before batches are handed out that have more columns than are known of their topic, it is asked which those are."""
+        for topic in topics:
+            try:
+                view = self.connection.refresh(topic, Deadline(_REFRESH_MS))
+            except TritonMQError as error:
+                log.warning("topic %s: columns that were added are left out, nobody says which they are: %s", topic, error)
+            else:
+                self._learn(view)
+
+    def _session(self, address: str) -> _Session:
+        session = self._sessions.get(address)
+        if session is None or session.ended:
+            session = self._sessions[address] = _Session(self, address)
+        return session
+
+    def session_ended(self, session: _Session) -> None:
+        """The stream broke: its partitions are opened again wherever they are led by now.
+
+        Ended and forgotten in one step: no partition stays at a stream that another has taken the place of.
+        """
+        with self.changed:
+            session.ended = True
+            if self._sessions.get(session.address) is not session:
+                return  # another has taken its place
+            del self._sessions[session.address]
+            for place in self.places.values():
+                if place.address == session.address:
+                    place.address = None
+            self._failed = True
+            self._work.notify()
+
+    # ------------------------------------------------------------------ what is pushed (on the loop of all streams)
+
+    def opened(self, session: _Session, told: pb.PartitionOpened) -> None:
+        with self.changed:
+            place = self.places.get((told.topic, told.partition))
+            if place is None or not self._is_current(session, place):
+                return
+            if told.HasField("error") and not told.active:
+                self._refused(place, from_wire(told.error))
+            elif told.HasField("error"):
+                if place.active:  # else a former subscription was told, on the same stream
+                    log.warning("%s-%d: %s", place.topic, place.partition, told.error.message)
+                    self._skip(place, told.offset)
+            elif told.active:
+                place.answered = True
+                self._activate(place, told.offset)
+            else:
+                place.answered = True
+                self.queues[place.topic].drop(place)
+                place.forget()
+            self.changed.notify_all()
+
+    def _is_current(self, session: _Session, place: PartitionPlace) -> bool:
+        """Whether it is this stream that the partition is opened on: words of a former one do not count."""
+        return place.address == session.address and self._sessions.get(session.address) is session
+
+    def _refused(self, place: PartitionPlace, error: TritonMQError) -> None:
+        if isinstance(error, NotLeader):
+            self.connection.note_leader(place.topic, place.partition, error)
+        place.address = None
+        if not error.retriable:
+            log.warning("%s-%d: %s", place.topic, place.partition, error)
+            self.fail(place.topic, error)
+        self._failed = True
+        self._work.notify()
+
+    def _activate(self, place: PartitionPlace, offset: int) -> None:
+        """It is pushed from `offset` on. What is held of it stays, if nobody else has been given it meanwhile."""
+        if place.position < 0:
+            place.began = place.position = place.taken = place.processed = offset
+        elif offset > place.position:
+            if not self.group:
+                log.warning("%s-%d: offsets %d to %d are no longer kept", place.topic, place.partition, place.position, offset - 1)
+            place.position = offset
+        place.pushed = place.settled = offset
+        if self.group:  # alone, what is held is below the offset because it was asked for so
+            self.queues[place.topic].drop(place, below=offset)
+            if offset > place.processed:  # others were done with it: the group is not to be moved back to where this member was
+                place.began = place.processed = offset
+                place.taken = max(place.taken, offset)
+        place.active = True
+
+    @staticmethod
+    def _skip(place: PartitionPlace, offset: int) -> None:
+        """The same stream goes on at `offset`: what is between was lost. What is held from before it is this member's as before; if
+        nothing is, what was lost is done with as soon as what was handed out is.
+        """
+        if place.taken == place.position < offset:
+            if place.processed == place.taken:
+                place.processed = offset
+            place.taken = offset
+        place.position = max(place.position, offset)
+        place.pushed = offset
+
+    def pushed(self, session: _Session, header: pb.BatchesHeader, payloads: list[memoryview]) -> None:
+        with self.changed:
+            for stored, payload in zip(header.batches, payloads, strict=True):
+                place = self.places.get((stored.topic, stored.partition))
+                if place is None or not self._is_current(session, place) or not place.active:
+                    session.give_back(len(payload))
+                    continue
+                place.pushed = end = stored.base_offset + stored.record_count
+                if end <= place.position:  # held, or taken, since before the stream was opened
+                    session.give_back(len(payload))
+                    continue
+                view = self.views[place.topic]
+                self.queues[place.topic].put(
+                    Chunk(
+                        place,
+                        stored.base_offset,
+                        stored.record_count,
+                        stored.timestamp_us,
+                        payload,
+                        view.schema,
+                        view.typed,
+                        max(0, place.position - stored.base_offset),
+                        partial(self._released, session.address),
+                    )
+                )
+                self._held[session.address] = self.held(session.address) + len(payload)
+                place.position = end
+            self.changed.notify_all()
+
+    def held(self, address: str) -> int:
+        """Bytes that are here of what that broker has pushed."""
+        return self._held.get(address, 0)
+
+    def _released(self, address: str, count: int) -> None:
+        """A batch was taken or dropped: the stream to its broker that there is now is given the credit."""
+        self._held[address] -= count
+        session = self._sessions.get(address)
+        if session is not None:
+            session.give_back(count)
+
+    # ------------------------------------------------------------------ cursors
+
+    def _settle(self) -> None:
+        """Tell the brokers how far the application is. They coalesce: the newest word counts."""
+        if not self.group:
+            return
+        by_address: dict[str, list[PartitionPlace]] = {}
+        for place in self.places.values():
+            if place.active and place.to_settle > place.settled and place.address is not None:
+                by_address.setdefault(place.address, []).append(place)
+        for address, places in by_address.items():
+            session = self._sessions.get(address)
+            if session is not None and not session.ended:
+                session.settle(places)
+
+    def stop(self, deadline: Deadline, *, last_is_done: bool) -> None:
+        """Settle, end streams and threads. `last_is_done`: the records handed out last count as processed."""
+        with self.changed:
+            if self._stopping:
+                return
+            if last_is_done:
+                for waiting in self.queues.values():
+                    waiting.done_with_last()
+            self._settle()
+            self._stopping = True
+            for waiting in self.queues.values():
+                waiting.close()
+            positions: dict[str, dict[int, int]] = {}
+            for place in self.places.values():
+                if self.group and place.processed > place.began:  # also one that is just being opened again
+                    positions.setdefault(place.topic, {})[place.partition] = place.processed
+            self.changed.notify_all()
+            self._work.notify()
+        kind = "ephemeral" if self.ephemeral else "consumer"
+        try:
+            move_cursors(self.connection, self.group, positions, deadline, kind=kind, member_id=self.member_id)
+        except TritonMQError as error:
+            log.warning("group %s may be given some records again: %s", self.group, error)
+        with self.changed:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            session.end()
+        if self._thread is not None:
+            self._thread.join(_JOIN_S)
+        for session in sessions:
+            session.wait_over(_JOIN_S)
+            session.cancel()
+
+
+def _pieces(elements: Sequence[T]) -> Iterator[Sequence[T]]:
+    """As many at once as a request may name."""
+    for first in range(0, len(elements), limits.REQUEST_PLACES_MAX):
+        yield elements[first : first + limits.REQUEST_PLACES_MAX]
+
+
+class _Session:
+    """Owns one Subscribe stream, and the credit that is to be given back on it."""
+
+    def __init__(self, subscriptions: Subscriptions, address: str) -> None:
+        self.address = address
+        self.ended = False
+        self._subscriptions = subscriptions
+        credit = subscriptions.credit_bytes - subscriptions.held(address)
+        self._owed = min(0, credit)
+        self._stream = PushStream(address, self._heard, self._over)
+        self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=max(0, credit))))
+
+    # -- under the lock
+
+    def open(self, places: Iterable[PartitionPlace]) -> None:
+        """Ask for these: from where this consumer is, else from where it is to start.
+
+        What is asked for in a group becomes its cursor if it has none, since a leader died before it was committed: all that this
+        member is not done with.
+        """
+        wanted = []
+        for place in places:
+            topic_id = self._subscriptions.views[place.topic].topic_id
+            request = pb.SubscribePartition(topic=place.topic, partition=place.partition, topic_id=topic_id)
+            if place.position >= 0:
+                request.offset = place.processed if self._subscriptions.group else place.position
+            elif place.added:
+                request.earliest = True
+            else:
+                self._subscriptions.start(request)
+            place.active = False
+            wanted.append(request)
+        group, member = self._subscriptions.group, self._subscriptions.member_id
+        for some in _pieces(wanted):
+            opening = pb.SubscribeOpen(group=group, member_id=member, partitions=some, ephemeral=self._subscriptions.ephemeral)
+            self._stream.say(pb.SubscribeRequest(open=opening))
+
+    def close_partition(self, place: PartitionPlace) -> None:
+        closing = pb.SubscribeClose(partitions=[pb.TopicPartition(topic=place.topic, partition=place.partition)])
+        self._stream.say(pb.SubscribeRequest(close=closing))
+
+    def settle(self, places: Iterable[PartitionPlace]) -> None:
+        settled = []
+        for place in places:
+            settled.append(pb.CursorPosition(topic=place.topic, partition=place.partition, offset=place.to_settle))
+            place.settled = place.to_settle
+        for some in _pieces(settled):
+            self._stream.say(pb.SubscribeRequest(settled=some))
+
+    def give_back(self, count: int) -> None:
+        """Credit for a batch that was taken. In portions: a request for each small batch would cost more than the batch."""
+        self._owed += count
+        if self._owed * 4 >= self._subscriptions.credit_bytes and not self.ended:
+            self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=self._owed)))
+            self._owed = 0
+
+    def end(self) -> None:
+        """Say the last word; the broker ends the stream once it has heard all before it."""
+        if not self.ended:
+            self.ended = True
+            self._stream.say_last()
+
+    # -- from any thread
+
+    def wait_over(self, timeout_s: float) -> None:
+        self._stream.wait_over(timeout_s)
+
+    def cancel(self) -> None:
+        """Do not wait for the broker's last word any longer."""
+        self._stream.cancel()
+
+    # -- on the loop of all streams
+
+    async def _heard(self, message: Envelope[pb.BatchesHeader]) -> None:
+        for told in message.header.opened:
+            self._subscriptions.opened(self, told)
+        if message.header.batches:
+            payloads = list(split(message.payload, (stored.payload_bytes for stored in message.header.batches)))
+            unknown = self._subscriptions.with_unknown_columns(message.header, payloads)
+            if unknown:  # a broker is asked: not on the loop
+                await asyncio.to_thread(self._subscriptions.learn_columns, unknown)
+            self._subscriptions.pushed(self, message.header, payloads)
+
+    def _over(self, broke: grpc.RpcError | None) -> None:
+        if broke is not None and not self.ended:
+            log.info("subscription at %s ended: %s", self.address, error_of(broke, self.address))
+        self._subscriptions.session_ended(self)

@@ -1,0 +1,1 @@
+"""From rows and tables to acknowledged batches: accumulation, lanes, sending, futures."""

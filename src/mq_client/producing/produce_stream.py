@@ -1,0 +1,93 @@
+"""One Produce stream to one broker: requests go out through a queue that gRPC reads, answers come in on a thread of its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import grpc
+
+from mq_client.cluster.channels import channel, error_of, open_produce
+from mq_client.errors import TritonMQError, Unreachable
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope
+
+_CONNECT_S: Final = 2.0
+_END: Final = None
+
+
+class ProduceStream:
+    """Owns the stream, its thread, and the count of what is unanswered on it.
+
+    `on_results` gets answers in the order they come; `on_broken` is called once, last, with whether anything can have reached the
+    broker. Both in the stream's thread. `correlations` and `bytes` are the sender's, under its lock.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        on_results: Callable[[ProduceStream, Sequence[pb.ProduceResult]], None],
+        on_broken: Callable[[ProduceStream, TritonMQError, bool], None],
+    ) -> None:
+        self.address = address
+        self.correlations: dict[int, int] = {}  # unanswered: correlation -> bytes
+        self.bytes = 0
+        self._on_results = on_results
+        self._on_broken = on_broken
+        # Bounded by what the sender lets be unanswered on a stream.
+        self._requests: queue.SimpleQueue[Envelope[pb.ProduceHeader] | None] = queue.SimpleQueue()
+        self._call: Any = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=f"tritonmq-produce-{address}", daemon=True)
+        self._thread.start()
+
+    def send(self, request: Envelope[pb.ProduceHeader]) -> None:
+        self._requests.put(request)
+
+    def close(self, timeout_s: float) -> None:
+        """End the stream and its thread."""
+        self._closed = True
+        self._requests.put(_END)
+        call = self._call
+        if call is not None:
+            call.cancel()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        if not connected(self.address, _CONNECT_S):
+            self._on_broken(self, Unreachable(f"broker at {self.address} cannot be reached"), False)
+            return
+        self._call = open_produce(self.address, iter(self._requests.get, _END))
+        if self._closed:
+            self._call.cancel()
+        error: TritonMQError = Unreachable(f"broker at {self.address} ended the stream")
+        try:
+            for response in self._call:
+                self._on_results(self, response.results)
+        except grpc.RpcError as cause:
+            error = error_of(cause, self.address)
+        finally:
+            self._requests.put(_END)  # lets gRPC's thread that reads the queue go
+            self._call.cancel()
+            self._on_broken(self, error, True)
+
+
+def connected(address: str, timeout_s: float) -> bool:
+    """Whether there is a connection, waiting for one that is being made. False as soon as an attempt has failed."""
+    states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+    to_broker = channel(address)
+    to_broker.subscribe(states.put, try_to_connect=True)
+    try:
+        while True:
+            state = states.get(timeout=timeout_s)
+            if state is grpc.ChannelConnectivity.READY:
+                return True
+            if state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN):
+                return False
+    except queue.Empty:
+        return False
+    finally:
+        to_broker.unsubscribe(states.put)

@@ -1,0 +1,404 @@
+"""The one thread that sends: it looks at what is ready, asks who leads, and hands batches to the brokers' streams.
+
+Shared by the producer (records) and the transaction client (staged batches). Decisions about order and retries are the lanes'
+(lanes.py), about closing batches the accumulator's; here are threads, the clock and the network.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from random import Random
+from typing import Final
+
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline
+from mq_client.errors import (
+    DiskFull,
+    InternalError,
+    NotEnoughReplicas,
+    NotLeader,
+    OutcomeUnknown,
+    OutOfOrder,
+    Overloaded,
+    RefusedError,
+    SchemaMismatch,
+    TritonMQError,
+    UnknownPartition,
+    UnknownTopic,
+)
+from mq_client.producing.accumulator import Accumulator, AccumulatorSettings, Answer
+from mq_client.producing.futures import BatchPlace, RecordPlace
+from mq_client.producing.lanes import Lane, OutgoingBatch
+from mq_client.producing.produce_stream import ProduceStream
+from mq_protocol import limits
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope
+from mq_protocol.errors import from_wire
+
+_IDLE_S: Final = 1.0
+_FAILURES_MAX: Final = 10_000
+"""Batches whose error nobody has looked at so far, until the next flush."""
+
+_STALL_S: Final = 2.0
+"""Unanswered for so long, it is asked whether somebody else leads by now: a stopped process holds its connections open."""
+
+_REFRESH_MS: Final = 5_000.0
+_BROKER_TIMEOUT_MS_MAX: Final = limits.REQUEST_TIMEOUT_MS
+
+_SAME_LEADER = (OutOfOrder, Overloaded, DiskFull, NotEnoughReplicas)
+"""Retriable, but no sign that somebody else leads."""
+
+
+class Sender:
+    """Owns the sending thread, the streams and the refresher. Everything shared is under `lock`.
+
+    `work` wakes the thread; `progress` is notified whenever something was answered (room in memory, a flush that may end).
+    `on_changed_topic`: told under `lock` of a topic that is not as its target has it. `metadata_age_s_max`: what is known of the
+    topics written to is asked for again when it is older.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        settings: AccumulatorSettings,
+        acks: pb.Acks.ValueType,
+        on_changed_topic: Callable[[str], None] = lambda topic: None,
+        metadata_age_s_max: float = math.inf,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.work = threading.Condition(self.lock)
+        self.progress = threading.Condition(self.lock)
+        self.accumulator = Accumulator(settings, Random())  # noqa: S311 - spreads load, guards nothing
+        self.failures: list[Answer] = []  # nobody had looked at these when they were told
+        self.died: TritonMQError | None = None
+        self._connection = connection
+        self._acks = acks
+        self._on_changed_topic = on_changed_topic
+        self._streams: dict[str, ProduceStream] = {}
+        self._refresher = Refresher(connection, self._wake)
+        self._metadata_age_s_max = metadata_age_s_max
+        self._renew_at = 0.0
+        self._ask_again: dict[str, float] = {}
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def ensure_started(self) -> None:
+        """Start the thread when there is first something to send. Under `lock`. Raises what it died of."""
+        if self.died is not None:
+            raise self.died
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tritonmq-sender", daemon=True)
+            self._thread.start()
+
+    def wait_for_room(self, size: int, bytes_max: int, deadline: Deadline) -> None:
+        """Under `lock`: until `size` more bytes fit. Raises `Overloaded` at the deadline."""
+        while self.accumulator.pending_bytes and self.accumulator.pending_bytes + size > bytes_max:
+            if deadline.expired:
+                raise Overloaded(
+                    f"producer holds {self.accumulator.pending_bytes} unacknowledged bytes, more than buffer_bytes_max={bytes_max} "
+                    f"allows, for {deadline.timeout_ms:.0f} ms: publish more slowly or raise it"
+                )
+            self.progress.wait(deadline.remaining_s)
+
+    def flush(self, deadline: Deadline) -> None:
+        """Until everything given so far has its answer. Raises `OutcomeUnknown` at the deadline."""
+        with self.lock:
+            self.accumulator.close_all(time.monotonic())
+            waiting = [batch for lane in self.accumulator.busy() for batch in lane.batches]
+            self.work.notify()
+            while waiting:
+                if deadline.expired:
+                    raise OutcomeUnknown(
+                        f"{len(waiting)} batches have no answer after {deadline.timeout_ms:.0f} ms: they are still being sent, "
+                        "flush again"
+                    )
+                self.progress.wait(deadline.remaining_s)
+                waiting = [batch for batch in waiting if not batch.done]
+
+    def stop(self, deadline: Deadline) -> None:
+        """End threads and streams. What has no answer by now is given up."""
+        answers: list[Answer] = []
+        with self.lock:
+            self._stopping = True
+            self.accumulator.close_all(time.monotonic())
+            for lane in self.accumulator.busy():
+                answers += [self.accumulator.give_up(lane, batch) for batch in list(lane.batches)]
+            self._note(answers)
+            self.work.notify()
+            streams = list(self._streams.values())
+        self._tell(answers)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(deadline.remaining_s + 1)
+        for stream in streams:
+            stream.close(deadline.remaining_s + 1)
+        self._refresher.stop()
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            self._send_for_ever()
+        except BaseException as error:
+            # A defect of ours. Nobody would answer any more: say so to everyone who waits, rather than let them.
+            self._give_up_all(InternalError(f"the producer's thread failed ({type(error).__name__}: {error}): make a new producer"))
+            raise
+
+    def _give_up_all(self, error: TritonMQError) -> None:
+        with self.lock:
+            self.died = error
+            self.accumulator.close_all(time.monotonic())
+            answers = [answer for lane in self.accumulator.busy() for answer in self.accumulator.refuse_all(lane, error)]
+            self._note(answers)
+        self._tell(answers)
+
+    def _send_for_ever(self) -> None:
+        while True:
+            with self.lock:
+                if self._stopping:
+                    return
+                now = time.monotonic()
+                ready, answers, wake = self._plan(now)
+                self._note(answers)
+                if not ready and not answers:
+                    self.work.wait(max(0.0, min(wake - now, _IDLE_S)))
+                    continue
+            self._tell(answers)
+            for stream, batch, header in ready:
+                stream.send(Envelope(header, (memoryview(batch.encoded()),)))
+
+    def _plan(self, now: float) -> tuple[list[tuple[ProduceStream, OutgoingBatch, pb.ProduceHeader]], list[Answer], float]:
+        """What to send, what ended, and when to look again."""
+        accumulator = self.accumulator
+        self._renew(now)
+        wake = min(self._renew_at, accumulator.close_ready(now) or math.inf)
+        ready: list[tuple[ProduceStream, OutgoingBatch, pb.ProduceHeader]] = []
+        answers: list[Answer] = []
+        for lane in accumulator.busy():
+            answers += [accumulator.give_up(lane, batch) for batch in lane.expired(now)]
+            if not lane.batches:
+                continue
+            address = self._leader_of(lane, now, answers)
+            if address is not None and lane.next(now) is not None:  # one that waits opens no stream: its failing would wake us
+                stream = self._stream(address)
+                while stream.bytes < limits.PRODUCE_IN_FLIGHT_BYTES_MAX and (taken := accumulator.take(lane, now)):
+                    batch, correlation, after = taken
+                    stream.correlations[correlation] = batch.size
+                    stream.bytes += batch.size
+                    ready.append((stream, batch, self._header(batch, correlation, after, now)))
+            if lane.batches:
+                wake = min(wake, lane.batches[0].deadline, now + _STALL_S)
+                if lane.not_before > now:
+                    wake = min(wake, lane.not_before)
+        return ready, answers, wake
+
+    def _renew(self, now: float) -> None:
+        """Ask again about topics that were heard of too long ago; let go of targets of those that are not as they were."""
+        if now < self._renew_at:
+            return
+        self._renew_at = now + min(_IDLE_S, self._metadata_age_s_max)
+        for target in self.accumulator.targets():
+            name = target.view.name
+            known = self._connection.known_topic(name)
+            if known is None or not known.is_made_as(target.view):
+                self._on_changed_topic(name)
+                if known is None and not any(lane.topic == name for lane in self.accumulator.busy()):
+                    self._refresher.refusal(name)  # nobody waits to be told; who publishes next asks for the topic again
+            elif self._connection.topic_age_s(name) > self._metadata_age_s_max and now > self._ask_again.get(name, 0.0):
+                self._ask_again[name] = now + self._metadata_age_s_max
+                self._refresher.ask(name)
+
+    def _leader_of(self, lane: Lane, now: float, answers: list[Answer]) -> str | None:
+        """Where the lane's batches go; what is in flight to another than that is called back."""
+        refused = self._refresher.refusal(lane.topic)
+        if refused is not None:
+            self._on_changed_topic(lane.topic)
+            answers += self.accumulator.refuse_all(lane, refused)
+            return None
+        view = self._connection.known_topic(lane.topic)
+        address = self._connection.leader_address(view, lane.partition) if view and lane.partition < view.partitions else None
+        if address is None:
+            self._refresher.ask(lane.topic)
+            return None
+        if lane.in_flight and lane.address != address:
+            moved = OutcomeUnknown(f"the leader moved from {lane.address} to {address} before it answered")
+            answers += self.accumulator.recall(lane, moved, now)
+        elif lane.in_flight and min(batch.sent_at for batch in lane.batches if batch.correlation is not None) + _STALL_S < now:
+            self._refresher.ask(lane.topic, address)
+        if lane.address != address:
+            lane.address = address
+            lane.not_before = 0.0  # somebody else leads: what the former one refused is no reason to wait
+        return address
+
+    def _header(self, batch: OutgoingBatch, correlation: int, after: bytes, now: float) -> pb.ProduceHeader:
+        return pb.ProduceHeader(
+            correlation=correlation,
+            topic=batch.topic,
+            partition=batch.partition,
+            uuid=batch.uuid,
+            acks=self._acks if batch.stage is None else pb.ALL,
+            record_count=batch.record_count,
+            schema_fingerprint=batch.fingerprint,
+            timeout_ms=max(1, min(int((batch.deadline - now) * 1000), _BROKER_TIMEOUT_MS_MAX)),
+            after=after,
+            stage=batch.stage,
+            record_uuids=batch.record_uuids,
+        )
+
+    def _stream(self, address: str) -> ProduceStream:
+        stream = self._streams.get(address)
+        if stream is None:
+            stream = self._streams[address] = ProduceStream(address, self._on_results, self._on_broken)
+        return stream
+
+    def _wake(self) -> None:
+        with self.lock:
+            self._renew_at = 0.0
+            self.work.notify()
+
+    def _note(self, answers: Iterable[Answer]) -> None:
+        """Under `lock`, before a flush can see that nothing is left to wait for: the errors that it has to raise."""
+        for answer in answers:
+            if answer.error is not None and not answer.outcome.observed:
+                if len(self.failures) >= _FAILURES_MAX:
+                    self.failures = [failure for failure in self.failures if not failure.outcome.observed][: _FAILURES_MAX - 1]
+                self.failures.append(answer)
+
+    def _tell(self, answers: Sequence[Answer]) -> None:
+        for answer in answers:
+            answer.tell()
+        if answers:
+            with self.lock:
+                self.progress.notify_all()
+
+    # ------------------------------------------------------------------ answers (in the streams' threads)
+
+    def _on_results(self, stream: ProduceStream, results: Sequence[pb.ProduceResult]) -> None:
+        answers: list[Answer] = []
+        now = time.monotonic()
+        with self.lock:
+            for result in results:
+                stream.bytes -= stream.correlations.pop(result.correlation, 0)
+                if result.HasField("there"):
+                    answers += self._there(result)
+                    continue
+                if not result.HasField("error"):
+                    answers += self._placed(result)
+                    continue
+                error = from_wire(result.error)
+                found = self.accumulator.in_flight.get(result.correlation)
+                if found is not None:
+                    self._learn(found[0], error)
+                answers += _final(self.accumulator.refuse(result.correlation, error, now))
+            self._note(answers)
+            self.work.notify()
+        self._tell(answers)
+
+    def _placed(self, result: pb.ProduceResult) -> list[Answer]:
+        found = self.accumulator.in_flight.get(result.correlation)
+        if found is None:
+            return []
+        batch = found[1]
+        place = BatchPlace(batch.partition, result.base_offset, batch.record_count, result.timestamp_us, result.duplicate)
+        return _final(self.accumulator.answer(result.correlation, place))
+
+    def _there(self, result: pb.ProduceResult) -> list[Answer]:
+        found = self.accumulator.in_flight.get(result.correlation)
+        if found is None:
+            return []
+        there, count = result.there, found[1].record_count
+        places = dict(zip(there.positions, map(RecordPlace, there.offsets, there.timestamps_us), strict=False))
+        if not places or max(places) >= count or not found[1].record_uuids:
+            error = InternalError(f"the broker says that records {sorted(places)[:5]} of {count} are there already: see its log")
+            return _final(self.accumulator.refuse(result.correlation, error, time.monotonic()))
+        return _final(self.accumulator.shorten(result.correlation, places))
+
+    def _learn(self, lane: Lane, error: TritonMQError) -> None:
+        if isinstance(error, UnknownTopic | UnknownPartition | SchemaMismatch):
+            self._connection.forget(lane.topic)
+            self._on_changed_topic(lane.topic)
+        if isinstance(error, NotLeader) and error.leader:
+            self._connection.note_leader(lane.topic, lane.partition, error)
+        if error.retriable and not isinstance(error, _SAME_LEADER):
+            self._refresher.ask(lane.topic, lane.address)
+
+    def _on_broken(self, stream: ProduceStream, error: TritonMQError, reached: bool) -> None:
+        answers: list[Answer] = []
+        now = time.monotonic()
+        with self.lock:
+            if self._streams.get(stream.address) is stream:
+                del self._streams[stream.address]
+            for correlation in stream.correlations:
+                found = self.accumulator.in_flight.get(correlation)
+                if found is not None:
+                    self._learn(found[0], error)
+                answers += _final(self.accumulator.refuse(correlation, error, now, reached=reached))
+            self._note(answers)
+            self.work.notify()
+        self._tell(answers)
+
+
+def _final(answer: Answer | None) -> list[Answer]:
+    """None: the batch will be sent again, or has been given up."""
+    return [] if answer is None else [answer]
+
+
+class Refresher:
+    """Asks for metadata off the sending thread, so that one lost leader does not hold up the others' batches."""
+
+    def __init__(self, connection: Connection, on_answer: Callable[[], None]) -> None:
+        self._connection = connection
+        self._on_answer = on_answer
+        self._changed = threading.Condition()
+        self._asked: dict[str, set[str]] = {}
+        self._refused: dict[str, RefusedError] = {}
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    def ask(self, topic: str, doubted: str = "") -> None:
+        """Refresh that topic soon, of others than the broker at `doubted` if they answer. Asking again before that changes nothing
+        else."""
+        with self._changed:
+            if topic in self._asked or self._stopping:
+                self._asked.get(topic, set()).add(doubted)
+                return
+            self._asked[topic] = {doubted}
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="tritonmq-metadata", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def refusal(self, topic: str) -> RefusedError | None:
+        """Why the topic cannot be written any more (it was deleted), if so; forgotten once told."""
+        with self._changed:
+            return self._refused.pop(topic, None)
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._asked and not self._stopping:
+                    self._changed.wait(_IDLE_S)
+                if self._stopping:
+                    return
+                topic, doubted = next((topic, frozenset(doubted)) for topic, doubted in self._asked.items())
+            refused: RefusedError | None = None
+            with contextlib.suppress(TritonMQError):
+                try:
+                    self._connection.refresh(topic, Deadline(_REFRESH_MS), doubted)
+                except RefusedError as error:
+                    refused = error
+            with self._changed:
+                self._asked.pop(topic, None)
+                if refused is not None:
+                    self._refused[topic] = refused
+                # Not again at once: a cluster that is electing needs a moment.
+                self._changed.wait(0.02)
+            self._on_answer()

@@ -1,0 +1,1 @@
+"""What the data source decides without Spark and without brokers: options, offsets, positions."""

@@ -1,0 +1,278 @@
+"""Retention and snapshots on three real brokers: what is dropped is dropped everywhere, and nothing else is forgotten with it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from mq_broker.broker.administration import retention
+from mq_broker.broker.administration.retention import RetentionClock
+from mq_broker.broker.host.partition import Partition
+from mq_broker.core.entries import Operation
+from mq_broker.core.machine.window import WindowBounds
+from mq_broker.core.messages import Decided, Done
+from mq_broker.storage.journal.journal import DiskJournal
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import OffsetOutOfRange
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, numbers_in, standalone, until
+from tests.mq_broker.broker.test_three_brokers import Three, three
+
+ROWS = 2_000
+"""A batch of so many takes some 60 KB: each begins a segment of its own, or nearly."""
+
+
+@pytest.fixture(autouse=True)
+def checked_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "CHECK_S", 0.1)
+
+
+async def fill(broker: Broker, first: int, batches: int, **fields: object) -> None:
+    for n in range(first, first + batches):
+        await broker.produce("t", *range(n * ROWS, (n + 1) * ROWS), uuid=b"batch %10d" % n, **fields)
+
+
+async def start_of(broker: Broker, topic: str = "t") -> int:
+    answer = await broker.ask("ListOffsets", pb.ListOffsetsRequest(topic=topic, partitions=[0]))
+    return int(answer.partitions[0].log_start_offset)
+
+
+async def held(broker: Broker, start: int, end: int) -> list[int]:
+    return [n for _, payload in await broker.fetch("t", start, end) for n in numbers_in(payload)]
+
+
+def first_segments(data: Path, topic_id: str) -> dict[int, int]:
+    """The index that each broker's journal begins with."""
+    return {
+        broker: min(int(path.stem) for path in (data / str(broker) / "partitions" / f"{topic_id}-0").glob("*.log"))
+        for broker in (1, 2, 3)
+    }
+
+
+async def settled_start(cluster: Three, leader: int) -> int:
+    """Where the log starts once retention has done what it can."""
+
+    async def steady() -> int:
+        before = await start_of(cluster[leader])
+        await asyncio.sleep(0.4)
+        return before if before and before == await start_of(cluster[leader]) else 0
+
+    return int(await until(steady))
+
+
+def test_what_is_too_much_is_dropped_on_every_replica_and_stays_dropped(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention_bytes="200000")
+            leader = await cluster.leader("t", at=1)
+            await fill(cluster[leader], 0, 12)
+            start = await settled_start(cluster, leader)
+            assert start % ROWS == 0
+            assert 0 < start < 12 * ROWS
+            with pytest.raises(OffsetOutOfRange, match=str(start)):
+                await cluster[leader].fetch("t", 0, 1)
+
+            async def shortened() -> bool:
+                return all(first > 1 for first in first_segments(tmp_path, info.topic_id).values())
+
+            await until(shortened)
+            kept = list(range(start, 12 * ROWS))
+            assert await held(cluster[leader], start, 12 * ROWS) == kept
+            await asyncio.gather(*(broker.abandon() for broker in cluster.brokers.values()))
+            await asyncio.gather(*(broker.start() for broker in cluster.brokers.values()))
+            leader = await cluster.leader("t", at=1)
+            await until(lambda: cluster[leader].end("t"))
+            assert await settled_start(cluster, leader) == start
+            assert await held(cluster[leader], start, 12 * ROWS) == kept
+            again = await cluster[leader].produce("t", *range(ROWS), uuid=b"batch %10d" % 0)
+            assert (again.duplicate, again.base_offset) == (True, 0)  # dropped, and still known (trap 13)
+
+    asyncio.run(scenario())
+
+
+def test_a_replica_that_is_too_far_behind_begins_anew_with_the_leaders_state(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention_bytes="150000")
+            leader = await cluster.leader("t", at=1)
+            away, other = (n for n in (1, 2, 3) if n != leader)
+            await fill(cluster[leader], 0, 2)
+            await cluster[away].stop()
+            await fill(cluster[leader], 2, 10)
+            start = await settled_start(cluster, leader)
+
+            async def shortened() -> bool:
+                return first_segments(tmp_path, info.topic_id)[leader] > 6
+
+            await until(shortened)
+            await cluster[away].start()
+            await cluster.in_sync("t", [1, 2, 3], at=leader)
+            assert first_segments(tmp_path, info.topic_id)[away] > 6
+            assert await until(lambda: held(cluster[away], start, 12 * ROWS)) == list(range(start, 12 * ROWS))
+            await cluster[leader].abandon()
+            await cluster[other].abandon()
+            await cluster[other].start()
+            heir = await cluster.leader("t", at=away, not_=leader)
+            again = await until(lambda: cluster[heir].produce("t", *range(ROWS), uuid=b"batch %10d" % 0))
+            assert (again.duplicate, again.base_offset) == (True, 0)
+            assert await held(cluster[heir], start, 12 * ROWS) == list(range(start, 12 * ROWS))
+
+    asyncio.run(scenario())
+
+
+def test_a_new_replica_gets_in_sync_though_retention_goes_on_taking(zookeeper: str, tmp_path: Path) -> None:
+    """Each trim lets a journal in memory begin later, and each time a replica that was given the state before that lacks some."""
+
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            await cluster[1].create_topic("t", replicas=3, durability="memory", retention_bytes="50000")
+            leader = await cluster.leader("t", at=1)
+            away = next(n for n in (1, 2, 3) if n != leader)
+            await fill(cluster[leader], 0, 4)
+            await cluster[away].abandon()
+            await cluster[away].start()
+            over = asyncio.Event()
+
+            async def write_on() -> None:
+                n = 4
+                while not over.is_set():
+                    await fill(cluster[leader], n, 1)
+                    n += 1
+
+            writing = asyncio.create_task(write_on())
+            try:
+                await cluster.in_sync("t", [1, 2, 3], at=leader)
+            finally:
+                over.set()
+                await writing
+
+    asyncio.run(scenario())
+
+
+def test_offsets_go_on_after_a_topic_was_emptied_by_age_and_its_leader_died(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            await cluster[1].create_topic("t", replicas=3, retention_ms="1s")
+            leader = await cluster.leader("t", at=1)
+            await cluster[leader].produce("t", 1, 2, 3)
+
+            async def emptied() -> bool:
+                return await start_of(cluster[leader]) == 3
+
+            await until(emptied)
+            await cluster[leader].abandon()
+            heir = await cluster.leader("t", at=1 + leader % 3, not_=leader)
+            placed = await until(lambda: cluster[heir].produce("t", 4))
+            assert placed.base_offset == 3
+            assert await start_of(cluster[heir]) >= 3
+
+    asyncio.run(scenario())
+
+
+def test_a_partition_that_is_stuck_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask, asked = Partition.ask, asyncio.Event()
+
+    async def stuck(partition: Partition, operation: Operation, deadline: float) -> Done | Decided:
+        if partition.name == "a-0":
+            asked.set()
+            await asyncio.Event().wait()
+        return await ask(partition, operation, deadline)
+
+    monkeypatch.setattr(Partition, "ask", stuck)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            for topic in ("a", "t"):
+                await broker.create_topic(topic, retention_bytes="100000")
+            for _ in range(6):
+                await broker.produce("a", *range(ROWS))
+            async with asyncio.timeout(DEADLINE_S):
+                await asked.wait()
+            await fill(broker, 0, 6)
+            assert await until(lambda: start_of(broker)) > 0
+            assert await start_of(broker, "a") == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_turn_that_takes_too_long_is_left_and_what_it_did_after_all_is_seen_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retention, "TURN_S", 0.3)
+    caplog.set_level(logging.INFO, "mq_broker.broker")
+    shorten_to = DiskJournal.shorten_to
+    calls: list[int] = []
+
+    async def unanswered(journal: DiskJournal, first_index: int, window: WindowBounds) -> int:
+        begins = await shorten_to(journal, first_index, window)
+        if begins > 1 and not calls:
+            calls.append(begins)
+            await asyncio.Event().wait()
+        return begins
+
+    monkeypatch.setattr(DiskJournal, "shorten_to", unanswered)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", segment_bytes_max="65536", retention_bytes="100000")
+            await fill(broker, 0, 6)
+
+            async def told() -> bool:
+                said = [record.getMessage() for record in caplog.records]
+                late = [at for at, words in enumerate(said) if "t-0: retention took longer than 0.3 s" in words]
+                return bool(late) and any("t-0: the journal begins at entry" in words for words in said[late[0] :])
+
+            await until(told)
+
+    asyncio.run(scenario())
+
+
+class Clocks:
+    """A wall clock that can be set, and one that cannot."""
+
+    def __init__(self) -> None:
+        self.wall_us = 1_700_000_000_000_000
+        self.passed_s = 50.0
+        self.believed = RetentionClock(lambda: self.wall_us, lambda: self.passed_s)
+
+    def go_on(self, seconds: float) -> int:
+        """What is believed after that, in seconds since the beginning."""
+        self.passed_s += seconds
+        self.wall_us += int(seconds * 1e6)
+        return (self.believed.now_us() - 1_700_000_000_000_000) // 1_000_000
+
+
+YEAR_S = 365 * 86_400
+
+
+def test_a_wall_clock_that_jumps_forward_makes_nothing_old(caplog: pytest.LogCaptureFixture) -> None:
+    clocks = Clocks()
+    assert clocks.go_on(100) == 100
+    clocks.wall_us += YEAR_S * 1_000_000
+    assert [clocks.go_on(2) for _ in range(3)] == [102, 104, 106]
+    [said] = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert "set it right within 3600 s" in said.getMessage(), "told once"
+    clocks.wall_us -= YEAR_S * 1_000_000
+    assert [clocks.go_on(2) for _ in range(3)] == [108, 110, 112]
+
+
+def test_a_wall_clock_that_stays_ahead_is_believed_in_the_end() -> None:
+    """A machine may start with a clock that is years behind: retention must not be off for good."""
+    clocks = Clocks()
+    clocks.wall_us += YEAR_S * 1_000_000
+    clocks.go_on(0)
+    assert clocks.go_on(3_599) == 3_599
+    assert clocks.go_on(1) == YEAR_S + 3_600
+    assert clocks.go_on(1) == YEAR_S + 3_601
+    clocks.wall_us += YEAR_S * 1_000_000
+    assert clocks.go_on(1) == YEAR_S + 3_602, "the next jump waits anew"
+
+
+def test_a_wall_clock_that_is_set_back_or_drifts_is_believed_at_once() -> None:
+    clocks = Clocks()
+    clocks.wall_us -= YEAR_S * 1_000_000
+    assert clocks.go_on(5) == 5 - YEAR_S
+    clocks.wall_us += 9_000_000
+    assert clocks.go_on(0) == 14 - YEAR_S

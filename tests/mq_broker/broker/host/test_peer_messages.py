@@ -1,0 +1,199 @@
+"""What comes from other brokers as bytes becomes words for the core, whole or not at all, and the loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any
+
+import google_crc32c
+import pytest
+
+from mq_broker.broker.host import peer_messages
+from mq_broker.broker.host.arriving import ArrivingSnapshots
+from mq_broker.broker.host.peer_messages import PeerMessages
+from mq_broker.core.entries import Entry, MoveCursor
+from mq_broker.core.machine.state import MachineState, Snapshot
+from mq_broker.core.messages import Event, InstallSnapshot
+from mq_broker.core.replication.peer_admission import Judgement, Verdict
+from mq_broker.rpc.links import Links
+from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.refusals import Refusals
+from mq_broker.storage.codec.frame import HEADER_BYTES, Place, encode
+from mq_broker.storage.codec.snapshot import decode_snapshot, encode_snapshot
+from mq_broker.storage.journal.memory import MemoryJournal
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import PeerRefused
+from mq_protocol.limits import SNAPSHOT_PART_BYTES
+from tests.mq_broker.broker.cluster import DEADLINE_S
+
+PLACE = Place("id", 0)
+ENTRY = Entry(1, 3, 77, MoveCursor("g", 5, "consumer"))
+SNAPSHOT = Snapshot(9, 3, 77, MachineState(next_offset=5))
+DATA = encode_snapshot(PLACE, SNAPSHOT)
+
+
+class Nobody:
+    """Hears nothing of links, nor of a journal."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was called")
+
+
+class Peers:
+    """The messages of one partition, and what they told its core."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.tasks: list[asyncio.Task[None]] = []
+        self.refusals = Refusals()
+        self.judged: Judgement = (Verdict.ADMITTED, "")
+        self.arriving = ArrivingSnapshots()
+        links = Links(PeerProof(1, 1, "c", bytes(32)), Nobody(), self._spawn, refusals=self.refusals)
+        self.messages = PeerMessages(
+            PLACE,
+            links,
+            MemoryJournal(Nobody(), PLACE),
+            self._feed,
+            self._spawn,
+            lambda message: self.judged,
+            self.arriving,
+            lambda: 2 * SNAPSHOT_PART_BYTES,
+        )
+
+    def _feed(self, event: Event) -> None:
+        self.events.append(event)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.create_task(work, name=name))
+        return self.tasks[-1]
+
+    def hear(self, sequence: int, part: int, data: bytes, parts: int = 2) -> None:
+        self.messages.hear_snapshot(
+            pb.SnapshotPart(leader=2, incarnation=4, leader_epoch=3, sequence=sequence, part=part, parts=parts, data=data)
+        )
+
+    async def idle(self) -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await asyncio.gather(*self.tasks)
+
+
+def test_a_snapshot_is_put_together_from_its_parts_and_from_those_of_one_sending_only() -> None:
+    async def main() -> None:
+        peers = Peers()
+        peers.hear(1, 0, DATA[:20])
+        peers.hear(2, 1, DATA[20:])
+        peers.hear(2, 0, DATA[:20])
+        assert not peers.tasks
+        peers.hear(2, 1, DATA[20:])
+        await peers.idle()
+        assert peers.events == [InstallSnapshot(2, 4, 3, 2, SNAPSHOT)]
+        peers.hear(3, 0, DATA[:-1], parts=1)
+        await peers.idle()
+        assert len(peers.events) == 1, "a damaged one is dropped"
+        peers.hear(4, 0, DATA, parts=1)
+        await peers.idle()
+        assert len(peers.events) == 2
+
+    asyncio.run(main())
+
+
+def test_a_snapshot_is_read_beside_the_loop_and_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_go = threading.Event()
+
+    def slowly(place: Place, data: bytes) -> Snapshot:
+        assert let_go.wait(DEADLINE_S)
+        return decode_snapshot(place, data)
+
+    monkeypatch.setattr(peer_messages, "decode_snapshot", slowly)
+
+    async def main() -> None:
+        peers = Peers()
+        peers.hear(1, 0, DATA, parts=1)
+        await asyncio.sleep(0)
+        peers.hear(2, 0, DATA, parts=1)
+        assert (len(peers.tasks), peers.events) == (1, []), "the loop is here already"
+        let_go.set()
+        await peers.idle()
+        assert peers.events == [InstallSnapshot(2, 4, 3, 1, SNAPSHOT)]
+
+    asyncio.run(main())
+
+
+def test_a_message_that_no_broker_sends_is_not_fed_and_ends_the_link() -> None:
+    peers = Peers()
+    peers.judged = Verdict.NONSENSE, "nobody says that"
+    frames = [memoryview(b"".join(map(bytes, encode(PLACE, ENTRY).parts)))]
+    with pytest.raises(PeerRefused, match="nobody says that") as error:
+        peers.messages.hear_entries(pb.AppendEntries(leader=2, leader_epoch=3), frames)
+    assert error.value.why == pb.PEER_NONSENSE
+    with pytest.raises(PeerRefused):
+        peers.messages.hear_ack(pb.AppendAck(follower=2))
+    peers.judged = Verdict.NOT_REGISTERED, "not yet"
+    peers.messages.hear_ack(pb.AppendAck(follower=2))
+    assert peers.events == []
+
+
+def test_a_frame_whose_checksum_holds_and_whose_operation_cannot_be_read_is_dropped() -> None:
+    peers = Peers()
+    frame = bytearray(b"".join(map(bytes, encode(PLACE, ENTRY).parts)))
+    frame[HEADER_BYTES:] = b"\xff" * (len(frame) - HEADER_BYTES)
+    crc = google_crc32c.extend(PLACE.seed, bytes(frame[4:]))
+    peers.messages.hear_entries(pb.AppendEntries(leader=2), [memoryview(crc.to_bytes(4, "little") + bytes(frame[4:]))])
+    assert peers.events == []
+
+
+def test_a_snapshot_that_makes_no_sense_ends_the_link() -> None:
+    async def main() -> None:
+        peers = Peers()
+        nonsense = encode_snapshot(PLACE, Snapshot(9, 3, 77, MachineState(next_offset=1 << 62)))
+        peers.hear(1, 0, nonsense, parts=1)
+        await peers.idle()
+        assert (peers.events, peers.refusals.counts) == ([], {("PEER_NONSENSE", 2): 1})
+        assert peers.arriving.bytes_kept == 0
+
+    asyncio.run(main())
+
+
+def part(
+    sequence: int, number: int, parts: int, size: int = SNAPSHOT_PART_BYTES, leader: int = 2, partition: int = 0
+) -> pb.SnapshotPart:
+    return pb.SnapshotPart(leader=leader, partition=partition, sequence=sequence, part=number, parts=parts, data=bytes(size))
+
+
+def test_what_a_link_may_have_sent_of_snapshots_is_bounded_and_goes_with_it() -> None:
+    arriving, size_max = ArrivingSnapshots(), 4 * SNAPSHOT_PART_BYTES
+    for partition in range(100):
+        assert not arriving.take(part(1, 0, 3, partition=partition), size_max)
+    assert arriving.bytes_kept == SNAPSHOT_PART_BYTES, "of one partition, the last one"
+    arriving.take(part(1, 1, 3, partition=99), size_max)
+    whole = arriving.take(part(1, 2, 3, partition=99), size_max)
+    assert len(whole) == 3
+    assert not arriving.take(part(2, 0, 2), size_max)
+    assert not arriving.take(part(2, 1, 2), size_max)
+    assert arriving.bytes_kept == 3 * SNAPSHOT_PART_BYTES, "no room beside what is being read"
+    arriving.done(whole)
+    arriving.take(part(3, 0, 2), size_max)
+    arriving.take(part(3, 0, 2, leader=3), size_max)
+    arriving.forget(2)
+    assert arriving.bytes_kept == SNAPSHOT_PART_BYTES, "what broker 3 has sent"
+    assert not arriving.take(part(3, 1, 2), size_max), "its first part went with the link"
+
+
+@pytest.mark.parametrize(
+    "message", [part(1, 0, 6), part(1, 1, 1), part(1, 0, 0), part(1, 0, 1, size=SNAPSHOT_PART_BYTES + 1), part(1, 0, 1, size=0)]
+)
+def test_parts_of_no_snapshot_are_refused(message: pb.SnapshotPart) -> None:
+    arriving = ArrivingSnapshots()
+    with pytest.raises(PeerRefused) as error:
+        arriving.take(message, 4 * SNAPSHOT_PART_BYTES)
+    assert error.value.why == pb.PEER_NONSENSE
+    assert arriving.bytes_kept == 0
+
+
+def test_a_snapshot_of_the_largest_size_is_taken_though_its_last_part_is_small() -> None:
+    arriving, size_max = ArrivingSnapshots(), 2 * SNAPSHOT_PART_BYTES + 1
+    for number in (0, 1):
+        assert not arriving.take(part(1, number, 3), size_max)
+    assert len(arriving.take(part(1, 2, 3, size=1), size_max)) == 3

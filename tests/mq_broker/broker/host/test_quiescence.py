@@ -1,0 +1,250 @@
+"""Replicas at rest: hardly ticked, and back at once for whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from mq_broker.broker.host import quiescence as rest
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.peer_messages import PeerMessages
+from mq_broker.broker.host.quiescence import Rest, RestTimes, Ticked, Ticking
+from mq_broker.core.messages import AppendEntries
+from mq_broker.core.replication.leader import Leader
+from mq_protocol import mq_pb2 as pb
+from tests.mq_broker.broker.cluster import until
+from tests.mq_broker.broker.test_three_brokers import three
+
+SOON = RestTimes(calm_ms=600, follower_calm_ms=400, patience_ms=60_000)
+"""To rest sooner than in earnest; and silence is not what wakes anybody."""
+
+HEARTBEAT = AppendEntries(1, 1, 1, prev_index=0, prev_epoch=0, last_index=0, high_watermark=0, sequence=1)
+
+
+@dataclass(eq=False)
+class Idle:
+    """A replica that has nothing to do."""
+
+    leading: bool
+    ticking: Ticking
+    closed: bool = False
+    at_rest: bool = True
+    ticks: int = 0
+    rest: Rest = field(default_factory=lambda: Rest(replace(SOON, patience_ms=1_000)))
+
+    def tick(self, now_ms: int, now: float) -> None:
+        """It hears of its leader for as long as it is ticked."""
+        self.ticks += 1
+        asleep = self.rest.asleep
+        self.rest.told(HEARTBEAT, now_ms)
+        if not asleep and self.rest.settled(self, now_ms):
+            self.ticking.slept(self)
+
+    def wake(self, now_ms: int) -> None:
+        self.rest.wake(now_ms)
+        self.ticking.woke(self)
+
+
+def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
+    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mq_broker.broker.host.partition.IN_EARNEST", SOON)
+    replicas: list[Partition] = []
+    add = Ticking.add
+
+    def noted(ticking: Ticking, partition: Ticked) -> None:
+        assert isinstance(partition, Partition)
+        replicas.append(partition)
+        add(ticking, partition)
+
+    monkeypatch.setattr(Ticking, "add", noted)
+
+    async def all_asleep() -> bool:
+        return all(replica.rest.asleep for replica in replicas if not replica.closed)
+
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[1].create_topic("t", partitions=3, replicas=3)
+            await until(all_asleep)
+            leader = info.partitions[0].leader
+            await cluster[leader].produce("t", 1)
+            assert any(not replica.rest.asleep for replica in replicas if replica.number == 0)
+            witness = 1 + leader % 3
+
+            async def there() -> bool:
+                return len(await cluster[witness].fetch("t", 0, 1)) == 1
+
+            await until(there)
+            await until(all_asleep)
+            for shell in {replica._shell for replica in replicas}:
+                shell.brokers_seen(shell._live)
+            assert await all_asleep(), "the list of brokers is read now and then: if nothing is new that wakes nobody"
+            [led] = [replica for replica in replicas if replica.number == 0 and replica.replica.leading]
+            led.journal._damaged(1, 0, "a bad sector")  # type: ignore[attr-defined]  # as a reading finds it
+            successor = await cluster.leader("t", at=witness, not_=leader)
+            await until(lambda: cluster[successor].produce("t", 2))
+            await cluster.in_sync("t", [1, 2, 3], at=successor)
+            await until(all_asleep)
+            leader, witness = successor, 1 + successor % 3
+            await cluster[leader].abandon()
+            successor = await cluster.leader("t", at=witness, not_=leader)
+            await until(lambda: cluster[successor].produce("t", 3))
+            assert await cluster[successor].numbers("t") == [1, 2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_at_rest_stays_so_while_answers_take_long(zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a broker with much else to do: if each late answer woke a leader, to ask again, all would keep each other awake."""
+    monkeypatch.setattr("mq_broker.broker.host.partition.IN_EARNEST", SOON)
+    replicas: list[Partition] = []
+    woken: list[str] = []
+    heard: list[int] = []
+    add, wake, hear_ack = Ticking.add, Partition.wake, PeerMessages.hear_ack
+
+    def noted_ack(peers: PeerMessages, message: pb.AppendAck) -> None:
+        def hear() -> None:
+            hear_ack(peers, message)
+            heard.append(message.follower)
+
+        asyncio.get_running_loop().call_later(0.05 * message.follower, hear)  # so that a turn ends between the two
+
+    def noted(ticking: Ticking, partition: Ticked) -> None:
+        assert isinstance(partition, Partition)
+        replicas.append(partition)
+        add(ticking, partition)
+
+    def noted_wake(partition: Partition, now_ms: int) -> None:
+        woken.append(partition.name)
+        wake(partition, now_ms)
+
+    monkeypatch.setattr(Ticking, "add", noted)
+
+    async def all_asleep() -> bool:
+        return bool(replicas) and all(replica.rest.asleep for replica in replicas)
+
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            await cluster[1].create_topic("t", partitions=1, replicas=3)
+            await until(all_asleep)
+            [led] = [replica for replica in replicas if replica.replica.leading]
+            leader = led.replica._role
+            assert isinstance(leader, Leader)
+
+            async def heartbeats_are_due() -> bool:
+                now_ms = time.monotonic_ns() // 1_000_000
+                return all(now_ms - follower.last_sent_ms > 250 and not follower.sent for follower in leader.followers.values())
+
+            await until(heartbeats_are_due)
+            monkeypatch.setattr(Partition, "wake", noted_wake)
+            monkeypatch.setattr(PeerMessages, "hear_ack", noted_ack)
+            led.tick(time.monotonic_ns() // 1_000_000, asyncio.get_running_loop().time())
+            await asyncio.sleep(0)  # the heartbeats are on their way
+            time.sleep(1.2)  # noqa: ASYNC251 - all brokers are held up for longer than a leader waits for an answer
+
+            async def answered() -> bool:
+                return len(heard) == 2
+
+            await until(answered)
+            await asyncio.sleep(0)
+            assert woken == []
+            assert led.rest.asleep
+
+    asyncio.run(scenario())
+
+
+def test_of_more_replicas_than_a_turn_ticks_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq_broker.broker.host.quiescence.TICKS_AT_ONCE_MAX", 3)
+    ticking = Ticking()
+    replicas = [Idle(leading=True, ticking=ticking, at_rest=False) for _ in range(20)]
+
+    async def all_ticked() -> bool:
+        return min(replica.ticks for replica in replicas) >= 2
+
+    async def scenario() -> None:
+        for replica in replicas:
+            ticking.add(replica)
+        running = asyncio.create_task(ticking.run())
+        await until(all_ticked)
+        running.cancel()
+        counts = [replica.ticks for replica in replicas]
+        assert max(counts) - min(counts) <= 1
+
+    asyncio.run(scenario())
+
+
+def test_a_follower_at_rest_that_hears_nothing_of_its_leader_is_ticked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "_REST_SLICES", 10)
+    ticking = Ticking()
+    follower, leader = Idle(False, ticking), Idle(True, ticking)
+
+    async def asleep() -> bool:
+        return follower.rest.asleep and leader.rest.asleep
+
+    async def awake() -> bool:
+        return not follower.rest.asleep
+
+    async def scenario() -> None:
+        ticking.add(follower)
+        ticking.add(leader)
+        running = asyncio.create_task(ticking.run())
+        await until(asleep)
+        assert ticking.awake == 0
+        before = follower.ticks
+        await until(awake)
+        assert leader.rest.asleep
+        assert follower.ticks == before, "at rest it is told nothing of the time but by its leader"
+        follower.closed = leader.closed = True
+
+        async def gone() -> bool:
+            return ticking.awake == 0 and not ticking._slices
+
+        await until(gone)
+        running.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_loop_that_is_late_ticks_fewer_and_all_of_them_again_once_it_keeps_up() -> None:
+    ticking = Ticking()
+    busy = [Idle(True, ticking, at_rest=False) for _ in range(8 * rest.TICKS_AT_ONCE_MAX)]
+
+    async def ticks_in_a_turn() -> int:
+        """The most that were ticked between two looks that are shorter apart than turns."""
+        most = 0
+        for _ in range(10):
+            before = sum(each.ticks for each in busy)
+            await asyncio.sleep(rest.TICK_S / rest.SLICES / 2)
+            most = max(most, sum(each.ticks for each in busy) - before)
+        return most
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        for each in busy:
+            ticking.add(each)
+        running = asyncio.create_task(ticking.run())
+        hold_up = True
+
+        def held_up() -> None:
+            if hold_up:
+                time.sleep(2 * rest.LATE_S)
+                loop.call_later(0.001, held_up)
+
+        async def few() -> bool:
+            return await ticks_in_a_turn() <= rest.TICKS_AT_ONCE_MIN
+
+        async def many() -> bool:
+            return await ticks_in_a_turn() >= rest.TICKS_AT_ONCE_MAX
+
+        await until(many)
+        held_up()
+        await until(few)
+        hold_up = False
+        await until(many)
+        running.cancel()
+
+    asyncio.run(scenario())

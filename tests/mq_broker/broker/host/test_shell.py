@@ -1,0 +1,220 @@
+"""Which replicas a broker has open, and that nothing that happens to one meanwhile ends the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mq_broker.broker.host import partition as partitions
+from mq_broker.broker.host import shell as shells
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.metadata.topics import Topic
+from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.interface import TopicSpec
+from mq_broker.core.machine.state import MachineState, Snapshot
+from mq_broker.core.messages import LeaderName, NodeState, Published
+from mq_broker.rpc.links import Links
+from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.storage.journal.writer import Writer
+from mq_broker.storage.opening.directory import DataDirectory
+from mq_protocol.errors import OutcomeUnknown, StorageFailed, TritonMQError
+from tests.mq_broker.broker import cluster
+from tests.mq_broker.broker.cluster import DEADLINE_S
+
+HERE = Topic.of(TopicSpec("t", "id", ((1,),)))
+AWAY = Topic.of(TopicSpec("t", "id", ((2,),)))
+
+
+@asynccontextmanager
+async def shell(data: Path, isr: tuple[tuple[int, str], ...]) -> AsyncIterator[Shell]:
+    """Broker 1, alone with a topic of one partition whose node names these logs."""
+    coordination = FileCoordination(data / "coordination")
+    await coordination.start(lambda _event: None)
+    await coordination.create_topic(HERE.spec, (NodeState(None, 0, isr, 0, ""),))
+    directory = DataDirectory.open(data / "data", 1)
+    directory.join_cluster(await coordination.cluster_id())
+    writer = Writer()
+    writer.start()
+    async with asyncio.TaskGroup() as tasks:
+        broker = Shell(1, 1, coordination, directory, writer, tasks)
+        broker.links = Links(PeerProof(1, 1, "c", bytes(32)), broker, broker.spawn)
+        try:
+            yield broker
+        finally:
+            await broker.close(OutcomeUnknown("over"))
+    await writer.stop()
+    directory.close()
+    await coordination.stop()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await cluster.until(holds)
+
+
+def test_a_replica_that_was_moved_away_may_begin_anew_while_it_is_still_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shells, "RELEASE_POLL_S", 0.01)
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, "named"),)) as broker:
+            broker.follow_topics({"id": HERE})
+            await until(lambda: broker.hosted(HERE, 0) is not None)
+            partition = broker.hosted(HERE, 0)
+            assert partition is not None
+            broker.follow_topics({"id": AWAY})
+            await asyncio.sleep(0)  # it looks now whether it is needed still
+            broker.reopen(partition, "its disk failed")
+            await until(lambda: not broker._settling)
+            assert not broker.failure.done(), "the broker goes on"
+            broker.follow_topics({"id": HERE})
+            await until(lambda: broker.hosted(HERE, 0) is not None)
+
+    asyncio.run(main())
+
+
+def test_work_that_is_ended_before_it_begins_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def never() -> None:
+        raise AssertionError("it was ended before")
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            work = never()
+            task = broker.spawn(work, "never")
+            broker.stop()
+            await asyncio.wait({task})
+            await asyncio.sleep(0)
+            assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("durability", ["memory", "fsync"])
+def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_not_wanted(tmp_path: Path, durability: str) -> None:
+    snapshot = Snapshot(7, 1, 1_000_000, MachineState(next_offset=5))
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((2, "other"),)) as broker:
+            here = Topic.of(replace(HERE.spec, settings={"durability": durability}))
+            broker.follow_topics({"id": here})
+            await until(lambda: broker.hosted(here, 0) is not None)
+            broker.install(broker.partition(here, 0), snapshot, 3)
+            await until(lambda: broker.hosted(here, 0) is not None)
+            partition = broker.partition(here, 0)
+            assert (partition.journal.first_index, partition.replica.identity.recovery) == (8, 3)
+            assert not broker._begin_with
+            broker.install(partition, snapshot, 4)
+            broker.follow_topics({})  # deleted while it begins anew
+            await until(lambda: not broker._settling)
+            assert broker.hosted(here, 0) is None
+            assert not broker._begin_with
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_is_wanted_again_while_the_node_is_read_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((2, "other"),)) as broker:
+            broker.follow_topics({"id": HERE})
+            await until(lambda: broker.hosted(HERE, 0) is not None)
+            partition = broker.hosted(HERE, 0)
+            read, reading, answered = broker.coordination.read_state, asyncio.Event(), asyncio.Event()
+
+            async def slowly(topic_id: str, number: int) -> tuple[int, NodeState] | None:
+                reading.set()
+                await answered.wait()
+                return await read(topic_id, number)
+
+            monkeypatch.setattr(broker.coordination, "read_state", slowly)
+            broker.follow_topics({"id": AWAY})
+            async with asyncio.timeout(DEADLINE_S):
+                await reading.wait()
+            broker.follow_topics({"id": HERE})
+            answered.set()
+            await until(lambda: not broker._settling)
+            assert broker.hosted(HERE, 0) is partition, "its log may have been named meanwhile"
+
+    asyncio.run(main())
+
+
+async def leading(broker: Shell) -> Partition:
+    """The partition, once broker 1 leads it."""
+    broker.spawn(broker.ticking.run(), "ticks")
+    broker.follow_topics({"id": HERE})
+    broker.brokers_seen((LeaderName(1, 1),))
+    await until(lambda: (found := broker.hosted(HERE, 0)) is not None and found.serving)
+    return broker.leader(HERE, 0)
+
+
+def test_a_group_that_stands_at_lost_offsets_is_behind_by_what_comes_after_them(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            partition = await leading(broker)
+            partition.index.append(Published(0, 10, 1, 5, 100, 100))
+            partition.index.skip(10, 30)
+            partition.replica.machine.next_offset = 30
+            assert partition.lag(10) == (0, 0), "there is nothing for it to read"
+            partition.index.append(Published(30, 10, 2, 6, 70, 70))
+            partition.replica.machine.next_offset = 40
+            assert [partition.lag(offset)[0] for offset in (0, 10, 29, 30, 40)] == [170, 70, 70, 70, 0]
+
+    asyncio.run(main())
+
+
+def test_a_journal_that_the_disk_did_not_let_be_shortened_is_shortened_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "SHORTEN_AGAIN_S", 0.01)
+
+    async def refused(*_: object) -> int:
+        raise StorageFailed("no room")
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            partition = await leading(broker)
+            partition.shorten_due = True
+            monkeypatch.setattr(partition.journal, "shorten_to", refused)
+            with pytest.raises(StorageFailed):
+                await partition.shorten()
+            await until(lambda: partition.shorten_due)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("named_again", [True, False])
+def test_a_replica_that_was_moved_away_is_deleted_only_by_what_the_node_says_once_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named_again: bool
+) -> None:
+    """A leader that knows an older assignment may put it back in sync after the node was read."""
+    monkeypatch.setattr(shells, "RELEASE_POLL_S", 0.01)
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((2, "other"),)) as broker:
+            broker.follow_topics({"id": HERE})
+            await until(lambda: broker.hosted(HERE, 0) is not None)
+            files = tmp_path / "data" / "partitions" / "id-0"
+            close = Partition.close
+
+            async def put_back_meanwhile(partition: Partition, error: TritonMQError) -> None:
+                if named_again:
+                    found = await broker.coordination.read_state("id", 0)
+                    assert found is not None
+                    await broker.coordination.write_state("id", 0, found[0], NodeState(None, 0, ((1, "mine"), (2, "other")), 0, ""))
+                await close(partition, error)
+
+            monkeypatch.setattr(Partition, "close", put_back_meanwhile)
+            broker.follow_topics({"id": AWAY})
+            await until(lambda: not broker._settling)
+            assert files.exists() is named_again
+
+    asyncio.run(main())

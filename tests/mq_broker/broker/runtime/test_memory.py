@@ -1,0 +1,267 @@
+"""What is held for clients' streams in all: above the mark nothing more is read, and nothing is held for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from mq_broker.broker import server
+from mq_broker.broker.config import BrokerConfig
+from mq_broker.broker.runtime import memory
+from mq_broker.broker.runtime.memory import Held, memory_high_by_default
+from mq_broker.rpc import service
+from mq_broker.rpc.service import path, sender
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import encode_batch
+from mq_protocol.envelope import Envelope, encode
+from mq_protocol.errors import InvalidSetting
+from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX
+from tests.mq_broker.broker.cluster import FINGERPRINT, ProduceStream, rows, standalone, until
+
+
+def test_room_is_waited_for_only_above_the_mark() -> None:
+    async def scenario() -> None:
+        held = Held(100)
+        held.add("a", 100)
+        await asyncio.wait_for(held.room("a"), 1)
+        async with held.holding("a", 1):
+            waiting = asyncio.create_task(held.room("a"))
+            await asyncio.wait({waiting}, timeout=0.05)
+            assert not waiting.done()
+            assert held.bytes == 103, "each byte on its way out is there three times"
+        await asyncio.wait_for(waiting, 1)
+        assert held.bytes == 100
+
+    asyncio.run(scenario())
+
+
+def test_what_is_on_its_way_out_is_given_back_when_sending_fails() -> None:
+    async def scenario() -> None:
+        held = Held(100)
+        with pytest.raises(ConnectionResetError):
+            async with held.holding("a", 60):
+                raise ConnectionResetError
+        assert held.bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_half_of_the_memory_is_the_mark_of_the_machine_or_of_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(memory, "_CGROUP", limit)
+    machine = memory_high_by_default()
+    assert machine > MEMORY_HIGH_FLOOR
+    limit.write_text("max\n")
+    assert memory_high_by_default() == machine
+    limit.write_text("1000000\n")
+    assert memory_high_by_default() == 500_000
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"memory_high": MEMORY_HIGH_FLOOR - 1}, "--memory-high"),
+        ({"message_bytes_max": CLIENT_MESSAGE_BYTES_MAX - 1}, "--message-bytes-max"),
+        ({"message_bytes_max": MESSAGE_BYTES_MAX + 1}, "--message-bytes-max"),
+        ({"connections_max": 0}, "--connections-max"),
+    ],
+)
+def test_bounds_out_of_range_are_refused(tmp_path: Path, wrong: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidSetting, match=named):
+        BrokerConfig(1, "127.0.0.1:0", tmp_path, **wrong)
+
+
+class _Watched(Held):
+    """The broker's count, for the test to look at."""
+
+    one: _Watched
+
+    def __init__(self, high: int, callers_max: int) -> None:
+        super().__init__(high, callers_max)
+        self.most = 0
+        _Watched.one = self
+
+    def add(self, caller: str, count: int) -> None:
+        super().add(caller, count)
+        self.most = max(self.most, self.bytes)
+
+
+def test_nothing_is_held_once_all_is_answered_and_all_streams_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "Held", _Watched)
+    payload = encode_batch(rows(*range(5_000)))
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", durability="memory")
+            async with broker.producing() as stream:
+                for _ in range(10):
+                    await stream.send("t", payload, 5_000)
+                for _ in range(10):
+                    assert not (await stream.result()).HasField("error")
+                await stream.send("t", payload, 5_000)
+                await stream.send("nobody", payload, 5_000)
+            await broker.fetch("t", 0, 50_000)
+            async with broker.subscribing() as subscription:
+                await subscription.open("t", earliest=True)
+                await subscription.read_numbers(5_000)
+            assert _Watched.one.most > len(payload)
+
+            async def nothing() -> bool:
+                return _Watched.one.bytes == 0
+
+            await until(nothing)
+
+    asyncio.run(scenario())
+
+
+def test_above_the_mark_who_holds_it_waits_until_it_is_taken_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers that do not read hold what was sent to them: then producers of their connection wait, and are not refused."""
+    monkeypatch.setattr(server, "Held", lambda high, callers_max: _Watched(1_000_000, callers_max))
+    payload = encode_batch(rows(*range(100_000)))
+    assert len(payload) > 1_000_000
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", durability="memory")
+            async with broker.producing() as stream:
+                for _ in range(8):
+                    await stream.send("t", payload, 100_000)
+                    assert not (await stream.result()).HasField("error")
+
+                async def nothing() -> bool:
+                    return _Watched.one.bytes == 0
+
+                await until(nothing)
+                method: Any = broker.channel.unary_stream(path("Fetch"), None, None)
+                reader = method(pb.FetchRequest(topic="t", end_offset=800_000, chunk_bytes_max=4 << 20).SerializeToString())
+
+                async def stuck() -> bool:
+                    return _Watched.one.bytes > 1_000_000
+
+                await until(stuck)
+                await stream.send("t", encode_batch(rows(1)), 1)  # this one is read, the next is not
+                assert (await stream.result()).base_offset == 800_000
+                await stream.send("t", encode_batch(rows(2)), 1)
+                waiting = asyncio.create_task(stream.result())
+                await _produced_by_another(broker.address, range(800_001, 800_021))
+                assert not waiting.done()
+                while await reader.read() is not aio.EOF:  # type: ignore[attr-defined]
+                    pass
+                assert (await waiting).base_offset == 800_021
+
+    asyncio.run(scenario())
+
+
+def test_clients_that_go_while_something_is_written_to_them_leave_nothing_held_and_no_page_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "Held", _Watched)
+    payload = encode_batch(rows(*range(100_000)))
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", durability="memory")
+            async with broker.producing() as stream:
+                for _ in range(8):
+                    await stream.send("t", payload, 100_000)
+                    assert not (await stream.result()).HasField("error")
+            method: Any = broker.channel.unary_stream(path("Fetch"), None, None)
+            request = pb.FetchRequest(topic="t", end_offset=800_000, chunk_bytes_max=4 << 20).SerializeToString()
+            readers = [method(request) for _ in range(10)]
+
+            async def stuck() -> bool:
+                return _Watched.one.bytes > 10 * len(payload)
+
+            await until(stuck)
+            for reader in readers:
+                reader.cancel()
+
+            async def nothing() -> bool:
+                return _Watched.one.bytes == 0
+
+            await until(nothing)
+        assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+    asyncio.run(scenario())
+
+
+async def _produced_by_another(address: str, offsets: range) -> None:
+    """One by one, by a client with a connection of its own."""
+    async with aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        call: Any = channel.stream_stream(path("Produce"), None, None)
+        stream = ProduceStream(call())
+        for offset in offsets:
+            await stream.send("t", encode_batch(rows(offset)), 1)
+            assert (await stream.result()).base_offset == offset
+
+
+def test_a_client_that_reads_no_answers_holds_them_and_is_told_them_in_small_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "Held", _Watched)
+    count = 5_000
+
+    async def scenario() -> None:
+        read = asyncio.Event()
+
+        def slow(context: Any, encoder: Any) -> Any:
+            send = sender(context, encoder)
+
+            async def send_once_read(message: Any) -> None:
+                await read.wait()
+                await send(message)
+
+            return send_once_read
+
+        monkeypatch.setattr(service, "sender", slow)
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", durability="memory")
+            call: Any = broker.channel.stream_stream(path("Produce"), None, None)()
+            refused = encode(Envelope(pb.ProduceHeader(topic="t", uuid=bytes(16), schema_fingerprint=FINGERPRINT)))
+            for _ in range(count):
+                await call.write(refused)
+            await call.done_writing()
+
+            async def all_are_held() -> bool:
+                return _Watched.one.bytes >= count * 1_000
+
+            await until(all_are_held)
+            read.set()
+            sizes: list[int] = []
+            while (data := await call.read()) is not aio.EOF:  # type: ignore[attr-defined]
+                sizes.append(len(pb.ProduceResponse.FromString(data).results))
+            assert sum(sizes) == count
+            assert max(sizes) <= 1_000
+
+            async def nothing() -> bool:
+                return _Watched.one.bytes == 0
+
+            await until(nothing)
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_may_be_as_large_as_every_broker_takes_and_no_larger(tmp_path: Path) -> None:
+    most = 16 << 20
+
+    async def scenario() -> None:
+        async with standalone(tmp_path / "default") as broker:
+            await broker.create_topic("fits", batch_bytes_max=str(most), durability="memory")
+            for ask in (broker.create_topic("above", batch_bytes_max=str(most + 1)), _alter(broker, "fits", most + 1)):
+                with pytest.raises(InvalidSetting, match=f"start every broker with --message-bytes-max {most + 1 + (1 << 20)}"):
+                    await ask
+        async with standalone(tmp_path / "larger", message_bytes_max=MESSAGE_BYTES_MAX) as broker:
+            await broker.create_topic("large", batch_bytes_max="64MiB", durability="memory")
+
+    asyncio.run(scenario())
+
+
+async def _alter(broker: Any, topic: str, batch_bytes_max: int) -> None:
+    await broker.ask("AlterTopic", pb.AlterTopicRequest(name=topic, settings={"batch_bytes_max": str(batch_bytes_max)}))

@@ -1,0 +1,170 @@
+"""Threads for strangers' work: callers take turns, and none takes them all."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from mq_broker.broker.runtime.places import Places
+
+WAIT_S = 10.0
+
+
+class Jobs:
+    """Work that lasts until it is let go, and the order in which it began."""
+
+    def __init__(self) -> None:
+        self.began: list[str] = []
+        self._let_go: dict[str, threading.Event] = {}
+        self._some = threading.Condition()
+
+    def job(self, name: str) -> Callable[[], str]:
+        self._let_go[name] = threading.Event()
+
+        def work() -> str:
+            with self._some:
+                self.began.append(name)
+                self._some.notify_all()
+            assert self._let_go[name].wait(WAIT_S)
+            return name
+
+        return work
+
+    async def until_begun(self, count: int) -> None:
+        def wait() -> None:
+            with self._some:
+                assert self._some.wait_for(lambda: len(self.began) >= count, WAIT_S)
+
+        await asyncio.to_thread(wait)
+
+    def let_go(self, *names: str) -> None:
+        for name in names:
+            self._let_go[name].set()
+
+    def let_all_go(self) -> None:
+        self.let_go(*self._let_go)
+
+
+def run(scenario: Callable[[Jobs, Places], Awaitable[None]], places: int = 2) -> None:
+    async def whole() -> None:
+        jobs, threads = Jobs(), Places(places, "test")
+        try:
+            await scenario(jobs, threads)
+        finally:
+            jobs.let_all_go()
+            threads.close()
+
+    asyncio.run(whole())
+
+
+def test_what_the_work_returns_or_raises_is_given_to_whoever_asked() -> None:
+    async def scenario(_jobs: Jobs, places: Places) -> None:
+        assert await places.run("a", max, 1, 2) == 2
+        with pytest.raises(ZeroDivisionError):
+            await places.run("a", divmod, 1, 0)
+        assert await places.run("a", max, 1, 2) == 2, "the place of work that failed is free again"
+
+    run(scenario)
+
+
+def test_one_caller_has_half_of_the_places_though_nobody_else_asks() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        mine = [places.run("a", jobs.job(f"a{n}")) for n in range(5)]
+        await jobs.until_begun(2)
+        other = places.run("b", jobs.job("b"))
+        await jobs.until_begun(3)
+        assert sorted(jobs.began) == ["a0", "a1", "b"]
+        jobs.let_all_go()
+        assert await asyncio.gather(*mine, other) == ["a0", "a1", "a2", "a3", "a4", "b"]
+        assert [name for name in jobs.began if name != "b"] == ["a0", "a1", "a2", "a3", "a4"], "in their order"
+
+    run(scenario, places=4)
+
+
+def test_callers_take_turns_however_much_one_asks_for() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        done = [places.run("greedy", jobs.job(f"g{n}")) for n in range(10)]
+        done += [places.run(name, jobs.job(name)) for name in ("b", "c")]
+        await jobs.until_begun(2)
+        assert jobs.began == ["g0", "b"]
+        jobs.let_go("b")
+        await jobs.until_begun(3)
+        assert jobs.began[2] == "c", "the second place is not the greedy one's"
+        jobs.let_all_go()
+        await asyncio.gather(*done)
+
+    run(scenario)
+
+
+def test_work_that_nobody_waits_for_any_more_is_not_begun() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        first, second, third = (places.run("a", jobs.job(name)) for name in ("first", "second", "third"))
+        await jobs.until_begun(1)
+        second.cancel()
+        jobs.let_all_go()
+        assert [await first, await third] == ["first", "third"]
+        assert jobs.began == ["first", "third"]
+
+    run(scenario)
+
+
+def test_work_that_was_given_up_while_it_waited_takes_no_place() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        first = places.run("a", jobs.job("first"))
+        await jobs.until_begun(1)
+        for number in range(5):
+            places.run("a", jobs.job(f"given up {number}")).cancel()
+        jobs.let_go("first")
+        await first
+        done = [places.run(name, jobs.job(name)) for name in ("b", "c")]
+        await jobs.until_begun(3)
+        assert sorted(jobs.began) == ["b", "c", "first"], "both places are there"
+        jobs.let_all_go()
+        await asyncio.gather(*done)
+
+    run(scenario)
+
+
+def test_a_caller_whose_job_was_begun_waits_behind_the_others() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        done = [places.run("first", jobs.job("first"))]
+        done += [places.run("greedy", jobs.job(f"g{number}")) for number in range(3)]
+        done += [places.run(name, jobs.job(name)) for name in ("b", "c")]
+        jobs.let_all_go()
+        await asyncio.gather(*done)
+        assert jobs.began == ["first", "g0", "b", "c", "g1", "g2"]
+
+    run(scenario, places=1)
+
+
+def test_nothing_is_kept_of_a_caller_whose_jobs_are_done() -> None:
+    class Caller(str):
+        __slots__ = ("__weakref__",)
+
+    async def scenario(_jobs: Jobs, places: Places) -> None:
+        caller = Caller("10.0.0.1:1234")
+        kept = weakref.ref(caller)
+        await asyncio.gather(*(places.run(caller, max, 1, 2) for _ in range(3)))
+        del caller
+        gc.collect()
+        assert kept() is None, "or every connection would leave something behind"
+
+    run(scenario)
+
+
+def test_what_waits_at_the_end_is_given_up() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        running, waiting = places.run("a", jobs.job("running")), places.run("a", jobs.job("waiting"))
+        await jobs.until_begun(1)
+        places.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        jobs.let_all_go()
+        assert await running == "running"
+
+    run(scenario)

@@ -1,0 +1,595 @@
+"""The writer thread: what it groups, what it reports, and what a failing disk makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mq_broker.storage.journal.writer as writer_module
+from mq_broker.storage.opening.opening import open_disk_journal
+from mq_protocol.errors import StorageFailed
+from tests.mq_broker.storage.bed import (
+    DEADLINE_S,
+    PLACE,
+    Bed,
+    Heard,
+    eventually,
+    frame_of,
+    frames_of,
+    joined,
+    on_a_bed,
+    open_files_under,
+)
+
+ALL = 1 << 40
+
+
+# ------------------------------------------------------------------ grouping
+
+
+def test_what_gathers_during_a_sync_shares_the_next_one(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        bed.hold()
+        journal.append(frames_of(1, 1))
+        assert await asyncio.to_thread(bed.files.waiting.wait, 10)
+        for index in range(2, 202):
+            journal.append(frames_of(index, index))
+        bed.let_go()
+        await heard.until_flushed(201)
+        assert (bed.files.writes, bed.files.syncs) == (2, 2)
+        assert heard.of("flushed") == [1, 201]
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_results_of_a_round_come_in_one_call(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        places = [bed.path / str(n) for n in range(20)]
+        heards = [Heard() for _ in places]
+        journals = [
+            open_disk_journal(path, PLACE, "fsync", heard, bed.writer).journal for path, heard in zip(places, heards, strict=True)
+        ]
+        calls = 0
+        deliver = bed.writer._deliver
+
+        def count(*args: object) -> None:
+            nonlocal calls
+            calls += 1
+            deliver(*args)  # type: ignore[arg-type]
+
+        bed.writer._deliver = count  # type: ignore[method-assign,assignment]
+        bed.hold()
+        journals[0].append(frames_of(1, 1))
+        assert await asyncio.to_thread(bed.files.waiting.wait, 10)
+        bed.files.syncs = 0
+        for journal in journals[1:]:
+            journal.append(frames_of(1, 2))
+        bed.let_go()
+        for heard in heards[1:]:
+            await heard.until_flushed(2)
+        assert calls == 2
+        assert bed.files.syncs == 20
+        for journal in journals:
+            await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_os_is_flushed_once_written_and_synced_in_the_background(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        bed.writer.syncs.interval_s = 3600
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 3))
+        await heard.until_flushed(3)
+        assert bed.files.syncs == 0
+        await journal.close()
+        assert bed.files.syncs > 0
+        bed.writer.syncs.interval_s = 0.01
+        journal, heard, _ = bed.open()
+        bed.files.syncs = 0
+        journal.append(frames_of(4, 4))
+        await heard.until_flushed(4)
+        await eventually(lambda: bed.files.syncs > 0)
+        await journal.close()
+
+    on_a_bed(test, tmp_path, "os")
+
+
+def test_a_new_segment_is_in_its_directory_durably_and_after_the_one_before(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 2))
+        await heard.until_flushed(2)
+        bed.files.events.clear()
+        journal.append(frames_of(3, 5))
+        await heard.until_flushed(5)
+        assert [event for event in bed.files.events if event != "mark"] == [
+            "sync_directory",
+            "write",
+            "sync",
+            "sync_directory",
+            "write",
+            "sync",
+        ]
+        await journal.close()
+
+    on_a_bed(test, tmp_path, segment_bytes_max=200)
+
+
+def test_short_writes_are_continued(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        real = bed.files.write
+        bed.files.write = lambda fd, parts, position: real(fd, (b"".join(parts)[:777],), position)  # type: ignore[method-assign]
+        journal, heard, _ = bed.open()
+        frames = [frame_of(n, 1, bytes([n]) * size) for n, size in enumerate([10, 20_000, 5, 40_000, 3000], 1)]
+        journal.append(frames)
+        await heard.until_flushed(5)
+        assert bed.segments[0].read_bytes() == joined(frames)
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_more_parts_than_one_write_takes(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        frames = frames_of(1, 1500, size=17_000)
+        journal.append(frames)
+        await heard.until_flushed(1500)
+        assert bed.segments[0].read_bytes() == joined(frames)
+        await journal.close()
+
+    on_a_bed(test, tmp_path, cache_bytes_max=0)
+
+
+# ------------------------------------------------------------------ a full disk
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+@pytest.mark.parametrize("room", [0, 1, 99, 100, 130, 299])
+def test_a_full_disk_refuses_what_does_not_fit_and_takes_more_when_there_is_room(
+    tmp_path: Path, durability: str, room: int
+) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 2))
+        await heard.until_flushed(2)
+        name = journal.log_id
+        bed.files.room = room
+        journal.append(frames_of(3, 5))
+        journal.append(frames_of(6, 6))
+        await heard.until_heard("refused")
+        fitting = 2 + room // 100
+        assert heard.of("refused") == [fitting + 1]
+        assert heard.of("flushed")[-1] == fitting
+        assert "free space" in str(heard.calls[-1][2])
+        assert journal.last_index == fitting
+        assert joined(journal.read(1, 9, ALL)) == joined(frames_of(1, fitting))
+        assert bed.segments[0].stat().st_size == fitting * 100
+        journal.append(frames_of(fitting + 1, fitting + 1))
+        await heard.until(lambda: len(heard.of("refused")) == 2)
+        bed.files.room = None
+        other = frames_of(fitting + 1, 8, epoch=2, size=50)
+        journal.append(other)
+        await heard.until_flushed(8)
+        assert journal.log_id == name
+        await bed.crash(journal)
+        again, _, _ = bed.open()
+        assert joined(again.read(1, 9, ALL)) == joined(frames_of(1, fitting) + other)
+        await again.close()
+
+    on_a_bed(test, tmp_path, durability)
+
+
+def test_what_is_appended_before_the_refusal_is_heard_is_gone_too(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        bed.files.room = 0
+        bed.hold()
+        journal.append(frames_of(1, 2))
+        assert await asyncio.to_thread(bed.files.waiting.wait, 10)
+        bed.files.go_on.set()
+        journal.append(frames_of(3, 4))
+        journal.truncate(3)
+        journal.append(frames_of(4, 4, epoch=2))
+        bed.files.room = 0
+        await heard.until_heard("refused")
+        assert heard.of("refused") == [1]
+        assert journal.last_index == 0
+        bed.files.room = None
+        journal.append(frames_of(1, 1, epoch=3))
+        await heard.until_flushed(1)
+        assert heard.of("refused") == [1]
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_a_refusal_is_not_reported_for_entries_that_were_replaced_meanwhile(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 2))
+        await heard.until_flushed(2)
+        bed.files.room = 0
+        bed.hold()
+        journal.append(frames_of(3, 4))
+        journal.truncate(1)
+        journal.append(frames_of(2, 2, epoch=2))
+        assert await asyncio.to_thread(bed.files.waiting.wait, 10)
+        real_truncate = bed.files.truncate
+
+        def truncate(fd: int, size: int) -> None:
+            bed.files.room = None  # somebody frees space just then
+            real_truncate(fd, size)
+
+        bed.files.truncate = truncate  # type: ignore[method-assign]
+        bed.let_go()
+        await heard.until(lambda: ("flushed", 2, 2) in heard.calls)
+        assert heard.of("refused") == []
+        assert joined(journal.read(1, 9, ALL)) == joined([*frames_of(1, 1), *frames_of(2, 2, epoch=2)])
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_a_refusal_that_crosses_a_truncation_says_nothing_about_what_came_after(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 2))
+        await heard.until_flushed(2)
+        bed.files.room = 0
+        journal.append(frames_of(3, 4))
+        deadline = time.monotonic() + 10
+        while journal._files._refused is None and time.monotonic() < deadline:  # type: ignore[attr-defined]
+            pass  # the outcome is on its way to the loop, which is busy here and has not heard it
+        bed.files.room = None
+        journal.truncate(1)
+        journal.append(frames_of(2, 4, epoch=2))
+        await heard.until(lambda: ("flushed", 4, 2) in heard.calls)
+        assert heard.of("refused") == []
+        assert joined(journal.read(1, 9, ALL)) == joined([*frames_of(1, 1), *frames_of(2, 4, epoch=2)])
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+@pytest.mark.parametrize("failing", ["sync_directory", "open"])
+def test_no_room_for_a_new_segment_is_a_refusal(tmp_path: Path, failing: str) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 2))
+        await heard.until_flushed(2)
+        real = getattr(bed.files, failing)
+
+        def fail(path: Path) -> int:
+            if path.suffix == ".log" or path == bed.path:
+                raise OSError(28, "No space left on device")
+            return int(real(path))
+
+        setattr(bed.files, failing, fail)
+        journal.append(frames_of(3, 3))
+        await heard.until_heard("refused")
+        setattr(bed.files, failing, real)
+        journal.append(frames_of(3, 3, size=10))
+        journal.append(frames_of(4, 4))
+        await heard.until_flushed(4)
+        await bed.crash(journal)
+        again, _, opened = bed.open()
+        assert len(opened.recovered.entries) == 4
+        await again.close()
+
+    on_a_bed(test, tmp_path, segment_bytes_max=290)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB. Skipped where mounting one is not permitted: the injected faults above still run."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)], capture_output=True).returncode:
+        pytest.skip("mounting a file system is not permitted here")
+    yield path
+    subprocess.run(["umount", str(path)], check=True)
+
+
+def test_a_really_full_disk(small_disk: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        index = 1
+        while not heard.of("refused"):
+            journal.append(frames_of(index, index, size=4000))
+            index = journal.last_index + 1
+            await asyncio.sleep(0.001)
+        last = journal.last_index
+        assert 40 < last < 64
+        assert joined(journal.read(1, last, ALL)) == joined(frames_of(1, last, size=4000))
+        journal.truncate(last - 10)
+        journal.append(frames_of(last - 9, last - 5, epoch=2, size=4000))
+        await heard.until(lambda: ("flushed", last - 5, 2) in heard.calls)
+        await bed.crash(journal)
+        again, _, opened = bed.open()
+        assert len(opened.recovered.entries) == last - 5
+        await again.close()
+
+    on_a_bed(test, small_disk, cache_bytes_max=0)
+
+
+def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 3, size=9000))
+        await heard.until_flushed(3)
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, limits[1]))
+        try:
+            journal.append(frames_of(4, 9, size=9000))
+            await heard.until_heard("refused")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, handler)
+        assert heard.of("refused") == [5]
+        journal.append(frames_of(5, 6, size=9000))
+        await heard.until_flushed(6)
+        assert bed.segments[0].read_bytes() == joined(frames_of(1, 6, size=9000))
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_a_queue_that_is_full_refuses_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "WRITER_PENDING_BYTES_MAX", 300)
+
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        bed.hold()
+        journal.append(frames_of(1, 3))
+        assert not bed.writer.has_room
+        journal.append(frames_of(4, 4))
+        journal.append(frames_of(5, 6))
+        assert [frame.entry.index for frame in journal.read(1, 6, ALL)] == [1, 2, 3, 4, 5, 6]
+        await heard.until_heard("refused")
+        assert heard.of("refused") == [4]
+        assert journal.last_index == 3
+        waiting = asyncio.gather(*(bed.writer.room() for _ in range(100)))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        bed.let_go()
+        await heard.until_flushed(3)
+        await asyncio.wait_for(waiting, DEADLINE_S)
+        journal.append(frames_of(4, 5))
+        await heard.until_flushed(5)
+        assert (bed.writer.pending_bytes, bed.writer.pending_orders) == (0, 0)
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+# ------------------------------------------------------------------ a failing disk
+
+
+def test_a_failed_fsync_is_never_acknowledged_and_gives_the_log_a_new_id(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 2))
+        await heard.until_flushed(2)
+        name = journal.log_id
+        bed.files.failing_syncs = 1
+        journal.append(frames_of(3, 5))
+        await heard.until_heard("refused")
+        assert [call[0] for call in heard.calls] == ["flushed", "replaced", "refused"]
+        assert heard.of("refused") == [3]
+        assert heard.of("replaced") == [journal.log_id] != [name]
+        assert journal.log_id in (bed.path / "log.json").read_text()
+        assert joined(journal.read(1, 9, ALL)) == joined(frames_of(1, 2))
+        assert bed.segments[0].stat().st_size == 200
+        journal.append(frames_of(3, 4, epoch=2))  # written anew, synced anew
+        await heard.until_flushed(4)
+        await bed.crash(journal)
+        again, _, opened = bed.open()
+        assert again.log_id == journal.log_id
+        assert len(opened.recovered.entries) == 4
+        await again.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_a_failed_background_sync_of_os_gives_a_new_id_and_writes_the_pages_again(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        name = journal.log_id
+        bed.files.failing_syncs = 1
+        journal.append(frames_of(1, 3))
+        await heard.until_heard("replaced")
+        assert [call[:2] for call in heard.calls] == [("flushed", 3), ("replaced", journal.log_id)]
+        assert journal.log_id != name
+        assert bed.files.writes == 2
+        assert joined(journal.read(1, 3, ALL)) == joined(frames_of(1, 3))
+        journal.append(frames_of(4, 4))
+        await heard.until_flushed(4)
+        await bed.crash(journal)
+        again, _, opened = bed.open()
+        assert (again.log_id, len(opened.recovered.entries)) == (journal.log_id, 4)
+        await again.close()
+
+    on_a_bed(test, tmp_path, "os")
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_a_disk_that_takes_no_new_log_id_takes_nothing_any_more(tmp_path: Path, durability: str) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 2))
+        await heard.until_flushed(2)
+        await eventually(lambda: journal._files._synced == 2)  # type: ignore[attr-defined]
+        bed.files.failing_syncs = 1 << 30
+        bed.files.failing_replaces = 1 << 30
+        journal.append(frames_of(3, 3))
+        await heard.until_heard("replaced")
+        for _ in range(2):
+            before = len(heard.of("refused"))
+            journal.append(frames_of(journal.last_index + 1, journal.last_index + 1))
+            await heard.until(lambda before=before: len(heard.of("refused")) > before)  # type: ignore[misc]
+        assert "restart this broker" in str(heard.calls[-1][2])
+        assert joined(journal.read(1, 2, ALL)) == joined(frames_of(1, 2))
+        assert max(int(index) for index in heard.of("flushed")) == (2 if durability == "fsync" else 3)
+        await journal.close()
+        assert '"clean": false' in (bed.path / "log.json").read_text()
+
+    on_a_bed(test, tmp_path, durability)
+
+
+@pytest.mark.parametrize("failing", ["truncate", "sync", "replace", "remove"])
+def test_nothing_is_written_or_flushed_before_a_truncation_that_failed_is_made_good(tmp_path: Path, failing: str) -> None:
+    async def test(bed: Bed) -> None:
+        journal, _, _ = bed.open()
+        journal.append(frames_of(1, 5))
+        await journal.close()
+        journal, heard, _ = bed.open()
+        real = getattr(bed.files, failing)
+
+        def fail(*_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        setattr(bed.files, failing, fail)
+        journal.truncate(2)
+        journal.append(frames_of(3, 4, epoch=2))
+        await heard.until_heard("refused")
+        journal.truncate(1)
+        journal.append(frames_of(2, 4, epoch=3))
+        await heard.until(lambda: len(heard.of("refused")) == 2)
+        assert heard.of("flushed") == []
+        assert heard.of("refused") == [3, 2]
+        assert joined(journal.read(1, 9, ALL)) == joined(frames_of(1, 1))
+        setattr(bed.files, failing, real)
+        journal.append(frames_of(2, 4, epoch=3))
+        await heard.until_flushed(4)
+        await bed.crash(journal)
+        again, _, opened = bed.open()
+        assert [entry.leader_epoch for entry in opened.recovered.entries] == [1, 3, 3, 3]
+        await again.close()
+
+    on_a_bed(test, tmp_path, segment_bytes_max=290)
+
+
+@pytest.mark.parametrize("durability", ["fsync", "os"])
+def test_what_was_appended_before_a_truncation_that_failed_is_flushed_once_it_is_made_good(tmp_path: Path, durability: str) -> None:
+    async def test(bed: Bed) -> None:
+        bed.writer.syncs.interval_s = 0.005
+        bed.files.failing_truncates = 1 << 30
+        journal, heard, _ = bed.open()
+        bed.hold()
+        journal.append(frames_of(1, 5))
+        journal.truncate(2)
+        bed.let_go()
+        await eventually(lambda: bed.files.events.count("truncate") > 5)
+        assert heard.calls == []
+        bed.files.failing_truncates = 0
+        await heard.until_flushed(2)
+        assert heard.calls == [("flushed", 2, 1)]
+        assert bed.segments[0].stat().st_size == 200
+        await journal.close()
+
+    on_a_bed(test, tmp_path, durability)
+
+
+def test_a_truncation_that_stays_owed_leaves_no_clean_mark(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 5))
+        await heard.until_flushed(5)
+        bed.files.failing_truncates = 1 << 30
+        journal.truncate(2)
+        await journal.close()
+        again, _, opened = bed.open()
+        assert [entry.index for entry in opened.recovered.entries] == [1, 2, 3, 4, 5]  # its leader will cut them again
+        await again.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_a_partial_write_that_cannot_be_cut_is_cut_before_the_next_one(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        bed.files.room = 195
+        bed.files.failing_truncates = 1
+        journal.append(frames_of(1, 2))
+        await heard.until_heard("refused")
+        assert bed.segments[0].stat().st_size == 195
+        bed.files.room = None
+        journal.append(frames_of(2, 2, size=10))
+        await heard.until_flushed(2)
+        assert bed.segments[0].read_bytes() == joined([*frames_of(1, 1), *frames_of(2, 2, size=10)])
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_a_writer_that_breaks_is_heard_of(tmp_path: Path) -> None:
+    async def scene() -> None:
+        bed = Bed(tmp_path)
+        await bed.__aenter__()
+        journal, _, _ = bed.open()
+        bed.files.sync = lambda fd: 1 // 0  # type: ignore[method-assign,assignment,return-value]
+        journal.append(frames_of(1, 1))
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(bed.writer.died, 10)
+        with pytest.raises(StorageFailed, match="did not close"):
+            await journal.close()
+
+    asyncio.run(scene())
+
+
+def test_the_writer_needs_no_descriptors_for_journals_that_are_closed(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        for _ in range(5):
+            journal, _, _ = bed.open()
+            journal.append(frames_of(journal.last_index + 1, journal.last_index + 9))
+            journal.read(1, 1, ALL)
+            await journal.close()
+        assert open_files_under(tmp_path) == []
+
+    on_a_bed(test, tmp_path, segment_bytes_max=300, cache_bytes_max=0)
+
+
+def test_many_idle_journals_hold_few_files_open_and_take_entries_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "OPEN_LOGS_MAX", 4)
+
+    def open_logs() -> int:
+        names = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return len({Path(name).parent for name in names if name.startswith(str(tmp_path)) and name.endswith((".log", "flushed"))})
+
+    async def test(bed: Bed) -> None:
+        places = [bed.path / str(n) for n in range(20)]
+        heards = [Heard() for _ in places]
+        durabilities = ["fsync", "os"] * 10
+        journals = [
+            open_disk_journal(path, PLACE, durability, heard, bed.writer).journal
+            for path, durability, heard in zip(places, durabilities, heards, strict=True)
+        ]
+        for index in (1, 2):
+            for journal, heard in zip(journals, heards, strict=True):
+                journal.append(frames_of(index, index))
+                await heard.until_flushed(index)
+            await eventually(lambda: open_logs() <= 4)
+        for journal in journals:
+            await journal.close()
+        for path, durability in zip(places, durabilities, strict=True):
+            again = open_disk_journal(path, PLACE, durability, Heard(), bed.writer)
+            assert again.journal.last_index == 2
+            assert not again.damaged
+            await again.journal.close()
+
+    on_a_bed(test, tmp_path)

@@ -1,0 +1,108 @@
+"""Bootstrap addresses, failover between them, and which of two tales about a leader is believed."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mq_client.admin import Admin
+from mq_client.cluster.connection import Connection, _brief, parse_bootstrap
+from mq_client.cluster.deadline import Deadline
+from mq_client.errors import InvalidSetting, InvalidTopicName, NotLeader, UnknownTopic, Unreachable
+from mq_protocol import mq_pb2 as pb
+
+
+@pytest.fixture
+def refused() -> str:
+    """An address that nobody listens on."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{held.getsockname()[1]}"
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """An address that takes connections and never says a word."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_addresses_are_read_in_order() -> None:
+    assert parse_bootstrap(" a:1, b.example:65535 ,[::1]:7400") == ("a:1", "b.example:65535", "[::1]:7400")
+    assert parse_bootstrap(["a:1", "b:2"]) == ("a:1", "b:2")
+
+
+@pytest.mark.parametrize("bootstrap", ["", ",", "a", "a:", ":7400", "a:0", "a:65536", "a:b", "http://a:1", "a:1;b:2"])
+def test_what_is_no_address_is_refused_and_shown(bootstrap: str) -> None:
+    with pytest.raises(InvalidSetting, match="bootstrap"):
+        parse_bootstrap(bootstrap)
+
+
+@pytest.mark.parametrize("bootstrap", [7400, None, [7400], b"127.0.0.1:7400"])
+def test_an_address_that_is_no_text_is_refused(bootstrap: Any) -> None:
+    with pytest.raises(InvalidSetting, match=r"bootstrap=.* is no text: give e\.g\. '127"):
+        parse_bootstrap(bootstrap)
+
+
+def test_nobody_there_is_told_with_every_address_tried_within_the_deadline(refused: str, silent: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(Unreachable) as caught:
+        Connection([refused, silent]).metadata(Deadline(700))
+    assert 0.5 < time.monotonic() - began < 3
+    assert refused in str(caught.value)
+    assert silent in str(caught.value)
+    assert "start one (`tritonmq dev`" in str(caught.value)
+
+
+def test_an_address_that_refuses_is_passed_over(bootstrap: str, refused: str) -> None:
+    for _ in range(4):  # whichever is asked first
+        assert Connection([refused, bootstrap]).metadata(Deadline(5_000)).brokers
+
+
+def test_an_unknown_topic_is_named_with_the_nearest_one(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic)
+    with pytest.raises(UnknownTopic, match=f"did you mean '{topic}'"):
+        Connection(bootstrap).topic(topic[:-1], Deadline(5_000))
+    with pytest.raises(InvalidTopicName):
+        Connection(bootstrap).topic("a/b", Deadline(5_000))
+
+
+def test_the_internal_topic_is_made_when_it_is_asked_for(bootstrap: str) -> None:
+    assert Connection(bootstrap).topic("__transactions", Deadline(30_000)).partitions > 0
+
+
+def _told(leader: int, epoch: int) -> pb.MetadataResponse:
+    brokers = [pb.BrokerInfo(id=number, address=f"b:{number}") for number in (1, 2)]
+    partition = pb.PartitionInfo(partition=0, leader=leader, leader_epoch=epoch, replicas=[1, 2])
+    return pb.MetadataResponse(brokers=brokers, topics=[pb.TopicInfo(name="t", topic_id="x", partitions=[partition])])
+
+
+def test_an_older_leadership_is_not_believed() -> None:
+    connection = Connection("b:1")
+    for leader, epoch, believed in ((1, 5, "b:1"), (2, 4, "b:1"), (2, 6, "b:2"), (0, 6, None), (1, 7, "b:1")):
+        connection._learn(_told(leader, epoch))
+        view = connection.known_topic("t")
+        assert view is not None
+        assert connection.leader_address(view, 0) == believed
+
+
+def test_a_broker_that_says_who_leads_is_believed_if_it_is_news() -> None:
+    connection = Connection("b:1")
+    connection._learn(_told(1, 5))
+    for leader, epoch, believed in ((2, 4, "b:1"), (9, 6, "b:1"), (0, 6, "b:1"), (2, 6, "b:2")):
+        connection.note_leader("t", 0, NotLeader("ask there", leader, epoch))
+        view = connection.known_topic("t")
+        assert view is not None
+        assert connection.leader_address(view, 0) == believed
+
+
+def test_a_reason_of_grpc_is_told_without_the_brackets_around_it() -> None:
+    told = "failed to connect to all addresses; last error: UNKNOWN: dns: [errors: [Domain name not found]]"
+    assert _brief("UNKNOWN: DNS resolution failed [C-ares status: Domain name not found]") == "Domain name not found"
+    assert _brief(told) == "[Domain name not found]"

@@ -1,0 +1,150 @@
+"""End offsets pushed into a cache: soon, complete, never backward, found again after a broker's death."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from mq_client import Admin, InvalidRequest, Producer, UnknownTopic, Unreachable
+from mq_client.cluster import offset_watch as offsets
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.offset_watch import OffsetWatch
+from mq_client.cluster.requests import ask_offsets, measure_spans
+from mq_dev.local_cluster import LocalCluster
+from mq_protocol import mq_pb2 as pb
+
+
+def eventually(condition: Callable[[], bool], deadline_s: float = 20) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.002)
+
+
+def test_every_partition_is_known_and_news_is_pushed(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=3)
+    with OffsetWatch(bootstrap, [topic]) as watch, Producer(bootstrap) as producer:
+        assert watch.wait_first(Deadline(10_000)) == {topic: {0: (0, 0), 1: (0, 0), 2: (0, 0)}}
+        producer.publish(topic, b"x", partition=1).result(10)
+        eventually(lambda: watch.latest()[topic][1] == (0, 1))
+        assert watch.latest()[topic][0] == (0, 0)
+
+
+def test_topics_can_be_watched_later_and_no_longer(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    admin.create_topic(topic + "2")
+    with OffsetWatch(bootstrap, [topic]) as watch:
+        watch.wait_first(Deadline(10_000))
+        watch.watch([topic + "2"])
+        assert watch.wait_first(Deadline(10_000)) == {topic + "2": {0: (0, 0)}}
+
+
+def test_of_a_topic_only_some_partitions_may_be_watched(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=3)
+    with OffsetWatch(bootstrap, [topic], {topic: [2, 0]}) as watch, Producer(bootstrap) as producer:
+        assert watch.wait_first(Deadline(10_000)) == watch.ask(Deadline(10_000)) == {topic: {0: (0, 0), 2: (0, 0)}}
+        producer.publish(topic, b"x", partition=1).result(10)
+        producer.publish(topic, b"x", partition=2).result(10)
+        eventually(lambda: watch.latest()[topic][2] == (0, 1))
+        assert 1 not in watch.latest()[topic]
+
+
+def test_partitions_that_are_added_are_watched_without_being_waited_for(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offsets, "_REFRESH_S", 0.1)
+    admin.create_topic(topic)
+    with OffsetWatch(bootstrap, [topic]) as watch:
+        watch.wait_first(Deadline(10_000))
+        admin.alter_topic(topic, partitions=3)
+        eventually(lambda: sorted(watch.latest()[topic]) == [0, 1, 2])
+
+
+def test_a_topic_that_is_deleted_is_told_whoever_reads_on(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offsets, "_REFRESH_S", 0.1)
+    admin.create_topic(topic)
+    with OffsetWatch(bootstrap, [topic]) as watch:
+        watch.wait_first(Deadline(10_000))
+        admin.delete_topic(topic)
+        with pytest.raises(UnknownTopic):
+            eventually(lambda: not watch.latest())
+        watch.watch([])
+        assert watch.latest() == {}
+
+
+def test_a_topic_that_was_made_again_is_heard_of_though_it_has_had_fewer_leaders(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offsets, "_REFRESH_S", 0.1)
+    admin.create_topic(topic)
+    connection = Connection(bootstrap)
+    refresh = connection.refresh
+    with OffsetWatch(connection, [topic]) as watch, Producer(bootstrap) as producer:
+        watch.wait_first(Deadline(10_000))
+        watch._learn(topic, pb.PartitionOffsets(partition=0, leader_epoch=7, log_end_offset=9))
+        watch._learn(topic, pb.PartitionOffsets(partition=1, leader_epoch=7, log_end_offset=9))
+        producer.publish(topic, b"x").result(10)
+        monkeypatch.setattr(connection, "refresh", lambda *asked: replace(refresh(*asked), topic_id="another"))
+        eventually(lambda: watch.latest() == {topic: {0: (0, 1)}}, 5)
+
+
+def test_asking_gives_the_same_as_being_told(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    with OffsetWatch(bootstrap, [topic]) as watch, Producer(bootstrap) as producer:
+        producer.publish(topic, b"x").result(10)
+        assert watch.ask(Deadline(5_000)) == {topic: {0: (0, 1)}}
+
+
+def test_an_unknown_topic_is_told_by_the_first_wait(bootstrap: str, topic: str) -> None:
+    with OffsetWatch(bootstrap, [topic]) as watch, pytest.raises(UnknownTopic):
+        watch.wait_first(Deadline(5_000))
+
+
+def test_nobody_there_is_told_in_time() -> None:
+    with OffsetWatch("127.0.0.1:1", ["t"]) as watch, pytest.raises(Unreachable):
+        watch.wait_first(Deadline(1_500))
+
+
+def test_offsets_are_measured_in_stored_bytes(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=2, schema="n long")
+    with Producer(bootstrap) as producer:
+        for _ in range(10):
+            producer.publish_batch(topic, pa.table({"n": range(100)}), partition=1).result(10)
+    connection, deadline = Connection(bootstrap), Deadline(10_000)
+
+    def measured(start: int, end: int, bytes_max: int) -> pb.SpanMeasure:
+        return measure_spans(connection, topic, {0: (0, 0, 5), 1: (start, end, bytes_max)}, deadline)[1]
+
+    whole = measured(0, 1_000, 0)
+    assert whole.bytes == ask_offsets(connection, topic, deadline)[1].bytes > 8_000
+    assert 8 <= whole.first_bytes < 20
+    assert whole.end_offset == 0
+    assert measured(0, 1_000, whole.bytes).end_offset == measured(0, 5_000, 1 << 40).end_offset == 1_000
+    half = measured(0, 1_000, whole.bytes // 2)
+    assert half.end_offset == 500
+    assert measured(0, half.end_offset, 0).bytes + measured(half.end_offset, 1_000, 0).bytes == whole.bytes
+    assert measured(333, 334, 1 << 20).end_offset == 334
+    with pytest.raises(InvalidRequest):
+        measured(5, 4, 0)
+
+
+@pytest.mark.cluster
+def test_a_broker_that_comes_back_is_watched_again(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path) as cluster, Admin(cluster.bootstrap) as admin:
+        admin.create_topic("t")
+        with OffsetWatch(cluster.bootstrap, ["t"]) as watch, Producer(cluster.bootstrap) as producer:
+            producer.publish("t", b"x").result(10)
+            eventually(lambda: watch.latest()["t"].get(0) == (0, 1))
+            cluster.kill(1)
+            assert watch.latest() == {"t": {0: (0, 1)}}, "what is known stays known"
+            cluster.restart(1)
+            producer.publish("t", b"y").result(20)
+            eventually(lambda: watch.latest()["t"][0] == (0, 2))

@@ -1,0 +1,191 @@
+"""All Subscribe streams of a process on one loop: how many threads that takes, what breaks a stream, how a process ends."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+
+import grpc
+import pytest
+
+from mq_client import Admin, Consumer, Producer
+from mq_client.cluster.channels import error_of
+from mq_client.consuming import push_streams
+from mq_client.consuming.push_streams import PushStream
+from mq_client.errors import InvalidRequest, Unreachable
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope
+
+WAIT_S = 10.0
+OPEN = pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=1_000))
+
+
+class Listener:
+    """Owns a stream, and what is heard on it."""
+
+    def __init__(self, address: str) -> None:
+        self.said: queue.SimpleQueue[pb.BatchesHeader] = queue.SimpleQueue()
+        self.ends: queue.SimpleQueue[grpc.RpcError | None] = queue.SimpleQueue()
+        self.stream = PushStream(address, self._heard, self.ends.put)
+
+    async def _heard(self, message: Envelope[pb.BatchesHeader]) -> None:
+        self.said.put(message.header)
+
+    def ask_for(self, topic: str, **start: bool) -> None:
+        wanted = [pb.SubscribePartition(topic=topic, partition=0, **start)]  # type: ignore[arg-type]
+        self.stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(partitions=wanted)))
+
+
+@pytest.fixture
+def free_address() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def test_many_consumers_share_one_thread_for_their_streams(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, partitions=2)
+    with ExitStack() as opened:
+        first = opened.enter_context(Consumer(bootstrap))
+        first.subscribe(topic)
+        before = threading.active_count()
+        others = [opened.enter_context(Consumer(bootstrap)) for _ in range(20)]
+        for consumer in others:
+            consumer.subscribe(topic)
+        assert threading.active_count() - before <= 20, "one each, that looks after its partitions"
+        assert [thread.name for thread in threading.enumerate()].count("tritonmq-pushes") == 1
+        with Producer(bootstrap) as producer:
+            producer.publish(topic, b"to all").result(WAIT_S)
+        for consumer in (first, *others):
+            record = consumer.take(WAIT_S * 1000)
+            assert record is not None
+            assert record.value == b"to all"
+
+
+def test_many_streams_to_one_broker_go_over_several_connections(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker takes so many on each, and one more would wait without a word."""
+    monkeypatch.setattr(push_streams, "STREAMS_PER_CHANNEL", 2)
+    made = push_streams.EventLoop()
+    monkeypatch.setattr(push_streams, "this_process", lambda: made)
+    listeners = [Listener(bootstrap) for _ in range(5)]
+    for listener in listeners:
+        listener.ask_for("nobody")
+        assert listener.said.get(timeout=WAIT_S).opened[0].HasField("error")
+    assert [each.streams for each in made._channels[bootstrap]] == [2, 2, 1]
+    for listener in listeners:
+        listener.stream.cancel()
+        assert listener.stream.wait_over(WAIT_S)
+    assert [each.streams for each in made._channels[bootstrap]] == [0, 0, 0]
+    again = Listener(bootstrap)
+    again.ask_for("nobody")
+    again.said.get(timeout=WAIT_S)
+    assert len(made._channels[bootstrap]) == 3, "what is there is used again"
+    again.stream.cancel()
+    again.stream.wait_over(WAIT_S)
+    made.stop()
+
+
+def test_a_stream_that_is_slow_to_hear_holds_up_no_other(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic)
+    held, told = threading.Event(), Listener(bootstrap)
+
+    async def slow(message: Envelope[pb.BatchesHeader]) -> None:
+        await asyncio.to_thread(held.wait, WAIT_S)
+        await told._heard(message)
+
+    slowed = Listener(bootstrap)
+    slowed.stream._heard = slow
+    for each in (slowed, told):
+        each.stream.say(OPEN)
+        each.ask_for(topic, earliest=True)
+    assert told.said.get(timeout=WAIT_S).opened[0].active
+    assert told.said.empty()
+    held.set()
+    assert told.said.get(timeout=WAIT_S).opened[0].active
+    for each in (slowed, told):
+        each.stream.say_last()
+        assert each.stream.wait_over(WAIT_S)
+        assert each.ends.get(timeout=WAIT_S) is None
+        assert each.ends.empty(), "it is over once"
+
+
+def test_what_breaks_a_stream_is_told_with_the_brokers_own_error(bootstrap: str) -> None:
+    listener = Listener(bootstrap)
+    listener.stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(group="g")))
+    broke = listener.ends.get(timeout=WAIT_S)
+    assert broke is not None
+    assert isinstance(error_of(broke, bootstrap), InvalidRequest)
+    listener.stream.say(OPEN)  # too late, and no harm
+    assert listener.stream.wait_over(WAIT_S)
+
+
+def test_a_broker_that_is_not_there_is_told(free_address: str) -> None:
+    listener = Listener(free_address)
+    broke = listener.ends.get(timeout=WAIT_S)
+    assert broke is not None
+    assert isinstance(error_of(broke, free_address), Unreachable)
+
+
+def test_a_stream_that_is_cancelled_is_over(bootstrap: str) -> None:
+    listener = Listener(bootstrap)
+    listener.stream.say(OPEN)
+    listener.stream.cancel()
+    assert listener.stream.wait_over(WAIT_S)
+    assert listener.ends.get(timeout=WAIT_S) is None
+
+
+def test_a_loop_belongs_to_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = push_streams.this_process()
+    assert push_streams.this_process() is mine
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    forked = push_streams.this_process()
+    assert forked is not mine
+    forked.stop()
+    assert not forked._thread.is_alive()
+
+
+def test_a_stream_that_is_opened_while_the_process_ends_is_over_and_touches_no_closed_channel(
+    monkeypatch: pytest.MonkeyPatch, bootstrap: str
+) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: -2)
+    loop = push_streams.this_process()
+    first = Listener(bootstrap)
+    unheard: list[object] = []
+    loop.call(loop._loop.set_exception_handler, lambda _, context: unheard.append(context))
+    asyncio.run_coroutine_threadsafe(loop._close(), loop._loop).result(WAIT_S)
+    assert first.stream.wait_over(WAIT_S)
+    late = Listener(bootstrap)  # as a consumer does when its stream breaks
+    assert late.stream.wait_over(WAIT_S)
+    assert late.ends.get(timeout=WAIT_S) is None
+    del late
+    loop.stop()
+    gc.collect()  # what a task has raised and nobody asked for is told when it is dropped
+    assert unheard == []
+
+
+LEFT_OPEN = """
+import sys
+from mq_client import Consumer
+consumers = [Consumer(sys.argv[1], start="earliest") for _ in range(3)]
+for consumer in consumers:
+    consumer.subscribe(sys.argv[2])
+    consumer.start()
+print(consumers[0].take(10_000).value.decode())
+"""
+
+
+def test_a_process_that_leaves_its_consumers_open_ends_at_once_and_quietly(bootstrap: str, admin: Admin, topic: str) -> None:
+    admin.create_topic(topic)
+    with Producer(bootstrap) as producer:
+        producer.publish(topic, b"here").result(WAIT_S)
+    ended = subprocess.run(
+        [sys.executable, "-c", LEFT_OPEN, bootstrap, topic], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "here\n", "")

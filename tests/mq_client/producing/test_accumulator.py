@@ -1,0 +1,472 @@
+"""When batches close, what memory they hold, where keyless records go. Time is an argument."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+
+import pyarrow as pa
+import pytest
+
+from mq_client.cluster.connection import TopicView
+from mq_client.errors import InvalidRequest, NotSent, OutcomeUnknown, Unreachable
+from mq_client.producing.accumulator import Accumulator, AccumulatorSettings, Target
+from mq_client.producing.batches import RECORD_OVERHEAD_BYTES
+from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture, RecordPlace
+from mq_client.producing.lanes import OutgoingBatch
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import RECORD_SCHEMA, decode_batch, schema_fingerprint
+from mq_protocol.names import parse_settings
+
+
+def view(partitions: int = 3) -> TopicView:
+    return TopicView(
+        "t",
+        "id",
+        RECORD_SCHEMA,
+        schema_fingerprint(RECORD_SCHEMA),
+        False,
+        parse_settings({}, 1),
+        (1,) * partitions,
+        (1,) * partitions,
+        pb.TopicInfo(),
+    )
+
+
+def accumulator(**options: float) -> Accumulator:
+    settings = AccumulatorSettings(
+        int(options.get("batch_bytes_max", 1000)),
+        options.get("linger_s", 0.005),
+        30.0,
+        100,
+        int(options.get("max_in_flight", 2)),
+        None,
+    )
+    numbers = itertools.count(1)
+    return Accumulator(settings, random.Random(1), lambda: next(numbers).to_bytes(16, "big"))
+
+
+def add(made: Accumulator, target: Target, value: bytes, now: float, partition: int | None = 0) -> RecordFuture:
+    future, _ = made.add(target, partition, None, value, None, None, len(value), 0, now)
+    return future
+
+
+def take_all(made: Accumulator, now: float) -> list[tuple[OutgoingBatch, int, bytes]]:
+    found = []
+    for lane in made.busy():
+        while (taken := made.take(lane, now)) is not None:
+            found.append(taken)
+    return found
+
+
+def values(batch: OutgoingBatch) -> list[bytes]:
+    found: list[bytes] = decode_batch(batch.encoded(), RECORD_SCHEMA).column("value").to_pylist()
+    return found
+
+
+def add_own(made: Accumulator, target: Target, value: bytes, uuid: bytes, partition: int = 0) -> RecordFuture:
+    future, _ = made.add(target, partition, None, value, None, None, len(value), 0, 0.0, uuid.ljust(16))
+    return future
+
+
+def own_uuids(batch: OutgoingBatch) -> list[bytes]:
+    joined = batch.record_uuids
+    return [joined[at : at + 16].rstrip() for at in range(0, len(joined), 16)]
+
+
+def test_records_with_uuids_and_without_are_not_of_one_batch_and_keep_their_order() -> None:
+    made = accumulator(max_in_flight=10)
+    target = made.add_target(view())
+    add(made, target, b"1", 0.0)
+    add_own(made, target, b"2", b"two")
+    add_own(made, target, b"3", b"three")
+    assert made.add_plain(target, 0, None, b"4", 1, 0, 1_000) is None
+    add(made, target, b"4", 0.0)
+    add_own(made, target, b"5", b"five")
+    add_own(made, target, b"5", b"five")  # the same again cannot be of the same batch
+    made.close_all(0.0)
+    batches = [batch for batch, _, _ in take_all(made, 0.0)]
+    assert [values(batch) for batch in batches] == [[b"1"], [b"2", b"3"], [b"4"], [b"5"], [b"5"]]
+    assert [own_uuids(batch) for batch in batches] == [[], [b"two", b"three"], [], [], []]
+    assert [batch.uuid for batch in batches[3:]] == [b"five".ljust(16)] * 2
+    assert made.pending_bytes == 6
+
+
+def test_what_a_broker_has_of_a_batch_is_left_out_and_the_rest_is_sent_as_another() -> None:
+    made = accumulator()
+    target = made.add_target(view())
+    futures = [add_own(made, target, b"%d" % n, b"%d" % n) for n in range(6)]
+    made.close_all(0.0)
+    [(batch, correlation, _)] = take_all(made, 0.0)
+    before = batch.uuid
+    for there, rest in (({0: 70, 3: 73}, [b"1", b"2", b"4", b"5"]), ({2: 44}, [b"1", b"2", b"5"])):
+        assert made.shorten(correlation, {at: RecordPlace(offset, 9) for at, offset in there.items()}) is None
+        [(batch, correlation, after)] = take_all(made, 0.0)
+        assert (values(batch), own_uuids(batch), batch.record_count, after) == (rest, rest, len(rest), b"")
+        assert batch.uuid != before
+        before = batch.uuid
+    answer = made.answer(correlation, BatchPlace(0, 100, 3, 5, duplicate=False))
+    assert answer is not None
+    answer.tell()
+    found = [future.result(0) for future in futures]
+    assert [(place.offset, place.duplicate) for place in found] == [
+        *((70, True), (100, False), (101, False), (73, True), (44, True), (102, False))
+    ]
+    assert made.idle
+    assert made.pending_bytes == 0
+
+
+def test_a_batch_of_which_a_broker_has_everything_is_answered_at_once() -> None:
+    made = accumulator()
+    target = made.add_target(view())
+    futures = [add_own(made, target, b"%d" % n, b"%d" % n) for n in range(2)]
+    made.close_all(0.0)
+    [(_, correlation, _)] = take_all(made, 0.0)
+    answer = made.shorten(correlation, {0: RecordPlace(5, 9), 1: RecordPlace(3, 8)})
+    assert answer is not None
+    answer.tell()
+    assert [future.result(0)[2:] for future in futures] == [(5, 9, True), (3, 8, True)]
+    assert made.idle
+
+
+def test_a_batch_of_records_with_uuids_closes_at_the_most_that_a_broker_takes() -> None:
+    made = accumulator(batch_bytes_max=1 << 20)
+    target = made.add_target(view())
+    for n in range(4_001):
+        add_own(made, target, b"x", b"%d" % n)
+    made.close_all(0.0)
+    assert [batch.record_count for batch, _, _ in take_all(made, 0.0)] == [4_000, 1]
+
+
+def test_a_batch_closes_when_it_has_lingered() -> None:
+    made = accumulator()
+    target = made.add_target(view())
+    add(made, target, b"a", now=1.0)
+    add(made, target, b"b", now=1.004)
+    assert made.close_ready(1.004) == pytest.approx(1.005), "when to look again"
+    assert take_all(made, 1.004) == []
+    made.close_ready(1.005)
+    [(batch, _, after)] = take_all(made, 1.005)
+    assert values(batch) == [b"a", b"b"]
+    assert after == b""
+
+
+def test_a_batch_closes_when_it_is_full_and_the_record_that_does_not_fit_opens_the_next() -> None:
+    made = accumulator(batch_bytes_max=100)
+    target = made.add_target(view())
+    for value in (b"a" * 60, b"b" * 60, b"c" * 100):
+        add(made, target, value, now=1.0)
+    assert [values(batch)[0][:1] for batch, _, _ in take_all(made, 1.0)] == [b"a", b"b"]
+    made.close_all(1.0)
+    made.answer(next(iter(made.in_flight)), BatchPlace(0, 0, 1, 0, False))
+    assert [values(batch)[0][:1] for batch, _, _ in take_all(made, 1.0)] == [b"c"]
+
+
+def test_a_lingering_batch_goes_on_filling_while_its_lane_is_full() -> None:
+    made = accumulator(max_in_flight=1)
+    target = made.add_target(view())
+    add(made, target, b"a", now=1.0)
+    made.close_ready(2.0)
+    [(_, correlation, _)] = take_all(made, 2.0)
+    add(made, target, b"b", now=2.0)
+    made.close_ready(3.0)
+    add(made, target, b"c", now=3.0)
+    assert take_all(made, 3.0) == []
+    made.answer(correlation, BatchPlace(0, 0, 1, 0, False))
+    made.close_ready(3.0)
+    [(batch, _, _)] = take_all(made, 3.0)
+    assert values(batch) == [b"b", b"c"]
+
+
+def test_a_batch_that_is_not_full_waits_while_another_is_unanswered() -> None:
+    made = accumulator(linger_s=0.0)
+    target = made.add_target(view())
+    add(made, target, b"a", now=1.0, partition=0)
+    made.close_ready(1.0)
+    [(_, correlation, _)] = take_all(made, 1.0)
+    for value, partition in ((b"b", 1), (b"c", 1), (b"d", 2)):
+        add(made, target, value, now=1.001, partition=partition)
+    assert made.close_ready(1.002) == pytest.approx(1.051), "when it is not waited for any longer"
+    assert take_all(made, 1.002) == []
+    made.answer(correlation, BatchPlace(0, 0, 1, 0, False))
+    made.close_ready(1.003)
+    assert sorted(values(batch) for batch, _, _ in take_all(made, 1.003)) == [[b"b", b"c"], [b"d"]], "all that waited go together"
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for_long() -> None:
+    made = accumulator(linger_s=0.0)
+    target = made.add_target(view())
+    add(made, target, b"a", now=1.0, partition=0)
+    made.close_ready(1.0)
+    take_all(made, 1.0)
+    add(made, target, b"b", now=1.0, partition=1)
+    made.close_ready(1.0505)
+    assert [values(batch) for batch, _, _ in take_all(made, 1.0505)] == [[b"b"]]
+
+
+def test_a_full_batch_waits_for_no_answer() -> None:
+    made = accumulator(linger_s=0.0, batch_bytes_max=100)
+    target = made.add_target(view())
+    add(made, target, b"a", now=1.0, partition=0)
+    made.close_ready(1.0)
+    take_all(made, 1.0)
+    add(made, target, b"b" * 100, now=1.001, partition=0)
+    assert [values(batch)[0][:1] for batch, _, _ in take_all(made, 1.001)] == [b"b"]
+
+
+def test_the_sender_is_told_only_when_there_is_something_new() -> None:
+    made = accumulator(batch_bytes_max=100)
+    target = made.add_target(view())
+    news = [made.add(target, 0, None, b"x" * 40, None, None, 40, 0, 1.0)[1] for _ in range(4)]
+    assert news == [True, False, True, False]
+
+
+def test_a_plain_record_goes_where_the_one_before_it_went_and_counts_as_any_other() -> None:
+    made = accumulator()
+    target = made.add_target(view())
+    first = add(made, target, b"a", now=1.0, partition=None)
+    plain = made.add_plain(target, None, None, b"b", 40, 7_000, 1_000)
+    assert plain is not None
+    assert (plain.outcome, first.index, plain.index) == (first.outcome, 0, 1)
+    assert made.pending_bytes == 41
+    made.close_all(1.0)
+    [(batch, correlation, _)] = take_all(made, 1.0)
+    assert (values(batch), batch.record_count, batch.size) == ([b"a", b"b"], 2, 41)
+    made.answer(correlation, BatchPlace(2, 10, 2, 0, False)).tell()  # type: ignore[union-attr]
+    assert plain.result(0).offset == 11
+    assert made.pending_bytes == 0
+
+
+def test_a_plain_record_that_needs_more_than_its_place_in_a_batch_is_not_taken() -> None:
+    made = accumulator(batch_bytes_max=100)
+    target = made.add_target(view())
+    assert made.add_plain(target, None, None, b"x", 10, 0, 1_000) is None, "no batch is open: the sender must be told of a new one"
+    add(made, target, b"x" * 50, now=1.0, partition=None)
+    assert made.add_plain(target, None, None, b"x", 50, 0, 1_000) is None, "it would fill the batch, which has to be closed then"
+    assert made.add_plain(target, None, None, b"x", 40, 0, 80) is None, "there is no room in memory"
+    assert made.add_plain(target, None, None, b"x", 40, 0, 90) is not None
+    made.drop_target(target, 1.0)
+    assert made.add_plain(target, None, None, b"x", 1, 0, 1_000) is None, "the topic has changed"
+    small = made.add_target(replace(view(), settings=parse_settings({"record_bytes_max": "4"}, 1)))
+    add(made, small, b"x", now=1.0, partition=None)
+    assert made.add_plain(small, None, None, b"x", 4 + RECORD_OVERHEAD_BYTES + 1, 0, 1_000) is None, (
+        "it is larger than the topic allows"
+    )
+    typed = made.add_target(replace(view(), typed=True))
+    made.add_row(typed, None, {}, 1, 1.0)
+    assert made.add_plain(typed, None, None, b"x", 1, 0, 1_000) is None, "a row is not bytes"
+
+
+def test_what_few_records_have_stays_with_those_that_have_it() -> None:
+    made = accumulator()
+    target = made.add_target(view(1))
+    made.add(target, 0, None, b"0", None, None, 1, 5_999, 1.0)
+    made.add(target, 0, b"k", b"1", None, -8, 1, 6_000, 1.0)
+    made.add_plain(target, None, None, b"2", 1, 7_000, 1_000)
+    made.add(target, 0, None, None, [("h", b"x")], None, 1, 8_000, 1.0)
+    made.add_plain(target, 0, b"q", b"4", 1, 9_000, 1_000)
+    made.close_all(1.0)
+    [(batch, _, _)] = take_all(made, 1.0)
+    found = decode_batch(batch.encoded(), RECORD_SCHEMA)
+    found.validate(full=True)
+    assert found.column("key").to_pylist() == [None, b"k", None, None, b"q"]
+    assert found.column("value").to_pylist() == [b"0", b"1", b"2", None, b"4"]
+    assert found.column("headers").to_pylist() == [None, None, None, [{"key": "h", "value": b"x"}], None]
+    assert found.column("timestamp").cast(pa.int64()).to_pylist() == [5, -8, 7, 8, 9]
+
+
+class Interrupted(list[bytes | None]):
+    """A signal's exception comes when something is appended to it: it is there already, as after any call."""
+
+    def append(self, item: bytes | None) -> None:
+        super().append(item)
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_record_whose_publishing_a_signal_broke_off_leaves_nothing_to_the_next(plain: bool) -> None:
+    made = accumulator()
+    target = made.add_target(view(1))
+    add(made, target, b"0", now=1.0)
+    batch = target.open[0]
+    assert batch is not None
+    batch.values = Interrupted(batch.values)
+    by_short_way = partial(made.add_plain, target, 0, b"key", b"broken off", 1, 7_000, 1 << 20)
+    by_long_way = partial(made.add, target, 0, b"key", b"broken off", [("its", b"header")], 5, 1, 7_000, 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        (by_short_way if plain else by_long_way)()
+    batch.values = list(batch.values)
+    assert made.add_plain(target, 0, None, b"next", 1, 8_000, 1 << 20) is not None
+    made.close_all(1.0)
+    [(sent, _, _)] = take_all(made, 1.0)
+    found = decode_batch(sent.encoded(), RECORD_SCHEMA)
+    assert sent.record_count == found.num_rows == 2
+    assert found.column("value").to_pylist() == [b"0", b"next"]
+    assert found.column("key").null_count == found.column("headers").null_count == 2
+    assert found.column("timestamp").cast(pa.int64()).to_pylist()[1] == 8
+
+
+@pytest.mark.parametrize("following", [b"b", b"c"], ids=["the same again", "another"])
+def test_a_record_with_a_uuid_that_a_signal_broke_off_leaves_no_uuid_to_the_next(following: bytes) -> None:
+    made = accumulator()
+    target = made.add_target(view(1))
+    add_own(made, target, b"0", b"a")
+    [batch] = made._open.values()
+    batch.values = Interrupted(batch.values)
+    with pytest.raises(KeyboardInterrupt):
+        add_own(made, target, b"broken off", b"b")
+    batch.values = list(batch.values)
+    add_own(made, target, b"1", following)
+    made.close_all(1.0)
+    [(sent, _, _)] = take_all(made, 1.0)
+    assert (values(sent), own_uuids(sent)) == ([b"0", b"1"], [b"a", following])
+
+
+def test_what_is_staged_closes_no_batch_of_records() -> None:
+    made = accumulator()
+    target = made.add_target(view(1))
+    add(made, target, b"0", now=1.0)
+    staged = pa.RecordBatch.from_pylist([{"value": b"s"}], schema=RECORD_SCHEMA)
+    made.add_closed(target.view, 0, staged, BatchOutcome("t"), 1.0, stage=pb.StageOf())
+    add(made, target, b"1", now=1.0)
+    assert [values(batch) for batch, _, _ in take_all(made, 1.0)] == [[b"s"]]
+    made.close_all(1.0)
+    assert [values(batch) for batch, _, _ in take_all(made, 1.0)] == [[b"0", b"1"]]
+
+
+def test_a_batch_whose_only_record_was_broken_off_is_not_sent() -> None:
+    made = accumulator()
+    target = made.add_target(view(1))
+    add(made, target, b"0", now=1.0)
+    batch = target.open[0]
+    assert batch is not None
+    batch.cut(0)
+    made.close_all(1.0)
+    assert made.idle
+    assert made.pending_bytes == 0
+
+
+def test_a_signal_while_a_batch_closes_loses_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = accumulator()
+    target = made.add_target(view(2))
+    add(made, target, b"0", now=1.0, partition=None)
+
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(made, "_next_sticky", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.close_all(1.0)
+    made.close_all(1.0)
+    [(sent, _, _)] = take_all(made, 1.0)
+    assert sent.record_count == 1
+
+
+def test_memory_is_counted_from_publish_to_answer() -> None:
+    made = accumulator()
+    target = made.add_target(view())
+    add(made, target, b"x" * 40, now=1.0)
+    add(made, target, b"x" * 2, now=1.0)
+    assert made.pending_bytes == 42
+    made.close_all(1.0)
+    [(_, correlation, _)] = take_all(made, 1.0)
+    assert made.pending_bytes == 42
+    made.answer(correlation, BatchPlace(0, 0, 2, 0, False))
+    assert made.pending_bytes == 0
+    assert made.idle
+
+
+def test_keyless_records_stick_to_a_partition_until_its_batch_closes_then_go_to_the_next() -> None:
+    made = accumulator(batch_bytes_max=100)
+    target = made.add_target(view(3))
+    for _ in range(12):
+        add(made, target, b"x" * 50, now=1.0, partition=None)
+    taken = [batch.partition for batch, _, _ in take_all(made, 1.0)]
+    assert sorted(taken) == [0, 0, 1, 1, 2, 2]
+
+
+def test_partitions_that_are_stuck_are_passed_over() -> None:
+    made = accumulator(batch_bytes_max=10)
+    target = made.add_target(view(3))
+    for _ in range(3):
+        add(made, target, b"x" * 10, now=1.0, partition=1)  # nobody takes them: partition 1 has no leader
+    for _ in range(6):
+        add(made, target, b"y" * 10, now=1.0, partition=None)
+        for lane in made.busy():
+            if lane.partition != 1:
+                made.take(lane, 1.0)
+        for correlation in list(made.in_flight):
+            made.answer(correlation, BatchPlace(0, 0, 1, 0, False))
+    assert sum(len(lane.batches) for lane in made.busy()) <= 4
+
+
+def test_a_batch_given_whole_goes_behind_what_is_open() -> None:
+    made = accumulator()
+    topic = view()
+    target = made.add_target(topic)
+    add(made, target, b"before", now=1.0)
+    whole = pa.RecordBatch.from_pylist([{"key": None, "value": b"whole", "headers": None, "timestamp": None}], RECORD_SCHEMA)
+    made.add_closed(topic, 0, whole, BatchOutcome("t"), 1.0, uuid=b"u" * 16)
+    add(made, target, b"behind", now=1.0)
+    made.close_all(1.0)
+    first, second = take_all(made, 1.0)
+    assert (values(first[0]), values(second[0])) == ([b"before"], [b"whole"])
+    assert second[2] == first[0].uuid
+    assert second[0].uuid == b"u" * 16
+
+
+def test_an_answer_that_comes_after_giving_up_is_ignored() -> None:
+    made = accumulator()
+    target = made.add_target(view())
+    future = add(made, target, b"a", now=1.0)
+    made.close_all(1.0)
+    [(batch, correlation, _)] = take_all(made, 1.0)
+    [lane] = made.busy()
+    made.give_up(lane, batch).tell()
+    assert made.answer(correlation, BatchPlace(0, 0, 1, 0, False)) is None
+    assert made.refuse(correlation, Unreachable("x"), 2.0) is None
+    assert isinstance(future.exception(0), OutcomeUnknown)
+    assert made.idle
+
+
+def test_a_topic_that_is_gone_ends_its_batches_each_by_what_is_known_of_it() -> None:
+    made = accumulator(max_in_flight=1, batch_bytes_max=10)
+    target = made.add_target(view())
+    sent, waiting = add(made, target, b"x" * 10, now=1.0), add(made, target, b"y" * 10, now=1.0)
+    take_all(made, 1.0)
+    [lane] = made.busy()
+    for answer in made.refuse_all(lane, InvalidRequest("topic is gone")):
+        answer.tell()
+    assert isinstance(sent.exception(0), OutcomeUnknown)
+    assert isinstance(waiting.exception(0), InvalidRequest)
+
+
+def test_a_batch_that_may_be_in_the_log_is_not_refused_with_its_topic() -> None:
+    """Its connection was lost after it went out: whether it was taken is not known, though it is not in flight any more."""
+    made = accumulator()
+    target = made.add_target(view())
+    future = add(made, target, b"a", now=1.0)
+    made.close_all(1.0)
+    [(batch, correlation, _)] = take_all(made, 1.0)
+    assert made.refuse(correlation, OutcomeUnknown("the stream broke off"), 1.0) is None
+    [lane] = made.busy()
+    assert (batch.correlation, batch.in_doubt) == (None, True)
+    for answer in made.refuse_all(lane, InvalidRequest("topic is gone")):
+        answer.tell()
+    assert isinstance(future.exception(0), OutcomeUnknown)
+
+
+def test_what_was_never_sent_says_so() -> None:
+    made = accumulator()
+    future: Future[object] = add(made, made.add_target(view()), b"a", now=1.0)  # type: ignore[assignment]
+    made.close_all(1.0)
+    [lane] = made.busy()
+    for batch in lane.expired(31.0):
+        made.give_up(lane, batch).tell()
+    error = future.exception(0)
+    assert isinstance(error, NotSent)
+    assert error.definite

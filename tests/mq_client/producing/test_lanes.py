@@ -1,0 +1,230 @@
+"""Order, retries and outcomes of one partition's batches, without a network or a clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from mq_client.errors import (
+    InvalidRequest,
+    NotEnoughReplicas,
+    NotLeader,
+    NotSent,
+    OutcomeUnknown,
+    OutOfOrder,
+    TritonMQError,
+    Unreachable,
+)
+from mq_client.producing.futures import BatchOutcome, BatchPlace
+from mq_client.producing.lanes import Lane, OutgoingBatch
+
+DEADLINE = 30.0
+
+
+def lane(**options: int) -> Lane:
+    return Lane("t", 0, options.get("max_in_flight", 5), options.get("retries", 1000), random=random.Random(1))
+
+
+def batch(number: int, deadline: float = DEADLINE) -> OutgoingBatch:
+    payload = pa.py_buffer(b"payload")
+    return OutgoingBatch("t", 0, number.to_bytes(16, "big"), 1, 7, 0, BatchOutcome("t"), lambda: payload, deadline)
+
+
+def place(offset: int) -> BatchPlace:
+    return BatchPlace(0, offset, 1, 0, False)
+
+
+def filled(count: int, **options: int) -> tuple[Lane, list[OutgoingBatch]]:
+    made = lane(**options)
+    batches = [batch(number) for number in range(1, count + 1)]
+    for one in batches:
+        made.add(one)
+    return made, batches
+
+
+def send_all(made: Lane, now: float) -> Iterator[tuple[OutgoingBatch, bytes]]:
+    correlation = int(now * 1000) * 100
+    while (one := made.next(now)) is not None:
+        correlation += 1
+        yield one, made.sent(one, correlation, now)
+
+
+def test_each_batch_names_the_unanswered_one_before_it() -> None:
+    made, (first, second, third) = filled(3)
+    assert list(send_all(made, 0.0)) == [(first, b""), (second, first.uuid), (third, second.uuid)]
+
+
+def test_an_answered_batch_is_named_no_more() -> None:
+    made, (first, second) = filled(2, max_in_flight=1)
+    assert [sent for sent, _ in send_all(made, 0.0)] == [first]
+    made.answered(first, place(0))
+    assert list(send_all(made, 0.0)) == [(second, b"")]
+
+
+def test_no_more_are_in_flight_than_allowed() -> None:
+    made, batches = filled(5, max_in_flight=2)
+    assert [sent for sent, _ in send_all(made, 0.0)] == batches[:2]
+    made.answered(batches[1], place(1))
+    assert [sent for sent, _ in send_all(made, 0.0)] == batches[2:3]
+
+
+def test_staged_batches_have_no_order() -> None:
+    made, batches = filled(2)
+    made.ordered = False
+    assert [after for _, after in send_all(made, 0.0)] == [b"", b""]
+    made.failed(batches[0], OutOfOrder("?"), 0.0)
+
+
+def test_a_lost_batch_and_those_behind_it_go_again_in_order_under_their_uuids() -> None:
+    made, (first, second, third) = filled(3)
+    list(send_all(made, 0.0))
+    assert made.failed(first, NotEnoughReplicas("wait"), 1.0) is None
+    assert made.failed(second, OutOfOrder("first"), 1.0) is None
+    assert made.failed(third, OutOfOrder("second"), 1.0) is None
+    assert made.next(1.0) is None, "a failure is followed by a pause"
+    assert list(send_all(made, made.not_before)) == [(first, b""), (second, first.uuid), (third, second.uuid)]
+
+
+def test_out_of_order_is_not_the_batchs_own_fault() -> None:
+    made, (first, second) = filled(2, retries=0)
+    list(send_all(made, 0.0))
+    made.answered(first, place(0))
+    assert made.failed(second, OutOfOrder("?"), 0.0) is None
+    assert list(send_all(made, 0.0)) == [(second, b"")], "at once, and behind nobody"
+
+
+def test_a_batch_whose_predecessor_is_refused_for_good_goes_on_without_it() -> None:
+    made, (first, second) = filled(2)
+    list(send_all(made, 0.0))
+    refused = made.failed(first, InvalidRequest("no"), 0.0)
+    assert isinstance(refused, InvalidRequest)
+    assert made.failed(second, OutOfOrder("first"), 0.0) is None
+    assert list(send_all(made, 0.0)) == [(second, b"")]
+
+
+def test_a_batch_told_who_leads_goes_there_at_once_but_only_once_without_a_pause() -> None:
+    made, (first,) = filled(1)
+    list(send_all(made, 0.0))
+    assert made.failed(first, NotLeader("2 leads", leader=2), 0.0) is None
+    assert [sent for sent, _ in send_all(made, 0.0)] == [first]
+    assert made.failed(first, NotLeader("1 leads", leader=1), 0.0) is None
+    assert made.next(0.0) is None
+
+
+def test_retries_are_counted() -> None:
+    made, (first,) = filled(1, retries=2)
+    error: TritonMQError | None = None
+    now = 0.0
+    for _ in range(3):
+        now = max(now, made.not_before)
+        list(send_all(made, now))
+        error = made.failed(first, NotEnoughReplicas("2 of 3"), now)
+    assert isinstance(error, NotEnoughReplicas)
+    assert "after 3 attempts" in str(error)
+    assert not made.batches
+
+
+@pytest.mark.parametrize(
+    ("errors", "outcome"),
+    [
+        ([], NotSent),
+        ([(Unreachable("refused"), False)], NotSent),
+        ([(NotLeader("nobody"), True)], NotLeader),
+        ([(NotEnoughReplicas("1 of 2"), True)], NotEnoughReplicas),
+        ([(Unreachable("broke"), True)], OutcomeUnknown),
+        ([(Unreachable("broke"), True), (NotLeader("nobody"), True)], OutcomeUnknown),
+    ],
+)
+def test_at_the_deadline_the_error_says_what_is_known(
+    errors: list[tuple[TritonMQError, bool]], outcome: type[TritonMQError]
+) -> None:
+    made, (first,) = filled(1)
+    now = 0.0
+    for error, reached in errors:
+        now = max(now, made.not_before)
+        list(send_all(made, now))
+        assert made.failed(first, error, now, reached=reached) is None
+    assert made.expired(DEADLINE - 0.1) == []
+    assert made.expired(DEADLINE) == [first]
+    said = made.give_up(first)
+    assert type(said) is outcome
+    assert said.definite == (outcome is not OutcomeUnknown)
+
+
+def test_given_up_in_flight_it_is_unknown() -> None:
+    made, (first, second) = filled(2)
+    list(send_all(made, 0.0))
+    assert type(made.give_up(first)) is OutcomeUnknown
+    assert made.in_flight == 1
+    assert type(made.failed(second, InvalidRequest("no"), 0.0)) is InvalidRequest
+
+
+def test_a_refusal_after_an_unknown_attempt_is_unknown() -> None:
+    made, (first,) = filled(1)
+    list(send_all(made, 0.0))
+    made.failed(first, Unreachable("broke"), 0.0)
+    list(send_all(made, made.not_before))
+    assert type(made.failed(first, InvalidRequest("topic is gone"), 1.0)) is OutcomeUnknown
+
+
+class Log:
+    """A partition as a broker keeps it: what it took, by UUID, behind the batch named."""
+
+    def __init__(self) -> None:
+        self.uuids: list[bytes] = []
+
+    def append(self, uuid: bytes, after: bytes) -> TritonMQError | int:
+        if uuid in self.uuids:
+            return self.uuids.index(uuid)
+        if after and after not in self.uuids:
+            return OutOfOrder("not here")
+        self.uuids.append(uuid)
+        return len(self.uuids) - 1
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_whatever_is_lost_refused_or_answered_late_each_batch_is_there_once_and_in_order(seed: int) -> None:
+    """Requests arrive in order on a stream, which may break: then those on the way arrive, or not, from some point on."""
+    random_ = random.Random(seed)
+    made = Lane("t", 0, random_.randint(1, 6), 10**6, random=random_)
+    log, now, made_count, answered = Log(), 0.0, 0, 0
+    wire: list[tuple[OutgoingBatch, bytes, int]] = []
+    late: list[tuple[bytes, bytes]] = []  # of a broken stream, still on the way to the broker
+    correlation = steps = 0
+    while answered < 40:
+        steps += 1
+        assert steps < 10_000, "no progress"
+        now += random_.choice((0.0, 0.001, 0.1, 1.0))
+        if made_count < 40 and random_.random() < 0.5:
+            made_count += 1
+            made.add(batch(made_count, deadline=1e9))
+        while (one := made.next(now)) is not None:
+            correlation += 1
+            wire.append((one, made.sent(one, correlation, now), correlation))
+        if late and random_.random() < 0.5:
+            log.append(*late.pop(0))
+        match random_.randrange(6):
+            case 0 if wire:  # the stream breaks
+                for one, after, sent_as in wire:
+                    late.append((one.uuid, after))
+                    assert one.correlation == sent_as
+                    assert made.failed(one, Unreachable("broke"), now) is None
+                late = late[: random_.randint(0, len(late))]
+                wire = []
+            case 1 if wire:  # refused, without being taken
+                one, _, _ = wire.pop(0)
+                assert made.failed(one, random_.choice((NotEnoughReplicas("x"), NotLeader("x", 2))), now) is None
+            case _ if wire:
+                one, after, _ = wire.pop(0)
+                result = log.append(one.uuid, after)
+                if isinstance(result, TritonMQError):
+                    assert made.failed(one, result, now) is None
+                elif random_.random() < 0.2:  # taken, and the answer says unknown
+                    assert made.failed(one, OutcomeUnknown("slow"), now) is None
+                else:
+                    made.answered(one, place(result))
+                    answered += 1
+    assert log.uuids == [number.to_bytes(16, "big") for number in range(1, 41)]

@@ -1,0 +1,179 @@
+"""The server that comes with pyspark: found, started, killed, brought back; and what is said when it cannot be."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import KazooException
+
+from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port, parse_ensemble
+from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
+
+pytestmark = pytest.mark.cluster
+
+
+def test_it_starts_is_killed_and_starts_again_on_the_same_port(tmp_path: Path) -> None:
+    server = EmbeddedZooKeeper(tmp_path)
+    assert server.pid is None
+    server.start()
+    first, hosts = server.pid, server.hosts
+    server.start()  # it runs: nothing to do
+    assert server.pid == first
+    server.kill()
+    assert server.pid is None
+    server.start()
+    assert server.pid not in (None, first)
+    assert server.hosts == hosts
+    second = server.pid
+    server.stop()
+    server.stop()
+    assert server.pid is None
+    assert second is not None
+    assert not psutil.pid_exists(second)
+
+
+def test_it_listens_on_a_loopback_address_only(tmp_path: Path) -> None:
+    server = EmbeddedZooKeeper(tmp_path)
+    server.start()
+    try:
+        listening = [c.laddr.ip for c in psutil.Process(server.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
+        assert len(listening) == 1  # no admin server, no JMX
+    finally:
+        server.stop()
+
+
+def test_no_port_is_given_twice_before_whoever_has_it_listens() -> None:
+    """One of 3,000 clusters of three had two processes with the same port, and one that did not start."""
+    given = [free_port() for _ in range(1_000)]  # by chance alone, one of 17,000 each: the same twice, all but surely
+    assert len(set(given)) == len(given)
+
+
+def test_a_port_that_is_taken_is_said_with_the_servers_own_words(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = EmbeddedZooKeeper(tmp_path, port=taken.getsockname()[1])
+        with pytest.raises(CoordinationUnavailable, match="Address already in use"):
+            server.start()
+        assert server.pid is None
+
+
+def test_a_zookeeper_on_that_port_is_offered_instead(tmp_path: Path, zookeeper: str) -> None:
+    server = EmbeddedZooKeeper(tmp_path, port=int(zookeeper.rpartition(":")[2]))
+    with pytest.raises(CoordinationUnavailable, match=f"--zookeeper {zookeeper}"):
+        server.start()
+
+
+def test_without_java_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CoordinationUnavailable, match=r"install Java 17.*--zookeeper HOST:PORT"):
+        EmbeddedZooKeeper(tmp_path / "zk").start()
+
+
+def test_without_pyspark_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(CoordinationUnavailable, match=r"tritonmq\[spark\].*--zookeeper HOST:PORT"):
+        EmbeddedZooKeeper(tmp_path / "zk").start()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CoordinationUnavailable, match="--data"):
+        EmbeddedZooKeeper(tmp_path / "file" / "zk").start()
+
+
+def test_of_two_that_are_started_together_on_one_port_one_says_that_it_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has found the port free. What answers there is one's server, and the other does not take it for its own."""
+    first = EmbeddedZooKeeper(tmp_path / "first")
+    second = EmbeddedZooKeeper(tmp_path / "second", first.port)
+    monkeypatch.setattr(second, "_check_port", lambda: None)  # it has looked before the first one listened
+    first.start()
+    try:
+        with pytest.raises(CoordinationUnavailable, match="Address already in use"):
+            second.start()
+        assert second.pid is None
+        assert first.pid is not None
+    finally:
+        second.stop()
+        first.stop()
+
+
+def test_what_a_killed_owner_left_running_is_ended_and_what_a_live_one_has_is_not(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from mq_dev.embedded_zookeeper import EmbeddedZooKeeper;"
+        f"s = EmbeddedZooKeeper({str(tmp_path)!r}, {free_port()}); s.start(); print(s.port, s.pid, flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        port, left = map(int, owner.stdout.readline().split())
+        again = EmbeddedZooKeeper(tmp_path, port)
+        with pytest.raises(CoordinationUnavailable, match="already listens"):
+            again.start()
+        assert psutil.pid_exists(left)
+        owner.kill()
+        owner.wait(10)
+    again.start()
+    try:
+        assert again.pid not in (None, left)
+    finally:
+        again.stop()
+
+
+def test_an_ensemble_is_written_as_ids_hosts_and_ports() -> None:
+    found = parse_ensemble("1@a,2@b:1:2:3, 3@c")
+    assert [(s.number, s.host, s.peer_port, s.election_port, s.client_address) for s in found] == [
+        (1, "a", 2888, 3888, "a:2181"),
+        (2, "b", 1, 2, "b:3"),
+        (3, "c", 2888, 3888, "c:2181"),
+    ]
+    too_few, twice, no_id, two_ports, four_ports = "1@a,2@b", "1@a,1@b,3@c", "1@a,2,3@c", "1@a,2@b:1:2,3@c", "1@a,2@b:1:1:2:4,3@c"
+    for wrong in (too_few, twice, no_id, two_ports, four_ports, "1@a,2@b:0:2:3,3@c", "1@a,2@b:5:5:3,3@c", "0@a,1@b,2@c"):
+        with pytest.raises(InvalidSetting):
+            parse_ensemble(wrong)
+
+
+def test_an_ensemble_of_three_goes_on_without_one_and_takes_it_back(tmp_path: Path) -> None:
+    members = parse_ensemble(",".join(f"{n}@127.0.0.1:{free_port()}:{free_port()}:{free_port()}" for n in (1, 2, 3)))
+    servers = [EmbeddedZooKeeper(tmp_path / str(member.number), number=member.number, ensemble=members) for member in members]
+    assert [len(server.hosts.split(",")) for server in servers] == [3, 3, 3]
+    client = KazooClient(servers[0].hosts, timeout=4.0)
+    try:
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.start()  # returns once it serves with most of the others
+        client.start(30)
+        client.create("/kept", b"1")
+        servers[0].kill()
+        deadline = time.monotonic() + 30
+        written = False
+        while not written:
+            assert time.monotonic() < deadline, "the two that are left take no write"
+            with contextlib.suppress(KazooException):
+                client.set("/kept", b"2")
+                written = True
+        servers[0].start()
+        alone = KazooClient(f"{servers[0].host}:{servers[0].port}", timeout=4.0)
+        alone.start(30)
+        alone.sync("/kept")
+        assert alone.get("/kept")[0] == b"2"
+        alone.stop()
+        alone.close()
+    finally:
+        client.stop()
+        client.close()
+        for server in servers:
+            server.stop()

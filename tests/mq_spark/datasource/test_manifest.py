@@ -1,0 +1,51 @@
+"""Manifests: exactly what the tasks' messages name, or an error."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from mq_protocol.errors import InvalidRequest
+from mq_spark.datasource.batch_writer import _micro_batch
+from mq_spark.datasource.manifest import MicroBatch, Staged, StagedMessage, manifest_of
+from mq_spark.planning.options import SinkOptions
+
+BATCH = MicroBatch("query", "sink", 3, "run")
+
+
+def message(*staged: Staged, batch: MicroBatch = BATCH) -> StagedMessage:
+    return pickle.loads(pickle.dumps(StagedMessage(batch, staged)))  # as Spark carries it
+
+
+def test_lines_of_one_partition_are_joined_in_the_order_of_the_tasks() -> None:
+    batch, manifest = manifest_of(
+        [message(Staged("t", 1, (b"a", b"b"), 5)), message(Staged("t", 0, (b"c",), 1), Staged("t", 1, (b"d",), 2)), message()]
+    )
+    assert batch == BATCH
+    assert manifest == [Staged("t", 0, (b"c",), 1), Staged("t", 1, (b"a", b"b", b"d"), 7)]
+
+
+def test_an_empty_micro_batch_still_names_its_query() -> None:
+    assert manifest_of([message()]) == (BATCH, [])
+
+
+def test_a_missing_message_commits_nothing() -> None:
+    with pytest.raises(InvalidRequest, match="1 of 2 tasks left no message"):
+        manifest_of([message(), None])
+    with pytest.raises(InvalidRequest, match="nothing can be committed"):
+        manifest_of([])
+
+
+def test_messages_of_two_micro_batches_commit_nothing() -> None:
+    with pytest.raises(InvalidRequest, match="several micro-batches"):
+        manifest_of([message(), message(batch=MicroBatch("query", "sink", 4, "run"))])
+
+
+def test_only_a_write_that_was_given_no_name_has_a_key_for_one_decision() -> None:
+    unnamed = SinkOptions("h:1", "t", None, False, None, None, 1000)
+    named = replace(unnamed, txn_app_id="write:nightly", txn_version=3)
+    assert _micro_batch(unnamed).once
+    assert not _micro_batch(named).once, "whatever an application calls itself"
+    assert not BATCH.once
