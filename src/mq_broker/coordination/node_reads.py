@@ -1,8 +1,9 @@
 """Readings of nodes gathered into few questions: brokers that start, and many idle partitions, read thousands of them.
 
-A lone reading goes out at once. While `BATCHES_IN_FLIGHT_MAX` questions are unanswered, what comes waits and leaves together; each
-question is put after a sync that began when all of its readings had been asked for, so none is older than its asking. Kazoo has no
-request for several readings; ZooKeeper has since 3.6, and an older server is asked singly.
+A lone reading goes out at once. While `BATCHES_IN_FLIGHT_MAX` questions are unanswered, or many were asked just now
+(pace.py), what comes waits and leaves together. Each question is put after a sync that began when all of its readings
+had been asked for, so none is older than its asking. Kazoo has no request for several readings; ZooKeeper has since
+3.6, and an older server is asked singly.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from kazoo.exceptions import EXCEPTIONS, NoNodeError, UnimplementedError, Zookee
 from kazoo.protocol.serialization import GetData, MultiHeader, int_struct, stat_struct
 
 from mq_broker.coordination.kazoo_session import KazooSession
+from mq_broker.coordination.pace import Pace
 from mq_protocol.errors import CoordinationUnavailable
 
 _log = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ class NodeReads:
         self._session = session
         self._waiting: deque[_Read] = deque()
         self._batches: set[asyncio.Task[None]] = set()
+        self._pace = Pace()
+        self._paused = False
         self._several_at_once = True
 
     async def read(self, path: str, deadline: float) -> Found:
@@ -109,10 +113,22 @@ class NodeReads:
         return found
 
     def _send(self) -> None:
+        if self._paused and len(self._waiting) < BATCH_READS_MAX:
+            return
         if self._waiting and len(self._batches) < BATCHES_IN_FLIGHT_MAX:
+            loop = asyncio.get_running_loop()
+            delay_s = self._pace.delay_s(loop.time()) if len(self._waiting) < BATCH_READS_MAX else 0.0
+            if delay_s:
+                self._paused = True
+                loop.call_later(delay_s, self._go_on)
+                return
             task = asyncio.create_task(self._carry_out(), name="node reads")
             self._batches.add(task)
             task.add_done_callback(self._next)
+
+    def _go_on(self) -> None:
+        self._paused = False
+        self._send()
 
     def _next(self, task: asyncio.Task[None]) -> None:
         self._batches.discard(task)

@@ -66,6 +66,7 @@ class Shell:
         self._loop = asyncio.get_running_loop()
         self._live: tuple[LeaderName, ...] = ()
         self._partitions: dict[tuple[str, int], Partition] = {}
+        self._in_order: list[Partition] | None = None  # the same, sorted; None if they have changed since
         self._wanted: dict[str, Topic] = {}
         self._settling: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._begin_with: dict[tuple[str, int], tuple[Snapshot | None, int]] = {}  # journals in memory that are to begin anew
@@ -137,8 +138,10 @@ class Shell:
     # ------------------------------------------------------------------ what services ask
 
     def partitions(self) -> list[Partition]:
-        """Every open replica, in order of topic and number."""
-        return sorted(self._partitions.values(), key=lambda partition: (partition.topic.spec.name, partition.number))
+        """Every open replica, in order of topic and number. The list is not changed afterwards."""
+        if self._in_order is None:
+            self._in_order = sorted(self._partitions.values(), key=lambda each: (each.topic.spec.name, each.number))
+        return self._in_order
 
     def hosted(self, topic: Topic, number: int) -> Partition | None:
         """This broker's replica, if it has one and it is open."""
@@ -237,6 +240,7 @@ class Shell:
                     if self._wanted.get(topic_id) is not topic or self._partitions.get(key) is not present:
                         continue  # while the node was read: it may be wanted here again
                     del self._partitions[key]
+                    self._in_order = None
                     gone = "was deleted" if topic is None else f"has partition {number} on other brokers now"
                     await present.close(UnknownTopic(f"topic {present.topic.spec.name!r} {gone}"))
                     # Closed, it joins no set any more: what the node says from here on stays true.
@@ -303,6 +307,7 @@ class Shell:
         base = opened.recovered.snapshot
         partition.begin(opened, self._directory.open_index(place, durability, base.state.next_offset if base is not None else 0))
         self._partitions[topic.spec.topic_id, number] = partition
+        self._in_order = None
         self.ticking.add(partition)
         partition.feed(BrokersSeen(self._live))
         for broker in self.links.connected():
@@ -321,6 +326,7 @@ class Shell:
         if self._partitions.get(key) is not partition or self._stopping:
             return  # it is being closed already
         del self._partitions[key]
+        self._in_order = None
         if begin_with is not None:
             self._begin_with[key] = begin_with
 
@@ -401,4 +407,5 @@ class Shell:
         self.stop()
         partitions = list(self._partitions.values())
         self._partitions.clear()
+        self._in_order = None
         await asyncio.gather(*(partition.close(error) for partition in partitions))

@@ -64,6 +64,7 @@ class DataDirectory:
         self._holders = 1  # of the lock: who opened it, and the threads at work
         self._guard = threading.Lock()
         self._files = files
+        self._boot = boot_id()
 
     @classmethod
     def open(cls, path: Path, broker: int, files: Files | None = None) -> DataDirectory:
@@ -162,6 +163,7 @@ class DataDirectory:
                 segment_bytes_max=segment_bytes_max or SEGMENT_BYTES_MAX,
                 cache_bytes_max=cache_bytes_max,
                 at_work=self._at_work,
+                boot=self._boot,
             )
 
     def install(self, place: Place, durability: str, topic: str, snapshot: Snapshot, recovery: int) -> None:
@@ -172,7 +174,7 @@ class DataDirectory:
         """
         path = self.partition_path(place)
         with self._at_work(), _failing(path, "takes no snapshot"):
-            identity = fresh_identity(path, place, durability, topic, recovery, boot_id())
+            identity = fresh_identity(path, place, durability, topic, recovery, self._boot)
             install_snapshot(path, place, identity, snapshot, self._files)
 
     def start_over(self, place: Place, durability: str, topic: str, recovery: int) -> Path | None:
@@ -183,7 +185,7 @@ class DataDirectory:
         """
         path = self.partition_path(place)
         with self._at_work(), _failing(path, "cannot be put aside"):
-            identity = fresh_identity(path, place, durability, topic, recovery, boot_id())
+            identity = fresh_identity(path, place, durability, topic, recovery, self._boot)
             reason = f"the partition was recovered from another log (recovery {recovery}); this one lacks, or has more than, that"
             return start_over(path, place, identity, reason, self._files)
 
