@@ -10,8 +10,13 @@ import pytest
 
 from mq_client.errors import BatchTooLarge, InvalidRequest, SchemaMismatch
 from mq_client.producing.batches import (
+    RECORD_OVERHEAD_BYTES,
+    _padded_bytes,
+    _same_values,
     conform,
     largest_record_bytes,
+    record_key_column,
+    record_size,
     records_to_batch,
     split_by_partition,
     split_by_size,
@@ -19,6 +24,7 @@ from mq_client.producing.batches import (
     to_header_pairs,
     to_timestamp_us,
 )
+from mq_protocol import limits
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.sql.ddl import parse_schema
 
@@ -167,3 +173,135 @@ def test_a_row_larger_than_a_piece_is_one_of_its_own_up_to_the_topics_bound() ->
 
 def test_an_empty_table_has_no_pieces() -> None:
     assert sum(piece.num_rows for piece in split_by_size(table().slice(0, 0), 1000, 1000)) == 0
+
+
+# ---------------------------------------------------------------- sizes and bounds
+
+
+def test_a_record_counts_with_all_that_it_holds() -> None:
+    assert record_size(None, None, None) == RECORD_OVERHEAD_BYTES
+    assert record_size(b"kk", b"vvv", []) == RECORD_OVERHEAD_BYTES + 5
+    assert record_size(None, b"v", [("ab", b"xyz"), ("c", None)]) == RECORD_OVERHEAD_BYTES + 1 + (2 + 3 + 8) + (1 + 8)
+
+
+def test_the_largest_record_is_measured_by_key_and_value_together() -> None:
+    rows = {"key": [b"k" * 5, None, b"kk"], "value": [b"v" * 4, b"v" * 8, None]}
+    assert largest_record_bytes(pa.table(rows, schema=pa.schema([("key", pa.binary()), ("value", pa.binary())]))) == 9
+    assert largest_record_bytes(pa.table({"key": pa.array([], pa.binary()), "value": pa.array([], pa.binary())})) == 0
+
+
+def test_times_reach_from_the_first_to_the_last_that_64_bits_hold() -> None:
+    assert [to_timestamp_us(time) for time in (-(2**63), 2**63 - 1)] == [-(2**63), 2**63 - 1]
+    with pytest.raises(InvalidRequest, match="out of range"):
+        to_timestamp_us(-(2**63) - 1)
+
+
+def test_keys_spread_a_table_if_any_row_has_one() -> None:
+    assert record_key_column(pa.table({"key": pa.array([None, b"k"], pa.binary())})) == "key"
+    assert record_key_column(pa.table({"key": pa.nulls(2, pa.binary())})) is None
+
+
+def test_headers_stay_with_their_records_where_some_have_none() -> None:
+    headers = [[("a", b"1")], None, [], [("b", None), ("c", b"3")]]
+    batch = records_to_batch([], [b"v"] * 5, headers, [0] * 5)
+    assert batch.column("headers").to_pylist() == [
+        [{"key": "a", "value": b"1"}],
+        None,
+        [],
+        [{"key": "b", "value": None}, {"key": "c", "value": b"3"}],
+        None,
+    ]
+    batch.validate(full=True)
+    assert records_to_batch([], [b"v"], [], [0]).column("headers").null_count == 1
+
+
+def test_a_name_of_a_header_may_be_any_text() -> None:
+    assert to_header_pairs({"grün\ud7ff\ue000": b""})
+    for lone in ("\ud800", "\udfff"):
+        with pytest.raises(InvalidRequest, match="lone surrogate"):
+            to_header_pairs({lone: b""})
+
+
+def rows_of(count: int, size: int) -> pa.Table:
+    return conform(pa.table({"value": [b"x" * size] * count}), RECORD_SCHEMA, "t", now_us=1)
+
+
+def test_a_piece_may_have_just_as_many_bytes_as_are_allowed() -> None:
+    [whole] = split_by_size(rows_of(4, 100), 1 << 20, 1 << 20)
+    assert whole.num_rows == 4
+    size = _padded_bytes(rows_of(4, 100))
+    assert [piece.num_rows for piece in split_by_size(rows_of(4, 100), size, size)] == [4]
+    assert [piece.num_rows for piece in split_by_size(rows_of(4, 100), size - 1, size)] == [2, 2]
+    one = _padded_bytes(rows_of(1, 100))
+    assert [piece.num_rows for piece in split_by_size(rows_of(1, 100), 1, one)] == [1]
+    with pytest.raises(BatchTooLarge, match=f"row of {one} bytes"):
+        list(split_by_size(rows_of(1, 100), 1, one - 1))
+
+
+def test_a_payload_is_measured_with_what_arrow_adds_to_each_buffer() -> None:
+    for count in (1, 7, 100):
+        table_ = rows_of(count, 5)
+        [batch] = table_.combine_chunks().to_batches()
+        assert len(encode_batch(batch, None)) <= _padded_bytes(table_) + 1024
+    assert _padded_bytes(pa.table({"a": pa.array([1, 2])})) == 16 + 3 * 24
+    nested = pa.table({"a": pa.array([], pa.struct([("x", pa.int64()), ("y", pa.list_(pa.int64()))]))})
+    assert _padded_bytes(nested) == nested.nbytes + 4 * 3 * 24
+
+
+def test_no_batch_has_more_records_than_a_broker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "BATCH_RECORDS_MAX", 3)
+    assert [piece.num_rows for piece in split_by_size(rows_of(7, 1), 1 << 20, 1 << 20)] == [3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "taken"),
+    [
+        (pa.binary(3), pa.binary(), True),
+        (pa.large_binary(), pa.binary(), True),
+        (pa.binary_view(), pa.binary(), True),
+        (pa.string(), pa.binary(), False),
+        (pa.binary(), pa.string(), False),
+        (pa.dictionary(pa.int8(), pa.int64()), pa.int64(), True),
+        (pa.dictionary(pa.int8(), pa.int32()), pa.int64(), False),
+        (pa.timestamp("s", "UTC"), pa.timestamp("us", "UTC"), True),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC"), False),
+        (pa.int64(), pa.timestamp("us"), False),
+        (pa.list_(pa.int64(), 2), pa.list_(pa.int64()), True),
+        (pa.large_list(pa.int32()), pa.list_(pa.int64()), False),
+        (pa.int64(), pa.list_(pa.int64()), False),
+        (pa.map_(pa.large_string(), pa.int64()), pa.map_(pa.string(), pa.int64()), True),
+        (pa.map_(pa.int64(), pa.int64()), pa.map_(pa.string(), pa.int64()), False),
+        (pa.map_(pa.large_string(), pa.int32()), pa.map_(pa.string(), pa.int64()), False),
+        (pa.list_(pa.int64()), pa.map_(pa.string(), pa.int64()), False),
+        (pa.struct([("x", pa.large_string())]), pa.struct([("x", pa.string())]), True),
+        (pa.struct([("y", pa.large_string())]), pa.struct([("x", pa.string())]), False),
+        (pa.struct([("x", pa.large_string()), ("y", pa.int32())]), pa.struct([("x", pa.string()), ("y", pa.int64())]), False),
+        (pa.string(), pa.struct([("x", pa.string())]), False),
+    ],
+)
+def test_a_type_is_taken_only_if_its_values_are_those_of_the_column(given: pa.DataType, wanted: pa.DataType, taken: bool) -> None:
+    assert _same_values(given, wanted) is taken
+
+
+def test_columns_that_were_added_may_be_left_out_and_those_before_them_not() -> None:
+    made = conform(table().drop(["c", "t"]), SCHEMA, "t", first_columns=2)
+    assert made.schema == SCHEMA
+    assert made.column("c").null_count == made.column("t").null_count == 2
+    with pytest.raises(SchemaMismatch, match="column 'b'"):
+        conform(table().drop(["b", "c"]), SCHEMA, "t", first_columns=2)
+
+
+def test_a_table_of_the_topics_own_schema_is_taken_as_it_is_unless_it_has_nulls_where_none_may_be() -> None:
+    whole = pa.table({"a": [1], "b": ["x"], "c": [["y"]], "t": pa.array([0], pa.timestamp("us", "UTC"))}, schema=SCHEMA)
+    assert conform(whole.replace_schema_metadata({"k": "v"}), SCHEMA, "t").schema.metadata is None
+    assert conform(whole.to_batches()[0], SCHEMA, "t").equals(whole)
+    empty = pa.table({**whole.to_pydict(), "a": [None]}, schema=SCHEMA)
+    with pytest.raises(SchemaMismatch, match="NOT NULL and has nulls, 1 of 1"):
+        conform(empty, SCHEMA, "t")
+
+
+def test_a_typed_topic_fills_in_no_column_of_a_record() -> None:
+    with pytest.raises(SchemaMismatch, match="'timestamp'"):
+        conform(pa.table({"value": [b"x"]}), pa.schema([("timestamp", pa.int64()), ("value", pa.binary())]), "t")
+    with pytest.raises(SchemaMismatch, match="'key'"):
+        conform(pa.table({"value": [b"x"]}), pa.schema([("key", pa.binary()), ("value", pa.binary())]), "t")

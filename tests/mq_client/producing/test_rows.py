@@ -20,6 +20,11 @@ from mq_protocol.sql.ddl import parse_schema
 MOMENT = datetime(2024, 2, 29, 12, 30, 0, 123456, tzinfo=UTC)
 
 
+LONGER_THAN_DOUBLE = pytest.mark.skipif(
+    np.finfo(np.longdouble).eps == np.finfo(np.float64).eps, reason="numpy's long double is a double on this machine"
+)
+
+
 def stored(words: str, value: object) -> Any:
     """What is read back of a value that was given for the one column `c` of these words."""
     schema = parse_schema(f"c {words}")
@@ -224,3 +229,104 @@ def test_a_text_counts_with_the_bytes_that_it_takes_and_not_with_its_characters(
     shape = RowShape(parse_schema("c string"), "t")
     sizes = [shape.fit({"c": text})[1] for text in ("", "a" * 100, "é" * 100, "猫" * 100, "🐈" * 100)]
     assert [size - sizes[0] for size in sizes] == [0, 100, 200, 300, 400]
+
+
+@pytest.mark.parametrize(
+    ("words", "value", "size"),
+    [
+        ("boolean", True, 1),
+        ("byte", 1, 1),
+        ("short", 1, 2),
+        ("long", 1, 8),
+        ("decimal(38,0)", Decimal(1), 16),
+        ("string", None, 4),
+        ("string", "xyz", 4 + 3),
+        ("binary", b"xyz", 4 + 3),
+        ("array<int>", [1, None, 3], 4 + 3 * 4),
+        ("array<string>", ["ab", None], 4 + 2 * 4 + 2),
+        ("map<string, int>", {"ab": 1, "c": None}, 4 + 2 * (4 + 4) + 3),
+        ("map<int, string>", {1: "abc", 2: None}, 4 + 2 * (4 + 4) + 3),
+        ("struct<x: long, y: string>", {"x": 1, "y": "abc"}, 1 + 8 + 4 + 3),
+        ("struct<x: long, y: string>", {}, 1 + 8 + 4),
+        ("struct<x: array<string>>", {"x": ["ab"]}, 1 + 4 + 4 + 2),
+    ],
+)
+def test_a_value_counts_with_its_width_and_what_it_holds(words: str, value: object, size: int) -> None:
+    assert RowShape(parse_schema(f"c {words}"), "t").fit({"c": value})[1] == 8 + size
+
+
+def test_a_row_knows_its_columns_and_names_a_strange_one() -> None:
+    shape = RowShape(parse_schema("a long, b string"), "t")
+    assert shape.knows(["b"])
+    assert shape.knows([])
+    assert not shape.knows(["a", "c"])
+    with pytest.raises(SchemaMismatch, match=r"topic 't' has no column 'zz'"):
+        shape.fit({"a": 1, "zz": 2, "b": "x"})
+
+
+@pytest.mark.parametrize(
+    ("words", "lowest", "highest"),
+    [("byte", -(2**7), 2**7 - 1), ("short", -(2**15), 2**15 - 1), ("int", -(2**31), 2**31 - 1), ("long", -(2**63), 2**63 - 1)],
+)
+def test_an_integer_is_taken_up_to_the_edges_of_its_type(words: str, lowest: int, highest: int) -> None:
+    assert [stored(words, value) for value in (lowest, highest)] == [lowest, highest]
+    for beyond in (lowest - 1, highest + 1):
+        assert f"is out of its range, {lowest} to {highest}" in refusal(words, beyond)
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "says"),
+    [
+        pytest.param("double", np.longdouble(1) / 3, "has more digits than a double", marks=LONGER_THAN_DOUBLE),
+        ("float", np.int64(16_777_217), "is not the same number as a 32-bit float"),
+        ("decimal(3,2)", Decimal("10.00"), "more than 1 digits before the point"),
+        ("decimal(3,2)", True, "is no Decimal"),
+        ("timestamp", True, "is no datetime"),
+        ("timestamp", 2**63, "is out of its range"),
+        ("array<long>", np.array([[1]]), "is no list"),
+        ("map<string, int>", [("a", 1, 2)], "is neither a dict nor a list of pairs"),
+        ("map<string, int>", [["a", 1]], "is neither a dict nor a list of pairs"),
+        ("map<string, int>", {("a", 1)}, "is neither a dict nor a list of pairs"),
+        ("map<string, int>", [("a", 1), (None, 1)], "has a key that is None"),
+        ("map<int, int>", {"a": 1}, "'a' (str) is no integer"),
+        ("struct<x: int>", {"x": 1, "y": 2}, "has a field 'y'"),
+        ("binary", 5, "is not bytes"),
+        ("date", 5, "give a datetime.date"),
+    ],
+)
+def test_a_value_at_the_edge_of_what_fits_is_refused(words: str, given: object, says: str) -> None:
+    assert says in refusal(words, given)
+
+
+@pytest.mark.parametrize(
+    ("words", "given", "kept"),
+    [
+        ("float", np.int64(16_777_216), 16_777_216.0),
+        ("float", 0, 0.0),
+        ("float", -0.0, 0.0),
+        ("decimal(3,2)", Decimal("9.99"), Decimal("9.99")),
+        ("decimal(3,2)", Decimal("-9.99"), Decimal("-9.99")),
+        ("decimal(3,3)", Decimal("0.001"), Decimal("0.001")),
+        ("timestamp", 2**53, datetime(2255, 6, 5, 23, 47, 34, 740_992, tzinfo=UTC)),
+        ("array<string>", (), []),
+        ("map<string, int>", (("a", 1),), [("a", 1)]),
+        ("string", np.str_("x"), "x"),
+    ],
+)
+def test_a_value_at_the_edge_of_what_fits_is_taken(words: str, given: object, kept: object) -> None:
+    assert stored(words, given) == kept
+
+
+def test_a_long_value_is_cut_where_an_error_shows_it_and_a_short_one_is_not() -> None:
+    assert repr("x" * 58) + " (str)" in refusal("long", "x" * 58)  # 60 characters with its quotation marks
+    assert "'" + "x" * 59 + "… (str)" in refusal("long", "x" * 59)
+
+
+def test_a_text_of_a_subclass_is_stored_as_the_text_that_it_is() -> None:
+    class Shouting(str):
+        def __str__(self) -> str:
+            return self.upper()
+
+    values, _ = RowShape(parse_schema("c string"), "t").fit({"c": Shouting("x")})
+    assert values == ["x"]
+    assert type(values[0]) is str
