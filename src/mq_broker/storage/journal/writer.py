@@ -124,15 +124,19 @@ class Writer:
             self._post(self._ended, None)
 
     def _rounds(self) -> None:
-        stopping = False
-        while not stopping:
-            jobs, stopping = self._gather()
-            if jobs:
-                self._post(self._deliver, self._carry_out(jobs), len(jobs), sum(job.nbytes for job in jobs))
-            outcomes = self.syncs.finish() if stopping else self.syncs.work()
-            if outcomes:
-                self._post(self._deliver, outcomes, 0, 0)
-            self._keep_few_open()
+        while not self._round():
+            pass
+
+    def _round(self) -> bool:
+        """Wait for something to do, do all that there is, and say what came of it. Whether it was the last round."""
+        jobs, stopping = self._gather()
+        if jobs:
+            self._post(self._deliver, self._carry_out(jobs), len(jobs), sum(job.nbytes for job in jobs))
+        outcomes = self.syncs.finish() if stopping else self.syncs.work()
+        if outcomes:
+            self._post(self._deliver, outcomes, 0, 0)
+        self._keep_few_open()
+        return stopping
 
     def _gather(self) -> tuple[list[_Job], bool]:
         """All that waits, up to the size of a round; waits for the first, but not past a background sync that is due."""

@@ -1,0 +1,230 @@
+"""What uses the simulated cluster: clients that speak to brokers as the product's own do, and write down what they did and saw.
+
+Each is one coroutine of the world around the brokers. Values are numbers, each sent once; the history is judged by
+tests/history/checker.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from grpc import aio
+
+from mq_broker.rpc.service import UNARY, parse, path
+from mq_broker.rpc.status import from_call
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
+from mq_protocol.envelope import Envelope, decode, encode, split
+from mq_protocol.errors import NotYetWritten, OffsetOutOfRange, TritonMQError, from_wire
+
+if TYPE_CHECKING:
+    from tests.simulation.real.cluster import Cluster
+    from tests.simulation.real.wires import Channel
+
+SCHEMA = pa.schema([pa.field("n", pa.int64())])
+SCHEMA_BYTES = schema_to_bytes(SCHEMA)
+FINGERPRINT = schema_fingerprint(SCHEMA)
+ANSWER_S = 8.0
+"""A client that has heard nothing for so long looks for another leader."""
+
+
+def payload_of(values: list[int]) -> bytes:
+    return bytes(encode_batch(pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)))
+
+
+def values_in(payload: Any) -> list[int]:
+    values: list[int] = decode_batch(payload, SCHEMA).column("n").to_pylist()
+    return values
+
+
+class Client:
+    """Owns channels to the brokers, and the name under which its history is written."""
+
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        self.cluster = cluster
+        self.loop = cluster.loop
+        self.random = cluster.loop.random
+        self.name = name
+        self._channels: dict[int, Channel] = {}
+        self._ids = 0
+
+    def channel(self, broker: int) -> Channel:
+        if broker not in self._channels:
+            self._channels[broker] = self.cluster.network.dial(f"b{broker}:9000")
+        return self._channels[broker]
+
+    def write(self, op: str, **fields: Any) -> None:
+        self.cluster.write(self.name, op, **fields)
+
+    def invoke(self, topic: str, partition: int | None, values: list[int]) -> int:
+        self._ids += 1
+        self.write("send", state="invoke", id=self._ids, topic=topic, partition=partition, values=values)
+        return self._ids
+
+    async def ask(self, broker: int, method: str, request: Any, timeout_s: float = ANSWER_S) -> Any:
+        """Raises `TritonMQError`."""
+        try:
+            data = await self.channel(broker).unary_unary(path(method))(request.SerializeToString(), timeout=timeout_s)
+        except aio.AioRpcError as error:
+            raise from_call(error, f"b{broker}") from error
+        return parse(data, UNARY[method].response)
+
+    def any_broker(self) -> int:
+        return self.random.choice(sorted(self.cluster.machines))
+
+    async def leader(self, topic: str, partition: int) -> int:
+        """Who leads, as somebody says; 0 if nobody knows."""
+        try:
+            answer = await self.ask(self.any_broker(), "Metadata", pb.MetadataRequest(topics=[topic]), 2.0)
+        except TritonMQError:
+            return 0
+        for info in answer.topics:
+            for each in info.partitions:
+                if each.partition == partition:
+                    return int(each.leader)
+        return 0
+
+    async def pause(self, seconds: float) -> None:
+        await asyncio.sleep(self.loop.often_short(seconds / 20, seconds * 2))
+
+
+@dataclass(slots=True)
+class Batch:
+    uuid: bytes
+    after: bytes
+    values: list[int]
+    id: int
+
+
+class Producer(Client):
+    """Sends to one partition, in order, some batches at once, each again until it is acknowledged."""
+
+    def __init__(self, cluster: Cluster, name: str, topic: str, partition: int, at_once: int) -> None:
+        super().__init__(cluster, name)
+        self.topic = topic
+        self.partition = partition
+        self._at_once = at_once
+        self._unanswered: OrderedDict[bytes, Batch] = OrderedDict()
+        self._last = b""
+
+    async def run(self) -> None:
+        while not (self.cluster.stopping and not self._unanswered):
+            broker = await self.leader(self.topic, self.partition)
+            if broker:
+                try:
+                    await self._converse(broker)
+                except (aio.AioRpcError, TritonMQError, TimeoutError, asyncio.InvalidStateError) as error:
+                    self.cluster.done[f"produce again: {type(error).__name__}"] += 1
+            await self.pause(0.1)
+
+    async def _converse(self, broker: int) -> None:
+        """Until something goes wrong, or all is sent and answered."""
+        call = self.channel(broker).stream_stream(path("Produce"))()
+        sent: dict[int, Batch] = {}
+        answering = self.loop.create_task(self._answers(call, sent))
+        try:
+            for batch in list(self._unanswered.values()):
+                await self._send(call, batch, sent)
+            while not (self.cluster.stopping and not self._unanswered):
+                if answering.done():
+                    answering.result()
+                if len(self._unanswered) < self._at_once and not self.cluster.stopping:
+                    await self._send(call, self._new_batch(), sent)
+                await asyncio.wait({answering}, timeout=self.loop.often_short(0.002, self.cluster.plan.pause_s))
+        finally:
+            answering.cancel()
+            call.cancel()
+
+    def _new_batch(self) -> Batch:
+        values = self.cluster.new_values(self.random.randint(1, 4))
+        batch = Batch(self.random.randbytes(16), self._last, values, self.invoke(self.topic, self.partition, values))
+        self._last = batch.uuid
+        self._unanswered[batch.uuid] = batch
+        return batch
+
+    async def _send(self, call: Any, batch: Batch, sent: dict[int, Batch]) -> None:
+        correlation = len(sent) + 1
+        sent[correlation] = batch
+        header = pb.ProduceHeader(
+            correlation=correlation,
+            topic=self.topic,
+            partition=self.partition,
+            uuid=batch.uuid,
+            after=batch.after,
+            record_count=len(batch.values),
+            schema_fingerprint=FINGERPRINT,
+            timeout_ms=int(ANSWER_S * 1000),
+        )
+        await call.write(encode(Envelope(header, (payload_of(batch.values),))))
+        if self.random.random() < 0.01:  # a retry that need not have been
+            sent[correlation + 1] = batch
+            header.correlation = correlation + 1
+            await call.write(encode(Envelope(header, (payload_of(batch.values),))))
+
+    async def _answers(self, call: Any, sent: dict[int, Batch]) -> None:
+        while True:
+            async with asyncio.timeout(ANSWER_S):
+                data = await call.read()
+            if data is aio.EOF:
+                return
+            for result in parse(data, pb.ProduceResponse).results:
+                batch = sent[result.correlation]
+                if result.HasField("error"):
+                    error = from_wire(result.error)
+                    if batch.uuid in self._unanswered:
+                        raise error
+                    continue
+                offsets = list(range(result.base_offset, result.base_offset + len(batch.values)))
+                if self._unanswered.pop(batch.uuid, None) is not None:
+                    self.cluster.done["batches acknowledged"] += 1
+                    self.write("send", state="ok", id=batch.id, partition=self.partition, offsets=offsets)
+
+
+class Reader(Client):
+    """Reads one partition from its first record on, from whichever replica."""
+
+    def __init__(self, cluster: Cluster, name: str, topic: str, partition: int) -> None:
+        super().__init__(cluster, name)
+        self.topic = topic
+        self.partition = partition
+        self.at = 0
+
+    async def run(self) -> None:
+        while not self.cluster.over:
+            try:
+                await self._fetch(self.any_broker(), self.at + self.random.randint(1, 60))
+            except TritonMQError as error:
+                self.cluster.done[f"read again: {type(error).__name__}"] += 1
+            await self.pause(self.cluster.plan.pause_s * 4)
+
+    async def _fetch(self, broker: int, end: int) -> None:
+        request = pb.FetchRequest(topic=self.topic, partition=self.partition, start_offset=self.at, end_offset=end)
+        call = self.channel(broker).unary_stream(path("Fetch"))(request.SerializeToString(), timeout=ANSWER_S)
+        try:
+            async for data in call:
+                message = decode(data, pb.BatchesHeader)
+                batches = list(message.header.batches)
+                for batch, payload in zip(batches, split(message.payload, [b.payload_bytes for b in batches]), strict=True):
+                    self._read(batch, values_in(payload))
+        except aio.AioRpcError as error:
+            told = from_call(error, f"b{broker}")
+            if isinstance(told, NotYetWritten):
+                return
+            if isinstance(told, OffsetOutOfRange) and told.next_offset > self.at:
+                self.at = told.next_offset
+                self.write("trimmed", topic=self.topic, partition=self.partition, offset=self.at)
+                return
+            raise told from error
+
+    def _read(self, batch: pb.StoredBatch, values: list[int]) -> None:
+        offsets = list(range(batch.base_offset, batch.base_offset + batch.record_count))
+        skip = self.at - batch.base_offset
+        offsets, values = offsets[skip:], values[skip:]
+        if offsets:
+            self.at = offsets[-1] + 1
+            self.cluster.done["records read"] += len(offsets)
+            self.write("poll", topic=self.topic, partition=self.partition, offsets=offsets, values=values)

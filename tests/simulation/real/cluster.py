@@ -1,0 +1,390 @@
+"""A whole simulated cluster of real brokers: machines, network, coordination service, clients and nemesis, one seed from start to end.
+
+    boot      the brokers start, topics are made
+    chaos     clients work, the nemesis breaks things
+    calm      everything is repaired; within `CALM_S` every partition must be whole again, and every batch acknowledged
+    judgement the history, and what every replica holds
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import shutil
+import sys
+import tempfile
+import traceback
+import weakref
+import zlib
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from mq_broker.broker.config import BrokerConfig
+from mq_broker.broker.server import serve
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import TopicExists, TritonMQError
+from tests.history.checker import judge
+from tests.simulation.real.clients import SCHEMA_BYTES, Client, Producer, Reader
+from tests.simulation.real.disk import Disk
+from tests.simulation.real.loop import PROCESS, NumberedTask, Process, Stuck, VirtualLoop
+from tests.simulation.real.nemesis import Nemesis
+from tests.simulation.real.oracle import Oracle, Violation
+from tests.simulation.real.plan import Plan
+from tests.simulation.real.substitutes import in_place_of, substitutes
+from tests.simulation.real.wires import Network
+from tests.simulation.real.zookeeper import Session, ZooKeeper
+
+CALM_S = 90.0
+BOOT_S = 60.0
+STORY_LINES = 120
+MEMORY_HIGH = 1 << 30
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of one seed."""
+
+    seed: int
+    plan: Plan
+    trace: int
+    virtual_s: float
+    calls: int
+    done: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    violation: str = ""
+    story: str = ""
+
+
+class Machine:
+    """Owns one broker's disk and its lives."""
+
+    def __init__(self, cluster: Cluster, broker: int, root: Path) -> None:
+        self.cluster = cluster
+        self.broker = broker
+        self.name = f"b{broker}"
+        self.disk = Disk(root / self.name, cluster.loop, cluster.faults)
+        self.disk.latency_s = cluster.plan.disk_latency_s
+        self.disk.on_kill = self.kill
+        self.process: Process | None = None
+        self.ready = False
+        self.lives = 0
+        self._stop: asyncio.Event | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def up(self) -> bool:
+        return self.process is not None and self.process.alive
+
+    def start(self) -> None:
+        assert not self.up
+        self.lives += 1
+        self.ready = False
+        process = self.process = Process(f"{self.name}#{self.lives}", self.broker, self.disk)
+        process.clock_ahead_s = self.cluster.loop.random.uniform(-2, 2)
+        config = BrokerConfig(
+            self.broker,
+            f"{self.name}:9000",
+            self.disk.path,
+            peer_listen=f"{self.name}:9001",
+            memory_high=MEMORY_HIGH,
+            coordination=lambda: Session(self.cluster.zookeeper),
+            stop_timeout_ms=5_000,
+        )
+        stop = self._stop = asyncio.Event()
+        self.cluster.tell(f"{process} starts")
+        serving = serve(config, ready=lambda address: self._is_ready(process), stop=stop)
+        self._task = self.cluster.loop.spawn(process, serving, process.name)
+        self._task.add_done_callback(lambda task: self._ended(process, task), context=Context())
+
+    def _is_ready(self, process: Process) -> None:
+        if process is self.process:
+            self.ready = True
+
+    def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
+        """The program has ended by itself."""
+        if not process.alive:
+            return
+        error = None if task.cancelled() else task.exception()
+        self.cluster.tell(f"{process} has ended: {error!r}")
+        process.kill()
+        self.disk.close_all_of(process)
+        if error is not None:
+            self.cluster.faults[f"ended: {type(error).__name__}"] += 1
+            if not isinstance(error, TritonMQError):
+                self.cluster.tell("".join(traceback.format_exception(error)))
+                self.cluster.fail(f"{process} ended by itself: {error!r}")
+
+    def kill(self, *, power: bool = False) -> None:
+        """At once, in the middle of whatever it does."""
+        process = self.process
+        if process is None or not process.alive:
+            return
+        self.cluster.tell(f"{process} {'loses its power' if power else 'is killed'}")
+        self.cluster.bury(process)
+        process.power_lost = power
+        process.kill()
+        self.disk.close_all_of(process)
+        if power:
+            self.disk.lose_power()
+
+    def stop(self) -> None:
+        """Cleanly: it hands over what it leads, and ends."""
+        if self.up and self._stop is not None:
+            self.cluster.tell(f"{self.process} is asked to stop")
+            self._stop.set()
+
+    def pause(self) -> None:
+        if self.up and self.process is not None:
+            self.process.paused = True
+
+    def resume(self) -> None:
+        if self.process is not None and self.process.paused:
+            self.cluster.loop.resume(self.process)
+
+
+class Cluster:
+    """Owns everything of one seed."""
+
+    def __init__(self, seed: int, plan: Plan, root: Path) -> None:
+        self.seed = seed
+        self.plan = plan
+        self.loop = VirtualLoop(Random(seed))
+        self.done: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.trace = 0
+        self.story: deque[str] = deque(maxlen=STORY_LINES)
+        self.history: list[dict[str, Any]] = []
+        self.stopping = False
+        self.over = False
+        self._values = 0
+        self._failure: str = ""
+        self._graveyard: list[Any] = []
+        self.loop.job_s = lambda: self.loop.often_short(0.0001, 0.02)
+        self.network = Network(self.loop, self.tell)
+        self.network.latency_s = plan.latency_s
+        self.network.faults = self._count
+        self.zookeeper = ZooKeeper(self.loop, self.faults, plan.session_s)
+        self.machines = {broker: Machine(self, broker, root) for broker in range(1, plan.brokers + 1)}
+        self.oracle = Oracle(self)
+
+    # ------------------------------------------------------------------ what everybody tells
+
+    def _count(self, what: str) -> None:
+        self.faults[what] += 1
+
+    def tell(self, what: str) -> None:
+        """For the story and the trace."""
+        line = f"{self.loop.time():10.6f} {what}"
+        self.story.append(line)
+        self.trace = zlib.crc32(line.encode(), self.trace)
+
+    def write(self, process: str, op: str, **fields: Any) -> None:
+        """A line of the history."""
+        line = {"at": round(self.loop.time() * 1e9), "process": process, "op": op, **fields}
+        self.history.append(line)
+        self.trace = zlib.crc32(repr(line).encode(), self.trace)
+
+    def fail(self, what: str) -> None:
+        if not self._failure:
+            self._failure = what
+            self.tell(f"VIOLATION {what}")
+            self.loop.stop()
+
+    def new_values(self, count: int) -> list[int]:
+        self._values += count
+        return list(range(self._values - count, self._values))
+
+    def bury(self, process: Process) -> None:
+        """Keep what a killed process leaves behind: nothing of it may be cleaned up."""
+        for task in asyncio.all_tasks(self.loop):
+            if isinstance(task, NumberedTask) and task.process is process:
+                self._graveyard.append(task)
+
+    # ------------------------------------------------------------------ one seed
+
+    def run(self) -> None:
+        """Raises `Violation`."""
+        self.loop.set_exception_handler(self._broken)
+        task = self.loop.create_task(self._run(), context=Context())
+        task.add_done_callback(lambda _: self.loop.stop())
+        try:
+            self.loop.run_forever()
+        except Stuck as error:
+            raise Violation(str(error)) from error
+        if self._failure:
+            raise Violation(self._failure)
+        task.result()
+
+    def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is not None and "was never retrieved" not in context["message"]:
+            self.tell(f"{context['message']}: {error!r}")
+            self.fail(f"{context['message']}: {error!r}")
+
+    async def _run(self) -> None:
+        for machine in self.machines.values():
+            machine.start()
+        operator = Client(self, "operator")
+        await self.until(lambda: all(m.ready for m in self.machines.values()), BOOT_S, "every broker serves")
+        for name, (partitions, settings) in self.plan.topics.items():
+            await self._create(operator, name, partitions, settings)
+        clients: list[Client] = []
+        number = 0
+        for name, (partitions, _) in self.plan.topics.items():
+            for partition in range(partitions):
+                for _ in range(self.plan.producers):
+                    number += 1
+                    at_once = self.loop.random.choice((1, 3, 8))
+                    clients.append(Producer(self, f"producer {number}", name, partition, at_once))
+                clients.append(Reader(self, f"reader of {name}-{partition}", name, partition))
+        tasks = [self.loop.create_task(client.run(), name=client.name) for client in clients]  # type: ignore[attr-defined]
+        for task in tasks:
+            task.add_done_callback(self._client_ended)
+        nemesis = Nemesis(self)
+        await nemesis.run(self.plan.chaos_s)
+        self.tell("calm")
+        nemesis.repair()
+        self.stopping = True
+        await self.until(self.oracle.whole, CALM_S, self.oracle.why_not_whole)
+        await self._finish(tasks, clients)
+
+    async def _finish(self, tasks: list[asyncio.Task[None]], clients: list[Client]) -> None:
+        producing = [task for task, client in zip(tasks, clients, strict=True) if isinstance(client, Producer)]
+        await self.until(
+            lambda: all(task.done() for task in producing), CALM_S, "every batch is acknowledged or refused, once all is well"
+        )
+        self.oracle.conclude()
+        ends = {(line["topic"], line["partition"]): line["end"] for line in self.history if line["op"] == "final"}
+        readers = [client for client in clients if isinstance(client, Reader)]
+        await self.until(
+            lambda: all(reader.at >= ends[reader.topic, reader.partition] for reader in readers), CALM_S, "every reader is at the end"
+        )
+        self.over = True
+        verdict = judge(self.history)
+        if not verdict.clean:
+            raise Violation(verdict.story())
+        for machine in self.machines.values():
+            machine.stop()
+        await self.until(lambda: not any(m.up for m in self.machines.values()), BOOT_S, "every broker stops when asked to")
+
+    def _client_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self.fail(f"{task.get_name()} failed: {task.exception()!r}")
+
+    async def _create(self, operator: Client, name: str, partitions: int, settings: dict[str, str]) -> None:
+        request = pb.CreateTopicRequest(
+            name=name, partitions=partitions, replicas=self.plan.replicas, schema=SCHEMA_BYTES, settings=settings
+        )
+
+        async def create() -> bool:
+            try:
+                await operator.ask(operator.any_broker(), "CreateTopic", request)
+            except TopicExists:
+                return True
+            return True
+
+        await self.until(create, BOOT_S, f"topic {name} is made")
+
+    async def until(self, condition: Callable[[], Any | Awaitable[Any]], seconds: float, what: str | Callable[[], str]) -> None:
+        """Wait until it holds. A `TritonMQError` counts as not yet. Raises `Violation`."""
+        deadline = self.loop.time() + seconds
+        last = ""
+        while True:
+            try:
+                found = condition()
+                if asyncio.iscoroutine(found):
+                    found = await found
+                if found:
+                    return
+            except TritonMQError as error:
+                last = f" ({error!r})"
+            if self.loop.time() > deadline:
+                text = what if isinstance(what, str) else what()
+                raise Violation(f"not within {seconds:g} s: {text}{last}")
+            await asyncio.sleep(0.1)
+
+
+class _StoryLog(logging.Handler):
+    """The product's own log becomes part of the story."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(logging.INFO)
+        self._cluster = cluster
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(Exception):
+            text = record.getMessage()
+            if record.exc_info and record.exc_info[1] is not None:
+                text += f": {record.exc_info[1]!r}"
+            self._cluster.story.append(f"{self._cluster.loop.time():10.6f} {PROCESS.get()} {record.levelname}: {text}")
+
+
+def simulate(seed: int, plan: Plan | None = None, *, verbose: bool = False) -> Report:
+    """One seed, from start to end."""
+    plan = plan or Plan.of(seed)
+    root = Path(tempfile.mkdtemp(prefix="tritonmq-sim-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
+    collecting = gc.isenabled()
+    gc.disable()
+    hook = sys.unraisablehook
+    cluster = Cluster(seed, plan, root)
+    if verbose:
+        cluster.story = deque()
+    logger = logging.getLogger("mq_broker")
+    handler = _StoryLog(cluster)
+    level, propagate = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    report = Report(seed, plan, 0, 0.0, 0, cluster.done, cluster.faults)
+    try:
+        with in_place_of(substitutes(cluster.loop, cluster.network)):
+            try:
+                cluster.run()
+            except Violation as violation:
+                report.violation = str(violation)
+            report.trace, report.virtual_s, report.calls = cluster.trace, cluster.loop.time(), cluster.loop.calls
+            if report.violation or verbose:
+                report.story = "\n".join(cluster.story)
+            sys.unraisablehook = lambda _: None  # what was killed is thrown away in the middle of what it did
+            logging.disable(logging.CRITICAL)
+            _throw_away(cluster)
+            logger.removeHandler(handler)
+            there = weakref.ref(cluster)
+            del cluster, handler
+            for _ in range(5):  # what is thrown away may come to life once more on the way
+                if there() is not None:
+                    gc.collect()
+    finally:
+        sys.unraisablehook = hook
+        logging.disable(logging.NOTSET)
+        logger.setLevel(level)
+        logger.propagate = propagate
+        if collecting:
+            gc.enable()
+        shutil.rmtree(root, ignore_errors=True)
+    return report
+
+
+def _throw_away(cluster: Cluster) -> None:
+    """Nothing of it runs any more, nor says that it was not finished."""
+    cluster.loop.set_exception_handler(lambda loop, context: None)
+    for machine in cluster.machines.values():
+        if machine.process is not None:
+            machine.process.kill()
+            machine.disk.close_all_of(machine.process)
+    for task in sorted((*asyncio.all_tasks(cluster.loop), *cluster._graveyard), key=hash):
+        task._log_destroy_pending = False
+        for _ in range(10):  # one that waits for something in a `finally` is told again
+            try:
+                task.get_coro().close()
+            except BaseException:  # noqa: S112 - what it does on the way is of no interest any more
+                continue
+            break
+    cluster.loop.close()

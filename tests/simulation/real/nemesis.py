@@ -1,0 +1,186 @@
+"""What breaks things, and repairs them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.simulation.real.cluster import Cluster, Machine
+
+LONG_S = 8.0
+
+
+class Nemesis:
+    """Owns nothing: what it broke is found out again when it is repaired."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.loop = cluster.loop
+        self.random = cluster.loop.random
+
+    async def run(self, seconds: float) -> None:
+        """Break things for so long, each for some time."""
+        until = self.loop.time() + seconds
+        rates = sorted(self.cluster.plan.rates.items())
+        total = sum(rate for _, rate in rates)
+        while self.loop.time() < until:
+            await asyncio.sleep(min(self.random.expovariate(total) if total else seconds, until - self.loop.time()) + 1e-3)
+            if rates and self.loop.time() < until:
+                [kind] = self.random.choices([kind for kind, _ in rates], [rate for _, rate in rates])
+                self.cluster.faults[kind] += 1
+                getattr(self, "_" + kind.replace(" ", "_"))()
+
+    def repair(self) -> None:
+        """All is well from now on."""
+        network, zookeeper = self.cluster.network, self.cluster.zookeeper
+        for pair in sorted(map(sorted, network.cuts)):
+            network.heal(pair[0], pair[1])
+        zookeeper.up, zookeeper.lose = True, 0.0
+        zookeeper.cut_off.clear()
+        for machine in self.cluster.machines.values():
+            self._mend(machine)
+            machine.resume()
+            if not machine.up:
+                machine.start()
+        # Those that are on their way down at this moment are started again.
+        self.loop.call_later(1.0, self._start_all)
+
+    def _start_all(self) -> None:
+        if not self.cluster.over:
+            for machine in self.cluster.machines.values():
+                if not machine.up:
+                    machine.start()
+            self.loop.call_later(1.0, self._start_all)
+
+    # ------------------------------------------------------------------ helpers
+
+    def _one(self) -> Machine:
+        return self.random.choice([self.cluster.machines[broker] for broker in sorted(self.cluster.machines)])
+
+    def _after(self, action: object, *args: object) -> None:
+        """Undo it later."""
+        self.loop.call_later(self.loop.often_short(0.05, LONG_S), action, *args)
+
+    def _start_later(self, machine: Machine) -> None:
+        def start() -> None:
+            if not machine.up and not self.cluster.over:
+                machine.start()
+
+        self._after(start)
+
+    # ------------------------------------------------------------------ processes and machines
+
+    def _kill(self) -> None:
+        machine = self._one()
+        machine.kill()
+        self._start_later(machine)
+
+    def _kill_in_a_disk_operation(self) -> None:
+        machine = self._one()
+        if machine.up:
+            disk = machine.disk
+            disk.kill_at = disk.ops + self.random.randint(1, 30)
+
+            def kill() -> None:
+                disk.kill_at = 0
+                machine.kill()
+                self._start_later(machine)
+
+            disk.on_kill = machine.kill
+            self.loop.call_later(2.0, kill)
+
+    def _power(self) -> None:
+        machine = self._one()
+        machine.kill(power=True)
+        self._start_later(machine)
+
+    def _all_power(self) -> None:
+        for machine in self.cluster.machines.values():
+            machine.kill(power=True)
+            self._start_later(machine)
+
+    def _stop(self) -> None:
+        machine = self._one()
+        machine.stop()
+        self._start_later(machine)
+        self.loop.call_later(LONG_S * 2, lambda: None if machine.up or self.cluster.over else machine.start())
+
+    def _pause(self) -> None:
+        machine = self._one()
+        self.cluster.tell(f"{machine.process} is paused")
+        machine.pause()
+        self._after(machine.resume)
+
+    def _clock(self) -> None:
+        machine = self._one()
+        if machine.process is not None:
+            machine.process.clock_ahead_s += self.random.choice((-3600.0, -1.0, 1.0, 60.0, 86400.0))
+
+    # ------------------------------------------------------------------ networks
+
+    def _cut(self) -> None:
+        one, other = self.random.sample([*sorted(m.name for m in self.cluster.machines.values()), "clients"], 2)
+        self.cluster.tell(f"{one} and {other} are cut off from each other")
+        self.cluster.network.cut(one, other)
+        self._after(self.cluster.network.heal, one, other)
+
+    def _isolate(self) -> None:
+        machine = self._one()
+        self.cluster.tell(f"{machine.name} is cut off from the other brokers")
+        with_service = self.random.random() < 0.5
+        if with_service:
+            self.cluster.zookeeper.cut_off.add(machine.name)
+        others = [each.name for each in self.cluster.machines.values() if each is not machine]
+        for other in others:
+            self.cluster.network.cut(machine.name, other)
+
+        def heal() -> None:
+            self.cluster.zookeeper.cut_off.discard(machine.name)
+            for other in others:
+                self.cluster.network.heal(machine.name, other)
+
+        self._after(heal)
+
+    def _session(self) -> None:
+        machine = self._one()
+        self.cluster.tell(f"the session of {machine.name} is cut off")
+        self.cluster.zookeeper.cut_off.add(machine.name)
+        self._after(self.cluster.zookeeper.cut_off.discard, machine.name)
+
+    def _coordination(self) -> None:
+        zookeeper = self.cluster.zookeeper
+        if self.random.random() < 0.4:
+            self.cluster.tell("the coordination service is down")
+            zookeeper.up = False
+        else:
+            zookeeper.lose = 0.2
+
+        def up() -> None:
+            zookeeper.up, zookeeper.lose = True, 0.0
+
+        self._after(up)
+
+    # ------------------------------------------------------------------ disks
+
+    def _bad(self) -> Machine:
+        return self.cluster.machines[self.cluster.plan.bad_disk]
+
+    def _mend(self, machine: Machine) -> None:
+        machine.disk.sync_fails = machine.disk.read_fails = 0.0
+        machine.disk.full = False
+        machine.disk.kill_at = 0
+
+    def _sync_fails(self) -> None:
+        self.cluster.tell(f"syncs of {self._bad().name} fail")
+        self._bad().disk.sync_fails = 0.3
+        self._after(self._mend, self._bad())
+
+    def _read_fails(self) -> None:
+        self._bad().disk.read_fails = 0.1
+        self._after(self._mend, self._bad())
+
+    def _disk_full(self) -> None:
+        self.cluster.tell(f"the disk of {self._bad().name} is full")
+        self._bad().disk.full = True
+        self._after(self._mend, self._bad())

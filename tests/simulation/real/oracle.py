@@ -1,0 +1,109 @@
+"""What no broker can see: every replica at once. Checks what must hold whenever something is committed, and at the end.
+
+What clients were told and saw is judged apart, by tests/history/checker.py.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.simulation.real.clients import values_in
+
+if TYPE_CHECKING:
+    from tests.simulation.real.cluster import Cluster
+
+QUIET_S = 1.0
+
+
+class Violation(AssertionError):
+    """Something that must hold does not."""
+
+
+class Oracle:
+    """Owns what is known to be committed."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    # ------------------------------------------------------------------ the end
+
+    def _replicas(self) -> dict[tuple[str, int], dict[int, Any]]:
+        """By partition and broker: the open replicas."""
+        found: dict[tuple[str, int], dict[int, Any]] = {}
+        for machine in self.cluster.machines.values():
+            shell = machine.process.shell if machine.process is not None and machine.up else None
+            if shell is not None:
+                for partition in shell.partitions():
+                    found.setdefault((partition.topic.spec.name, partition.number), {})[machine.broker] = partition
+        return found
+
+    def why_not_whole(self) -> str:
+        """What keeps the cluster from being whole; empty if it is."""
+        replicas = self._replicas()
+        for machine in self.cluster.machines.values():
+            if not (machine.up and machine.ready):
+                return f"{machine.name} serves"
+        for name, (_, spec) in sorted(self.cluster.zookeeper.topics.items()):
+            for number, members in enumerate(spec.assignment):
+                there = replicas.get((name, number), {})
+                _, state = self.cluster.zookeeper.states[spec.topic_id, number]
+                if sorted(there) != sorted(members):
+                    return f"{name}-{number} is open at {sorted(members)}, not only {sorted(there)}"
+                leaders = [broker for broker, partition in there.items() if partition.serving]
+                if len(leaders) != 1 or state.leader is None or leaders[0] != state.leader.broker:
+                    return f"{name}-{number} has one leader: {leaders} serve, and the node says {state}"
+                named = dict(state.isr)
+                for broker, partition in there.items():
+                    if named.get(broker) != partition.journal.log_id:
+                        return f"{name}-{number}: the log of broker {broker} is in sync; the node says {state}"
+        return ""
+
+    def whole(self) -> bool:
+        return not self.why_not_whole()
+
+    def conclude(self) -> None:
+        """All replicas hold the same, and that is written down for the judge."""
+        for (name, number), there in sorted(self._replicas().items()):
+            if name.startswith("__"):
+                continue
+            machines = self.cluster.machines
+            leads, leader = next((broker, partition) for broker, partition in there.items() if partition.serving)
+            offsets, values = contents(machines[leads].process, leader)
+            self.cluster.write(
+                "oracle",
+                "final",
+                topic=name,
+                partition=number,
+                start=leader.index.log_start_offset,
+                end=leader.next_offset,
+                offsets=offsets,
+                values=values,
+            )
+            for broker, partition in sorted(there.items()):
+                if partition is leader:
+                    continue
+                theirs = dict(zip(*contents(machines[broker].process, partition), strict=True))
+                mine = dict(zip(offsets, values, strict=True))
+                differ = [offset for offset, value in theirs.items() if mine.get(offset, value) != value]
+                if differ or partition.next_offset > leader.next_offset:
+                    raise Violation(f"{name}-{number}: brokers {broker} and {leader.replica.leader} differ at offsets {differ}")
+
+
+def contents(process: Any, partition: Any) -> tuple[list[int], list[int]]:
+    """Offsets and values that this replica knows to be committed, read by its own process."""
+    found: tuple[list[int], list[int]] = process.context.copy().run(_contents, partition)
+    return found
+
+
+def _contents(partition: Any) -> tuple[list[int], list[int]]:
+    offsets: list[int] = []
+    values: list[int] = []
+    at = partition.index.log_start_offset
+    while at < partition.next_offset:
+        for batch, payload in partition.read(at, partition.next_offset, 1 << 20):
+            rows = values_in(payload)
+            skip = at - batch.base_offset
+            offsets += range(at, batch.base_offset + batch.record_count)
+            values += rows[skip:]
+            at = batch.base_offset + batch.record_count
+    return offsets, values

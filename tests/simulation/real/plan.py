@@ -1,0 +1,49 @@
+"""What one seed is going to be: decided by the seed alone, before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+SMALL_SEGMENTS = {"segment_bytes_max": "1mib"}
+
+
+@dataclass(slots=True)
+class Plan:
+    """`topics`: by name, how many partitions and which settings. Rates are events of the nemesis a second."""
+
+    brokers: int = 3
+    replicas: int = 3
+    chaos_s: float = 25.0
+    session_s: float = 4.0
+    latency_s: tuple[float, float] = (0.0002, 0.02)
+    disk_latency_s: tuple[float, float] = (0.0001, 0.02)
+    pause_s: float = 0.2
+    producers: int = 1
+    topics: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
+    rates: dict[str, float] = field(default_factory=dict)
+    bad_disk: int = 0
+
+    @classmethod
+    def of(cls, seed: int) -> Plan:
+        random = Random(f"plan {seed}")
+        plan = cls()
+        plan.brokers = random.choice((3, 3, 3, 4))
+        plan.chaos_s = random.uniform(10, 30)
+        plan.latency_s = (0.0002, random.choice((0.005, 0.05, 0.5)))
+        plan.disk_latency_s = (0.0001, random.choice((0.005, 0.05, 0.5)))
+        plan.pause_s = random.choice((0.05, 0.2, 0.5))
+        plan.producers = random.choice((1, 2))
+        power = random.random() < 0.6
+        plan.topics["t"] = random.choice((1, 2)), {"durability": "fsync"}
+        if not power:
+            plan.topics["o"] = 1, {"durability": "os"}
+        plan.bad_disk = random.choice((0, *range(1, plan.brokers + 1)))
+        kinds = ["kill", "kill in a disk operation", "stop", "pause", "cut", "isolate", "session", "clock", "coordination"]
+        if power:
+            kinds += ["power", "all power"]
+        if plan.bad_disk:
+            kinds += ["sync fails", "disk full", "read fails"]
+        chosen = [kind for kind in kinds if random.random() < 0.6]
+        plan.rates = {kind: random.choice((0.05, 0.2)) for kind in chosen}
+        return plan

@@ -1,0 +1,254 @@
+"""What the product's modules are given in place of the world: time, chance, sockets, threads, the kernel.
+
+`in_place_of` puts each substitute wherever a module of the product holds the original, whatever it calls it there. So a module that
+is moved, or that begins to use the clock, is simulated without a word here; and a module that uses something of the world that is
+not simulated finds nothing by that name in the substitute, and fails loudly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import secrets
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from mq_broker.broker import server
+from mq_broker.rpc import server as rpc_server
+from mq_broker.storage.background_syncs import BackgroundSyncs
+from mq_broker.storage.files import OsFiles
+from mq_broker.storage.identity import boot_id
+from mq_broker.storage.writer import Writer
+from tests.simulation.real.disk import Disk, StorageOs, StorageShutil
+from tests.simulation.real.loop import PROCESS, Killed, VirtualLoop
+from tests.simulation.real.wires import Network
+
+EPOCH_S = 1_700_000_000
+"""What the wall clocks say when a simulation begins."""
+
+
+class Clock:
+    """What `time` is to the product."""
+
+    CLOCK_BOOTTIME = time.CLOCK_BOOTTIME
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def monotonic(self) -> float:
+        return self._loop.time() + 1000.0
+
+    def monotonic_ns(self) -> int:
+        return int(self.monotonic() * 1e9)
+
+    def clock_gettime(self, clock: int) -> float:
+        return self.monotonic()
+
+    def perf_counter(self) -> float:
+        return self.monotonic()
+
+    def time(self) -> float:
+        process = PROCESS.get()
+        return EPOCH_S + self._loop.time() + (process.clock_ahead_s if process is not None else 0.0)
+
+    def time_ns(self) -> int:
+        return int(self.time() * 1e9)
+
+
+class Uuids:
+    """What `uuid` is to the product."""
+
+    UUID = uuid.UUID
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._random = loop.random
+
+    def uuid4(self) -> uuid.UUID:
+        return uuid.UUID(int=self._random.getrandbits(128), version=4)
+
+
+class Secrets:
+    """What `secrets` is to the product."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._random = loop.random
+
+    def token_bytes(self, count: int) -> bytes:
+        return self._random.randbytes(count)
+
+
+# ---------------------------------------------------------------------- the writer's threads
+
+
+class _Sync(Future[None]):
+    """A sync that another thread makes. Whoever cannot wait has it made at once."""
+
+    def __init__(self, files: Any, fd: int) -> None:
+        super().__init__()
+        self._files = files
+        self._fd = fd
+
+    def make(self) -> None:
+        if self.done():
+            return
+        try:
+            self._files.sync(self._fd)
+        except OSError as error:
+            self.set_exception(error)
+        else:
+            self.set_result(None)
+
+    def result(self, timeout: float | None = None) -> None:
+        self.make()
+        super().result(0)
+
+
+class SimulatedSyncs(BackgroundSyncs):
+    """Its thread is a timer."""
+
+    kick: Callable[[], None]
+    later: Callable[..., object]
+
+    def _ask(self, fd: int) -> Future[None]:
+        sync = _Sync(self._files, fd)
+
+        def made() -> None:
+            sync.make()
+            self._wake()
+            self.kick()
+
+        self.later(made)
+        return sync
+
+
+class SimulatedWriter(Writer):
+    """Its thread is a timer for each round. A round begins some time after what it carries out was asked for, and is told of some time
+    after it is done."""
+
+    syncs: SimulatedSyncs
+
+    def __init__(self) -> None:
+        process = PROCESS.get()
+        assert process is not None and process.disk is not None
+        self._disk = process.disk
+        super().__init__(process.disk)  # type: ignore[arg-type]
+        self.syncs.kick = self._kick
+        self.syncs.later = lambda made: self.loop.call_later(self._pause() * 3, made)
+        self._due = False
+        self._delivered_at = 0.0
+
+    def start(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        self._queue.put(None)
+        self._kick()
+        await self.died
+
+    def submit(self, *args: Any, **named: Any) -> None:
+        super().submit(*args, **named)
+        self._kick()
+
+    def _pause(self) -> float:
+        loop: Any = self.loop
+        return loop.often_short(*self._disk.latency_s)
+
+    def _kick(self) -> None:
+        if not self._due:
+            self._due = True
+            self.loop.call_later(self._pause(), self._work)
+
+    def _work(self) -> None:
+        self._due = False
+        stopping = False
+        try:
+            if not self._queue.empty() or self.syncs.wait_s == 0.0:
+                stopping = self._round()
+        except Killed:
+            return
+        except Exception as error:
+            self._post(self._ended, error)
+            return
+        if stopping:
+            self._post(self._ended, None)
+        elif not self._queue.empty():
+            self._kick()
+        elif self.syncs.wait_s is not None:
+            self.loop.call_later(self.syncs.wait_s + 1e-4, self._kick)
+
+    def _post(self, callback: Callable[..., None], *args: object) -> None:
+        self._delivered_at = max(self._delivered_at, self.loop.time() + self._pause())
+        self.loop.call_at(self._delivered_at, callback, *args)
+
+
+def files_of_this_process() -> Disk:
+    """In place of `OsFiles()`."""
+    process = PROCESS.get()
+    assert process is not None and process.disk is not None
+    return process.disk
+
+
+def boot_of_this_machine() -> str:
+    process = PROCESS.get()
+    assert process is not None and process.disk is not None
+    return f"boot {process.disk.boot}"
+
+
+class KnownShell(server.Shell):
+    """The shell, known to the oracle."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        process = PROCESS.get()
+        assert process is not None
+        process.shell = self
+
+
+# ---------------------------------------------------------------------- putting them in place
+
+
+def substitutes(loop: VirtualLoop, network: Network) -> list[tuple[Any, Any, str]]:
+    """Original, substitute, and below which package."""
+    return [
+        (time, Clock(loop), "mq_broker"),
+        (uuid, Uuids(loop), "mq_broker"),
+        (secrets, Secrets(loop), "mq_broker"),
+        (random, loop.random, "mq_broker"),
+        (os, StorageOs(), "mq_broker.storage"),
+        (shutil, StorageShutil(), "mq_broker.storage"),
+        (OsFiles, files_of_this_process, "mq_broker"),
+        (boot_id, boot_of_this_machine, "mq_broker"),
+        (Writer, SimulatedWriter, "mq_broker"),
+        (BackgroundSyncs, SimulatedSyncs, "mq_broker"),
+        (server.Shell, KnownShell, "mq_broker.broker.server"),
+        (rpc_server.listen, network.listen, "mq_broker"),
+        (rpc_server.dial, network.dial, "mq_broker"),
+    ]
+
+
+@contextlib.contextmanager
+def in_place_of(table: list[tuple[Any, Any, str]]) -> Iterator[None]:
+    """The product's modules have the substitutes until this ends."""
+    by_id = {id(original): (original, substitute, below) for original, substitute, below in table}
+    undo: list[tuple[Any, str, Any]] = []
+    for module_name, module in sorted(sys.modules.items()):
+        if not module_name.startswith("mq_broker"):
+            continue
+        for name, value in list(vars(module).items()):
+            found = by_id.get(id(value))
+            if found is not None and module_name.startswith(found[2]):
+                undo.append((module, name, value))
+                setattr(module, name, found[1])
+    try:
+        yield
+    finally:
+        for module, name, value in undo:
+            setattr(module, name, value)
+
+
