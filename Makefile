@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 
-.PHONY: demo test quick style types floors docs dist versions proto lock bench bench-kafka simulate mutations mutants chaos crashes clean
+.PHONY: demo test quick style types floors docs dist versions proto lock bench bench-kafka simulate simulate-brokers mutations mutants chaos crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -44,6 +44,9 @@ bench-kafka: $(VENV)/.ready   ## the same beside Apache Kafka and other brokers,
 SEEDS ?= 1000
 simulate: $(VENV)/.ready      ## whole clusters in virtual time: make simulate SEEDS=n
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --processes 2 $(if $(PROFILE),--profile $(PROFILE))
+
+simulate-brokers: $(VENV)/.ready ## real brokers in virtual time: make simulate-brokers SEEDS=n
+	$(BIN)/python -m tests.simulation.real --seeds $(SEEDS) --processes 2
 
 COUNTED ?= 10
 mutations: $(VENV)/.ready     ## plant every fault, see that the simulator finds it, and put the counts into its README

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import multiprocessing
 import sys
 import time
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from tests.simulation.real.cluster import Report, simulate
+from tests.simulation.real.plan import Plan
 
 
 def main() -> int:
@@ -17,13 +19,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one alone")
+    parser.add_argument("--short", action="store_true", help="a few seconds of each, as the tests run them")
     parser.add_argument("--story", action="store_true", help="with --seed: print all that happened")
     parser.add_argument("--processes", type=int, default=1, choices=(1, 2), help="seeds are spread over so many processes")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many minutes, whatever is left")
     arguments = parser.parse_args()
     if arguments.seed is not None:
-        report = simulate(arguments.seed, verbose=arguments.story)
+        report = one(arguments.short, arguments.seed, verbose=arguments.story)
         if arguments.story:
             print(report.story)
         print(report.plan)
@@ -33,7 +36,7 @@ def main() -> int:
     started = time.monotonic()
     total, faults, done = Counter[str](), Counter[str](), Counter[str]()
     virtual_s = 0.0
-    for report in run(range(arguments.first, arguments.first + arguments.seeds), arguments.processes):
+    for report in run(range(arguments.first, arguments.first + arguments.seeds), arguments.processes, short=arguments.short):
         total.update(seeds=1, calls=report.calls)
         virtual_s += report.virtual_s
         faults.update(report.faults)
@@ -53,13 +56,18 @@ def main() -> int:
     return 1 if total["failed"] else 0
 
 
-def run(seeds: range, processes: int) -> Iterator[Report]:
+def one(short: bool, seed: int, *, verbose: bool = False) -> Report:
+    return simulate(seed, Plan.short(seed) if short else Plan.of(seed), verbose=verbose)
+
+
+def run(seeds: range, processes: int, *, short: bool = False) -> Iterator[Report]:
     """Reports in order of the seeds."""
+    simulate_one = functools.partial(one, short)
     if processes == 1:
-        yield from map(simulate, seeds)
+        yield from map(simulate_one, seeds)
         return
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap(simulate, seeds)
+        yield from pool.imap(simulate_one, seeds)
 
 
 def tell(report: Report, *, story: bool = True) -> int:

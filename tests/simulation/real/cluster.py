@@ -1,9 +1,9 @@
-"""A whole simulated cluster of real brokers: machines, network, coordination service, clients and nemesis, one seed from start to end.
+"""A simulated cluster of real brokers: machines, network, coordination service, clients and nemesis. One seed, start to end.
 
-    boot      the brokers start, topics are made
-    chaos     clients work, the nemesis breaks things
-    calm      everything is repaired; within `CALM_S` every partition must be whole again, and every batch acknowledged
-    judgement the history, and what every replica holds
+boot      the brokers start, topics are made
+chaos     clients work, the nemesis breaks things
+calm      everything is repaired; within `CALM_S` every partition must be whole again, and every batch acknowledged
+judgement the history, and what every replica holds
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import shutil
 import sys
 import tempfile
 import traceback
+import warnings
 import weakref
 import zlib
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Context
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -163,6 +164,7 @@ class Cluster:
         self.history: list[dict[str, Any]] = []
         self.stopping = False
         self.over = False
+        self._root = str(root)
         self._values = 0
         self._failure: str = ""
         self._graveyard: list[Any] = []
@@ -181,7 +183,7 @@ class Cluster:
 
     def tell(self, what: str) -> None:
         """For the story and the trace."""
-        line = f"{self.loop.time():10.6f} {what}"
+        line = f"{self.loop.time():10.6f} {what.replace(self._root, '')}"
         self.story.append(line)
         self.trace = zlib.crc32(line.encode(), self.trace)
 
@@ -264,7 +266,9 @@ class Cluster:
         ends = {(line["topic"], line["partition"]): line["end"] for line in self.history if line["op"] == "final"}
         readers = [client for client in clients if isinstance(client, Reader)]
         await self.until(
-            lambda: all(reader.at >= ends[reader.topic, reader.partition] for reader in readers), CALM_S, "every reader is at the end"
+            lambda: all(reader.at >= ends[reader.topic, reader.partition] for reader in readers),
+            CALM_S,
+            "every reader is at the end",
         )
         self.over = True
         verdict = judge(self.history)
@@ -332,7 +336,6 @@ def simulate(seed: int, plan: Plan | None = None, *, verbose: bool = False) -> R
     root = Path(tempfile.mkdtemp(prefix="tritonmq-sim-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
     collecting = gc.isenabled()
     gc.disable()
-    hook = sys.unraisablehook
     cluster = Cluster(seed, plan, root)
     if verbose:
         cluster.story = deque()
@@ -352,24 +355,36 @@ def simulate(seed: int, plan: Plan | None = None, *, verbose: bool = False) -> R
             report.trace, report.virtual_s, report.calls = cluster.trace, cluster.loop.time(), cluster.loop.calls
             if report.violation or verbose:
                 report.story = "\n".join(cluster.story)
-            sys.unraisablehook = lambda _: None  # what was killed is thrown away in the middle of what it did
-            logging.disable(logging.CRITICAL)
-            _throw_away(cluster)
             logger.removeHandler(handler)
-            there = weakref.ref(cluster)
-            del cluster, handler
-            for _ in range(5):  # what is thrown away may come to life once more on the way
-                if there() is not None:
-                    gc.collect()
+            with _in_silence():
+                _throw_away(cluster)
+                there = weakref.ref(cluster)
+                del cluster, handler
+                for _ in range(5):  # what is thrown away may come to life once more on the way
+                    if there() is not None:
+                        gc.collect()
     finally:
-        sys.unraisablehook = hook
-        logging.disable(logging.NOTSET)
         logger.setLevel(level)
         logger.propagate = propagate
         if collecting:
             gc.enable()
         shutil.rmtree(root, ignore_errors=True)
     return report
+
+
+@contextlib.contextmanager
+def _in_silence() -> Iterator[None]:
+    """What was killed is thrown away in the middle of what it did: nobody wants to hear of that."""
+    hook, disabled = sys.unraisablehook, logging.root.manager.disable
+    sys.unraisablehook = lambda _: None
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        sys.unraisablehook = hook
+        logging.disable(disabled)
 
 
 def _throw_away(cluster: Cluster) -> None:
@@ -384,7 +399,7 @@ def _throw_away(cluster: Cluster) -> None:
         for _ in range(10):  # one that waits for something in a `finally` is told again
             try:
                 task.get_coro().close()
-            except BaseException:  # noqa: S112 - what it does on the way is of no interest any more
+            except BaseException:  # noqa: BLE001 - what it does on the way is of no interest any more
                 continue
             break
     cluster.loop.close()

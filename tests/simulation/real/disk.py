@@ -1,9 +1,9 @@
 """One machine's disk: real files in a directory of its own, and what of them a loss of power would take away.
 
-The product's storage writes through `Files` (mq_broker/storage/files.py) and through paths. Both are given here: `Disk` is the one,
-`DiskPath` the other. Bytes are written to real files at once, and remembered until they are synced; so are names until their directory
-is. A process that is killed loses nothing of either: the kernel has them. A machine that loses its power loses names from some point
-on, and of each file any of the writes that were not synced, the last of them perhaps in part.
+The product's storage writes through `Files` (mq_broker/storage/files.py) and through paths. Both are given here: `Disk` is the
+one, `DiskPath` the other. Bytes are written to real files at once, and remembered until they are synced. So are names, until their
+directory is synced. A process that is killed loses neither: the kernel has them. A machine that loses its power loses the names
+from some point on. Of each file it loses any of the writes that were not synced; the last one that stays may be torn.
 
 The disk may be full, may be slow (that is the writer's, substitutes.py), and may fail to sync: what a failed sync was to cover is
 never made durable by a later one.
@@ -315,6 +315,14 @@ class Disk:
         self._writes.clear()
 
 
+def this_disk() -> Disk:
+    """That of the process whose code runs. Is what the product is given in place of `OsFiles()`."""
+    process = PROCESS.get()
+    assert process is not None, "no process runs"
+    assert process.disk is not None, f"{process} has no disk"
+    return process.disk
+
+
 class DiskPath(PosixPath):
     """A path on the disk of the process that uses it: what changes names goes through the disk."""
 
@@ -322,9 +330,7 @@ class DiskPath(PosixPath):
 
     @property
     def _disk(self) -> Disk:
-        process = PROCESS.get()
-        assert process is not None and process.disk is not None, f"{self} is used by nobody's process"
-        return process.disk
+        return this_disk()
 
     def mkdir(self, mode: int = 0o777, parents: bool = False, exist_ok: bool = False) -> None:
         if os.path.isdir(self):
@@ -382,6 +388,4 @@ class StorageShutil:
         return getattr(shutil, name)
 
     def rmtree(self, path: Any) -> None:
-        process = PROCESS.get()
-        assert process is not None and process.disk is not None
-        process.disk.remove_tree(Path(path))
+        this_disk().remove_tree(Path(path))

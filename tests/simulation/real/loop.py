@@ -1,8 +1,8 @@
 """An asyncio event loop without threads and sockets, whose time is virtual, and the processes that live on it.
 
-Time stands still while callbacks run, and jumps to the next timer when none is ready. Ready callbacks run in the order in which they
-became ready, as asyncio promises; what happens when is decided by those who set timers (messages, disks, jobs of threads), each with
-a delay from one seeded `Random`. So a seed is a run.
+Time stands still while callbacks run, and jumps to the next timer when none is ready. Ready callbacks run in the order in
+which they became ready, as asyncio promises. What happens when is decided by those who set timers (messages, disks, jobs of
+threads), each with a delay from one seeded `Random`. So a seed is a run.
 
 A simulated process (`Process`) is whatever runs in a context that names it: its tasks, and all callbacks that they schedule. A
 process that is killed runs no callback any more, as after SIGKILL: no `finally`, no `except`. One that is paused runs none until it
@@ -158,7 +158,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 result = func(*args)
             except Killed:
                 return
-            except BaseException as raised:
+            except BaseException as raised:  # noqa: BLE001 - it is raised where the job is waited for
                 error = raised
             self.call_later(self.job_s(), told, result, error)
 
@@ -208,8 +208,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def spawn(self, process: Process | None, coroutine: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
         """A task of that process; of the world around if there is none."""
         context = process.context.copy() if process is not None else Context()
-        task = self.create_task(coroutine, name=name, context=context)
-        return task
+        return self.create_task(coroutine, name=name, context=context)
 
     # ------------------------------------------------------------------ chance
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-SMALL_SEGMENTS = {"segment_bytes_max": "1mib"}
-
 
 @dataclass(slots=True)
 class Plan:
@@ -23,6 +21,16 @@ class Plan:
     topics: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     bad_disk: int = 0
+
+    @classmethod
+    def short(cls, seed: int) -> Plan:
+        """A few seconds of the same."""
+        plan = cls.of(seed)
+        plan.chaos_s, plan.pause_s = 6.0, 0.2
+        plan.producers = 1
+        plan.topics["t"] = 1, {"durability": "fsync"}
+        plan.rates = {kind: 3 * rate for kind, rate in plan.rates.items()}
+        return plan
 
     @classmethod
     def of(cls, seed: int) -> Plan:

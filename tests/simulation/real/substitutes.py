@@ -21,11 +21,11 @@ from typing import Any
 
 from mq_broker.broker import server
 from mq_broker.rpc import server as rpc_server
-from mq_broker.storage.background_syncs import BackgroundSyncs
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.identity import boot_id
-from mq_broker.storage.writer import Writer
-from tests.simulation.real.disk import Disk, StorageOs, StorageShutil
+from mq_broker.storage.journal.background_syncs import BackgroundSyncs
+from mq_broker.storage.journal.writer import Writer
+from tests.simulation.real.disk import StorageOs, StorageShutil, this_disk
 from tests.simulation.real.loop import PROCESS, Killed, VirtualLoop
 from tests.simulation.real.wires import Network
 
@@ -128,16 +128,14 @@ class SimulatedSyncs(BackgroundSyncs):
 
 
 class SimulatedWriter(Writer):
-    """Its thread is a timer for each round. A round begins some time after what it carries out was asked for, and is told of some time
-    after it is done."""
+    """Its thread is a timer for each round. A round begins some time after what it carries out was asked for. It is told of
+    some time after it is done."""
 
     syncs: SimulatedSyncs
 
     def __init__(self) -> None:
-        process = PROCESS.get()
-        assert process is not None and process.disk is not None
-        self._disk = process.disk
-        super().__init__(process.disk)  # type: ignore[arg-type]
+        self._disk = this_disk()
+        super().__init__(self._disk)  # type: ignore[arg-type]
         self.syncs.kick = self._kick
         self.syncs.later = lambda made: self.loop.call_later(self._pause() * 3, made)
         self._due = False
@@ -172,7 +170,7 @@ class SimulatedWriter(Writer):
                 stopping = self._round()
         except Killed:
             return
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as the product's writer does
             self._post(self._ended, error)
             return
         if stopping:
@@ -187,17 +185,8 @@ class SimulatedWriter(Writer):
         self.loop.call_at(self._delivered_at, callback, *args)
 
 
-def files_of_this_process() -> Disk:
-    """In place of `OsFiles()`."""
-    process = PROCESS.get()
-    assert process is not None and process.disk is not None
-    return process.disk
-
-
 def boot_of_this_machine() -> str:
-    process = PROCESS.get()
-    assert process is not None and process.disk is not None
-    return f"boot {process.disk.boot}"
+    return f"boot {this_disk().boot}"
 
 
 class KnownShell(server.Shell):
@@ -222,7 +211,7 @@ def substitutes(loop: VirtualLoop, network: Network) -> list[tuple[Any, Any, str
         (random, loop.random, "mq_broker"),
         (os, StorageOs(), "mq_broker.storage"),
         (shutil, StorageShutil(), "mq_broker.storage"),
-        (OsFiles, files_of_this_process, "mq_broker"),
+        (OsFiles, this_disk, "mq_broker"),
         (boot_id, boot_of_this_machine, "mq_broker"),
         (Writer, SimulatedWriter, "mq_broker"),
         (BackgroundSyncs, SimulatedSyncs, "mq_broker"),
@@ -250,5 +239,3 @@ def in_place_of(table: list[tuple[Any, Any, str]]) -> Iterator[None]:
     finally:
         for module, name, value in undo:
             setattr(module, name, value)
-
-

@@ -165,7 +165,7 @@ class Session:
             result, error = None, None
             try:
                 result = work()
-            except Exception as raised:
+            except Exception as raised:  # noqa: BLE001 - it is raised where the answer is waited for
                 error = raised
             if loop.chance(service.lose):
                 service.faults["answer lost"] += writes
@@ -176,7 +176,7 @@ class Session:
         def late() -> None:
             try:
                 work()
-            except Exception:  # nobody hears of it
+            except Exception:  # noqa: BLE001 - nobody hears of it
                 return
 
         def answer(result: Any, error: Exception | None) -> None:
@@ -301,9 +301,7 @@ class Session:
 
     async def write_state(self, topic_id: str, partition: int, expected_version: int, state: NodeState) -> tuple[CasOutcome, int]:
         try:
-            return await self._ask(
-                lambda: self._service.write_state((topic_id, partition), expected_version, state), writes=True
-            )
+            return await self._ask(lambda: self._service.write_state((topic_id, partition), expected_version, state), writes=True)
         except _Lost:
             return CasOutcome.UNKNOWN, -1
 

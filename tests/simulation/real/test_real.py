@@ -1,0 +1,42 @@
+"""A few seeds of whole brokers. `make simulate-brokers SEEDS=1000` is a large run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.real.cluster import Report, simulate
+from tests.simulation.real.plan import Plan
+
+ROOT = Path(__file__).parents[3]
+
+
+def failure(report: Report) -> str:
+    return f"{report.violation}\n{report.story}\nreplay it: python -m tests.simulation.real --short --seed {report.seed}"
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+def test_nothing_is_lost_or_doubled_by_real_brokers_under_faults(seed: int) -> None:
+    report = simulate(seed, Plan.short(seed))
+    assert not report.violation, failure(report)
+    assert report.done["batches acknowledged"] > 0
+
+
+def test_the_same_seed_gives_the_same_trace_of_real_brokers_however_strings_are_hashed() -> None:
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.simulation.real", "--short", "--seed", "2"],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for hash_seed in ("1", "2")
+    ]
+    told = [process.communicate(timeout=120)[0] for process in running]
+    assert "trace " in told[0]
+    assert told[0] == told[1]
