@@ -47,7 +47,10 @@ MADE: Final[Mapping[str, Callable[[], str]]] = {
 """Pages that are made: of sections of the README, or of the code."""
 
 
-SAID_BY_CODE: Final = {"src/mq_protocol/errors.py": "reference/errors.md"}
+SAID_BY_CODE: Final = {
+    "src/mq_protocol/errors.py": "reference/errors.md",
+    "src/mq_cli/main.py": "reference/commands.md",
+}
 """Files of code that a link in the repository leads to, and the page that says the same on the site."""
 
 

@@ -46,7 +46,8 @@ def chosen(markdown: str, title: str, *names: str) -> str:
     """A page of those sections, each under its own heading but for the first, whose heading is the page's. Raises `KeyError`."""
     there = sections(markdown)
     first, *others = names
-    return f"# {title}\n\n{there[first]}" + "".join(f"\n## {name}\n\n{there[name]}" for name in others)
+    opening = re.sub(r"\A# .*\n+", "", there[first])
+    return f"# {title}\n\n{opening}" + "".join(f"\n## {name}\n\n{there[name]}" for name in others)
 
 
 def as_page(markdown: str, origin: str, source: str, pages: Mapping[str, str], home: str = "") -> str:
