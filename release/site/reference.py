@@ -13,7 +13,7 @@ import mq_spark
 from mq_cli.main import cli
 from mq_protocol.errors import TritonMQError
 from mq_protocol.names import SETTINGS
-from mq_spark.option_table import OPTIONS
+from mq_spark.planning.option_table import OPTIONS
 
 GENERATED: Final = "This page is generated from the code.\n"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mq_protocol.names import SETTINGS
-from mq_spark.option_table import OPTIONS
+from mq_spark.planning.option_table import OPTIONS
 from release.site.pages import as_page, chosen, sections
 
 ROOT = Path(__file__).parents[2]

@@ -17,7 +17,7 @@ from typing import Final
 from mq_protocol import limits
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
-from mq_spark.option_table import BOOTSTRAP, BOTH, ENDING, PER_TRIGGER, SINK, SOURCE, STARTING, WITHOUT_EFFECT, names
+from mq_spark.planning.option_table import BOOTSTRAP, BOTH, ENDING, PER_TRIGGER, SINK, SOURCE, STARTING, WITHOUT_EFFECT, names
 from mq_spark.planning.option_values import (
     EARLIEST,
     LATEST,

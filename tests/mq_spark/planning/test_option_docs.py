@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mq_spark import option_table
-from mq_spark.planning import options
+from mq_spark.planning import option_table, options
 from mq_spark.planning.option_values import EARLIEST, LATEST, mentions
 from mq_spark.planning.options import SinkOptions, SourceOptions, parse_sink, parse_source
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "kafka-options.md").read_text()
 README = (ROOT / "README.md").read_text()
 FILES = {
