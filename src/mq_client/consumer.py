@@ -38,7 +38,8 @@ class Consumer:
     an offset, or a datetime. Partitions added while it runs are found within seconds and begin at their first record. `idle_ms`:
     iteration ends when nothing has come for so long; None: only `stop` ends it. `buffer_bytes_max`: what each broker may have
     pushed that was not taken. `settle_ms`: how often a group's place is told. `timeout_ms`: for everything that is asked. A record
-    counts as done with when the next one is asked for.
+    counts as done with when the next one is asked for. `member_id`: this consumer's own, made by chance unless given; while another
+    process has it, `MemberInUse` is raised after 20 s at most.
 
     `ephemeral`: the group, its place in every partition, is deleted 30 s after its last member is gone. All its members say so, or
     none: who says otherwise than the group was made is refused when a partition is opened (`InvalidRequest`).

@@ -19,13 +19,14 @@ import grpc
 from grpc import aio
 
 from mq_client import forks
-from mq_client.cluster.channels import SERVICE, error_of
+from mq_client.cluster.channels import error_of
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import LONGEST_MS, Backoff, Deadline
 from mq_client.consuming.push_streams import EventLoop, this_process
 from mq_client.errors import InvalidRequest, InvalidSetting, LockLost, LockNotAcquired, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
+from mq_protocol.methods import BROKER
 from mq_protocol.names import check_lock_name
 
 OnLost = Callable[["Lock"], None]
@@ -274,7 +275,7 @@ class _Place:
         try:
             with self._loop.channel(self._address) as channel:
                 stream: Any = channel.stream_stream(
-                    f"/{SERVICE}/Lock", pb.LockRequest.SerializeToString, pb.LockResponse.FromString
+                    BROKER.path("Lock"), pb.LockRequest.SerializeToString, pb.LockResponse.FromString
                 )
                 self._call = stream()
                 try:

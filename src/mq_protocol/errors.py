@@ -4,7 +4,7 @@
     ├── RefusedError              it did not happen, and asking again unchanged will not help
     │   ├── InvalidRequest · RequestTooLarge · InvalidSetting · InvalidTopicName
     │   ├── UnknownTopic · UnknownPartition · UnknownGroup · TopicExists
-    │   ├── GroupInUse · TooManyGroups · TooManyMembers · TopicNotEmpty
+    │   ├── GroupInUse · MemberInUse · TooManyGroups · TooManyMembers · TopicNotEmpty
     │   ├── SchemaMismatch · BatchTooLarge · CorruptBatch
     │   ├── OffsetOutOfRange · DataLoss
     │   ├── NotEnoughBrokers
@@ -90,6 +90,13 @@ class TooManyMembers(RefusedError):
     """A group has as many members at a partition as it takes."""
 
     code = pb.TOO_MANY_MEMBERS
+
+
+class MemberInUse(RefusedError):
+    """A member of the group with that id lives, and whoever asked does not have its key."""
+
+    code = pb.MEMBER_IN_USE
+    grpc_status = "ALREADY_EXISTS"
 
 
 class InvalidSetting(RefusedError):

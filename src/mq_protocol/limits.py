@@ -48,6 +48,10 @@ GROUPS_PER_PARTITION_MAX: Final = 10_000
 GROUP_MEMBERS_MAX: Final = 1_000
 """Members of a group at one partition. One of them has it; the others wait."""
 
+MEMBER_KEY_BYTES: Final = 16
+MEMBER_KEY_BYTES_MAX: Final = 64
+"""How long the secret of a group's member is, and may be at most."""
+
 LOCKS_MAX: Final = 1_000
 """Places in queues for locks that one broker keeps for clients, held ones too. A place is a node in ZooKeeper."""
 

@@ -88,6 +88,8 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """a partition keeps the cursors of as many groups as it takes"""
     TOO_MANY_MEMBERS: _ErrorCode.ValueType  # 62
     """a group has as many members as it takes"""
+    MEMBER_IN_USE: _ErrorCode.ValueType  # 63
+    """a member with that id lives, and has another member key"""
     LOCK_NOT_ACQUIRED: _ErrorCode.ValueType  # 70
     """somebody else had the lock for as long as the caller would wait"""
     LOCK_LOST: _ErrorCode.ValueType  # 71
@@ -152,6 +154,8 @@ TOO_MANY_GROUPS: ErrorCode.ValueType  # 61
 """a partition keeps the cursors of as many groups as it takes"""
 TOO_MANY_MEMBERS: ErrorCode.ValueType  # 62
 """a group has as many members as it takes"""
+MEMBER_IN_USE: ErrorCode.ValueType  # 63
+"""a member with that id lives, and has another member key"""
 LOCK_NOT_ACQUIRED: ErrorCode.ValueType  # 70
 """somebody else had the lock for as long as the caller would wait"""
 LOCK_LOST: ErrorCode.ValueType  # 71
@@ -1646,10 +1650,15 @@ class SubscribeOpen(_message.Message):
     MEMBER_ID_FIELD_NUMBER: _builtins.int
     PARTITIONS_FIELD_NUMBER: _builtins.int
     EPHEMERAL_FIELD_NUMBER: _builtins.int
+    MEMBER_KEY_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     member_id: _builtins.str
     ephemeral: _builtins.bool
     """the group is to end some time after its last member"""
+    member_key: _builtins.bytes
+    """Random bytes, 16 to 64, that the member makes once and shows nobody else. While a member lives, only a stream with its key
+    replaces it. Empty (clients up to 0.2.0): whoever names the id replaces it.
+    """
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubscribePartition]: ...
     def __init__(
@@ -1659,10 +1668,11 @@ class SubscribeOpen(_message.Message):
         member_id: _builtins.str = ...,
         partitions: _abc.Iterable[Global___SubscribePartition] | None = ...,
         ephemeral: _builtins.bool = ...,
+        member_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ephemeral", b"ephemeral", "group", b"group", "member_id", b"member_id", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ephemeral", b"ephemeral", "group", b"group", "member_id", b"member_id", "member_key", b"member_key", "partitions", b"partitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1874,6 +1884,7 @@ class MoveCursorsRequest(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     MEMBER_ID_FIELD_NUMBER: _builtins.int
     RESET_FIELD_NUMBER: _builtins.int
+    MEMBER_KEY_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     kind: _builtins.str
     """who reads: "consumer" or "spark"; with `reset` it may be empty: as it is"""
@@ -1881,6 +1892,8 @@ class MoveCursorsRequest(_message.Message):
     """of a consumer: counts only forward, and only if no other member has the partition"""
     reset: _builtins.bool
     """an administrator's word: to any offset of the log, also back"""
+    member_key: _builtins.bytes
+    """of a consumer: what its stream was opened with"""
     @_builtins.property
     def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___CursorPosition]: ...
     def __init__(
@@ -1891,10 +1904,11 @@ class MoveCursorsRequest(_message.Message):
         kind: _builtins.str = ...,
         member_id: _builtins.str = ...,
         reset: _builtins.bool = ...,
+        member_key: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "member_id", b"member_id", "positions", b"positions", "reset", b"reset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "member_id", b"member_id", "member_key", b"member_key", "positions", b"positions", "reset", b"reset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -103,6 +103,15 @@ def check_member_id(name: str) -> None:
     _check_new("member id", name)
 
 
+def check_member_key(key: bytes) -> None:
+    """The secret of a group's member; empty if it has none. Raises `InvalidRequest`, which does not show it."""
+    if key and not limits.MEMBER_KEY_BYTES <= len(key) <= limits.MEMBER_KEY_BYTES_MAX:
+        raise InvalidRequest(
+            f"a member key of {len(key)} bytes: give {limits.MEMBER_KEY_BYTES} to {limits.MEMBER_KEY_BYTES_MAX} random bytes, "
+            "or none"
+        )
+
+
 def check_lock_name(name: str) -> None:
     """The name of a lock. Raises `InvalidRequest`, saying which character or rule."""
     _check_new("lock name", name)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mq_broker.broker.administration import topics as broker_admin
 from mq_broker.broker.config import AutoCreate
+from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.interface import TopicSpec
+from mq_broker.core.messages import NodeState
 from mq_client import (
     Admin,
     Consumer,
@@ -41,6 +45,28 @@ def test_no_topic_is_made_by_itself_unless_the_broker_is_set_to_do_so(bootstrap:
         with pytest.raises(UnknownTopic):
             use(bootstrap, topic)
     assert topic not in admin.list_topics()
+
+
+def test_who_asks_for_a_topic_that_another_broker_has_just_made_is_told_of_that_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = FileCoordination.create_topic
+
+    async def second(self: FileCoordination, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
+        """Another broker makes it just before, and nothing has told this one yet."""
+        monkeypatch.setattr(self, "_emit", lambda _event: None)
+        await create(self, replace(topic, topic_id="0" * 32, assignment=topic.assignment[:2]), states[:2])
+        await create(self, topic, states)
+
+    monkeypatch.setattr(FileCoordination, "create_topic", second)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path, auto_create=AutoCreate(3, 1)) as broker:
+            await asyncio.to_thread(publish, broker.address, "t")
+            info = await asyncio.to_thread(Admin(broker.address).describe_topic, "t")
+            assert len(info.partitions) == 2, "the topic that is there, and not another one"
+
+    asyncio.run(scenario())
 
 
 def test_a_topic_is_made_when_a_producer_or_a_consumer_names_it_and_by_nobody_else(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ PUBLIC = {
     "mq_protocol.envelope": "Buffer Envelope H Header decode encode split",
     "mq_protocol.evolution": "check_extension extended versions",
     "mq_protocol.names": "INTERNAL_PREFIX SETTINGS TRANSACTIONS_TOPIC Durability OnTotalLoss Setting TopicSettings "
-    "check_column_name check_group_name check_id check_member_id check_lock_name check_new_group_name check_new_topic_name "
+    "check_column_name check_group_name check_id check_member_id check_member_key check_lock_name "
+    "check_new_group_name check_new_topic_name "
     "check_rack check_topic_name quoted "
     "did_you_mean parse_size nearest parse_settings",
     "mq_protocol.partitioner": "coordinator_partition murmur2 partition_for_key key_bytes partitions_for_keys",

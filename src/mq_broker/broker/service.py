@@ -1,64 +1,24 @@
-"""What the gRPC service calls: each request handed to the part that owns what it is about."""
+"""What the gRPC services call: each method found in the part of the broker that has it."""
 
 from __future__ import annotations
 
-from mq_broker.broker.administration.moves import Moves
-from mq_broker.broker.administration.purging import Purging
-from mq_broker.broker.administration.recovery import TotalLoss
-from mq_broker.broker.administration.topics import Admin
-from mq_broker.broker.data.fetch import Reading
-from mq_broker.broker.data.produce import Producing
-from mq_broker.broker.groups.cursors import Groups
-from mq_broker.broker.groups.subscriptions import Delivery
-from mq_broker.broker.locks import Locks
-from mq_broker.broker.transactions.aborting import Aborting
-from mq_broker.broker.transactions.coordinator import Transactions
+from mq_protocol.methods import BROKER, PEER
+
+_OF_LINKS = "link"
+"""The links between brokers serve it themselves."""
 
 
 class Services:
-    """Owns nothing but the parts. Is the `rpc.service.BrokerService`, and the `rpc.peer_service.PeerService`."""
+    """Owns nothing but the parts. Has a method for each row of `mq_protocol/methods.py`: the one of that name in one of the parts.
 
-    def __init__(
-        self,
-        admin: Admin,
-        moves: Moves,
-        total_loss: TotalLoss,
-        producing: Producing,
-        reading: Reading,
-        delivery: Delivery,
-        groups: Groups,
-        transactions: Transactions,
-        purging: Purging,
-        aborting: Aborting,
-        locks: Locks,
-    ) -> None:
-        self.metadata = admin.metadata
-        self.create_topic = admin.create_topic
-        self.delete_topic = admin.delete_topic
-        self.alter_topic = admin.alter_topic
-        self.plan_moves = moves.plan_moves
-        self.start_moves = moves.start_moves
-        self.moves = moves.moves
-        self.lead = moves.lead
-        self.replica_status = total_loss.replica_status
-        self.recover = total_loss.recover
-        self.list_offsets = reading.list_offsets
-        self.move_cursors = groups.move_cursors
-        self.groups = groups.groups
-        self.delete_group = groups.delete_group
-        self.purge = purging.purge
-        self.decide = transactions.decide
-        self.publish = transactions.publish
-        self.discard = transactions.discard
-        self.transaction_status = transactions.transaction_status
-        self.staged = transactions.staged
-        self.are_staged = transactions.are_staged
-        self.transactions = aborting.transactions
-        self.abort_transaction = aborting.abort_transaction
-        self.abort_key = aborting.abort_key
-        self.fence = aborting.fence
-        self.produce = producing.produce
-        self.fetch = reading.fetch
-        self.subscribe = delivery.subscribe
-        self.watch_offsets = reading.watch_offsets
-        self.lock = locks.lock
+    Raises `LookupError` if no part has it, or if two have.
+    """
+
+    def __init__(self, *parts: object) -> None:
+        attributes = {method.attribute for service in (BROKER, PEER) for method in service.methods.values()}
+        for attribute in sorted(attributes - {_OF_LINKS}):
+            owners = [part for part in parts if callable(getattr(type(part), attribute, None))]
+            if len(owners) != 1:
+                names = [type(owner).__name__ for owner in owners] or "no part of the broker"
+                raise LookupError(f"{attribute} is to be a method of one part of the broker: {names} has it")
+            setattr(self, attribute, getattr(owners[0], attribute))

@@ -2,7 +2,7 @@
 
 Bytes on the wire say little about what they become: two bytes can be an element of a list, and an element takes a hundred bytes of
 memory and more of time. So elements are counted on the wire, before protobuf makes objects of them. A request is refused whole, and
-the error says the bound. A method that has no row in `BOUNDS` cannot be served.
+the error says the bound, which is in the method's row (`mq_protocol/methods.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -19,6 +18,7 @@ from google.protobuf.message import DecodeError, Message
 
 from mq_protocol import limits
 from mq_protocol.errors import InvalidRequest, RequestTooLarge
+from mq_protocol.methods import BROKER, PEER, Bound, Elements
 
 M = TypeVar("M", bound=Message)
 
@@ -38,71 +38,7 @@ _LENGTH_DELIMITED: Final = 2
 _FIXED_BYTES: Final = {1: 8, 5: 4}
 
 
-class Elements(NamedTuple):
-    """A list in a request: at most `most` elements. `once`: the fields in which no two elements may be alike (none: the whole
-    element); None: elements may be alike."""
-
-    most: int
-    once: tuple[str, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Of one method. `lists`: every list of messages, texts or bytes in the request, by the path of its field. `advice`: what to do
-    where a request has too many bytes."""
-
-    bytes_max: int = limits.REQUEST_BYTES_MAX
-    lists: Mapping[str, Elements] = field(default_factory=dict)
-    advice: str = "ask for less at once"
-
-
-_SETTINGS: Final = {"settings": Elements(limits.REQUEST_SETTINGS_MAX)}
-_PLACE: Final = ("topic", "partition")
-_PLACES: Final = Elements(limits.REQUEST_PLACES_MAX, _PLACE)
-_NUMBERS: Final = Elements(limits.REQUEST_PLACES_MAX, ())
-
-BOUNDS: Final[dict[str, Bound]] = {
-    "Metadata": Bound(lists={"topics": Elements(limits.REQUEST_TOPICS_MAX, ())}),
-    "CreateTopic": Bound(lists=_SETTINGS),
-    "DeleteTopic": Bound(),
-    "AlterTopic": Bound(lists=_SETTINGS),
-    "PlanMoves": Bound(),
-    "StartMoves": Bound(limits.PLACES_REQUEST_BYTES_MAX, {"moves": _PLACES}),
-    "Moves": Bound(),
-    "Lead": Bound(),
-    "ReplicaStatus": Bound(),
-    "Recover": Bound(),
-    "ListOffsets": Bound(lists={"partitions": _NUMBERS, "spans": Elements(limits.REQUEST_PLACES_MAX, ("partition",))}),
-    "MoveCursors": Bound(limits.PLACES_REQUEST_BYTES_MAX, {"positions": _PLACES}),
-    "Groups": Bound(),
-    "DeleteGroup": Bound(limits.PLACES_REQUEST_BYTES_MAX, {"partitions": _PLACES}),
-    "Purge": Bound(limits.PLACES_REQUEST_BYTES_MAX, {"positions": _PLACES}),
-    "Decide": Bound(
-        limits.MANIFEST_BYTES_MAX,
-        {"manifest": Elements(limits.MANIFEST_LINES_MAX), "manifest.uuids": Elements(limits.MANIFEST_BYTES_MAX // 16)},
-        "write fewer, larger batches in one micro-batch",
-    ),
-    "Publish": Bound(limits.MANIFEST_BYTES_MAX, {"uuids": Elements(limits.MANIFEST_BYTES_MAX // 16)}),
-    "Discard": Bound(lists={"uuids": Elements(limits.DISCARD_UUIDS_MAX)}),
-    "TransactionStatus": Bound(),
-    "Staged": Bound(),
-    "AreStaged": Bound(limits.MANIFEST_BYTES_MAX, {"uuids": Elements(limits.MANIFEST_BYTES_MAX // 16)}),
-    "Transactions": Bound(),
-    "AbortTransaction": Bound(),
-    "AbortKey": Bound(),
-    "Fence": Bound(
-        limits.MANIFEST_BYTES_MAX,
-        {"kept": Elements(limits.MANIFEST_LINES_MAX), "kept.uuids": Elements(limits.MANIFEST_BYTES_MAX // 16)},
-    ),
-    "Fetch": Bound(lists={"columns": Elements(limits.SCHEMA_FIELDS_MAX, ())}),
-    "Lock": Bound(limits.LOCK_REQUEST_BYTES_MAX),
-    # Each message of these streams. What a batch may have is the topic's, and gRPC's bound on a message.
-    "Produce": Bound(limits.MESSAGE_BYTES_MAX),
-    "Subscribe": Bound(
-        limits.PLACES_REQUEST_BYTES_MAX, {"open.partitions": _PLACES, "close.partitions": _PLACES, "settled": _PLACES}
-    ),
-    "WatchOffsets": Bound(limits.PLACES_REQUEST_BYTES_MAX, {"partitions": _PLACES}),
-}
+BOUNDS: Final[dict[str, Bound]] = {name: method.bound for service in (BROKER, PEER) for name, method in service.methods.items()}
 
 
 class Gate(Generic[M]):
@@ -113,7 +49,7 @@ class Gate(Generic[M]):
 
     def __init__(self, method: str, kind: type[M]) -> None:
         if method not in BOUNDS:
-            raise LookupError(f"method {method} has no row in BOUNDS: say what one request of it may cost")
+            raise LookupError(f"method {method} has no row in mq_protocol/methods.py, which says what one request of it may cost")
         self.method = method
         self._bound = BOUNDS[method]
         self._kind = kind

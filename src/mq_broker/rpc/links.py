@@ -28,11 +28,11 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope, decode, encode, split
 from mq_protocol.errors import InvalidRequest, PeerRefused, TritonMQError, Unreachable
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES, SNAPSHOT_PART_BYTES
+from mq_protocol.methods import PEER
 
 log = logging.getLogger(__name__)
 
-SERVICE: Final = "tritonmq.v1.Peer"
-LINK: Final = f"/{SERVICE}/Link"
+LINK: Final = PEER.path("Link")
 
 BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 REGISTRATION_TIMEOUT_S: Final = 2.0

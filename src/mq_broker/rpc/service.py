@@ -1,6 +1,14 @@
-"""The service that clients call: its methods, their messages, and how an answer or an error leaves.
+"""The service that clients call: how its requests are read, and how an answer or an error leaves.
 
-What is here is the shape of the conversation. What a request does is decided by the `BrokerService` given to `handlers`.
+What is here is the shape of the conversation. Which methods there are is in `mq_protocol/methods.py`. What a request
+does is decided by the object given to `handlers`. It has a method for each row, named in snake case, which raises
+`TritonMQError`:
+
+    async def delete_topic(self, request: pb.DeleteTopicRequest, deadline: float) -> pb.DeleteTopicResponse
+    async def fetch(self, request: pb.FetchRequest, send: Send[Batches]) -> None
+    async def lock(self, requests: AsyncIterator[pb.LockRequest], send: Send[pb.LockResponse]) -> None
+
+`deadline` is a time of the running loop's clock, in seconds. Messages that have a header and a payload come and go as `Envelope`.
 """
 
 from __future__ import annotations
@@ -8,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar, assert_never
 
 import grpc
 from google.protobuf.message import Message
@@ -22,15 +30,13 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
 from mq_protocol.errors import InternalError, Overloaded, TritonMQError
 from mq_protocol.limits import PRODUCE_HEADER_BYTES_MAX, REQUEST_TIMEOUT_MS, STREAMS_MAX
+from mq_protocol.methods import BROKER, Kind, Method
 
 log = logging.getLogger(__name__)
-
-SERVICE: Final = "tritonmq.v1.Broker"
 
 EOF: Final = aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 
 T = TypeVar("T")
-M = TypeVar("M", bound=Message)
 
 Send: TypeAlias = Callable[[T], Awaitable[None]]
 """Writes one answer of a stream; waits while the receiver is slow (flow control)."""
@@ -39,68 +45,8 @@ ProduceRequests: TypeAlias = AsyncIterator[Envelope[pb.ProduceHeader]]
 Batches: TypeAlias = Envelope[pb.BatchesHeader]
 
 
-class BrokerService(Protocol):
-    """What a broker answers. `deadline` is a time of the running loop's clock, in seconds; each method raises `TritonMQError`."""
-
-    async def metadata(self, request: pb.MetadataRequest, deadline: float) -> pb.MetadataResponse: ...
-    async def create_topic(self, request: pb.CreateTopicRequest, deadline: float) -> pb.CreateTopicResponse: ...
-    async def delete_topic(self, request: pb.DeleteTopicRequest, deadline: float) -> pb.DeleteTopicResponse: ...
-    async def alter_topic(self, request: pb.AlterTopicRequest, deadline: float) -> pb.AlterTopicResponse: ...
-    async def plan_moves(self, request: pb.PlanMovesRequest, deadline: float) -> pb.PlanMovesResponse: ...
-    async def start_moves(self, request: pb.StartMovesRequest, deadline: float) -> pb.StartMovesResponse: ...
-    async def moves(self, request: pb.MovesRequest, deadline: float) -> pb.MovesResponse: ...
-    async def lead(self, request: pb.LeadRequest, deadline: float) -> pb.LeadResponse: ...
-    async def recover(self, request: pb.RecoverRequest, deadline: float) -> pb.RecoverResponse: ...
-    async def list_offsets(self, request: pb.ListOffsetsRequest, deadline: float) -> pb.ListOffsetsResponse: ...
-    async def move_cursors(self, request: pb.MoveCursorsRequest, deadline: float) -> pb.MoveCursorsResponse: ...
-    async def groups(self, request: pb.GroupsRequest, deadline: float) -> pb.GroupsResponse: ...
-    async def decide(self, request: pb.DecideRequest, deadline: float) -> pb.DecideResponse: ...
-    async def transaction_status(self, request: pb.TransactionStatusRequest, deadline: float) -> pb.TransactionStatusResponse: ...
-    async def staged(self, request: pb.StagedRequest, deadline: float) -> pb.StagedResponse: ...
-    async def transactions(self, request: pb.TransactionsRequest, deadline: float) -> pb.TransactionsResponse: ...
-    async def abort_transaction(self, request: pb.AbortTransactionRequest, deadline: float) -> pb.AbortTransactionResponse: ...
-
-    async def produce(self, requests: ProduceRequests, send: Send[pb.ProduceResponse]) -> None: ...
-    async def fetch(self, request: pb.FetchRequest, send: Send[Batches]) -> None: ...
-    async def subscribe(self, requests: AsyncIterator[pb.SubscribeRequest], send: Send[Batches]) -> None: ...
-    async def watch_offsets(self, request: pb.WatchOffsetsRequest, send: Send[pb.WatchOffsetsResponse]) -> None: ...
-    async def lock(self, requests: AsyncIterator[pb.LockRequest], send: Send[pb.LockResponse]) -> None: ...
-
-
-class Unary(NamedTuple):
-    """A method with one request and one answer."""
-
-    attribute: str
-    request: type[Message]
-    response: type[Message]
-
-
-UNARY: Final[dict[str, Unary]] = {
-    "Metadata": Unary("metadata", pb.MetadataRequest, pb.MetadataResponse),
-    "CreateTopic": Unary("create_topic", pb.CreateTopicRequest, pb.CreateTopicResponse),
-    "DeleteTopic": Unary("delete_topic", pb.DeleteTopicRequest, pb.DeleteTopicResponse),
-    "AlterTopic": Unary("alter_topic", pb.AlterTopicRequest, pb.AlterTopicResponse),
-    "PlanMoves": Unary("plan_moves", pb.PlanMovesRequest, pb.PlanMovesResponse),
-    "StartMoves": Unary("start_moves", pb.StartMovesRequest, pb.StartMovesResponse),
-    "Moves": Unary("moves", pb.MovesRequest, pb.MovesResponse),
-    "Lead": Unary("lead", pb.LeadRequest, pb.LeadResponse),
-    "Recover": Unary("recover", pb.RecoverRequest, pb.RecoverResponse),
-    "ListOffsets": Unary("list_offsets", pb.ListOffsetsRequest, pb.ListOffsetsResponse),
-    "MoveCursors": Unary("move_cursors", pb.MoveCursorsRequest, pb.MoveCursorsResponse),
-    "Groups": Unary("groups", pb.GroupsRequest, pb.GroupsResponse),
-    "DeleteGroup": Unary("delete_group", pb.DeleteGroupRequest, pb.DeleteGroupResponse),
-    "Purge": Unary("purge", pb.PurgeRequest, pb.PurgeResponse),
-    "Decide": Unary("decide", pb.DecideRequest, pb.DecideResponse),
-    "TransactionStatus": Unary("transaction_status", pb.TransactionStatusRequest, pb.TransactionStatusResponse),
-    "Staged": Unary("staged", pb.StagedRequest, pb.StagedResponse),
-    "Transactions": Unary("transactions", pb.TransactionsRequest, pb.TransactionsResponse),
-    "AbortTransaction": Unary("abort_transaction", pb.AbortTransactionRequest, pb.AbortTransactionResponse),
-}
-
-
-def path(method: str) -> str:
-    """The method's name on the wire."""
-    return f"/{SERVICE}/{method}"
+UNARY: Final = BROKER.unary
+path: Final = BROKER.path
 
 
 class Incoming(Generic[T]):
@@ -162,12 +108,11 @@ def _let_in(_metadata: Any) -> None:
     """Clients need prove nothing."""
 
 
-def unary_handler(
-    name: str, method: Unary, service: object, gate: Callable[[Any], None] = _let_in
-) -> grpc.RpcMethodHandler[Any, Any]:
+def unary_handler(method: Method, service: object, gate: Callable[[Any], None] = _let_in) -> grpc.RpcMethodHandler[Any, Any]:
     """One request, one answer, given by the method of `service`. `gate` sees the call's metadata before its request is parsed, and
     raises to refuse it."""
     answer: Callable[[Message, float], Awaitable[Message]] = getattr(service, method.attribute)
+    name = method.name
     bounded = Gate(name, method.request)
 
     async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> bytes:
@@ -223,44 +168,52 @@ def _serialized(message: Message) -> bytes:
     return message.SerializeToString()
 
 
-def handlers(service: BrokerService) -> grpc.GenericRpcHandler[Any, Any]:
+def _is_envelope(kind: type[Message]) -> bool:
+    """Whether a message carries a payload, which does not pass through protobuf."""
+    return [each.name for each in kind.DESCRIPTOR.fields] == ["header", "payload"]
+
+
+def handlers(service: object) -> grpc.GenericRpcHandler[Any, Any]:
     """The Broker service, answered by `service`."""
-
-    Gate("Produce", pb.ProduceRequest)  # what a batch may have is its topic's to say
-    subscribing, fetching = Gate("Subscribe", pb.SubscribeRequest), Gate("Fetch", pb.FetchRequest)
-    watching, locking = Gate("WatchOffsets", pb.WatchOffsetsRequest), Gate("Lock", pb.LockRequest)
-
     room = _Room(STREAMS_MAX)
+    methods = {}
+    for name, method in BROKER.methods.items():
+        match method.kind:
+            case Kind.UNARY:
+                methods[name] = unary_handler(method, service)
+            case Kind.ANSWERS:
+                methods[name] = _answers_handler(name, _answering(method, getattr(service, method.attribute), room))
+            case Kind.CONVERSATION:
+                methods[name] = stream_handler(name, _conversing(method, getattr(service, method.attribute), room))
+            case _:
+                assert_never(method.kind)
+    return grpc.method_handlers_generic_handler(BROKER.name, methods)
 
-    async def produce(context: aio.ServicerContext[Any, Any]) -> None:
-        requests = Incoming(context, lambda data: decode(data, pb.ProduceHeader, PRODUCE_HEADER_BYTES_MAX))
+
+def _answering(method: Method, answer: Callable[..., Awaitable[None]], room: _Room) -> Callable[[bytes, Any], Awaitable[None]]:
+    gate: Gate[Any] = Gate(method.name, method.request)
+    encoder: Callable[[Any], bytes] = encode if _is_envelope(method.response) else _serialized
+
+    async def give(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
+        request = await gate.read(data)
         with room:
-            await service.produce(requests, sender(context, _serialized))
+            await answer(request, sender(context, encoder))
 
-    async def subscribe(context: aio.ServicerContext[Any, Any]) -> None:
-        requests = subscribing.read_all(Incoming(context, bytes))
+    return give
+
+
+def _conversing(method: Method, converse: Callable[..., Awaitable[None]], room: _Room) -> Conversation:
+    gate: Gate[Any] = Gate(method.name, method.request)
+    encoder: Callable[[Any], bytes] = encode if _is_envelope(method.response) else _serialized
+
+    def produced(data: bytes) -> Envelope[pb.ProduceHeader]:
+        return decode(data, pb.ProduceHeader, PRODUCE_HEADER_BYTES_MAX)
+
+    async def hold(context: aio.ServicerContext[Any, Any]) -> None:
+        # Produce is the only one whose requests have a payload: what a batch may have is its topic's to say.
+        carries = _is_envelope(method.request)
+        requests: Any = Incoming(context, produced) if carries else gate.read_all(Incoming(context, bytes))
         with room:
-            await service.subscribe(requests, sender(context, encode))
+            await converse(requests, sender(context, encoder))
 
-    async def fetch(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
-        request = await fetching.read(data)
-        with room:
-            await service.fetch(request, sender(context, encode))
-
-    async def watch_offsets(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
-        request = await watching.read(data)
-        with room:
-            await service.watch_offsets(request, sender(context, _serialized))
-
-    async def lock(context: aio.ServicerContext[Any, Any]) -> None:
-        requests = locking.read_all(Incoming(context, bytes))
-        with room:
-            await service.lock(requests, sender(context, _serialized))
-
-    methods = {name: unary_handler(name, method, service) for name, method in UNARY.items()}
-    methods["Produce"] = stream_handler("Produce", produce)
-    methods["Subscribe"] = stream_handler("Subscribe", subscribe)
-    methods["Lock"] = stream_handler("Lock", lock)
-    methods["Fetch"] = _answers_handler("Fetch", fetch)
-    methods["WatchOffsets"] = _answers_handler("WatchOffsets", watch_offsets)
-    return grpc.method_handlers_generic_handler(SERVICE, methods)
+    return hold

@@ -21,8 +21,8 @@ from mq_client.errors import InternalError, InvalidRequest, OutcomeUnknown, Trit
 from mq_protocol import errors, limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
+from mq_protocol.methods import BROKER
 
-SERVICE: Final = "tritonmq.v1.Broker"
 ERROR_METADATA: Final = "tritonmq-error-bin"
 
 OPTIONS: Final[list[tuple[str, int]]] = [
@@ -40,28 +40,6 @@ OPTIONS: Final[list[tuple[str, int]]] = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
-
-_RESPONSES: Final[dict[str, type[Message]]] = {
-    "Metadata": pb.MetadataResponse,
-    "CreateTopic": pb.CreateTopicResponse,
-    "DeleteTopic": pb.DeleteTopicResponse,
-    "AlterTopic": pb.AlterTopicResponse,
-    "PlanMoves": pb.PlanMovesResponse,
-    "StartMoves": pb.StartMovesResponse,
-    "Moves": pb.MovesResponse,
-    "Lead": pb.LeadResponse,
-    "Recover": pb.RecoverResponse,
-    "ListOffsets": pb.ListOffsetsResponse,
-    "MoveCursors": pb.MoveCursorsResponse,
-    "Groups": pb.GroupsResponse,
-    "DeleteGroup": pb.DeleteGroupResponse,
-    "Purge": pb.PurgeResponse,
-    "Decide": pb.DecideResponse,
-    "TransactionStatus": pb.TransactionStatusResponse,
-    "Staged": pb.StagedResponse,
-    "Transactions": pb.TransactionsResponse,
-    "AbortTransaction": pb.AbortTransactionResponse,
-}
 
 _lock = threading.Lock()
 _channels: dict[tuple[int, str], grpc.Channel] = {}
@@ -105,8 +83,8 @@ def _close_channels() -> None:
 
 def call_unary(address: str, method: str, request: Message, response: type[R], timeout_s: float) -> R:
     """One request, one answer. Raises the `TritonMQError` that the broker raised, `Unreachable` or `OutcomeUnknown`."""
-    assert _RESPONSES[method] is response
-    unary = channel(address).unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, response.FromString)
+    assert BROKER.methods[method].response is response
+    unary = channel(address).unary_unary(BROKER.path(method), type(request).SerializeToString, response.FromString)
     try:
         answer: R = unary(request, timeout=max(timeout_s, 0.001))
     except grpc.RpcError as error:
@@ -116,20 +94,20 @@ def call_unary(address: str, method: str, request: Message, response: type[R], t
 
 def open_produce(address: str, requests: Iterator[Envelope[pb.ProduceHeader]]) -> Any:
     """A Produce stream: the call, iterated for `pb.ProduceResponse`."""
-    stream = channel(address).stream_stream(f"/{SERVICE}/Produce", encode, pb.ProduceResponse.FromString)
+    stream = channel(address).stream_stream(BROKER.path("Produce"), encode, pb.ProduceResponse.FromString)
     return stream(requests)
 
 
 def open_fetch(address: str, request: pb.FetchRequest, timeout_s: float | None = None) -> Any:
     """A Fetch stream: the call, iterated for `Envelope[pb.BatchesHeader]`."""
-    stream = channel(address).unary_stream(f"/{SERVICE}/Fetch", pb.FetchRequest.SerializeToString, decode_batches)
+    stream = channel(address).unary_stream(BROKER.path("Fetch"), pb.FetchRequest.SerializeToString, decode_batches)
     return stream(request, timeout=timeout_s)
 
 
 def open_watch_offsets(address: str, request: pb.WatchOffsetsRequest) -> Any:
     """A WatchOffsets stream: the call, iterated for `pb.WatchOffsetsResponse`."""
     stream = channel(address).unary_stream(
-        f"/{SERVICE}/WatchOffsets", pb.WatchOffsetsRequest.SerializeToString, pb.WatchOffsetsResponse.FromString
+        BROKER.path("WatchOffsets"), pb.WatchOffsetsRequest.SerializeToString, pb.WatchOffsetsResponse.FromString
     )
     return stream(request)
 

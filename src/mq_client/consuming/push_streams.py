@@ -19,10 +19,11 @@ from typing import Any, Final
 import grpc
 from grpc import aio
 
-from mq_client.cluster.channels import OPTIONS, SERVICE, decode_batches
+from mq_client.cluster.channels import OPTIONS, decode_batches
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.limits import STREAMS_PER_CHANNEL
+from mq_protocol.methods import BROKER
 
 Heard = Callable[[Envelope[pb.BatchesHeader]], Awaitable[None]]
 Over = Callable[[grpc.RpcError | None], None]
@@ -107,7 +108,7 @@ class PushStream:
 
 
 def _open(channel: aio.Channel) -> Any:
-    stream: Any = channel.stream_stream(f"/{SERVICE}/Subscribe", pb.SubscribeRequest.SerializeToString, decode_batches)
+    stream: Any = channel.stream_stream(BROKER.path("Subscribe"), pb.SubscribeRequest.SerializeToString, decode_batches)
     return stream()
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from mq_client.cluster.deadline import Deadline
 from mq_client.errors import TritonMQError
 from mq_protocol.arrow import decode_batch
 
@@ -52,7 +53,8 @@ class PartitionPlace:
     `began`: where it was first opened; `position`: to receive; `taken`: to hand out; `processed`: all below is done with.
     Of the stream it is opened on, whose broker is at `address`: `pushed`: what came, again perhaps; `settled`: what the broker
     knows to be done with. -1: not known yet. `active`: the broker pushes it to this member. `answered`: the broker has said where
-    it begins, or that another member has it.
+    it begins, or that another member has it. `in_use`: it has said that another process has this member's id; until when that is
+    waited for.
     """
 
     topic: str
@@ -67,6 +69,7 @@ class PartitionPlace:
     answered: bool = False
     address: str | None = None
     added: bool = False
+    in_use: tuple[TritonMQError, Deadline] | None = None
 
     @property
     def to_settle(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
@@ -21,7 +22,7 @@ from mq_client.cluster.deadline import Backoff, Deadline
 from mq_client.cluster.requests import move_cursors
 from mq_client.consuming.push_streams import PushStream
 from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue
-from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError, UnknownTopic
+from mq_client.errors import MemberInUse, NotLeader, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_nodes
@@ -40,6 +41,10 @@ _REFRESH_S: Final = 5.0
 
 _REFRESH_MS: Final = 5_000.0
 _JOIN_S: Final = 2.0
+
+_IN_USE_MS: Final = 20_000.0
+"""How long a member waits for its id. A process that took the place of one whose machine was lost comes to it when the broker has
+noticed that, after 15 s."""
 
 
 class Subscriptions:
@@ -67,6 +72,7 @@ class Subscriptions:
         self.connection = connection
         self.group = group
         self.member_id = member_id
+        self.member_key = secrets.token_bytes(limits.MEMBER_KEY_BYTES)  # without it nobody replaces this member, nor speaks for it
         self.start = start
         self.credit_bytes = credit_bytes
         self.ephemeral = ephemeral
@@ -149,6 +155,9 @@ class Subscriptions:
                 if not missing:
                     return
                 if deadline.expired:
+                    for place in wanted:
+                        if place.in_use is not None:
+                            raise place.in_use[0]
                     raise OutcomeUnknown(
                         f"{', '.join(missing[:10])} could not be subscribed to within {deadline.timeout_ms:.0f} ms"
                     )
@@ -282,10 +291,10 @@ class Subscriptions:
                     log.warning("%s-%d: %s", place.topic, place.partition, told.error.message)
                     self._skip(place, told.offset)
             elif told.active:
-                place.answered = True
+                place.answered, place.in_use = True, None
                 self._activate(place, told.offset)
             else:
-                place.answered = True
+                place.answered, place.in_use = True, None
                 self.queues[place.topic].drop(place)
                 place.forget()
             self.changed.notify_all()
@@ -298,11 +307,21 @@ class Subscriptions:
         if isinstance(error, NotLeader):
             self.connection.note_leader(place.topic, place.partition, error)
         place.address = None
-        if not error.retriable:
+        if not (error.retriable or self._waits_for_id(place, error)):
             log.warning("%s-%d: %s", place.topic, place.partition, error)
             self.fail(place.topic, error)
         self._failed = True
         self._work.notify()
+
+    @staticmethod
+    def _waits_for_id(place: PartitionPlace, error: TritonMQError) -> bool:
+        """Whether a living member had this one's id just now, and may be gone when it is asked for again."""
+        if not isinstance(error, MemberInUse):
+            return False
+        if place.in_use is None:
+            log.warning("%s-%d: asked again for %.0f s: %s", place.topic, place.partition, _IN_USE_MS / 1000, error)
+            place.in_use = error, Deadline(_IN_USE_MS)
+        return not place.in_use[1].expired
 
     def _activate(self, place: PartitionPlace, offset: int) -> None:
         """It is pushed from `offset` on. What is held of it stays, if nobody else has been given it meanwhile."""
@@ -407,7 +426,9 @@ class Subscriptions:
             self._work.notify()
         kind = "ephemeral" if self.ephemeral else "consumer"
         try:
-            move_cursors(self.connection, self.group, positions, deadline, kind=kind, member_id=self.member_id)
+            move_cursors(
+                self.connection, self.group, positions, deadline, kind=kind, member_id=self.member_id, member_key=self.member_key
+            )
         except TritonMQError as error:
             log.warning("group %s may be given some records again: %s", self.group, error)
         with self.changed:
@@ -459,9 +480,15 @@ class _Session:
                 self._subscriptions.start(request)
             place.active = False
             wanted.append(request)
-        group, member = self._subscriptions.group, self._subscriptions.member_id
+        subscriptions = self._subscriptions
         for some in _pieces(wanted):
-            opening = pb.SubscribeOpen(group=group, member_id=member, partitions=some, ephemeral=self._subscriptions.ephemeral)
+            opening = pb.SubscribeOpen(
+                group=subscriptions.group,
+                member_id=subscriptions.member_id,
+                member_key=subscriptions.member_key if subscriptions.group else b"",
+                partitions=some,
+                ephemeral=subscriptions.ephemeral,
+            )
             self._stream.say(pb.SubscribeRequest(open=opening))
 
     def close_partition(self, place: PartitionPlace) -> None:

@@ -229,12 +229,14 @@ class Subscription:
         *,
         group: str = "",
         member: str = "",
+        key: bytes = b"",
         credit: int = 1 << 20,
         **start: Any,
     ) -> None:
         wanted = [pb.SubscribePartition(topic=topic, partition=p, **start) for p in partitions]
         await self.say(
-            open=pb.SubscribeOpen(group=group, member_id=member, partitions=wanted), credit=pb.SubscribeCredit(bytes=credit)
+            open=pb.SubscribeOpen(group=group, member_id=member, member_key=key, partitions=wanted),
+            credit=pb.SubscribeCredit(bytes=credit),
         )
 
     async def settle(self, topic: str, offset: int, partition: int = 0) -> None:

@@ -102,7 +102,7 @@ def _with(method: str, path: str, count: int) -> bytes:
 
 
 def test_each_method_that_is_served_has_a_bound() -> None:
-    assert set(BOUNDS) == set(REQUESTS)
+    assert set(BOUNDS) == {*REQUESTS, "Link"}
 
 
 def test_a_method_without_a_bound_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ def test_a_request_may_have_as_many_bytes_as_its_bound_and_not_one_more(method: 
 
 def test_only_requests_that_need_it_may_be_larger_than_a_mebibyte() -> None:
     larger = {method for method, bound in BOUNDS.items() if bound.bytes_max > REQUEST_BYTES_MAX}
-    between_brokers = {"Publish", "AreStaged", "Fence"}
+    between_brokers = {"Publish", "AreStaged", "Fence", "Link"}
     of_places = {"DeleteGroup", "MoveCursors", "Purge", "StartMoves", "Subscribe", "WatchOffsets"}
     assert larger - between_brokers == {"Decide", "Produce"} | of_places
     assert BOUNDS["Produce"].bytes_max == MESSAGE_BYTES_MAX

@@ -12,7 +12,7 @@ import pytest
 from grpc import aio
 
 from mq_broker.rpc import links
-from mq_broker.rpc.links import LINK, SERVICE, Links, PeerAddress, _Outgoing, _Peer
+from mq_broker.rpc.links import LINK, Links, PeerAddress, _Outgoing, _Peer
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.server import dial, listen
@@ -29,6 +29,7 @@ from mq_protocol.limits import (
     MESSAGE_BYTES_MAX,
     SNAPSHOT_PART_BYTES,
 )
+from mq_protocol.methods import PEER
 
 DEADLINE_S = 10.0
 SECRET = bytes(range(32))
@@ -86,7 +87,7 @@ class Node:
         proof = PeerProof(broker, incarnation, cluster_id, secret)
         self.links = Links(proof, self.heard, self._spawn, self._read_brokers, self.refusals)
         self._server, port = listen("127.0.0.1:0")
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {"Link": self.links.handler()}),))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PEER.name, {"Link": self.links.handler()}),))
         self.address = f"127.0.0.1:{port}"
 
     def _read_brokers(self) -> None:
@@ -442,7 +443,7 @@ def test_who_is_dialled_proves_itself_before_it_is_told_anything(proof: bytes) -
 
         server, port = listen("127.0.0.1:0")
         server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {"Link": stream_handler("Link", impostor)}),)
+            (grpc.method_handlers_generic_handler(PEER.name, {"Link": stream_handler("Link", impostor)}),)
         )
         await server.start()
         node = Node(1)

@@ -34,7 +34,7 @@ def proof(
 
 
 class Answering:
-    """A `PeerService` that answers everything with an empty answer, and counts."""
+    """A service that answers everything with an empty answer, and counts."""
 
     def __init__(self) -> None:
         self.answered = 0

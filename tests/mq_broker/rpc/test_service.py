@@ -14,7 +14,7 @@ from grpc import aio
 
 from mq_broker.rpc import service
 from mq_broker.rpc.server import dial, listen
-from mq_broker.rpc.service import UNARY, Batches, BrokerService, ProduceRequests, Send, handlers, parse, path
+from mq_broker.rpc.service import UNARY, Batches, ProduceRequests, Send, handlers, parse, path
 from mq_broker.rpc.status import ERROR_METADATA, from_call
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -27,6 +27,7 @@ from mq_protocol.errors import (
     OutcomeUnknown,
     TritonMQError,
 )
+from mq_protocol.methods import BROKER
 
 
 class Answering:
@@ -90,12 +91,8 @@ async def served() -> AsyncIterator[tuple[Any, aio.Channel, str]]:
         await server.stop(0)
 
 
-def _implements(service: BrokerService) -> BrokerService:
-    return service
-
-
 async def _unary(channel: aio.Channel, method: str, data: bytes, timeout: float = 10) -> bytes:  # noqa: ASYNC109 - gRPC's word
-    call: Any = channel.unary_unary(path(method), None, None)
+    call: Any = channel.unary_unary(f"/{BROKER.name}/{method}", None, None)  # a method that there is not, too
     answer: bytes = await call(data, timeout=timeout)
     return answer
 

@@ -14,6 +14,7 @@ from mq_client.cluster import channels
 from mq_client.errors import InternalError, InvalidRequest, NotLeader, OutcomeUnknown, TritonMQError, Unreachable
 from mq_protocol import errors
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.methods import BROKER
 
 Serve = Callable[[Callable[[grpc.ServicerContext], None]], str]
 
@@ -30,7 +31,7 @@ def serve() -> Iterator[Serve]:
 
         server = grpc.server(ThreadPoolExecutor(2))
         methods: dict[str, Any] = {"Metadata": grpc.unary_unary_rpc_method_handler(answer)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(channels.SERVICE, methods),))
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(BROKER.name, methods),))
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         servers.append(server)

@@ -175,6 +175,7 @@ class Admin:
             try:
                 return await self._create(name, self._auto_create.partitions, self._auto_create.replicas, b"", {})
             except TopicExists:  # somebody was as quick, here or at another broker
+                await self._topics.refresh()  # `get` alone does not read again so soon after `_create` did
                 return await self._topics.get(name)
 
     async def _until_leaders_know(self, topic: Topic, request: pb.MetadataRequest, deadline: float) -> None:

@@ -22,7 +22,7 @@ from mq_broker.core.messages import Refused, Result
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import GroupInUse, InvalidRequest, TritonMQError, UnknownGroup, to_wire
 from mq_protocol.limits import ANSWER_BYTES_MAX, REQUEST_TIMEOUT_MS
-from mq_protocol.names import check_group_name, check_new_group_name, quoted
+from mq_protocol.names import check_group_name, check_member_key, check_new_group_name, quoted
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ MembersOf = Callable[[Partition, str], list[str]]
 EndOf = Callable[[Partition, str, TritonMQError], None]
 """Ends what the members of a group have of a partition, with an error that they are told."""
 
-CountsOf = Callable[[Partition, str, str, int], bool]
-"""Whether a member's word that it is done with all below an offset of a partition counts."""
+CountsOf = Callable[[Partition, str, str, bytes, int], bool]
+"""Whether the word of a member, named by its id and its key, that it is done with all below an offset of a partition counts."""
 
 
 @dataclass(eq=False, slots=True)
@@ -147,6 +147,7 @@ class Groups:
                 f"only a member of group {request.group!r} moves its cursor: name the member, or let an administrator move the "
                 "group (Admin.move_group)"
             )
+        check_member_key(request.member_key)
         moved = await asked_of_each(lambda position: self._move(request, position, deadline), request.positions)
         return pb.MoveCursorsResponse(partitions=moved)
 
@@ -166,13 +167,13 @@ class Groups:
         return answer
 
     def _judged(self, request: pb.MoveCursorsRequest, offset: int, partition: Partition) -> MoveCursor | None:
-        """What is to be written; None if it does not count. Raises `InvalidRequest`."""
+        """What is to be written; None if it does not count. Raises `InvalidRequest`, and `MemberInUse` for a wrong key."""
         group, kind = request.group, request.kind
         cursor = partition.replica.machine.cursors.get(group)
         if request.reset:
             return MoveCursor(group, offset, cursor.kind if cursor is not None else kind or CONSUMER)
         if kind in OF_CONSUMERS:
-            if self._counts(partition, group, request.member_id, offset):
+            if self._counts(partition, group, request.member_id, request.member_key, offset):
                 kept = cursor.kind if cursor is not None and cursor.kind in OF_CONSUMERS else kind
                 return MoveCursor(group, offset, kept, forward=True)
             log.info(

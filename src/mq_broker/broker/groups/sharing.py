@@ -1,6 +1,9 @@
 """How the members of a group share one partition: one of them at a time has it, and hands it over without a record given twice.
 
 Partition p goes to member `p mod n` of the members in order of id, so every broker comes to the same spread without a coordinator.
+A member has a key beside its id. Ids are told to whoever describes the group; a key is told to nobody. So while a member lives, a
+stranger who names its id neither replaces it nor speaks for it. Members of clients up to 0.2.0 have no key and no such protection.
+
 When that member changes, the former one is given nothing more and has a while to settle what it holds; the next begins there. One
 that does not settle in time is told that the partition is no longer its own, and what it held is given again: at least once.
 """
@@ -8,6 +11,7 @@ that does not settle in time is told that the partition is no longer its own, an
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 from typing import Protocol
 
@@ -15,7 +19,7 @@ from mq_broker.broker.groups.cursors import CONSUMER, CursorMoves
 from mq_broker.broker.host.partition import Partition
 from mq_broker.core.machine.admission import too_many_groups
 from mq_broker.core.machine.state import EPHEMERAL
-from mq_protocol.errors import InvalidRequest, TooManyMembers, TritonMQError
+from mq_protocol.errors import InvalidRequest, MemberInUse, TooManyMembers, TritonMQError
 from mq_protocol.limits import GROUP_HANDOVER_MS, GROUP_MEMBERS_MAX
 from mq_protocol.names import quoted
 from mq_protocol.sharing import member_of_partition
@@ -24,9 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class Member(Protocol):
-    """One member's subscription to the partition."""
+    """One member's subscription to the partition. `member_key`: empty if it has none."""
 
     member_id: str
+    member_key: bytes
     position: int
     settled: int
 
@@ -64,7 +69,8 @@ class Share:
         return member_id in self._members or len(self._members) < GROUP_MEMBERS_MAX
 
     def join(self, member: Member) -> None:
-        """A member that comes again under its id replaces what it was: its former stream is gone or going."""
+        """A member that comes again under its id replaces what it was: its former stream is gone or going. Raises `MemberInUse`."""
+        self._check_key(member.member_id, member.member_key)
         former = self._members.get(member.member_id)
         self._members[member.member_id] = member
         if former is not None and former is self._owner:
@@ -88,14 +94,23 @@ class Share:
         if self._leaving is not None and self._has_settled(member):
             self._switch()
 
-    def counts(self, member_id: str, offset: int) -> bool:
+    def counts(self, member_id: str, member_key: bytes, offset: int) -> bool:
         """Whether a word of that member which did not come on its stream counts: unless another one has the partition. The next
-        owner then begins no earlier than at that offset."""
+        owner then begins no earlier than at that offset. Raises `MemberInUse` if the key is not that member's."""
+        self._check_key(member_id, member_key)
         if self._owner is not None and self._owner.member_id != member_id:
             return False
         if self._settled >= 0:
             self._settled = max(self._settled, min(offset, self._partition.next_offset))
         return True
+
+    def _check_key(self, member_id: str, member_key: bytes) -> None:
+        member = self._members.get(member_id)
+        if member is not None and member.member_key and not hmac.compare_digest(member.member_key, member_key):
+            raise MemberInUse(
+                f"group {self._group!r} has a living member {member_id!r} with another key: choose another member id, or none. "
+                "If that member is yours and its machine was lost, its id is free in 15 s"
+            )
 
     def end(self, error: TritonMQError) -> None:
         """The group is being deleted: its members have nothing here any more."""
@@ -165,7 +180,7 @@ class Shares:
 
     def join(self, partition: Partition, group: str, member: Member, *, ephemeral: bool = False) -> Share:
         """Raises `InvalidRequest` if the group is there already and is not meant to end as this member's is, or the other way;
-        `TooManyGroups` and `TooManyMembers`."""
+        `MemberInUse`, `TooManyGroups` and `TooManyMembers`."""
         error = too_many_groups(group, partition.replica.machine)
         if error is not None:
             raise error
@@ -205,10 +220,10 @@ class Shares:
         """As `end`, of a group without members."""
         self._moves.forget(partition, group)
 
-    def counts(self, partition: Partition, group: str, member_id: str, offset: int) -> bool:
+    def counts(self, partition: Partition, group: str, member_id: str, member_key: bytes, offset: int) -> bool:
         """As `Share.counts`. Of a group without members here everybody's word counts: it only goes forward."""
         share = self._shares.get((partition, group))
-        return share is None or share.counts(member_id, offset)
+        return share is None or share.counts(member_id, member_key, offset)
 
     def members_of(self, partition: Partition, group: str) -> list[str]:
         share = self._shares.get((partition, group))

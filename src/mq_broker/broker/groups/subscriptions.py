@@ -24,7 +24,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, TritonMQError, UnknownTopic, to_wire
 from mq_protocol.limits import FETCH_CHUNK_BYTES
-from mq_protocol.names import check_group_name, check_member_id, check_new_group_name
+from mq_protocol.names import check_group_name, check_member_id, check_member_key, check_new_group_name
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class _Subscription:
     def __init__(self, session: _Session, partition: Partition, request: pb.SubscribePartition) -> None:
         self.partition = partition
         self.member_id = session.member_id
+        self.member_key = session.member_key
         self.position = -1
         self.settled = -1
         self.pushing = False
@@ -173,6 +174,7 @@ class _Session:
     def __init__(self, delivery: Delivery) -> None:
         self.group = ""
         self.member_id = ""
+        self.member_key = b""
         self.ephemeral = False
         self.shares = delivery.shares
         self._delivery = delivery
@@ -211,12 +213,14 @@ class _Session:
             if not request.member_id:
                 raise InvalidRequest("a member of a group needs a member id of its own")
             check_member_id(request.member_id)
-        if self._named and (request.group, request.member_id) != (self.group, self.member_id):
+            check_member_key(request.member_key)
+        if self._named and (request.group, request.member_id, request.member_key) != (self.group, self.member_id, self.member_key):
             raise InvalidRequest(
                 f"this stream is member {self.member_id!r} of group {self.group!r}: open another stream for another"
             )
         self._named = True
-        self.group, self.member_id, self.ephemeral = request.group, request.member_id, request.ephemeral
+        self.group, self.member_id, self.member_key = request.group, request.member_id, request.member_key
+        self.ephemeral = request.ephemeral
         renewed: set[str] = set()
         async for wanted in in_turns(request.partitions):
             while self._untold_bytes > UNTOLD_BYTES_MAX:

@@ -24,6 +24,10 @@ entry 1 and does not need it.
 
 Afterwards the last segment is synced before anything is served (trap 14). What lies above the mark is first written again in place
 if the kernel has not been restarted since: had its sync failed, the kernel would take those pages for clean (trap 16).
+
+A log whose last entry is at or below the mark is on the disk already. So is the name of its last segment, if that
+segment holds an entry. If nothing is to be cut or removed either, nothing is synced. Most journals of a broker with
+thousands of idle partitions open so, and two syncs for each would be most of its start.
 """
 
 from __future__ import annotations
@@ -189,6 +193,8 @@ def recover(
         # With no segment left the cut is at one that is not there: what remains is the snapshot, or nothing.
         raise LogDamaged(path, tail.segment or kept.last_index + 1, tail.segment_bytes, kept.last_index, reason)
     about_to_change()
+    if firsts and not outdated and torn is None and mark is not None and firsts[-1] <= kept.last_index <= mark:
+        return kept
     _drop_outdated(directory, files, outdated)
     if firsts:
         # What lies above the mark is written again, unless the kernel was restarted since or the log stopped cleanly.

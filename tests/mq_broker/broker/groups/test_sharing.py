@@ -13,16 +13,17 @@ from mq_broker.broker.groups.cursors import CONSUMER, CursorMoves
 from mq_broker.broker.groups.sharing import Share, Shares
 from mq_broker.core.machine import admission
 from mq_broker.core.machine.state import EPHEMERAL, Cursor
-from mq_broker.core.messages import Done
-from mq_protocol.errors import InvalidRequest, TooManyGroups, TooManyMembers, TritonMQError, UnknownGroup
+from mq_broker.core.messages import Done, Refused
+from mq_protocol.errors import InvalidRequest, MemberInUse, TooManyGroups, TooManyMembers, TritonMQError, UnknownGroup
 from tests.mq_broker.broker.groups.partitions import Led, rounds
 
 
 class Reader:
     """A member that notes what it is told. `position` and `settled` are as the test says."""
 
-    def __init__(self, member_id: str, first: int = 0) -> None:
+    def __init__(self, member_id: str, first: int = 0, key: bytes = b"") -> None:
         self.member_id = member_id
+        self.member_key = key
         self.position = self.settled = -1
         self.told: list[str] = []
         self._first = first
@@ -166,8 +167,9 @@ def test_an_owner_whose_successor_goes_again_is_resumed_and_keeps_the_partition(
         await rounds()
         assert b.told == ["activate 0", "pause", "resume"], "the time that was given to it is over without effect"
         case.share.join(a)
+        assert b.told[-1] == "pause", "the next wait is one of its own"
         case.settles(b, 5)
-        assert a.told == ["activate 5"], "the next wait is one of its own"
+        assert a.told == ["activate 5"]
 
     run(scenario)
 
@@ -187,6 +189,21 @@ def test_when_the_owner_leaves_the_next_begins_at_what_it_settled(monkeypatch: p
         await rounds()
         assert a.told == ["activate 3"], "the wait for it has ended"
         assert case.share.members == ["a"]
+        a.position = 9
+        case.share.join(Reader("0"))
+        assert a.told == ["activate 3", "pause"], "and for the next one it waits anew"
+
+    run(scenario)
+
+
+def test_the_next_begins_where_the_former_did_though_that_place_could_not_be_written_down() -> None:
+    async def scenario(case: Case) -> None:
+        a, b = Reader("a"), Reader("b", first=50)
+        case.share.join(a)
+        case.share.join(b)
+        case.led.replies[-1](Refused(InvalidRequest("the disk is full")))
+        case.share.leave(a)
+        assert b.told == ["activate 0"], "and not at its own first offset: what lies between was given to nobody"
 
     run(scenario)
 
@@ -223,6 +240,27 @@ def test_an_owner_that_comes_again_replaces_what_it_was_and_the_end_of_its_forme
     run(scenario)
 
 
+def test_a_member_with_a_key_is_replaced_and_spoken_for_by_that_key_alone() -> None:
+    async def scenario(case: Case) -> None:
+        a, again = Reader("a", key=b"key of a"), Reader("a", key=b"key of a")
+        case.share.join(a)
+        a.position = 9
+        for key in (b"", b"another"):
+            with pytest.raises(MemberInUse):
+                case.share.join(Reader("a", key=key))
+            with pytest.raises(MemberInUse):
+                case.share.counts("a", key, 5)
+        assert a.told == ["activate 0"]
+        assert case.share.counts("a", b"key of a", 5)
+        case.share.join(again)
+        assert again.told == ["activate 5"]
+        case.share.leave(again)
+        case.share.join(anybody := Reader("a"))
+        assert anybody.told == ["activate 5"], "a key is a living member's"
+
+    run(scenario)
+
+
 def test_a_group_has_so_many_members_and_one_that_comes_again_is_none_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sharing, "GROUP_MEMBERS_MAX", 2)
 
@@ -246,6 +284,7 @@ def test_what_is_settled_is_moved_forward_only_and_by_the_owner_only() -> None:
             case.settles(member, offset)
         assert case.led.offsets == [0, 3]
         case.led.replies[-1](Done(0))
+        case.settles(a, 3)
         case.settles(a, 4)
         assert case.led.offsets == [0, 3, 4]
 
@@ -265,15 +304,15 @@ def test_nobody_is_given_a_partition_whose_leadership_was_lost() -> None:
 def test_a_word_beside_the_stream_counts_from_the_owner_and_no_further_than_the_log_goes() -> None:
     async def scenario(case: Case) -> None:
         a, b = Reader("a"), Reader("b")
-        assert case.share.counts("b", 5), "nobody has it"
+        assert case.share.counts("b", b"", 5), "nobody has it"
         case.share.join(a)
         case.share.join(b)
-        assert not case.share.counts("b", 5)
-        assert case.share.counts("a", 5)
-        assert case.share.counts("a", 3)
+        assert not case.share.counts("b", b"", 5)
+        assert case.share.counts("a", b"", 5)
+        assert case.share.counts("a", b"", 3)
         case.share.leave(a)
         assert b.told == ["activate 5"], "the word of 3 took nothing back"
-        assert case.share.counts("b", 1_000)
+        assert case.share.counts("b", b"", 1_000)
         case.share.join(a)
         case.share.leave(b)
         assert a.told[-1] == "activate 100"
@@ -283,7 +322,7 @@ def test_a_word_beside_the_stream_counts_from_the_owner_and_no_further_than_the_
 
 def test_a_word_before_anybody_had_the_partition_is_no_place_to_begin_at() -> None:
     async def scenario(case: Case) -> None:
-        case.share.counts("a", 5)
+        case.share.counts("a", b"", 5)
         a = Reader("a", first=2)
         case.share.join(a)
         assert a.told == ["activate 2"]
@@ -328,9 +367,9 @@ def test_members_of_one_group_and_partition_share_and_those_of_others_do_not() -
         assert [member.told for member in members] == [["activate 0"], [], ["activate 0"], ["activate 0"]]
         assert all_shares.members_of(led, "g") == ["a", "b"]
         assert all_shares.members_of(led, "nobody") == []
-        assert not all_shares.counts(led, "g", "b", 3)
-        assert all_shares.counts(led, "g", "a", 3)
-        assert all_shares.counts(led, "nobody", "b", 3)
+        assert not all_shares.counts(led, "g", "b", b"", 3)
+        assert all_shares.counts(led, "g", "a", b"", 3)
+        assert all_shares.counts(led, "nobody", "b", b"", 3)
 
     shares(scenario)
 

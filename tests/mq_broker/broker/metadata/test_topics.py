@@ -6,6 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,38 @@ def test_a_topic_of_a_newer_version_is_left_alone(tmp_path: Path, caplog: pytest
             await copy.refresh()
             assert [topic.spec.name for topic in copy.all()] == ["t"]
             assert "topic 'newer' cannot be read" in caplog.text
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_that_becomes_unreadable_again_is_told_again_and_otherwise_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with topics(tmp_path) as (copy, coordination, _seen):
+            await coordination.create_topic(spec("t"), (STATE,))
+            for settings in ({"unheard_of": "1"}, {}, {"unheard_of": "1"}):
+                found = await coordination.read_topic("t")
+                assert found is not None
+                await coordination.update_topic(found[0], spec("t", settings=settings))
+                for _ in range(2):
+                    await copy.refresh()
+            assert len([words for words in caplog.messages if "topic 't' cannot be read" in words]) == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_knows_a_topic_made_again_before_this_broker_does_is_given_that_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with topics(tmp_path) as (copy, coordination, _seen):
+            await coordination.create_topic(spec("t"), (STATE,))
+            former = await copy.meant("t", id_of("t"))
+            await coordination.delete_topic("t")
+            await coordination.create_topic(replace(spec("t"), topic_id=id_of("t again")), (STATE,))
+            assert copy.find("t") is former, "this broker has not heard of it"
+            assert (await copy.meant("t", id_of("t again"))).spec.topic_id == id_of("t again")
+            with pytest.raises(UnknownTopic, match="deleted and made again"):
+                await copy.meant("t", id_of("t"))
 
     asyncio.run(scenario())
 

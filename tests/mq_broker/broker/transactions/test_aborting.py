@@ -200,6 +200,7 @@ def test_a_partition_whose_fence_is_refused_is_told_as_left(tmp_path: Path, monk
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t")
+            await broker.metadata(TRANSACTIONS_TOPIC)  # made before the short request below
             await stage(broker, 0, 1, 2)
             ask = Partition.ask
 
@@ -214,6 +215,31 @@ def test_a_partition_whose_fence_is_refused_is_told_as_left(tmp_path: Path, monk
                 assert (done.discarded, list(done.unreached)) == (0, ["t-0: nobody leads it at the moment"])
             done = await abort(broker)
             assert (done.discarded, list(done.unreached)) == (1, [])
+
+    asyncio.run(scenario())
+
+
+def test_a_sink_that_has_the_name_of_the_brokers_own_topic_has_nothing_fenced_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = pb.TransactionKey(query_id="dead-query", sink=TRANSACTIONS_TOPIC)
+    ask, fenced = Partition.ask, []
+
+    async def noting(self: Partition, operation: Any, deadline: float) -> Any:
+        if isinstance(operation, Fence):
+            fenced.append(self.name)
+        return await ask(self, operation, deadline)
+
+    monkeypatch.setattr(Partition, "ask", noting)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await decide(broker, 0, key=key)
+            await stage(broker, 1, 1, key=key)
+            done = await abort(broker, sink=TRANSACTIONS_TOPIC)
+            assert (done.known, done.discarded) == (True, 1)
+            assert fenced == ["t-0"]
 
     asyncio.run(scenario())
 

@@ -298,6 +298,7 @@ def test_a_lack_of_descriptors_is_not_taken_for_damage(tmp_path: Path) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         assert joined(journal.read(1, 5, ALL)) == joined(frames_of(1, 5))
         await bed.crash(journal)
+        (bed.path / "flushed").unlink()  # so that its opening syncs the directory
         bed.files.sync_directory = lambda path: os.close(os.open("/nowhere/at/all", os.O_RDONLY))  # type: ignore[method-assign]
         with pytest.raises(StorageFailed, match="cannot be opened"):
             bed.open()

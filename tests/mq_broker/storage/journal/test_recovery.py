@@ -303,6 +303,48 @@ def test_recovered_files_are_synced_before_they_are_served(tmp_path: Path) -> No
     on_a_bed(test, tmp_path)
 
 
+def test_what_the_mark_says_is_on_the_disk_is_not_synced_again(tmp_path: Path) -> None:
+    """A broker with ten thousand idle partitions would wait for twenty thousand syncs."""
+
+    async def test(bed: Bed) -> None:
+        await written(bed, frames_of(1, 3))
+        assert len(bed.segments) == 2
+        for boot in ("boot-1", "boot-2"):
+            bed.boot = boot
+            bed.files.events.clear()
+            journal, _, opened = bed.open()
+            assert len(opened.recovered.entries) == 3
+            assert bed.files.events == []
+            await bed.crash(journal)
+
+    on_a_bed(test, tmp_path, segment_bytes_max=200)
+
+
+def test_what_the_mark_does_not_speak_for_is_synced(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        await written(bed, frames_of(1, 3))
+        with bed.segments[-1].open("ab") as file:
+            file.write(b"torn")
+        bed.files.events.clear()
+        journal, _, _ = bed.open()
+        assert bed.files.events == ["truncate", "sync", "sync_directory"], "what was cut may not come back"
+        await bed.crash(journal)
+        (bed.path / f"{4:020d}.log").touch()
+        bed.files.events.clear()
+        journal, _, _ = bed.open()
+        assert bed.files.events == ["sync", "sync_directory"], (
+            "a crash may have come before the name of an empty segment was synced"
+        )
+        await bed.crash(journal)
+        (bed.path / "flushed").unlink()
+        bed.files.events.clear()
+        journal, _, _ = bed.open()
+        assert "sync" in bed.files.events
+        await journal.close()
+
+    on_a_bed(test, tmp_path, segment_bytes_max=200)
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_recovery_equals_a_model_under_random_cuts(tmp_path: Path, seed: int) -> None:
     """Cut the stream of segments anywhere above the mark: recovery gives the longest prefix of whole frames."""

@@ -1,0 +1,333 @@
+"""When a move may end and who is handed the leadership, decided from what a leader sees. The cluster is a stand-in that says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.administration import moves
+from mq_broker.broker.administration.moves import TRANSFER_MS, TRANSFERS_MAX, Moves
+from mq_broker.coordination.interface import Move, TopicSpec
+from mq_broker.core.messages import LeaderName, NodeState
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
+from mq_protocol.limits import REPLICAS_MAX
+from mq_protocol.names import TRANSACTIONS_TOPIC
+
+NOW_MS = 5_000
+
+
+class Part:
+    """A partition that broker 1 leads, and whom it was told to hand over to."""
+
+    def __init__(self, spec: TopicSpec, number: int, *isr: int) -> None:
+        self.topic = SimpleNamespace(spec=spec)
+        self.number = number
+        self.name = f"{spec.name}-{number}"
+        self.serving = True
+        self.replica = SimpleNamespace(isr=isr, leader=1)
+        self.handed_to: list[tuple[int, int]] = []
+
+    def transfer(self, to: int, deadline_ms: int) -> None:
+        self.handed_to.append((to, deadline_ms))
+
+
+class Here:
+    """Broker 1 of brokers 1 to 4, in racks of their own: its topics, the partitions it leads and what the nodes of others say."""
+
+    def __init__(self, *specs: TopicSpec) -> None:
+        self.broker = 1
+        self.brokers = dict.fromkeys((1, 2, 3, 4))
+        self.racks = dict.fromkeys(self.brokers, "")
+        self.specs = {spec.name: spec for spec in specs}
+        self.parts: dict[tuple[str, int], Part] = {}
+        self.states: dict[tuple[str, int], NodeState] = {}
+        self.refuses = False
+        here: Any = self
+        self.moves = Moves(here, here, here, here)
+
+    def leads(self, name: str, number: int, *isr: int) -> Part:
+        part = self.parts[name, number] = Part(self.specs[name], number, *isr)
+        return part
+
+    # ---- the shell
+
+    def hosted(self, topic: Any, number: int) -> Any:
+        return self.parts.get((topic.spec.name, number))
+
+    def now_ms(self) -> int:
+        return NOW_MS
+
+    # ---- the topics
+
+    def all(self) -> list[Any]:
+        return [SimpleNamespace(spec=spec, partitions=len(spec.assignment)) for _, spec in sorted(self.specs.items())]
+
+    def find(self, name: str) -> Any:
+        return next((topic for topic in self.all() if topic.spec.name == name), None)
+
+    async def get(self, name: str) -> Any:
+        return self.find(name)
+
+    async def refresh(self) -> None:
+        pass
+
+    async def edit(self, name: str, change: Callable[[TopicSpec], TopicSpec]) -> None:
+        if self.refuses:
+            raise CoordinationUnavailable("away")
+        self.specs[name] = change(self.specs[name])
+
+    # ---- the administration
+
+    async def state(self, topic: Any, number: int) -> NodeState | None:
+        return self.states.get((topic.spec.name, number))
+
+
+def spec(name: str = "t", *assignment: tuple[int, ...], **fields: Any) -> TopicSpec:
+    return TopicSpec(name, f"id-of-{name}", assignment or ((1, 2, 3),), **fields)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scenario()
+
+    asyncio.run(main())
+
+
+def decided(move: Move, *isr: int, live: tuple[int, ...] = (1, 2, 3, 4), times: int = 1) -> tuple[list[bool], list[int]]:
+    """Whether the move may end, asked so often, and who was handed the leadership."""
+
+    async def asked() -> tuple[list[bool], list[int]]:
+        here = Here(spec())
+        here.brokers = dict.fromkeys(live)
+        part: Any = here.leads("t", 0, *isr)
+        may_end = [here.moves._may_end(part, move) for _ in range(times)]
+        assert {deadline for _, deadline in part.handed_to} <= {NOW_MS + TRANSFER_MS}
+        return may_end, [to for to, _ in part.handed_to]
+
+    return asyncio.run(asked())
+
+
+def test_a_leader_that_is_the_first_of_the_target_ends_the_move_once_all_have_arrived() -> None:
+    assert decided(Move((1, 3), (1, 2)), 1, 2) == ([False], [])
+    assert decided(Move((1, 3), (1, 2)), 1, 2, 3) == ([True], [])
+
+
+def test_a_leader_that_is_to_go_hands_over_to_the_first_of_the_target_as_soon_as_that_is_in_sync() -> None:
+    away = Move((3, 4), (1, 2))
+    assert decided(away, 1, 2, 4) == ([False], []), "another of the target is not enough while the move is not complete"
+    assert decided(away, 1, 2, 3) == ([False], [3])
+    assert decided(away, 1, 2, 3, live=(1, 2, 4)) == ([False], []), "one that is in sync by name and gone is handed nothing"
+
+
+def test_a_leader_that_is_to_go_hands_over_to_another_of_the_target_where_its_first_is_gone_and_the_rest_have_arrived() -> None:
+    away = Move((3, 4), (1, 3))
+    assert decided(away, 1, 3, 4, live=(1, 4)) == ([False], [4])
+    assert decided(away, 1, 3, 4, live=(1, 2)) == ([False], [])
+
+
+def test_a_leader_of_the_target_hands_over_to_its_first_and_stays_where_that_is_gone() -> None:
+    order = Move((3, 1), (1, 2))
+    assert decided(order, 1, 2) == ([False], [])
+    assert decided(order, 1, 2, 3) == ([False], [3])
+    back = Move((3, 1), (1, 3))
+    assert decided(back, 1, 3, live=(1, 2)) == ([True], [])
+    assert decided(back, 1) == ([True], []), "its first was not in sync before, either"
+
+
+def test_a_leader_is_given_time_to_hand_over_before_it_tries_again() -> None:
+    assert decided(Move((3, 1), (1, 2)), 1, 2, 3, times=10) == ([False] * 10, [3])
+
+
+def test_a_leader_of_the_target_that_could_not_hand_over_often_enough_stays_and_one_that_is_to_go_tries_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(moves, "TRANSFER_PAUSE_S", 0.0)
+    tried = [False] * TRANSFERS_MAX
+    assert decided(Move((3, 1), (1, 2)), 1, 2, 3, times=TRANSFERS_MAX + 2) == ([*tried, True, True], [3] * TRANSFERS_MAX)
+    assert decided(Move((3, 4), (1, 2)), 1, 2, 3, times=TRANSFERS_MAX + 2) == ([False] * 5, [3] * 5)
+
+
+def test_attempts_are_counted_for_each_move_and_partition() -> None:
+    async def scenario() -> None:
+        here = Here(spec("t", (1, 3), (1, 3)), spec("u", (1, 3)))
+        move = Move((3, 1), (1, 3))
+        parts: list[Any] = [here.leads("t", 0, 1, 3), here.leads("t", 1, 1, 3), here.leads("u", 0, 1, 3)]
+        for part in parts:
+            here.moves._may_end(part, move)
+        here.moves._may_end(parts[0], Move((3, 1), (1,)))
+        assert [len(part.handed_to) for part in parts] == [2, 1, 1]
+
+    run(scenario)
+
+
+def test_what_has_arrived_is_written_and_what_has_not_stays_on_its_way() -> None:
+    async def scenario() -> None:
+        move = Move((1, 3), (1, 2))
+        here = Here(spec("t", (1, 2, 3), (1, 2, 3), (1, 2, 3), (1, 2, 3), moving=dict.fromkeys(range(4), move)))
+        here.leads("t", 0, 1, 2, 3)
+        here.leads("t", 1, 1, 2)
+        here.leads("t", 2, 1, 2, 3).serving = False
+        here.refuses = True
+        await here.moves._carry_on(here.find("t"))
+        assert len(here.specs["t"].moving) == 4, "the coordination service is away: later"
+        here.refuses = False
+        await here.moves._carry_on(here.find("t"))
+        assert here.specs["t"].assignment == ((1, 3), (1, 2, 3), (1, 2, 3), (1, 2, 3))
+        assert sorted(here.specs["t"].moving) == [1, 2, 3]
+
+    run(scenario)
+
+
+def test_nothing_is_written_while_nothing_has_arrived_nor_into_another_topic_of_that_name() -> None:
+    async def scenario() -> None:
+        move = Move((1, 3), (1, 2))
+        here = Here(spec("t", (1, 2, 3), moving={0: move}))
+        part = here.leads("t", 0, 1, 2)
+        before = here.find("t")
+        here.refuses = True  # and would say so
+        await here.moves._carry_on(before)
+        here.refuses = False
+        part.replica.isr = (1, 2, 3)
+        here.specs["t"] = replace(here.specs["t"], topic_id="made again")
+        await here.moves._carry_on(before)
+        assert here.specs["t"].moving == {0: move}
+
+    run(scenario)
+
+
+def test_a_broker_goes_on_with_moves_as_long_as_there_are_any_and_waits_to_be_woken_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(moves, "LOOK_S", 0.0)
+
+    async def scenario() -> None:
+        move = Move((1, 3), (1, 2))
+        here = Here(spec("t", (1, 2)))
+        carrying = asyncio.create_task(here.moves.carry_on())
+        part = here.leads("t", 0, 1, 2)
+
+        async def looked(times: int = 20) -> tuple[int, ...]:
+            for _ in range(times):
+                await asyncio.sleep(0)
+            return here.specs["t"].assignment[0]
+
+        await looked()
+        here.specs["t"] = spec("t", (1, 2, 3), moving={0: move})
+        part.replica.isr = (1, 2, 3)
+        assert await looked() == (1, 2, 3), "nobody has said that there is something to do"
+        part.replica.isr = (1, 2)
+        here.moves.wake()
+        assert await looked() == (1, 2, 3)
+        part.replica.isr = (1, 2, 3)
+        assert await looked() == (1, 3), "it looks again until they are here"
+        carrying.cancel()
+        await asyncio.wait({carrying})
+
+    run(scenario)
+
+
+# ---------------------------------------------------------------- asked for
+
+
+def led_by(leader: int | None, *isr: int) -> NodeState:
+    name = LeaderName(leader, 1) if leader else None
+    return NodeState(name, 1, tuple((broker, "log") for broker in isr), 0, "")
+
+
+def test_what_is_on_its_way_is_told_with_who_is_in_sync_and_who_leads() -> None:
+    async def scenario() -> None:
+        here = Here(spec("t", (1, 2), (1, 2, 3), (2, 3), moving={1: Move((2, 3), (1, 2)), 2: Move((2,), (2, 3))}))
+        here.states["t", 1] = led_by(2, 1, 2)
+        told = await here.moves.moves(pb.MovesRequest(), 0)
+        first, second = told.moves
+        assert (first.topic, first.partition, list(first.origin), list(first.target)) == ("t", 1, [1, 2], [2, 3])
+        assert (list(first.isr), first.leader) == ([1, 2], 2)
+        assert (second.partition, list(second.isr), second.leader) == (2, [], 0)
+        assert told.held == 0
+        here.states["t", 1] = led_by(None, 1)
+        assert (await here.moves.moves(pb.MovesRequest(), 0)).moves[0].leader == 0
+
+    run(scenario)
+
+
+def test_a_broker_is_needed_by_what_is_on_it_and_then_by_what_names_it_still() -> None:
+    async def scenario() -> None:
+        here = Here(spec("t", (1, 2), (2, 3), (1, 3)), spec("u", (3, 1)))
+
+        async def held(broker: int) -> int:
+            return (await here.moves.moves(pb.MovesRequest(broker=broker), 0)).held
+
+        for name, number in (("t", 0), ("t", 1), ("t", 2), ("u", 0)):
+            here.states[name, number] = led_by(1, 1, 3)
+        assert [await held(broker) for broker in (1, 2, 3, 4)] == [3, 2, 3, 0]
+        here.states["t", 1] = led_by(2, 2, 4)
+        assert await held(4) == 1
+        del here.states["u", 0]
+        assert await held(4) == 2, "what cannot be read may name it"
+
+    run(scenario)
+
+
+def plan(here: Here, **fields: Any) -> dict[tuple[str, int], tuple[list[int], list[int]]]:
+    told = asyncio.run(here.moves.plan_moves(pb.PlanMovesRequest(**fields), 0))
+    return {(move.topic, move.partition): (list(move.origin), list(move.target)) for move in told.moves}
+
+
+def test_a_broker_is_drained_of_all_that_it_holds() -> None:
+    here = Here(spec("t", (1, 2), (2, 3), (3, 1)))
+    planned = plan(here, drain=2)
+    assert sorted(planned) == [("t", 0), ("t", 1)]
+    assert all(2 not in target for _, target in planned.values())
+    assert planned["t", 0][0] == [1, 2]
+
+
+def test_what_is_even_stays_and_is_led_by_its_first_replica_if_that_could() -> None:
+    here = Here(spec("t", (1, 2), (2, 3), (3, 4), (4, 1)))
+    assert plan(here) == {}
+    for number, state in enumerate((led_by(2, 1, 2), led_by(2, 2, 3), led_by(4, 4), led_by(None, 4, 1))):
+        here.states["t", number] = state
+    assert plan(here) == {("t", 0): ([1, 2], [1, 2])}, "1 is led as it should be, 2's first is not in sync, 3 has no leader"
+    here.brokers = dict.fromkeys((2, 3, 4))
+    assert plan(here) == {}, "nor could one that is gone"
+
+
+def test_the_coordinators_topic_is_to_have_three_replicas_where_there_are_brokers_for_them() -> None:
+    two = spec(TRANSACTIONS_TOPIC, (1, 2), (2, 3), (3, 4), (4, 1))
+    assert all(len(target) == 3 for _, target in plan(Here(two)).values())
+    assert len(plan(Here(two))) == 4
+    few = Here(two)
+    few.racks = dict.fromkeys((1, 2), "")
+    few.specs[TRANSACTIONS_TOPIC] = spec(TRANSACTIONS_TOPIC, (1, 2), (2, 1))
+    assert plan(few) == {}
+    whole = spec(TRANSACTIONS_TOPIC, (1, 2, 3), (2, 3, 4), (3, 4, 1), (4, 1, 2))
+    assert plan(Here(whole)) == {}
+
+
+def test_moves_are_written_together_and_called_off_together() -> None:
+    async def scenario() -> None:
+        here = Here(spec("t", (1, 2), (2, 3)), spec("u", (1, 2)))
+
+        async def start(*targets: tuple[str, int, tuple[int, ...]], cancel: bool = False) -> None:
+            asked = [pb.PartitionMove(topic=name, partition=number, target=target) for name, number, target in targets]
+            await here.moves.start_moves(pb.StartMovesRequest(moves=asked, cancel=cancel), 0)
+
+        await start(("t", 0, (3, 4)), ("u", 0, (2, 3)), ("t", 1, (3, 4)))
+        assert here.specs["t"].moving == {0: Move((3, 4), (1, 2)), 1: Move((3, 4), (2, 3))}
+        assert here.specs["u"].moving == {0: Move((2, 3), (1, 2))}
+        assert here.moves._changed.is_set(), "whoever leads them begins to look"
+        await start(("t", 1, ()), cancel=True)
+        assert here.specs["t"].moving == {0: Move((3, 4), (1, 2)), 1: Move((2, 3), (2, 3))}
+        many = tuple(range(1, REPLICAS_MAX + 2))
+        with pytest.raises(InvalidRequest, match=f"name at most {REPLICAS_MAX}"):
+            await start(("u", 0, many))
+        here.brokers = dict.fromkeys(range(1, REPLICAS_MAX + 1))
+        await start(("u", 0, many[:-1]))
+        assert here.specs["u"].target == (many[:-1],)
+
+    run(scenario)

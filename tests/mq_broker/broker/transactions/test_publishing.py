@@ -1,0 +1,414 @@
+"""What a coordinator does about a decision until it is published, and whom it tells what. Partitions are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mq_broker.broker.transactions import coordinator as transactions
+from mq_broker.core.entries import Discard, Finish, Publish
+from mq_broker.core.messages import AreStaged
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import (
+    InvalidRequest,
+    NotEnoughReplicas,
+    NotLeader,
+    OutcomeUnknown,
+    StagedBatchMissing,
+    TritonMQError,
+    UnknownPartition,
+    UnknownTopic,
+    Unreachable,
+)
+from mq_protocol.names import TRANSACTIONS_TOPIC
+from tests.mq_broker.broker.transactions.worlds import KEY, World, decision, known, line, rounds, run, staged, uuid
+
+SOON = NotEnoughReplicas("1 live in-sync replica of 2")
+
+
+@pytest.fixture(autouse=True)
+def again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "BACKOFF_S", (0.0,))
+    monkeypatch.setattr(transactions, "ALARM_BACKOFF_S", 0.0)
+
+
+def test_each_partition_publishes_once_all_that_is_its_own_and_then_the_decision_is_finished() -> None:
+    async def scenario(world: World) -> None:
+        decide = decision(3, line(0, 1, 2), line(1, 3), line(0, 4))
+        world.decides(decide)
+        await world.until_published(decide)
+        published = {part.number: part.of(Publish) for part in world.parts.values() if part.of(Publish)}
+        assert published == {
+            0: [Publish(KEY, 3, (uuid(1), uuid(2), uuid(4)))],
+            1: [Publish(KEY, 3, (uuid(3),))],
+        }
+        assert world.coordinator.asked == [Finish(KEY, 3)]
+
+    run(scenario)
+
+
+def test_publishing_and_finishing_are_tried_until_they_are_done() -> None:
+    async def scenario(world: World) -> None:
+        part = world.parts["t", 0]
+        part.refuse = [SOON, NotLeader("moved"), SOON]
+        world.coordinator.refuse = [SOON, SOON]
+        decide = decision(0, line(0, 1))
+        world.decides(decide)
+        await world.until_published(decide)
+        assert len(part.of(Publish)) == 4
+        assert len(world.coordinator.of(Finish)) == 3
+
+    run(scenario)
+
+
+def test_a_decision_is_finished_only_when_every_partition_has_published() -> None:
+    async def scenario(world: World) -> None:
+        world.parts["t", 1].refuse = [SOON] * 10_000
+        world.decides(decision(0, line(0, 1), line(1, 2)))
+        await rounds(100)
+        assert world.parts["t", 0].of(Publish)
+        assert not world.coordinator.of(Finish)
+
+    run(scenario)
+
+
+def test_what_waits_for_an_earlier_decision_is_told_of_the_later_one_which_alone_goes_on() -> None:
+    async def scenario(world: World) -> None:
+        part = world.parts["t", 0]
+        part.refuse = [SOON] * 10_000
+        first, later = decision(1, line(0, 1)), decision(2, line(1, 2))
+        world.decides(first)
+        waiting = asyncio.create_task(world.until_published(first))
+        await rounds()
+        world.decides(later)
+        with pytest.raises(OutcomeUnknown, match="micro-batch 1 is decided, and a later decision has been made"):
+            await waiting
+        await world.until_published(later)
+        asked = len(part.asked)
+        await rounds()
+        assert len(part.asked) == asked, "nothing asks for the earlier one any more"
+
+    run(scenario)
+
+
+def test_a_decision_that_is_heard_of_again_is_published_by_what_is_under_way() -> None:
+    async def scenario(world: World) -> None:
+        world.parts["t", 0].refuse = [SOON] * 20
+        decide = decision(2, line(0, 1))
+        world.decides(decide)
+        waiting = asyncio.create_task(world.until_published(decide))
+        await rounds(5)
+        world.decides(decide)
+        world.decides(decision(1, line(1, 9)))
+        await waiting
+        assert world.coordinator.asked == [Finish(KEY, 2)]
+        assert world.parts["t", 1].asked == []
+
+    run(scenario)
+
+
+def test_a_coordinator_that_leads_no_more_stops_and_says_so_and_others_go_on() -> None:
+    async def scenario(world: World) -> None:
+        part = world.parts["t", 0]
+        part.refuse = [SOON] * 10_000
+        decide = decision(0, line(0, 1))
+        world.decides(decide)
+        waiting = asyncio.create_task(world.until_published(decide))
+        await rounds()
+        elsewhere = next(p for (topic, _), p in world.parts.items() if topic == TRANSACTIONS_TOPIC and p is not world.coordinator)
+        world.loses(elsewhere)
+        for listener in world.on_role:  # it is told of an epoch of its own, too
+            listener(world.coordinator)
+        await rounds()
+        assert not waiting.done()
+        world.loses(world.coordinator)
+        with pytest.raises(OutcomeUnknown, match="its coordinator has changed"):
+            await waiting
+        asked = len(part.asked)
+        await rounds()
+        assert len(part.asked) == asked
+
+    run(scenario)
+
+
+def test_batches_that_are_missing_are_told_to_whoever_waits_and_asked_for_all_the_same() -> None:
+    async def scenario(world: World) -> None:
+        part = world.parts["t", 0]
+        part.refuse = [StagedBatchMissing("gone")] * 50
+        decide = decision(0, line(0, 1))
+        world.decides(decide)
+        with pytest.raises(StagedBatchMissing):
+            await world.until_published(decide)
+        with pytest.raises(StagedBatchMissing):
+            await world.until_published(decide)
+        while not world.coordinator.of(Finish):
+            await rounds(1)
+        assert len(part.of(Publish)) == 51
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("error", [UnknownTopic("none"), UnknownPartition("none")])
+def test_what_was_deleted_holds_up_no_decision_but_only_the_coordination_service_may_say_so(error: TritonMQError) -> None:
+    async def scenario(world: World) -> None:
+        part = world.parts["t", 0]
+        part.refuse = [error] * 20
+        world.away = True
+        decide = decision(0, line(0, 1))
+        world.decides(decide)
+        await rounds(10)
+        assert not world.coordinator.of(Finish), "it does not answer: rows that were decided must not be given up"
+        world.away = False
+        while part.refuse:
+            await rounds(1)
+        await world.until_published(decide)
+        assert len(part.of(Publish)) == 21, "it is there: it was asked until it had published"
+
+        part.refuse = [error] * 10_000
+        world.gone.add("t")
+        gone = decision(1, line(0, 1))
+        world.decides(gone)
+        await world.until_published(gone)
+        assert len(part.of(Publish)) == 22
+
+    run(scenario)
+
+
+def test_whoever_waits_past_its_deadline_is_told_that_it_is_still_being_published() -> None:
+    async def scenario(world: World) -> None:
+        world.parts["t", 0].refuse = [SOON] * 100_000
+        decide = decision(0, line(0, 1))
+        world.decides(decide)
+        with pytest.raises(OutcomeUnknown, match="still being published"):
+            await world.until_published(decide, 0.01)
+        world.parts["t", 0].refuse = []
+        await world.until_published(decide)  # those who are gone are told nothing
+
+    run(scenario)
+
+
+def test_what_is_not_being_published_here_is_told_by_what_the_journal_says() -> None:
+    async def scenario(world: World) -> None:
+        machine = world.coordinator.machine
+        decide = decision(5, line(0, 1))
+        with pytest.raises(OutcomeUnknown, match="its coordinator has changed"):
+            await world.until_published(decide)
+        for state, over in ((known(5), True), (known(6, finished=False), True), (known(5, finished=False), False)):
+            machine.transactions[KEY] = state
+            if over:
+                await world.until_published(decide)
+            else:
+                with pytest.raises(OutcomeUnknown, match="its coordinator has changed"):
+                    await world.until_published(decide)
+        world.parts["t", 1].refuse = [SOON] * 10_000
+        world.decides(decision(6, line(1, 2)))
+        with pytest.raises(OutcomeUnknown, match="its coordinator has changed"):
+            await world.until_published(decide)
+
+    run(scenario)
+
+
+def test_nothing_is_kept_of_what_is_published() -> None:
+    async def scenario(world: World) -> None:
+        decide = decision(0)
+        world.decides(decide)
+        await world.until_published(decide)
+        assert not world.transactions._publishing
+        world.coordinator.machine.transactions[KEY] = known(0)
+        await world.until_published(decide)
+
+    run(scenario)
+
+
+# ---------------------------------------------------------------- before it is decided
+
+
+async def checked(world: World, *lines: tuple[int, int], seconds: float = 5.0) -> None:
+    decide = decision(4, *(line(partition, number) for partition, number in lines))
+    await world.transactions._check_staged(decide, asyncio.get_running_loop().time() + seconds)
+
+
+def test_every_partition_is_asked_whether_it_has_what_the_manifest_names() -> None:
+    async def scenario(world: World) -> None:
+        await checked(world, (0, 1), (1, 2), (0, 3))
+        assert world.parts["t", 0].asked == [AreStaged(KEY, 4, (uuid(1), uuid(3)))]
+        assert world.parts["t", 1].asked == [AreStaged(KEY, 4, (uuid(2),))]
+        world.parts["t", 1].refuse = [StagedBatchMissing("gone")]
+        with pytest.raises(StagedBatchMissing):
+            await checked(world, (0, 1), (1, 2))
+
+    run(scenario)
+
+
+def test_who_cannot_say_for_now_is_asked_again_until_the_deadline() -> None:
+    async def scenario(world: World) -> None:
+        world.parts["t", 0].refuse = [SOON, NotLeader("moved"), SOON]
+        await checked(world, (0, 1))
+        assert len(world.parts["t", 0].asked) == 4
+        for error in (SOON, UnknownTopic("none"), UnknownPartition("none")):
+            world.parts["t", 0].refuse = [error] * 3
+            with pytest.raises(type(error)):
+                await checked(world, (0, 1), seconds=-1.0)
+            assert len(world.parts["t", 0].refuse) == 2, "asked once"
+            world.parts["t", 0].refuse = []
+
+    run(scenario)
+
+
+def test_what_was_deleted_is_not_asked_for_and_what_only_this_broker_does_not_know_is() -> None:
+    async def scenario(world: World) -> None:
+        part = world.parts["t", 0]
+        part.refuse = [UnknownTopic("none")] * 3
+        await checked(world, (0, 1))
+        assert len(part.asked) == 4
+        world.gone.add("t")
+        part.refuse = [UnknownPartition("none")] * 3
+        await checked(world, (0, 1))
+        assert len(part.refuse) == 2
+
+    run(scenario)
+
+
+def test_waits_between_attempts_grow_and_end_at_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "BACKOFF_S", (1.0, 2.0, 3.0))
+    assert [transactions._backoff(attempt) for attempt in range(5)] == [1.0, 2.0, 3.0, 3.0, 3.0]
+
+
+# ---------------------------------------------------------------- an attempt that came too late
+
+
+def test_of_an_attempt_that_came_too_late_what_the_decision_does_not_name_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "DISCARD_UUIDS_MAX", 2)
+
+    async def scenario(world: World) -> None:
+        part = world.coordinator
+        part.machine.transactions[KEY] = known(3, line(0, 1))
+        own: object = part
+        world.transactions._discard_attempt(own, decision(3, line(0, 1, 2, 3, 4), line(1, 5), line(2, 1)))  # type: ignore[arg-type]
+        await asyncio.gather(*world.tasks)
+        assert world.parts["t", 0].asked == [Discard(KEY, (uuid(2), uuid(3))), Discard(KEY, (uuid(4),))]
+        assert world.parts["t", 1].asked == [Discard(KEY, (uuid(5),))]
+        assert world.parts["t", 2].asked == []
+
+    run(scenario)
+
+
+def test_of_a_micro_batch_before_the_last_one_nothing_is_discarded_for_its_manifest_is_not_known() -> None:
+    async def scenario(world: World) -> None:
+        part = world.coordinator
+        part.machine.transactions[KEY] = known(4)
+        own: object = part
+        world.transactions._discard_attempt(own, decision(3, line(0, 1)))  # type: ignore[arg-type]
+        assert not world.tasks
+
+    run(scenario)
+
+
+def test_a_discard_that_is_refused_is_left_to_the_reaper() -> None:
+    async def scenario(world: World) -> None:
+        world.parts["t", 0].refuse = [SOON]
+        await world.transactions._discard_once("t", 0, KEY, [uuid(1)])
+        assert len(world.parts["t", 0].asked) == 1
+
+    run(scenario)
+
+
+# ---------------------------------------------------------------- whom to ask
+
+
+def test_a_partition_is_asked_where_it_is_led() -> None:
+    async def scenario(world: World) -> None:
+        world.elsewhere = {("t", 0): 2, ("t", 1): 0, ("t", 2): 9}
+        world.parts["t", 3].replica.leading = False
+        decide = decision(0, line(0, 1))
+        world.decides(decide)
+        await world.until_published(decide)
+        [(address, method, request)] = world.calls
+        assert (address, method) == ("broker-2", "Publish")
+        assert (request.topic, request.partition, list(request.uuids), request.batch_id) == ("t", 0, [uuid(1)], 0)
+        for number in (1, 2):
+            with pytest.raises(NotLeader, match="no leader at the moment"):
+                await asked(world, number)
+        with pytest.raises(UnknownPartition, match="partitions 0 to 3, not 4"):
+            await asked(world, 4)
+        with pytest.raises(UnknownPartition):
+            await asked(world, -1)
+        await asked(world, 3)
+        assert world.calls[-1][0] == "broker-1", "it is here, and leads no more as this broker knows it"
+
+    run(scenario)
+
+
+async def asked(world: World, number: int) -> None:
+    ours = world.transactions
+    request = pb.DiscardRequest(topic="t", partition=number, key=pb.TransactionKey(query_id="query", sink="t"), uuids=[uuid(1)])
+    await ours._ask_leader("t", number, "Discard", request, pb.DiscardResponse, ours.discard)
+
+
+def test_the_coordinator_is_named_to_whoever_asks_another_broker() -> None:
+    async def scenario(world: World) -> None:
+        assert await world.transactions.coordinator(KEY) is world.coordinator  # type: ignore[comparison-overlap]
+        place = TRANSACTIONS_TOPIC, world.coordinator.number
+        for leader, hint in ((2, "ask broker 2"), (0, "nobody leads it at the moment")):
+            world.elsewhere = {place: leader}
+            with pytest.raises(NotLeader, match=hint) as told:
+                await world.transactions.coordinator(KEY)
+            assert told.value.leader == leader
+
+    run(scenario)
+
+
+def test_another_broker_is_asked_by_its_address_or_said_to_be_gone() -> None:
+    async def scenario(world: World) -> None:
+        ask = world.transactions.ask_broker
+        await ask(2, "Fence", pb.FenceRequest(), pb.FenceResponse, asyncio.get_running_loop().time() + 5)
+        assert world.calls[-1][:2] == ("broker-2", "Fence")
+        with pytest.raises(Unreachable, match="broker 9 is not registered"):
+            await ask(9, "Fence", pb.FenceRequest(), pb.FenceResponse, 0.0)
+
+    run(scenario)
+
+
+# ---------------------------------------------------------------- what partitions' leaders answer
+
+
+def test_a_partition_publishes_and_discards_only_what_is_named_in_the_topic_that_is_meant() -> None:
+    key = pb.TransactionKey(query_id="query", sink="t")
+
+    async def scenario(world: World) -> None:
+        ours, part = world.transactions, world.parts["t", 0]
+        with pytest.raises(InvalidRequest, match="names none"):
+            await ours.publish(pb.PublishRequest(topic="t", key=key), 0.0)
+        with pytest.raises(InvalidRequest, match="micro-batch ids"):
+            await ours.publish(pb.PublishRequest(topic="t", key=key, batch_id=-1, uuids=[uuid(1)]), 0.0)
+        for topic_id in ("another", "id-of-u"):
+            with pytest.raises(UnknownTopic, match="made again"):
+                await ours.publish(pb.PublishRequest(topic="t", key=key, uuids=[uuid(1)], topic_id=topic_id), 0.0)
+            with pytest.raises(UnknownTopic, match="made again"):
+                await ours.are_staged(pb.AreStagedRequest(topic="t", key=key, uuids=[uuid(1)], topic_id=topic_id), 0.0)
+        assert part.asked == []
+        answer = await ours.publish(pb.PublishRequest(topic="t", key=key, uuids=[uuid(1)], topic_id="id-of-t"), 0.0)
+        assert answer.log_end_offset == 7
+        part.stage(staged(1, 0), staged(2, 0))
+        discarded = await ours.discard(pb.DiscardRequest(topic="t", key=key, uuids=[uuid(1), uuid(9)]), 0.0)
+        assert discarded.discarded == 1
+        strange = pb.TransactionKey(query_id="stranger", sink="t")
+        assert (await ours.discard(pb.DiscardRequest(topic="t", key=strange, uuids=[uuid(1)]), 0.0)).discarded == 0
+
+    run(scenario)
+
+
+def test_the_last_decided_micro_batch_of_a_key_is_told_as_the_journal_has_it() -> None:
+    key = pb.TransactionKey(query_id="query", sink="t")
+
+    async def scenario(world: World) -> None:
+        status = world.transactions.transaction_status
+        assert not (await status(pb.TransactionStatusRequest(key=key), 0.0)).known
+        for finished, aborted in ((True, False), (False, True)):
+            world.coordinator.machine.transactions[KEY] = known(8, line(0, 1), finished=finished, aborted=aborted)
+            told = await status(pb.TransactionStatusRequest(key=key), 0.0)
+            assert (told.known, told.batch_id, told.run_id, told.row_count) == (True, 8, "run", 1)
+            assert (told.published, told.aborted) == (finished, aborted)
+
+    run(scenario)

@@ -1,0 +1,70 @@
+"""Two consumers with one member id: the one that has it keeps it, and the other is told."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from mq_client import Admin, Consumer, MemberInUse, Producer
+from mq_client.consuming import subscription as subscription_module
+
+
+def consumer(bootstrap: str, topic: str, **options: float) -> Consumer:
+    made = Consumer(bootstrap, group=topic, start="earliest", member_id="worker-1", **options)  # type: ignore[arg-type]
+    made.subscribe(topic)
+    return made
+
+
+def test_a_second_consumer_with_the_same_member_id_is_told_and_takes_nothing(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.create_topic(topic)
+    with Producer(bootstrap) as producer, consumer(bootstrap, topic) as first:
+        producer.publish(topic, "a").result(10)
+        assert first.take(10_000) is not None
+        impatient = consumer(bootstrap, topic, timeout_ms=300)
+        with pytest.raises(MemberInUse, match="choose another member id"):
+            impatient.start()
+        impatient.stop()
+        monkeypatch.setattr(subscription_module, "_IN_USE_MS", 200.0)
+        second, began = consumer(bootstrap, topic, timeout_ms=30_000), time.monotonic()
+        with pytest.raises(MemberInUse):
+            second.start()
+        assert time.monotonic() - began < 15, "as long as it is patient, not as long as it may wait for an answer"
+        second.stop()
+        producer.publish(topic, "b").result(10)
+        record = first.take(10_000)
+        assert record is not None
+        assert record.value == b"b"
+
+
+def test_a_consumer_that_is_started_again_under_its_id_waits_until_the_former_is_gone(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    admin.create_topic(topic)
+    with Producer(bootstrap) as producer:
+        producer.publish(topic, "a").result(10)
+    former = consumer(bootstrap, topic)
+    former.start()
+    again = consumer(bootstrap, topic, timeout_ms=300)
+    with pytest.raises(MemberInUse):
+        again.start()
+    former.stop()
+    record = again.take(10_000)
+    assert record is not None
+    assert record.value == b"a"
+    again.stop()
+
+
+def test_a_consumer_whose_broker_still_keeps_its_former_stream_reconnects_at_once(
+    admin: Admin, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin.create_topic(topic)
+    with Producer(bootstrap) as producer, consumer(bootstrap, topic) as broken:
+        [session] = broken._subscriptions._sessions.values()
+        broken._subscriptions.session_ended(session)  # as after a network break: the broker has not heard of it
+        producer.publish(topic, "a").result(10)
+        assert broken.take(10_000) is not None
+        assert not [words for words in caplog.messages if "another key" in words]
+        session._stream.cancel()
