@@ -1,0 +1,602 @@
+"""What an administrator's questions become, and what is made of several brokers' answers. The test is the brokers and the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from mq_client import admin as admin_module
+from mq_client import transaction_admin
+from mq_client.admin import Admin, PartitionMove
+from mq_client.errors import (
+    GroupInUse,
+    InvalidRequest,
+    NotLeader,
+    OutcomeUnknown,
+    TopicExists,
+    TopicNotEmpty,
+    UnknownGroup,
+    UnknownTopic,
+    UnknownTransaction,
+    Unreachable,
+)
+from mq_protocol import mq_pb2 as pb
+from tests.mq_client.cluster.scripted import Scripted, told, topic_info
+
+GONE = Unreachable("gone")
+
+
+@pytest.fixture
+def admin(scripted: Scripted) -> Admin:
+    """Of three brokers; all of them know topic `t` of one partition, led by 1."""
+    made = Admin("b:1", timeout_ms=20_000)
+    made._connection = scripted
+    say(scripted, topic_info(1))
+    scripted.learn(topic_info(1))
+    scripted.clock.now += 1
+    return made
+
+
+def say(scripted: Scripted, *topics: pb.TopicInfo, **more: Any) -> None:
+    scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), told(*topics, **more))
+
+
+def answers(scripted: Scripted, method: str, *given: Any) -> list[Any]:
+    """One after the other, whoever is asked; the last for ever. The requests, as they come."""
+    left, requests = list(given), []
+
+    def answer(address: str, request: Any) -> Any:
+        requests.append(request)
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    scripted.answers[method] = answer
+    return requests
+
+
+def offsets(scripted: Scripted, *ends: tuple[int, int, int]) -> list[Any]:
+    """Start, end and offset at a time of each partition."""
+
+    def answer(address: str, request: pb.ListOffsetsRequest) -> pb.ListOffsetsResponse:
+        found = [
+            pb.PartitionOffsets(
+                partition=number,
+                log_start_offset=ends[number][0],
+                log_end_offset=ends[number][1],
+                offset_at_timestamp=ends[number][2],
+                bytes=100 + number,
+            )
+            for number in request.partitions
+        ]
+        requests.append(request)
+        return pb.ListOffsetsResponse(partitions=found)
+
+    requests: list[Any] = []
+    scripted.answers["ListOffsets"] = answer
+    return requests
+
+
+# ---------------------------------------------------------------- topics
+
+
+def created(scripted: Scripted, *given: Any) -> list[Any]:
+    """The topic is there as soon as a broker has been asked to make it."""
+    left, requests = list(given), []
+    scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), told(unknown=("new",)))
+
+    def create(address: str, request: pb.CreateTopicRequest) -> Any:
+        requests.append(request)
+        say(scripted, topic_info(1, 2, name="new"))
+        return left.pop(0)
+
+    scripted.answers["CreateTopic"] = create
+    return requests
+
+
+def test_a_topic_that_is_there_is_not_made_again(admin: Admin, scripted: Scripted) -> None:
+    with pytest.raises(TopicExists, match="'t' exists already"):
+        admin.create_topic("t")
+
+
+def test_a_topic_made_by_an_attempt_whose_answer_was_lost_is_made(admin: Admin, scripted: Scripted) -> None:
+    requests = created(scripted, OutcomeUnknown("late"), TopicExists("there"))
+    assert len(admin.create_topic("new", partitions=2).partitions) == 2
+    assert len(requests) == 2
+
+
+def test_a_topic_that_somebody_else_has_made_is_an_error(admin: Admin, scripted: Scripted) -> None:
+    created(scripted, TopicExists("there"))
+    with pytest.raises(TopicExists):
+        admin.create_topic("new", partitions=2)
+    created(scripted, OutcomeUnknown("late"), TopicExists("there"))
+    with pytest.raises(TopicExists):  # with other partitions than were asked for
+        admin.create_topic("new", partitions=3)
+    created(scripted, OutcomeUnknown("late"), TopicExists("there"))
+    with pytest.raises(TopicExists):
+        admin.create_topic("new", partitions=2, durability="os")
+
+
+def test_a_new_topic_is_known_to_every_broker_that_answers_when_it_is_made(admin: Admin, scripted: Scripted) -> None:
+    created(scripted, pb.CreateTopicResponse())
+    known_at = scripted.clock.now + 2
+
+    def slow(request: pb.MetadataRequest) -> pb.MetadataResponse:
+        return told(topic_info(1, 2, name="new")) if scripted.clock.now >= known_at else told(unknown=("new",))
+
+    def create(address: str, request: Any) -> Any:
+        scripted.brokers_say = {"b:1": told(topic_info(1, 2, name="new")), "b:2": GONE, "b:3": slow}
+        return pb.CreateTopicResponse()
+
+    scripted.answers["CreateTopic"] = create
+    admin.create_topic("new", partitions=2)
+    assert scripted.clock.now == pytest.approx(known_at, abs=0.1)
+
+
+def test_a_broker_that_does_not_hear_of_a_new_topic_is_waited_for_five_seconds_at_most(admin: Admin, scripted: Scripted) -> None:
+    began = scripted.clock.now
+
+    def create(address: str, request: Any) -> Any:
+        scripted.brokers_say = {"b:1": told(topic_info(1, name="new")), "b:2": told(), "b:3": told()}
+        return pb.CreateTopicResponse()
+
+    scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), told(unknown=("new",)))
+    scripted.answers["CreateTopic"] = create
+    admin.create_topic("new")
+    assert scripted.clock.now - began == pytest.approx(5.0, abs=0.1)
+
+
+def test_topics_are_listed_by_name_without_the_brokers_own(admin: Admin, scripted: Scripted) -> None:
+    say(scripted, *[topic_info(1, name=name) for name in ("z", "__transactions", "a")])
+    assert admin.list_topics() == ["a", "z"]
+
+
+def test_a_topic_is_described_by_the_leaders_of_its_partitions(admin: Admin, scripted: Scripted) -> None:
+    def known_to(broker: int, isr: list[int], epoch: int = 2) -> pb.MetadataResponse:
+        info = topic_info(1, 2, 3, epoch=2)
+        for partition in info.partitions:
+            del partition.isr[:]
+            partition.isr.extend(isr)
+            partition.leader_epoch = epoch
+        answer = told(info)
+        answer.answered_by = broker
+        return answer
+
+    scripted.brokers_say = {"b:1": known_to(1, [1]), "b:2": known_to(2, [2, 1]), "b:3": GONE}
+    scripted._answered = "b:1"
+    assert [partition.isr for partition in admin.describe_topic("t").partitions] == [(1,), (2, 1), (1,)]
+    scripted.clock.now += 1
+    scripted.brokers_say["b:2"] = known_to(2, [2, 1], epoch=1)  # it led, and has not heard that it does no more
+    assert [partition.isr for partition in admin.describe_topic("t").partitions] == [(1,), (1,), (1,)]
+
+
+def test_a_leader_has_a_second_to_describe_its_partitions(admin: Admin, scripted: Scripted) -> None:
+    scripted.takes_s = {"b:1": 0.0, "b:2": 100.0}
+    say(scripted, topic_info(1, 2))
+    scripted._answered = "b:1"
+    began = scripted.clock.now
+    admin.describe_topic("t")
+    assert scripted.clock.now - began == pytest.approx(1.0)
+
+
+def test_an_altered_topic_is_asked_for_anew_and_waited_for_if_it_is_larger(admin: Admin, scripted: Scripted) -> None:
+    requests = answers(scripted, "AlterTopic", pb.AlterTopicResponse(topic=topic_info(1, 1)))
+    began = scripted.clock.now
+    scripted.brokers_say["b:3"] = lambda request: told(topic_info(1, 1) if scripted.clock.now > began + 1 else topic_info(1))
+    say_two = told(topic_info(1, 1))
+    scripted.brokers_say |= {"b:1": lambda request: say_two if requests else told(topic_info(1)), "b:2": say_two}
+    assert len(admin.alter_topic("t", partitions=2).partitions) == 2
+    assert (requests[0].partitions, requests[0].replicas) == (2, 0)
+    assert 1.0 < scripted.clock.now - began < 1.5
+    assert scripted.known_topic("t") is None
+    began = scripted.clock.now
+    admin.alter_topic("t", replicas=2, retention_ms=None, durability="os")
+    assert (requests[1].partitions, requests[1].replicas, dict(requests[1].settings)) == (
+        0,
+        2,
+        {"retention_ms": "", "durability": "os"},
+    )
+    assert scripted.clock.now == began
+
+
+def test_a_topic_deleted_by_an_attempt_whose_answer_was_lost_is_deleted(admin: Admin, scripted: Scripted) -> None:
+    answers(scripted, "DeleteTopic", OutcomeUnknown("late"), UnknownTopic("gone"))
+    admin.delete_topic("t")
+    assert scripted.known_topic("t") is None
+    answers(scripted, "DeleteTopic", UnknownTopic("gone"))
+    with pytest.raises(UnknownTopic):
+        admin.delete_topic("t")
+
+
+def test_a_topic_is_deleted_if_empty_only_without_a_record(admin: Admin, scripted: Scripted) -> None:
+    requests = answers(scripted, "DeleteTopic", pb.DeleteTopicResponse())
+    offsets(scripted, (3, 5, 0))
+    with pytest.raises(TopicNotEmpty, match="'t' holds 2 records"):
+        admin.delete_topic("t", if_empty=True)
+    assert requests == []
+    offsets(scripted, (5, 5, 0))
+    admin.delete_topic("t", if_empty=True)
+    assert len(requests) == 1
+
+
+def test_offsets_bytes_and_times_are_told_by_partition(admin: Admin, scripted: Scripted) -> None:
+    scripted.learn(topic_info(1, 1))
+    requests = offsets(scripted, (3, 5, 4), (0, 9, 7))
+    assert admin.offsets("t") == {0: (3, 5), 1: (0, 9)}
+    assert admin.stored_bytes("t") == {0: 100, 1: 101}
+    assert admin.offsets_at("t", 12) == {0: 4, 1: 7}
+    assert [request.HasField("timestamp_us") for request in requests] == [False, False, True]
+    assert requests[2].timestamp_us == 12
+
+
+@pytest.mark.parametrize(("before", "upto"), [(None, [5, 9]), (2, [2, 2]), (0, [0, 0]), (datetime(2020, 1, 1, tzinfo=UTC), [4, 7])])
+def test_a_purge_drops_what_is_before_an_offset_a_time_or_all(
+    admin: Admin, scripted: Scripted, before: Any, upto: list[int]
+) -> None:
+    scripted.learn(topic_info(1, 1))
+    offsets(scripted, (3, 5, 4), (0, 9, 7))
+    done = [pb.PartitionOffsets(partition=number, log_start_offset=number) for number in (0, 1)]
+    requests = answers(scripted, "Purge", pb.PurgeResponse(partitions=done))
+    assert admin.purge("t", before=before) == {0: 0, 1: 1}
+    assert [position.offset for position in requests[0].positions] == upto
+    admin.purge("t", 1, before)
+    assert [(position.partition, position.offset) for position in requests[1].positions] == [(1, upto[1])]
+
+
+def test_a_purge_below_zero_is_refused(admin: Admin) -> None:
+    with pytest.raises(InvalidRequest, match="before=-1"):
+        admin.purge("t", before=-1)
+
+
+# ---------------------------------------------------------------- where replicas are
+
+
+def test_moves_are_started_planned_and_told(admin: Admin, scripted: Scripted) -> None:
+    requests = answers(scripted, "StartMoves", pb.StartMovesResponse())
+    admin.start_moves([])
+    assert requests == []
+    admin.move_partition("t", 3, [2, 1])
+    [move] = requests[0].moves
+    assert (move.topic, move.partition, list(move.origin), list(move.target), requests[0].cancel) == ("t", 3, [], [2, 1], False)
+    admin.cancel_move("t", 3)
+    assert (requests[1].cancel, requests[1].moves[0].partition) == (True, 3)
+    found = pb.PartitionMove(topic="t", partition=1, origin=[1], target=[2, 3], leader=1, isr=[1, 2])
+    described = PartitionMove("t", 1, (1,), (2, 3), 1, (1, 2))
+    asked = answers(scripted, "Moves", pb.MovesResponse(moves=[found], held=4))
+    assert admin.moves() == [described]
+    assert admin.needed_by(2) == 4
+    assert [request.broker for request in asked] == [0, 2]
+    planned = answers(scripted, "PlanMoves", pb.PlanMovesResponse(moves=[found]))
+    assert admin.plan_drain(1) == [described]
+    assert admin.plan_balance() == [described]
+    assert [request.drain for request in planned] == [1, 0]
+    with pytest.raises(InvalidRequest, match="broker 0 is no broker's id"):
+        admin.plan_drain(0)
+
+
+def test_a_leadership_that_was_handed_over_is_asked_for_anew(admin: Admin, scripted: Scripted) -> None:
+    requests = answers(scripted, "Lead", NotLeader("2 does", 2, 2), pb.LeadResponse())
+    admin.transfer_leadership("t", 0, 2)
+    assert [request.broker for request in requests] == [2, 2]
+    assert scripted.known_topic("t") is None
+
+
+def test_a_recovery_says_what_it_kept(admin: Admin, scripted: Scripted) -> None:
+    kept = pb.RecoverResponse(offset_floor=9, given_up=[3])
+    kept.kept.broker, kept.kept.next_offset = 2, 7
+    requests = answers(scripted, "Recover", kept)
+    found = admin.recover_partition("t", 0, from_broker=2, force=True)
+    assert (found.broker, found.next_offset, found.offset_floor, found.given_up) == (2, 7, 9, (3,))
+    admin.recover_partition("t", 0)
+    assert [(request.from_broker, request.force) for request in requests] == [(2, True), (0, False)]
+
+
+def test_a_recovery_that_is_refused_after_a_lost_answer_may_have_been_done(admin: Admin, scripted: Scripted) -> None:
+    answers(scripted, "Recover", InvalidRequest("in sync"))
+    with pytest.raises(InvalidRequest):
+        admin.recover_partition("t", 0)
+    answers(scripted, "Recover", OutcomeUnknown("late"), InvalidRequest("in sync"))
+    with pytest.raises(OutcomeUnknown, match="an answer was lost, and then: in sync"):
+        admin.recover_partition("t", 0)
+
+
+def test_the_cluster_is_described_by_broker(admin: Admin, scripted: Scripted) -> None:
+    answer = told()
+    answer.coordination, answer.answered_by = "connected", 2
+    answer.brokers[0].id, answer.brokers[2].id = 3, 1
+    scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), answer)
+    found = admin.describe_cluster()
+    assert [broker.id for broker in found.brokers] == [1, 2, 3]
+    assert (found.coordination, found.answered_by) == ("connected", 2)
+
+
+# ---------------------------------------------------------------- groups
+
+
+def cursor(group: str = "g", topic: str = "t", partition: int = 0, offset: int = 0, **more: Any) -> pb.GroupCursor:
+    return pb.GroupCursor(group=group, topic=topic, partition=partition, offset=offset, **more)
+
+
+def groups(scripted: Scripted, known: dict[str, Any]) -> None:
+    """What each broker knows of groups; the others nothing."""
+
+    def answer(address: str, request: pb.GroupsRequest) -> Any:
+        found = known.get(address, [])
+        if isinstance(found, Exception):
+            return found
+        wanted = [each for each in found if request.group in ("", each.group)]
+        return pb.GroupsResponse(cursors=wanted)
+
+    scripted.answers["Groups"] = answer
+
+
+def test_of_several_words_about_a_cursor_the_leaders_holds_else_the_newest(admin: Admin, scripted: Scripted) -> None:
+    groups(
+        scripted,
+        {
+            "b:1": [cursor(offset=5, moved_us=9), cursor(partition=1, offset=1, leads=True)],
+            "b:2": [cursor(offset=6, moved_us=10), cursor(partition=1, offset=2, moved_us=99)],
+            "b:3": [cursor(offset=4, moved_us=8), cursor(topic="a", offset=3)],
+        },
+    )
+    found = admin.describe_group("g")
+    assert [(each.topic, each.partition, each.offset) for each in found.cursors] == [("a", 0, 3), ("t", 0, 6), ("t", 1, 1)]
+    assert found.silent == ()
+
+
+def test_brokers_that_do_not_answer_are_named_and_if_none_answers_that_is_the_error(admin: Admin, scripted: Scripted) -> None:
+    groups(scripted, {"b:1": GONE, "b:2": [cursor("h"), cursor("g")], "b:3": GONE})
+    assert admin.describe_group("g").silent == ("b:1", "b:3")
+    assert [each.name for each in admin.describe_groups()] == ["g", "h"]
+    assert admin.list_groups() == ["g", "h"]
+    groups(scripted, {"b:1": GONE, "b:2": GONE, "b:3": GONE})
+    with pytest.raises(Unreachable):
+        admin.list_groups()
+    groups(scripted, {"b:1": [cursor()], "b:2": InvalidRequest("no")})
+    with pytest.raises(InvalidRequest):
+        admin.list_groups()
+
+
+def test_one_broker_of_several_has_a_second_to_tell_of_groups_and_one_alone_all_the_time(admin: Admin, scripted: Scripted) -> None:
+    groups(scripted, {})
+    scripted.allowed_s.clear()
+    admin.list_groups()
+    assert scripted.allowed_s[-3:] == [1.0, 1.0, 1.0]
+    scripted.learn(topic_info(1), brokers=1)
+    scripted.brokers_say = {"b:1": told(topic_info(1), brokers=1)}
+    admin.list_groups()
+    assert scripted.allowed_s[-1] == pytest.approx(20.0)
+
+
+def test_a_broker_is_asked_for_cursors_until_it_has_no_more(admin: Admin, scripted: Scripted) -> None:
+    scripted.brokers_say = {"b:1": told(topic_info(1), brokers=1)}
+    scripted.learn(topic_info(1), brokers=1)
+    first = pb.GroupsResponse(cursors=[cursor("a"), cursor("b", "u", 3)], more=True)
+    requests = answers(scripted, "Groups", first, pb.GroupsResponse(cursors=[cursor("c")]))
+    assert admin.list_groups() == ["a", "b", "c"]
+    assert (requests[1].after_group, requests[1].after.topic, requests[1].after.partition) == ("b", "u", 3)
+
+
+def test_an_unknown_group_is_told_with_the_nearest(admin: Admin, scripted: Scripted) -> None:
+    groups(scripted, {"b:1": [cursor("group")]})
+    with pytest.raises(UnknownGroup, match=r"unknown group 'grou'.*did you mean 'group'"):
+        admin.describe_group("grou")
+    with pytest.raises(UnknownGroup, match=r"unknown group 'grou'.*did you mean 'group'"):
+        admin.peek("t", "grou")
+    with pytest.raises(UnknownGroup, match=r"no place in topic 'tt': did you mean 't'"):
+        admin.peek("tt", "group")
+    for call in (lambda: admin.describe_group("a/b"), lambda: admin.peek("t", "a/b"), lambda: admin.reset_group("a/b", "t")):
+        refused: Callable[[], object] = call
+        with pytest.raises(InvalidRequest):
+            refused()
+
+
+@pytest.mark.parametrize("count", [0, -1, admin_module.PEEK_RECORDS_MAX + 1])
+def test_more_records_than_can_be_held_are_not_peeked_at(admin: Admin, count: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"count={count}: from 1 to"):
+        admin.peek("t", "g", count)
+
+
+def test_one_record_and_as_many_as_may_be_can_be_peeked_at(admin: Admin, scripted: Scripted) -> None:
+    groups(scripted, {"b:1": [cursor()]})
+    offsets(scripted, (0, 0, 0))
+    for count in (1, admin_module.PEEK_RECORDS_MAX):
+        assert admin.peek("t", "g", count) == []
+
+
+def test_a_group_with_members_is_deleted_by_force_only(admin: Admin, scripted: Scripted) -> None:
+    known = {"b:1": [cursor(members=["m2", "m1"]), cursor(topic="u", members=["m2"])]}
+    groups(scripted, known)
+    say(scripted, topic_info(1), topic_info(2, name="u"))
+    done = pb.DeleteGroupResponse(partitions=[pb.PartitionOffsets(partition=0)])
+    deleted: list[tuple[str, str, bool]] = []
+
+    def delete(address: str, request: pb.DeleteGroupRequest) -> Any:
+        deleted.append((address, request.partitions[0].topic, request.force))
+        if len(deleted) == 2:
+            known.clear()
+        return done
+
+    scripted.answers["DeleteGroup"] = delete
+    with pytest.raises(GroupInUse, match=r"members \(m1, m2\)"):
+        admin.delete_group("g")
+    assert deleted == []
+    admin.delete_group("g", force=True)
+    assert deleted == [("b:1", "t", True), ("b:2", "u", True)]
+
+
+def test_a_deleted_group_is_gone_everywhere_or_it_has_been_waited_for(admin: Admin, scripted: Scripted) -> None:
+    began = scripted.clock.now
+    for lasts_s, waited_s in ((1.0, 1.0), (1_000.0, 5.0)):
+        began = scripted.clock.now
+
+        def answer(address: str, request: Any, until: float = began + lasts_s) -> Any:
+            return pb.GroupsResponse(cursors=[cursor()] if address == "b:3" and scripted.clock.now < until else [])
+
+        scripted.answers["Groups"] = answer
+        done = pb.DeleteGroupResponse(partitions=[pb.PartitionOffsets(partition=0)])
+        answers(scripted, "DeleteGroup", done)
+        admin.delete_group("g")
+        assert scripted.clock.now - began == pytest.approx(waited_s, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("to", "places"),
+    [
+        ("earliest", {0: 3, 1: 0}),
+        ("latest", {0: 5, 1: 9}),
+        (4, {0: 4, 1: 4}),
+        (0, {0: 3, 1: 0}),
+        (7, {0: 5, 1: 7}),
+        (datetime(2020, 1, 1, tzinfo=UTC), {0: 4, 1: 6}),
+    ],
+)
+def test_a_group_is_reset_to_a_place_within_each_log(admin: Admin, scripted: Scripted, to: Any, places: dict[int, int]) -> None:
+    scripted.learn(topic_info(1, 1))
+    offsets(scripted, (3, 5, 4), (0, 9, 6))
+    moved = pb.MoveCursorsResponse(partitions=[pb.PartitionOffsets(partition=number) for number in (0, 1)])
+    requests = answers(scripted, "MoveCursors", moved)
+    assert admin.reset_group("g", "t", to) == places
+    assert {position.partition: position.offset for position in requests[0].positions} == places
+    assert requests[0].reset
+
+
+@pytest.mark.parametrize("to", ["first", -1, 1.5, None])
+def test_a_group_is_not_reset_to_what_is_no_place(admin: Admin, to: Any) -> None:
+    with pytest.raises(InvalidRequest, match="is no place"):
+        admin.reset_group("g", "t", to)
+
+
+def test_a_group_is_not_moved_below_zero(admin: Admin, scripted: Scripted) -> None:
+    requests = answers(scripted, "MoveCursors", pb.MoveCursorsResponse(partitions=[pb.PartitionOffsets(partition=0)]))
+    with pytest.raises(InvalidRequest, match="must not be negative"):
+        admin.move_group("g", {"t": {0: 1, 1: -1}})
+    admin.move_group("g", {"t": {0: 0}})
+    assert len(requests) == 1
+
+
+# ---------------------------------------------------------------- transactions
+
+
+def staged(query: str = "q", sink: str = "s", topic: str = "t", partition: int = 0, **more: Any) -> pb.StagedSum:
+    given = {"batches": 1, "rows": 10, "bytes": 100, "since_us": 50, "first_batch_id": 1, "last_batch_id": 2, **more}
+    return pb.StagedSum(query=query, sink=sink, topic=topic, partition=partition, **given)
+
+
+def known(query: str = "q", sink: str = "s", **more: Any) -> pb.KnownTransaction:
+    return pb.KnownTransaction(query=query, sink=sink, **{"batch_id": 1, "published": True, **more})
+
+
+def transactions(scripted: Scripted, said: dict[str, Any]) -> None:
+    scripted.answers["Transactions"] = lambda address, request: said.get(address, pb.TransactionsResponse())
+
+
+def test_what_brokers_know_of_a_query_is_put_together(admin: Admin, scripted: Scripted) -> None:
+    transactions(
+        scripted,
+        {
+            "b:1": pb.TransactionsResponse(known=[known(changed_us=5, batch_id=3)], staged=[staged(partition=1)], left_out=2),
+            "b:2": pb.TransactionsResponse(known=[known(changed_us=7, batch_id=4)], staged=[staged(since_us=20)], left_out=1),
+            "b:3": GONE,
+        },
+    )
+    [found] = admin.transactions()
+    assert (found.query, found.sink, found.key, found.batch_id, found.changed_us) == ("q", "s", "q:s", 4, 7)
+    assert [(part.partition, part.since_us) for part in found.staged] == [(0, 20), (1, 50)]
+    assert (found.batches, found.bytes, found.since_us, found.pins) == (2, 200, 20, False)
+    assert (found.silent, found.left_out) == (("b:3",), 3)
+
+
+def test_queries_are_listed_with_what_pins_a_journal_first_then_by_size_and_name(admin: Admin, scripted: Scripted) -> None:
+    parts = [staged("a", bytes=5), staged("b", bytes=9), staged("c", bytes=1, pins=True), staged("d", bytes=5)]
+    transactions(scripted, {"b:1": pb.TransactionsResponse(known=[known("e", "")], staged=parts)})
+    found = admin.transactions()
+    assert [each.query for each in found] == ["c", "b", "a", "d", "e"]
+    assert [(found[0].batch_id, found[0].published, found[0].pins), (found[4].key, found[4].since_us)] == [
+        (-1, True, True),
+        ("e", 0),
+    ]
+
+
+def test_if_no_broker_answers_about_transactions_that_is_the_error(admin: Admin, scripted: Scripted) -> None:
+    transactions(scripted, dict.fromkeys(("b:1", "b:2", "b:3"), GONE))
+    with pytest.raises(Unreachable, match=r"^gone"):
+        admin.transactions()
+    transactions(scripted, {"b:2": InvalidRequest("no")})
+    with pytest.raises(InvalidRequest):
+        admin.transactions()
+
+
+def test_a_query_that_only_a_silent_broker_may_know_is_not_said_to_be_unknown(admin: Admin, scripted: Scripted) -> None:
+    transactions(scripted, {"b:3": GONE})
+    with pytest.raises(Unreachable, match=r"no answer from b:3, and the others know nothing of 'q'"):
+        admin.transactions("q")
+    assert admin.transactions() == []
+    transactions(scripted, {})
+    assert admin.transactions("q") == []
+
+
+def test_a_broker_of_several_has_three_seconds_to_tell_of_transactions(admin: Admin, scripted: Scripted) -> None:
+    transactions(scripted, {})
+    admin.transactions()
+    assert scripted.allowed_s[-3:] == [3.0, 3.0, 3.0]
+    scripted.brokers_say = {"b:1": told(topic_info(1), brokers=1)}
+    scripted.learn(topic_info(1), brokers=1)
+    admin.transactions()
+    assert scripted.allowed_s[-1] == pytest.approx(20.0)
+
+
+def test_a_query_is_aborted_at_a_broker_that_knows_of_it(admin: Admin, scripted: Scripted) -> None:
+    transactions(scripted, {"b:2": pb.TransactionsResponse(known=[known(batch_id=7)], staged=[staged()])})
+    done = pb.AbortTransactionResponse(known=True, batch_id=7, published=True, discarded=3, unreached=["b:9"])
+    requests = answers(scripted, "AbortTransaction", done)
+    found = admin.abort_transaction("q")
+    assert (found.query, found.sink, found.batch_id, found.published, found.discarded, found.unreached) == (
+        "q",
+        "s",
+        7,
+        True,
+        3,
+        ("b:9",),
+    )
+    assert (requests[0].query, requests[0].sink, requests[0].timeout_ms) == ("q", "s", 18_000)
+    assert scripted.addresses_asked()[-1] == "b:2"
+
+
+def test_what_only_one_broker_has_staged_is_aborted_there(admin: Admin, scripted: Scripted) -> None:
+    transactions(scripted, {"b:3": pb.TransactionsResponse(staged=[staged()])})
+    answers(scripted, "AbortTransaction", pb.AbortTransactionResponse(known=True))
+    admin.abort_transaction("q")
+    assert scripted.addresses_asked()[-1] == "b:3"
+
+
+def test_an_abort_is_asked_for_again_until_it_is_done_or_its_time_is_over(admin: Admin, scripted: Scripted) -> None:
+    transactions(scripted, {"b:1": pb.TransactionsResponse(staged=[staged()])})
+    unknown = pb.AbortTransactionResponse(known=False)
+    requests = answers(scripted, "AbortTransaction", OutcomeUnknown("late"), unknown, pb.AbortTransactionResponse(known=True))
+    admin.abort_transaction("q")
+    assert len(requests) == 3
+    answers(scripted, "AbortTransaction", unknown)
+    began = scripted.clock.now
+    with pytest.raises(UnknownTransaction, match="q:s was not found again"):
+        admin.abort_transaction("q")
+    assert scripted.clock.now - began == pytest.approx(20.0)
+    answers(scripted, "AbortTransaction", GONE)
+    with pytest.raises(Unreachable):
+        admin.abort_transaction("q")
+    answers(scripted, "AbortTransaction", InvalidRequest("no"))
+    with pytest.raises(InvalidRequest):
+        admin.abort_transaction("q")
+
+
+def test_an_abort_says_which_query_is_meant(admin: Admin, scripted: Scripted) -> None:
+    transactions(scripted, {"b:1": pb.TransactionsResponse(known=[known(sink="s2"), known(sink="")])})
+    with pytest.raises(InvalidRequest, match="'q' writes to several sinks: choose one of q:, q:s2"):
+        admin.abort_transaction("q")
+    transactions(scripted, {})
+    with pytest.raises(UnknownTransaction, match="nobody has staged or decided anything as 'q'"):
+        admin.abort_transaction("q")
+    with pytest.raises(InvalidRequest, match="name the query to abort"):
+        admin.abort_transaction("")
+    assert transaction_admin.TransactionDescription("q", "").since_us == 0
