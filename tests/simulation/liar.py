@@ -11,18 +11,25 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from mq_broker.core.entries import (
+    Abort,
     Append,
+    Decide,
+    DeleteGroup,
     Discard,
     Entry,
     EpochStart,
+    Fence,
+    Finish,
+    Forget,
     MoveCursor,
     Operation,
     Publish,
     Stage,
+    StagedBatches,
     TransactionKey,
     Trim,
 )
-from mq_broker.core.machine.state import MachineState, Snapshot, StagedBatch
+from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
 from mq_broker.core.machine.window import NO_UUIDS, Placed, SeenUuids
 from mq_broker.core.messages import (
     AppendAck,
@@ -239,22 +246,52 @@ class Liar:
     def _entry(self, index: int, epoch: int) -> Entry:
         uuid = uuid_of(f"c{self.chance.randint(1, 50)}")
         offset = self._number(0, 5, 100)
-        operation: Operation = self.chance.choice(
-            (
-                Append(),
-                Append(uuid + uuid_of("own")[: self.chance.choice((0, 5, 16, 16))]),
-                Stage(KEY, self._number(1), "r"),
-                Publish(KEY, self._number(1), (uuid, uuid_of(f"c{self.chance.randint(1, 50)}"))),
-                Discard(KEY, (uuid,)),
-                Trim(offset),
-                EpochStart(1, offset),
-                MoveCursor("g", offset, "consumer"),
+        if self.chance.random() < 0.3:
+            operation = self._of_a_transaction(uuid)
+        else:
+            operation = self.chance.choice(
+                (
+                    Append(),
+                    Append(uuid + uuid_of("own")[: self.chance.choice((0, 5, 16, 16))]),
+                    Stage(KEY, self._number(1), "r"),
+                    Publish(KEY, self._number(1), (uuid, uuid_of(f"c{self.chance.randint(1, 50)}"))),
+                    Discard(KEY, (uuid,)),
+                    Trim(offset),
+                    EpochStart(1, offset),
+                    MoveCursor("g", offset, "consumer"),
+                    DeleteGroup(self.chance.choice(("g", "nobody", ""))),
+                )
             )
-        )
         count = self._number(1, 2, 2) if isinstance(operation, (Append, Stage)) else 0
         return Entry(
             index, epoch, self._number(self.loop.now_us), operation, uuid, count, self._number(0, 100), self._number(0, 100)
         )
+
+    def _of_a_transaction(self, uuid: bytes) -> Operation:
+        """What coordinators and the partitions of a sink have in their journals. Any partition may be sent it."""
+        key = self.chance.choice((KEY, KEY, TransactionKey("another", "s"), TransactionKey("", "")))
+        batch_id, run_id = self._number(1, 2, 3), self.chance.choice(("r", "another", ""))
+        operations: tuple[Operation, ...] = (
+            Decide(key, batch_id, run_id, self._count(), self._manifest(uuid), once=self.chance.random() < 0.5),
+            Finish(key, batch_id),
+            Abort(key),
+            Fence(key, (uuid,) * self.chance.randint(0, 2)),
+            Fence(key, (uuid[:5], b"")),
+            Forget((key, KEY)[: self.chance.randint(0, 2)]),
+        )
+        return self.chance.choice(operations)
+
+    def _count(self) -> int:
+        """A number that is 64 bits without a sign on the wire."""
+        return self._number(0, 2, 5) % (1 << 64)
+
+    def _manifest(self, uuid: bytes) -> tuple[StagedBatches, ...]:
+        lines = (
+            StagedBatches("t", 0, (uuid,), self._count()),
+            StagedBatches("", self.chance.choice((-1, 7, (1 << 31) - 1)), (uuid[:5], uuid, uuid), self._count()),
+            StagedBatches("t", 0, (), 0),
+        )
+        return tuple(self.chance.choice(lines) for _ in range(self.chance.randint(0, 2)))
 
     def _ack(self, host: Host) -> AppendAck:
         replica, log = host.replica, host.replica._shared.log
@@ -290,9 +327,31 @@ class Liar:
             seen = SeenUuids.of(placed[: self.chance.randint(0, 5)])
         except OverflowError:  # brokers find that when they read the snapshot: it is dropped there
             seen = NO_UUIDS
-        state = MachineState(ends, self._number(0, ends), seen, (staged,) * self.chance.randint(0, 1))
+        state = MachineState(
+            ends,
+            self._number(0, ends),
+            seen,
+            (staged,) * self.chance.randint(0, 1),
+            published=((KEY, self._number(1)),) * self.chance.randint(0, 1),
+            cursors=(("g", Cursor(self._number(5), "consumer", self._count())),) * self.chance.randint(0, 1),
+            transactions=((KEY, self._transaction()),) * self.chance.randint(0, 1),
+            fenced=(KEY, KEY)[: self.chance.randint(0, 2)],
+        )
         snapshot = Snapshot(last, self._number(epoch, replica.last_epoch), self._number(self.loop.now_us), state)
         return InstallSnapshot(leader, incarnation, epoch, self.chance.randint(1, 1_000), snapshot)
+
+    def _transaction(self) -> TransactionState:
+        decided, finished, aborted = (self.chance.random() < 0.5 for _ in range(3))
+        return TransactionState(
+            self._number(1, -1),
+            self.chance.choice(("r", "")),
+            self._count(),
+            self._manifest(uuid_of("c9")) if decided else (),
+            finished,
+            ("r",) * self.chance.randint(0, 2),
+            aborted=aborted,
+            changed_us=self._count(),
+        )
 
     def _mutated(self, host: Host, lie: Lie) -> Lie:
         """One number is another."""
