@@ -30,7 +30,7 @@ from mq_protocol.unknown_keys import STATE_UNKNOWN_BYTES_MAX, unknown_keys, with
 from tests.mq_broker.broker.administration.test_recovery import chosen, status
 from tests.mq_broker.broker.cluster import SCHEMA, Broker, standalone, until
 from tests.mq_broker.coordination.wire import id_of
-from tests.mq_broker.core import test_election, test_membership
+from tests.mq_broker.core.replication import test_election, test_membership
 from tests.mq_broker.storage.bed import PLACE
 
 NEWER = {"lease": {"until": 7, "of": ["a", None, 1.5]}, "zeta": "ö"}
