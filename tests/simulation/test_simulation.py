@@ -36,9 +36,9 @@ def failure(report: Report) -> str:
     return f"{report.violation}\n{report.violation.story}\nreplay it: python -m tests.simulation --seed {report.seed}"
 
 
-@pytest.mark.parametrize("first", range(1, 31, 10))
+@pytest.mark.parametrize("first", range(1, 10, 3))
 def test_every_invariant_holds_under_faults_and_all_is_whole_once_they_stop(first: int) -> None:
-    for seed in range(first, first + 10):
+    for seed in range(first, first + 3):
         report = simulate(seed)
         assert report.violation is None, failure(report)
 
