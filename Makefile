@@ -3,17 +3,25 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+# Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick style types floors docs dist versions proto lock bench bench-kafka simulate simulate-brokers mutations mutants chaos crashes clean
+.PHONY: demo test quick tests quick-tests style types floors docs dist versions proto lock bench bench-kafka simulate simulate-brokers mutations mutants chaos crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
 
-SIDE_BY_SIDE ?= 3
-test: style types floors      ## everything that must hold; most tests wait for processes, so several run side by side
+SIDE_BY_SIDE ?= 4
+test: style floors            ## everything that must hold; most tests wait for processes, so several run side by side
+	$(MAKE) -j 2 --no-print-directory types tests
+
+quick: style floors           ## an answer within a minute: everything that starts no broker, no ZooKeeper and no Spark
+	$(MAKE) -j 2 --no-print-directory types quick-tests
+
+tests: $(VENV)/.ready
 	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder
 
-quick: style types floors     ## an answer in about two minutes: everything that starts no processes
+quick-tests: $(VENV)/.ready
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not processes"
 
 style: $(VENV)/.ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,11 @@ import pytest
 import mq_client  # noqa: F401 - before anything imports gRPC, as applications are told to
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 
-STARTED = {"zookeeper", "broker", "bootstrap", "cluster", "start_cluster", "spark"}
+STARTED = {"zookeeper", "broker", "bootstrap", "cluster", "start_cluster", "spark", "kernel"}
 """Fixtures that start processes."""
+
+STARTING = {"LocalCluster", "EmbeddedZooKeeper"}
+"""What starts processes in a test that makes one itself."""
 
 SPARK = Path(__file__).parent / "spark"
 
@@ -29,7 +33,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """
     if SPARK in item.path.parents:
         item.add_marker("spark")
-    if STARTED & set(_fixtures(item)) or item.get_closest_marker("cluster") or item.get_closest_marker("spark"):
+    if _starts_processes(item):
         item.add_marker("processes")
     if group := _group(item):
         item.add_marker(pytest.mark.xdist_group(group))
@@ -40,8 +44,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_rank)
 
 
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end: the garbage collector need not walk over it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 def _fixtures(item: pytest.Item) -> list[str]:
     return item.fixturenames if isinstance(item, pytest.Function) else []
+
+
+def _starts_processes(item: pytest.Item) -> bool:
+    if item.get_closest_marker("cluster") or item.get_closest_marker("spark"):
+        return True
+    if not isinstance(item, pytest.Function):
+        return False
+    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
+    return bool(STARTED & {*item.fixturenames, *map(str, parameters)} or STARTING & set(item.function.__code__.co_names))
 
 
 def _group(item: pytest.Item) -> str | None:
@@ -52,10 +71,12 @@ def _group(item: pytest.Item) -> str | None:
 
 
 def _rank(item: pytest.Item) -> int:
-    """0: the Spark session's, which are one group and so the longest way. 1: other processes. 2: the rest."""
+    """0: the Spark session's, which are one group and so the longest way. 1: other long groups. 2: other processes. 3: the rest."""
     if "spark" in _fixtures(item):
         return 0
-    return 1 if item.get_closest_marker("processes") else 2
+    if item.get_closest_marker("processes"):
+        return 1 if item.get_closest_marker("spark") and item.get_closest_marker("xdist_group") else 2
+    return 3
 
 
 @pytest.fixture(scope="session")
