@@ -129,3 +129,87 @@ def test_a_wait_that_is_no_number_has_passed_and_one_without_end_is_one() -> Non
         pushed.queue.get(timeout=math.nan)
     threading.Timer(0.02, pushed.push, (place, 7, 1)).start()
     assert pushed.queue.get(timeout=math.inf).offset == 7
+
+
+def test_a_place_that_another_member_has_is_known_no_more() -> None:
+    place = PartitionPlace("t", 0, 1, 2, 3, 4, 5, 6, active=True, answered=True, address="b:1")
+    place.forget()
+    assert place.to_settle == -1
+    assert (place.began, place.position, place.taken, place.processed, place.pushed, place.settled) == (-1,) * 6
+    assert (place.active, place.answered, place.address) == (False, True, "b:1")
+
+
+def test_only_what_was_pushed_on_this_stream_and_is_done_with_is_settled() -> None:
+    assert PartitionPlace("t", 0, processed=5, pushed=7).to_settle == 5
+    assert PartitionPlace("t", 0, processed=7, pushed=5).to_settle == 5
+
+
+def test_a_batch_that_was_taken_in_part_before_goes_on_behind_that() -> None:
+    pushed, place = Pushed(), PartitionPlace("t", 0)
+    pushed.push(place, 10, 3, row=1)
+    assert pushed.queue.qsize() == 2
+    assert not pushed.queue.at_batch_end
+    assert [pushed.queue.get_nowait().offset for _ in range(2)] == [11, 12]
+    assert pushed.queue.at_batch_end
+    pushed.push(place, 13, 1)
+    assert pushed.queue.at_batch_end
+
+
+def test_what_is_dropped_below_an_offset_leaves_what_was_taken_already_taken() -> None:
+    pushed, place = Pushed(), PartitionPlace("t", 0)
+    pushed.push(place, 0, 4)
+    assert [pushed.queue.get_nowait().offset for _ in range(2)] == [0, 1]
+    pushed.queue.drop(place, below=1)
+    assert pushed.given_back == 0
+    assert pushed.queue.get_nowait().offset == 2
+    assert place.processed == 2
+    pushed.queue.drop(place, below=4)
+    assert pushed.given_back == pushed.pushed
+
+
+def test_a_record_in_hand_is_not_done_with_once_another_member_has_its_partition() -> None:
+    pushed, mine, other = Pushed(), PartitionPlace("t", 0), PartitionPlace("t", 1)
+    pushed.push(mine, 0, 2)
+    pushed.queue.get_nowait()
+    pushed.queue.drop(other)
+    pushed.queue.drop(mine, below=0)
+    pushed.queue.done_with_last()
+    assert mine.processed == 1
+    pushed.queue.get_nowait()
+    pushed.queue.drop(mine)
+    pushed.queue.done_with_last()
+    assert mine.processed == 1
+
+
+def test_what_is_given_back_is_gone_and_its_credit_returns() -> None:
+    pushed, place = Pushed(), PartitionPlace("t", 0)
+    pushed.push(place, 0, 2)
+    pushed.push(place, 2, 2)
+    pushed.queue.give_back()
+    assert pushed.given_back == pushed.pushed
+    assert pushed.queue.empty()
+
+
+def test_a_closed_queue_takes_nothing_more_and_hands_nothing_out() -> None:
+    pushed, place = Pushed(), PartitionPlace("t", 0)
+    pushed.push(place, 0, 2)
+    pushed.queue.close()
+    pushed.push(place, 2, 2)
+    assert pushed.queue.empty()
+    with pytest.raises(queue.Empty):
+        pushed.queue.get_nowait()
+
+
+def test_headers_are_pairs_also_where_some_records_have_none() -> None:
+    batch = records_to_batch([], [b"a", b"b", b"c"], [None, [("h", b"1"), ("i", None)], []], [0, 0, 0])
+    found = batch_to_records(batch, "t", 0, 0, 0, typed=False)
+    assert [record.headers for record in found] == [(), (("h", b"1"), ("i", None)), ()]
+    assert [record.offset for record in found] == [0, 1, 2]
+
+
+def test_a_queue_makes_of_records_what_its_deserializer_says() -> None:
+    changed = threading.Condition(threading.RLock())
+    made = RecordQueue("t", changed, lambda record: record._replace(value=int(record.value)))
+    payload = memoryview(encode_batch(records_to_batch([], [b"7"], [], [0])))
+    made.put(Chunk(PartitionPlace("t", 0), 0, 1, 0, payload, RECORD_SCHEMA, False, 0, lambda count: None))
+    assert made.get_nowait().value == 7

@@ -1,0 +1,559 @@
+"""What subscriptions say to brokers and believe of them, one word at a time. The test is the thread, the brokers and the clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from mq_client.cluster import connection as connection_module
+from mq_client.cluster.deadline import Deadline
+from mq_client.consuming import subscription
+from mq_client.consuming.record_queue import PartitionPlace
+from mq_client.consuming.subscription import Subscriptions
+from mq_client.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, UnknownTopic, Unreachable
+from mq_client.producing.batches import records_to_batch
+from mq_protocol import limits
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import encode_batch
+from mq_protocol.envelope import Envelope
+from mq_protocol.errors import to_wire
+from mq_protocol.sql.ddl import parse_schema
+from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
+
+CREDIT = 1_000
+
+
+class Stream:
+    """What the client says on one stream."""
+
+    def __init__(self, address: str, heard: Any, over: Any) -> None:
+        self.address = address
+        self.heard = heard
+        self.over = over
+        self.said: list[pb.SubscribeRequest] = []
+        self.last_said = False
+        self.cancelled = False
+        self.waited = False
+
+    def say(self, request: pb.SubscribeRequest) -> None:
+        self.said.append(request)
+
+    def say_last(self) -> None:
+        self.last_said = True
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def wait_over(self, timeout_s: float) -> bool:
+        self.waited = True
+        return True
+
+    def take(self, field: str) -> list[Any]:
+        """What was said of this kind so far; it is forgotten."""
+        found = [request for request in self.said if (request.settled if field == "settled" else request.HasField(field))]  # type: ignore[arg-type]
+        self.said = [request for request in self.said if request not in found]
+        return [list(request.settled) if field == "settled" else getattr(request, field) for request in found]
+
+
+class Client:
+    """Owns subscriptions without their thread; topic `t` has two partitions, led by brokers 1 and 2."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, group: str = "", **options: Any) -> None:
+        self.streams: list[Stream] = []
+        monkeypatch.setattr(subscription, "PushStream", self._open)
+        clock = Clock()
+        monkeypatch.setattr(connection_module, "time", clock)
+        self.connection = Scripted(clock)
+        self.say(topic_info(1, 2))
+
+        def latest(request: pb.SubscribePartition) -> None:
+            request.latest = True
+
+        self.subscriptions = Subscriptions(self.connection, group, "me", latest, 0.01, CREDIT, **options)
+
+    def _open(self, address: str, heard: Any, over: Any) -> Stream:
+        stream = Stream(address, heard, over)
+        self.streams.append(stream)
+        return stream
+
+    def say(self, *topics: pb.TopicInfo) -> None:
+        self.connection.clock.now += 1
+        self.connection.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), told(*topics))
+
+    def look(self) -> None:
+        self.subscriptions._follow_leaders()
+
+    def subscribe(self, *topics: str) -> None:
+        for topic in topics:
+            self.subscriptions.add(self.connection.refresh(topic, Deadline(1_000)))
+        self.look()
+
+    def stream(self, number: int) -> Stream:
+        """The newest to broker `number`."""
+        return [stream for stream in self.streams if stream.address == f"b:{number}"][-1]
+
+    def place(self, partition: int = 0, topic: str = "t") -> PartitionPlace:
+        return self.subscriptions.places[topic, partition]
+
+    def hear(self, stream: Stream, header: pb.BatchesHeader, *payloads: memoryview) -> None:
+        async def heard() -> None:
+            await stream.heard(Envelope(header, payloads))
+
+        asyncio.run(heard())
+
+    def opened(self, stream: Stream, partition: int, offset: int = 0, *, active: bool = True, error: Any = None) -> None:
+        said = pb.PartitionOpened(
+            topic="t", partition=partition, offset=offset, active=active, error=None if error is None else to_wire(error)
+        )
+        self.hear(stream, pb.BatchesHeader(opened=[said]))
+
+    def push(self, stream: Stream, partition: int, base: int, count: int, value: bytes = b"v") -> int:
+        payload = memoryview(encode_batch(records_to_batch([], [value] * count, [], [0] * count)))
+        stored = pb.StoredBatch(topic="t", partition=partition, base_offset=base, record_count=count, payload_bytes=len(payload))
+        self.hear(stream, pb.BatchesHeader(batches=[stored]), payload)
+        return len(payload)
+
+    def taken(self) -> list[tuple[int, int]]:
+        """(partition, offset) of all that is here."""
+        queue = self.subscriptions.queues["t"]
+        return [(record.partition, record.offset) for record in (queue.get_nowait() for _ in range(queue.qsize()))]
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    made = Client(monkeypatch)
+    made.subscribe("t")
+    return made
+
+
+@pytest.fixture
+def member(monkeypatch: pytest.MonkeyPatch) -> Client:
+    made = Client(monkeypatch, "g")
+    made.subscribe("t")
+    return made
+
+
+# ---------------------------------------------------------------- opening
+
+
+def test_each_leader_is_asked_for_its_partitions_on_one_stream(member: Client) -> None:
+    assert [stream.address for stream in member.streams] == ["b:1", "b:2"]
+    for stream, partition in zip(member.streams, (0, 1), strict=True):
+        [credit] = stream.take("credit")
+        assert credit.bytes == CREDIT
+        [opening] = stream.take("open")
+        assert (opening.group, opening.member_id, opening.ephemeral) == ("g", "me", False)
+        [wanted] = opening.partitions
+        assert (wanted.topic, wanted.partition, wanted.topic_id, wanted.latest) == ("t", partition, "x", True)
+    member.look()
+    assert len(member.streams) == 2
+    assert member.streams[0].said == []
+
+
+def test_an_ephemeral_group_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(monkeypatch, "g", ephemeral=True)
+    client.subscribe("t")
+    assert client.stream(1).take("open")[0].ephemeral
+
+
+def test_a_topic_that_is_subscribed_to_already_is_left_as_it_is(client: Client) -> None:
+    client.opened(client.stream(1), 0, 5)
+    queue, place = client.subscriptions.queues["t"], client.place()
+    client.subscribe("t")
+    assert client.subscriptions.queues["t"] is queue
+    assert client.place() is place
+
+
+def test_a_partition_without_a_leader_is_opened_when_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(monkeypatch)
+    client.say(topic_info(0, 2))
+    client.subscribe("t")
+    assert [stream.address for stream in client.streams] == ["b:2"]
+    client.say(topic_info(2, 2, epoch=2))
+    client.look()
+    assert [stream.address for stream in client.streams] == ["b:2"]
+    assert [p.partition for opening in client.stream(2).take("open") for p in opening.partitions] == [1, 0]
+
+
+def test_a_partition_that_moves_is_closed_at_the_former_leader_and_goes_on_at_the_next(client: Client) -> None:
+    first = client.stream(1)
+    client.opened(first, 0, 5)
+    client.push(first, 0, 5, 2)
+    first.said.clear()
+    client.stream(2).said.clear()
+    client.say(topic_info(2, 2, epoch=2))
+    client.look()
+    assert [(p.topic, p.partition) for closing in first.take("close") for p in closing.partitions] == [("t", 0)]
+    [opening] = client.stream(2).take("open")
+    assert [(p.partition, p.offset) for p in opening.partitions] == [(0, 7)]
+    assert first.last_said  # nothing is opened there any more
+    assert (client.place().active, client.place().answered) == (False, False)
+    client.push(first, 0, 7, 1)  # too late
+    assert client.taken() == [(0, 5), (0, 6)]
+
+
+def test_an_added_partition_begins_at_its_first_record(client: Client) -> None:
+    client.say(topic_info(1, 2, 1))
+    client.look()
+    [wanted] = client.stream(1).take("open")[-1].partitions
+    assert (wanted.partition, wanted.earliest, wanted.latest) == (2, True, False)
+    assert client.place(2).added
+    assert not client.place(1).added
+
+
+def test_many_partitions_are_asked_for_in_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "REQUEST_PLACES_MAX", 2)
+    client = Client(monkeypatch, "g")
+    client.say(topic_info(1, 1, 1, 1, 1))
+    client.subscribe("t")
+    openings = client.stream(1).take("open")
+    assert [[p.partition for p in opening.partitions] for opening in openings] == [[0, 1], [2, 3], [4]]
+    for partition in range(5):
+        client.opened(client.stream(1), partition)
+        client.push(client.stream(1), partition, 0, 1)
+    client.taken()
+    client.subscriptions.queues["t"].done_with_last()
+    client.subscriptions._settle()
+    assert [[(p.partition, p.offset) for p in some] for some in client.stream(1).take("settled")] == [
+        [(0, 1), (1, 1)],
+        [(2, 1), (3, 1)],
+        [(4, 1)],
+    ]
+    client.subscriptions._settle()
+    assert client.stream(1).take("settled") == []
+
+
+def test_a_topic_that_cannot_be_asked_about_for_now_holds_up_no_other(client: Client) -> None:
+    def answer(request: pb.MetadataRequest) -> Any:
+        return Overloaded("busy") if "t" in request.topics else told(topic_info(3, name="u"))
+
+    client.connection.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), answer)
+    client.connection.clock.now += 1
+    client.subscribe("u")
+    assert client.stream(3).take("open")[0].partitions[0].topic == "u"
+    assert client.subscriptions.queues["t"].error is None
+
+
+def test_a_topic_that_is_gone_ends_and_the_others_go_on(client: Client) -> None:
+    client.say(topic_info(1, name="u"))
+    client.connection.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), told(topic_info(1, name="u"), unknown=("t",)))
+    client.subscribe("u")
+    assert isinstance(client.subscriptions.queues["t"].error, UnknownTopic)
+    assert list(client.subscriptions.views) == ["u"]
+    assert [place for place in client.subscriptions.places if place[0] == "t"] == []
+    assert client.stream(2).last_said
+    assert not client.stream(1).last_said
+
+
+# ---------------------------------------------------------------- what brokers say
+
+
+def test_a_partition_that_another_member_has_is_not_waited_for(member: Client) -> None:
+    member.opened(member.stream(1), 0, 3)
+    member.push(member.stream(1), 0, 3, 2)
+    member.opened(member.stream(1), 0, active=False)
+    assert member.taken() == []
+    assert member.place().position == -1
+    assert member.place().answered
+
+
+def test_it_is_waited_for_until_all_partitions_are_opened(client: Client) -> None:
+    with pytest.raises(OutcomeUnknown, match="t-0, t-1 could not be subscribed to within 0 ms"):
+        client.subscriptions.wait_opened(["t"], Deadline(0))
+    client.opened(client.stream(1), 0)
+    with pytest.raises(OutcomeUnknown, match=r"^t-1 could not"):
+        client.subscriptions.wait_opened(["t"], Deadline(0))
+    client.opened(client.stream(2), 1, active=False)
+    client.subscriptions.wait_opened(["t"], Deadline(0))
+    client.subscriptions.wait_opened(["u"], Deadline(0))
+    client.subscriptions.fail("t", UnknownTopic("gone"))
+    with pytest.raises(UnknownTopic):
+        client.subscriptions.wait_opened(["t"], Deadline(0))
+
+
+def test_a_broker_that_does_not_lead_is_left_for_the_one_that_it_names(client: Client) -> None:
+    client.opened(client.stream(1), 0, active=False, error=NotLeader("3 does", 3, 2))
+    assert client.place().address is None
+    assert client.subscriptions._failed
+    assert client.subscriptions.queues["t"].error is None
+    client.connection.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), Unreachable("gone"))
+    client.look()
+    assert [p.partition for p in client.stream(3).take("open")[0].partitions] == [0]
+
+
+def test_a_partition_that_is_refused_ends_its_topic(client: Client) -> None:
+    client.opened(client.stream(2), 1, active=False, error=InvalidRequest("no"))
+    assert isinstance(client.subscriptions.queues["t"].error, InvalidRequest)
+    client.subscriptions.fail("t", UnknownTopic("later"))
+    assert isinstance(client.subscriptions.queues["t"].error, InvalidRequest)  # the first reason stays
+
+
+def test_words_about_what_is_not_subscribed_to_are_passed_over(client: Client) -> None:
+    stream = client.stream(1)
+    stream.said.clear()
+    client.opened(stream, 7)
+    payload = memoryview(b"x" * CREDIT)
+    stored = pb.StoredBatch(topic="u", partition=0, base_offset=0, record_count=1, payload_bytes=CREDIT)
+    client.hear(stream, pb.BatchesHeader(batches=[stored]), payload)
+    assert [credit.bytes for credit in stream.take("credit")] == [CREDIT]  # what was pushed in vain may be pushed again
+    client.opened(client.stream(2), 0, 9)  # it is opened at the other broker
+    assert client.place().position == -1
+
+
+def test_what_is_pushed_before_it_is_opened_is_not_taken(client: Client) -> None:
+    client.push(client.stream(1), 0, 0, 3)
+    assert client.taken() == []
+    assert client.place().pushed == -1
+
+
+def test_without_a_group_a_gap_is_told_and_passed_over(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    client.opened(client.stream(1), 0, 3)
+    client.push(client.stream(1), 0, 3, 2)
+    with caplog.at_level(logging.WARNING):
+        client.opened(client.stream(1), 0, 5)
+        assert caplog.messages == []
+        client.opened(client.stream(1), 0, 9)
+    assert caplog.messages == ["t-0: offsets 5 to 8 are no longer kept"]
+    client.push(client.stream(1), 0, 9, 1)
+    assert client.taken() == [(0, 3), (0, 4), (0, 9)]
+
+
+def test_in_a_group_what_others_were_done_with_is_dropped_and_done_with(member: Client, caplog: pytest.LogCaptureFixture) -> None:
+    member.opened(member.stream(1), 0, 3)
+    member.push(member.stream(1), 0, 3, 4)
+    member.opened(member.stream(1), 0, 5)
+    place = member.place()
+    assert (place.began, place.processed, place.taken, place.position, place.pushed, place.settled) == (5, 5, 5, 7, 5, 5)
+    assert caplog.messages == []
+    assert member.taken() == [(0, 5), (0, 6)]
+    member.opened(member.stream(1), 0, 4)  # the group is told to be behind, where this member knows better
+    assert (place.began, place.processed, place.pushed, place.settled) == (5, 6, 4, 4)
+
+
+def test_a_batch_that_overlaps_with_what_is_held_goes_on_behind_it(client: Client) -> None:
+    stream = client.stream(1)
+    client.opened(stream, 0, 0)
+    client.push(stream, 0, 0, 3)
+    client.push(stream, 0, 1, 2)
+    client.push(stream, 0, 1, 4)
+    assert client.taken() == [(0, offset) for offset in range(5)]
+    assert (client.place().position, client.place().pushed) == (5, 5)
+
+
+def test_a_stream_that_ends_leaves_its_partitions_to_be_opened_anew(client: Client) -> None:
+    first, second = client.stream(1), client.stream(2)
+    client.opened(first, 0, 0)
+    first.over(None)
+    assert (client.place(0).address, client.place(1).address) == (None, "b:2")
+    assert client.subscriptions._failed
+    client.look()
+    assert client.stream(1) is not first
+    assert client.stream(2) is second
+    client.subscriptions._failed = False
+    first.over(None)  # once more: another has taken its place
+    assert client.place(0).address == "b:1"
+    assert not client.subscriptions._failed
+
+
+# ---------------------------------------------------------------- columns that were added
+
+
+def typed(client: Client, words: str) -> None:
+    client.say(topic_info(1, 2, schema=parse_schema(words)))
+
+
+def push_row(client: Client, base: int, **row: Any) -> None:
+    words = ", ".join(f"{name} long" for name in row)
+    payload = memoryview(encode_batch(pa.RecordBatch.from_pylist([row], schema=parse_schema(words))))
+    stored = pb.StoredBatch(topic="t", partition=0, base_offset=base, record_count=1, payload_bytes=len(payload))
+    client.hear(client.stream(1), pb.BatchesHeader(batches=[stored]), payload)
+
+
+def test_a_batch_with_more_columns_than_are_known_makes_it_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(monkeypatch)
+    typed(client, "a long")
+    client.subscribe("t")
+    client.opened(client.stream(1), 0, 0)
+    client.connection.asked.clear()
+    typed(client, "a long, b long")
+    push_row(client, 0, a=1)
+    assert client.connection.asked == []
+    push_row(client, 1, a=2, b=3)
+    assert len(client.connection.asked) == 1
+    queue = client.subscriptions.queues["t"]
+    assert [queue.get_nowait().value for _ in range(2)] == [{"a": 1}, {"a": 2, "b": 3}]
+
+
+def test_columns_that_nobody_can_tell_of_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(monkeypatch)
+    typed(client, "a long")
+    client.subscribe("t")
+    client.opened(client.stream(1), 0, 0)
+    client.connection._answered = None
+    client.connection.clock.now += 1
+    client.connection.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), InvalidRequest("no"))
+    push_row(client, 0, a=2, b=3)
+    assert client.subscriptions.queues["t"].get_nowait().value == {"a": 2}
+    assert client.subscriptions.queues["t"].error is None
+
+
+# ---------------------------------------------------------------- credit
+
+
+def big(client: Client, stream: Stream, base: int) -> int:
+    size = client.push(stream, 0, base, 1)
+    assert size * 4 >= CREDIT  # one batch is a portion of credit
+    return size
+
+
+def test_credit_comes_back_in_portions_of_a_quarter(client: Client) -> None:
+    session = client.subscriptions._sessions["b:1"]
+    client.stream(1).said.clear()
+    session.give_back(249)
+    assert client.stream(1).said == []
+    session.give_back(1)
+    session.give_back(249)
+    assert [credit.bytes for credit in client.stream(1).take("credit")] == [250]
+    session.ended = True
+    session.give_back(900)
+    assert client.stream(1).said == []
+
+
+def test_what_is_held_is_not_given_as_credit_to_the_next_stream(client: Client) -> None:
+    stream = client.stream(1)
+    client.opened(stream, 0, 0)
+    size = big(client, stream, 0)
+    assert client.subscriptions.held("b:1") == size
+    stream.over(None)
+    client.look()
+    [credit] = client.stream(1).take("credit")
+    assert credit.bytes == CREDIT - size
+    client.taken()
+    assert client.subscriptions.held("b:1") == 0
+    assert [credit.bytes for credit in client.stream(1).take("credit")] == [size]
+
+
+def test_more_than_the_credit_that_is_held_is_paid_back_first(client: Client) -> None:
+    stream = client.stream(1)
+    client.opened(stream, 0, 0)
+    size = sum(big(client, stream, at) for at in range(4))
+    assert size > CREDIT
+    stream.over(None)
+    client.look()
+    [credit] = client.stream(1).take("credit")
+    assert credit.bytes == 0
+    client.taken()
+    assert sum(credit.bytes for credit in client.stream(1).take("credit")) <= CREDIT
+
+
+# ---------------------------------------------------------------- settling
+
+
+def test_a_place_is_settled_once_it_is_further_than_the_broker_knows(member: Client) -> None:
+    stream = member.stream(1)
+    member.opened(stream, 0, 5)
+    member.push(stream, 0, 5, 2)
+    member.subscriptions._settle()
+    assert stream.take("settled") == []
+    queue = member.subscriptions.queues["t"]
+    queue.get_nowait()
+    queue.get_nowait()
+    member.subscriptions._settle()
+    assert [[(p.topic, p.partition, p.offset) for p in some] for some in stream.take("settled")] == [[("t", 0, 6)]]
+    assert member.place().settled == 6
+    queue.done_with_last()
+    member.subscriptions._sessions["b:1"].ended = True
+    member.subscriptions._settle()
+    assert stream.take("settled") == []
+    assert member.place().settled == 6
+
+
+def test_without_a_group_nothing_is_settled(client: Client) -> None:
+    stream = client.stream(1)
+    client.opened(stream, 0, 0)
+    client.push(stream, 0, 0, 1)
+    client.taken()
+    client.subscriptions.queues["t"].done_with_last()
+    client.subscriptions._settle()
+    assert stream.take("settled") == []
+
+
+# ---------------------------------------------------------------- the end
+
+
+def test_what_is_unsubscribed_is_settled_closed_and_its_credit_given_back(member: Client) -> None:
+    stream = member.stream(1)
+    member.opened(stream, 0, 0)
+    big(member, stream, 0)
+    size = member.push(stream, 0, 1, 2)
+    queue = member.subscriptions.queues["t"]
+    queue.get_nowait()
+    stream.said.clear()
+    member.subscriptions.remove("t")
+    assert [[p.offset for p in some] for some in stream.take("settled")] == [[1]]
+    assert [p.partition for closing in stream.take("close") for p in closing.partitions] == [0]
+    assert sum(credit.bytes for credit in stream.take("credit")) == size
+    assert member.subscriptions.places == {}
+    assert member.subscriptions.views == {}
+    member.subscriptions.remove("t")
+    assert queue.empty()
+
+
+@pytest.fixture
+def moved(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The cursors that are moved at the end."""
+    calls: list[Any] = []
+
+    def move_cursors(connection: Any, group: str, positions: Any, deadline: Any, **more: Any) -> None:
+        calls.append((group, positions, more["kind"], more["member_id"]))
+
+    monkeypatch.setattr(subscription, "move_cursors", move_cursors)
+    return calls
+
+
+@pytest.mark.parametrize(("last_is_done", "offset"), [(True, 7), (False, 6)])
+def test_a_member_that_stops_leaves_the_groups_place_where_it_is(
+    member: Client, moved: list[Any], last_is_done: bool, offset: int
+) -> None:
+    stream = member.stream(1)
+    member.opened(stream, 0, 5)
+    member.opened(member.stream(2), 1, 5)
+    member.push(stream, 0, 5, 3)
+    queue = member.subscriptions.queues["t"]
+    queue.get_nowait()
+    queue.get_nowait()
+    for _ in range(2):
+        member.subscriptions.stop(Deadline(1_000), last_is_done=last_is_done)
+    assert moved == [("g", {"t": {0: offset}}, "consumer", "me")]
+    assert [stream.last_said for stream in member.streams] == [True, True]
+    assert [(stream.waited, stream.cancelled) for stream in member.streams] == [(True, True)] * 2
+    assert queue.empty()
+    member.say(topic_info(1, 2, name="u"))
+    streams = len(member.streams)
+    member.look()
+    assert len(member.streams) == streams
+
+
+def test_a_consumer_without_a_group_leaves_no_place_behind(client: Client, moved: list[Any]) -> None:
+    client.opened(client.stream(1), 0, 5)
+    client.push(client.stream(1), 0, 5, 3)
+    client.taken()
+    client.subscriptions.stop(Deadline(1_000), last_is_done=True)
+    assert moved == [("", {}, "consumer", "me")]
+
+
+def test_a_place_that_cannot_be_left_behind_does_not_stop_the_end(
+    member: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def move_cursors(*given: Any, **more: Any) -> None:
+        raise Unreachable("gone")
+
+    monkeypatch.setattr(subscription, "move_cursors", move_cursors)
+    with caplog.at_level(logging.WARNING):
+        member.subscriptions.stop(Deadline(1_000), last_is_done=True)
+    assert caplog.messages == ["group g may be given some records again: gone"]
+    assert member.streams[0].cancelled
