@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from mq_broker.broker.data import fetch
@@ -15,6 +16,7 @@ from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.messages import Published
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import decode_batch, encode_batch
 from mq_protocol.envelope import Envelope
 from mq_protocol.errors import InvalidRequest, NotLeader, NotYetWritten, OffsetOutOfRange, UnknownTopic, from_wire
 from mq_protocol.limits import FETCH_CHUNK_BYTES
@@ -49,15 +51,16 @@ class Replica:
             observer()
 
 
-def reading(partition: Any) -> Reading:
+def reading(partition: Any, schema: pa.Schema | None = None) -> Reading:
     shell: Any = SimpleNamespace(broker=1, partition=lambda _topic, _number: partition, leader=lambda _t, _n: partition)
 
     class Topics:
         async def get(self, _name: str) -> Any:
-            return SimpleNamespace(partitions=1)
+            spec = SimpleNamespace(name="t", schema=b"typed" if schema is not None else b"")
+            return SimpleNamespace(partitions=1, spec=spec, schema=schema)
 
-        async def meant(self, _name: str, _topic_id: str) -> Any:
-            return SimpleNamespace(partitions=1)
+        async def meant(self, name: str, _topic_id: str) -> Any:
+            return await self.get(name)
 
     topics: Any = Topics()
     return Reading(shell, topics, Held(1 << 20))
@@ -123,6 +126,37 @@ def test_a_fetch_reads_as_much_at_once_as_it_asks_for_within_bounds() -> None:
         partition = Replica()
         fetched(partition, end_offset=1, chunk_bytes_max=asked)
         assert partition.chunks == [read]
+
+
+def test_who_wants_columns_or_rows_is_sent_those_of_as_much_as_is_read_at_once() -> None:
+    schema = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.string())])
+    batch = pa.record_batch([pa.array([1, 2]), pa.array(["a", "b"])], schema=schema)
+    payload = memoryview(encode_batch(batch))
+
+    class Typed(Replica):
+        def read(self, start: int, end: int, bytes_max: int) -> list[tuple[Published, memoryview]]:
+            self.chunks.append(bytes_max)
+            return [(Published(start, 2, 1, 1, len(payload), len(payload)), payload)]
+
+    async def scenario(**fields: Any) -> tuple[list[int], list[int], list[bytes]]:
+        partition = Typed()
+        sent: list[Envelope[pb.BatchesHeader]] = []
+
+        async def send(message: Envelope[pb.BatchesHeader]) -> None:
+            sent.append(message)
+
+        ours = reading(partition, schema)
+        try:
+            await ours.fetch(pb.FetchRequest(topic="t", end_offset=4, chunk_bytes_max=100, **fields), send)
+        finally:
+            ours.close()
+        columns = [decode_batch(bytes(message.parts[0]), schema, list(fields["columns"])) for message in sent]
+        return partition.chunks, [rows.num_rows for rows in columns], [message.header.batches[0].kept for message in sent]
+
+    chunks, counts, kept = asyncio.run(scenario(project=True, columns=["s"]))
+    assert (chunks, counts, kept) == ([fetch.PUSHDOWN_READ_BYTES] * 2, [2, 2], [b"", b""])
+    _, counts, kept = asyncio.run(scenario(project=True, columns=["s"], filter="n = 2"))
+    assert (counts, kept) == ([1, 1], [b"\x02", b"\x02"])
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 3), (4, 3)])

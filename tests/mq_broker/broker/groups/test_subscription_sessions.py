@@ -22,6 +22,7 @@ from mq_protocol.errors import (
     OffsetOutOfRange,
     StorageFailed,
     TritonMQError,
+    UnknownGroup,
     UnknownPartition,
     UnknownTopic,
     from_wire,
@@ -241,7 +242,8 @@ def test_a_closed_partition_and_those_of_a_stream_that_is_over_are_watched_no_mo
         assert {partition for partition, _ in stream.message()[1]} == {1}
         stream.session.close()
         assert not second.observers
-        assert stream.message() == ([], [])
+        assert stream.session._gather() is None, "not even an empty message"
+        assert not stream.session._subscriptions
 
     run(Stream(Readable(0), Readable(1)), scenario)
 
@@ -297,6 +299,20 @@ def test_records_that_are_lost_are_told_once_and_pushing_goes_on_behind_them() -
     run(Stream(), scenario)
 
 
+def test_a_subscription_that_is_closed_as_it_is_told_of_a_loss_is_pushed_nothing_more() -> None:
+    async def scenario(stream: Stream) -> None:
+        [partition] = stream.partitions
+        await stream.open(wanted())
+        partition.fails = OffsetOutOfRange("offsets 0 to 29 were lost", 30)
+        stream.message()
+        partition.fails = None
+        stream.session.close()
+        await rounds()
+        assert stream.message() == ([(0, 30)], [])
+
+    run(Stream(), scenario)
+
+
 @pytest.mark.parametrize("error", [OffsetOutOfRange("the same place again", 0), StorageFailed("damaged")])
 def test_a_partition_that_cannot_be_read_ends_the_subscription_with_the_reason(error: TritonMQError) -> None:
     async def scenario(stream: Stream) -> None:
@@ -333,9 +349,9 @@ def test_a_topic_that_was_made_again_is_looked_up_once_for_all_its_partitions() 
         newer = [pb.SubscribePartition(topic="t", partition=n, earliest=True, topic_id="newer") for n in (0, 1)]
         await stream.open(*newer)
         assert (stream.message()[0], stream.renewals) == ([(0, 0), (1, 0)], 1)
-        await stream.open(*known)
-        [told] = stream.told()
-        assert (told.error.code, stream.renewals) == (pb.UNKNOWN_TOPIC, 2)
+        await stream.open(*known, *known)
+        assert [told.error.code for told in stream.told()] == [pb.UNKNOWN_TOPIC] * 2
+        assert stream.renewals == 2
 
     run(Stream(Readable(0), Readable(1)), scenario)
 
@@ -364,6 +380,10 @@ def test_a_member_without_a_part_is_told_so_and_is_given_it_when_the_other_goes(
         await other.open(wanted(), member="b")
         [told] = other.told()
         assert (told.active, told.offset) == (False, 0)
+        stream.partitions[0].changes()
+        assert other.message() == ([], []), "what comes meanwhile is not its own"
+        [told] = stream.told()
+        assert told.active, "the owner is told once that it has it"
         stream.session.close()
         opened, batches = other.message()
         assert (opened, batches[0]) == ([(0, 0)], (0, 0))
@@ -393,6 +413,39 @@ def test_a_member_that_hands_over_is_pushed_nothing_more() -> None:
     run(Stream(group="g"), scenario)
 
 
+def test_a_member_that_was_done_with_all_is_pushed_nothing_after_another_has_the_partition() -> None:
+    async def scenario(stream: Stream) -> None:
+        [partition] = stream.partitions
+        first = Stream(partition, group="g", delivering=stream.delivery)
+        await first.open(wanted(), member="b")
+        first.message()
+        await first.settle(100)
+        await stream.open(wanted(), member="a")
+        assert [told.active for told in first.told()] == [False]
+        partition.next_offset = 102
+        partition.changes()
+        assert first.message() == ([], [])
+        assert stream.message()[1] == [(0, 100)]
+
+    run(Stream(group="g"), scenario)
+
+
+def test_a_member_whose_group_is_deleted_is_told_so_and_pushed_nothing_more() -> None:
+    async def scenario(stream: Stream) -> None:
+        [partition] = stream.partitions
+        await stream.open(wanted(), credit=15)
+        stream.message()
+        led: Any = partition
+        stream.delivery.shares.end(led, "g", UnknownGroup("deleted"))
+        await stream.credit(1_000)
+        [told] = stream.told()
+        assert told.error.code == pb.UNKNOWN_GROUP
+        assert stream.message() == ([], [])
+        assert not partition.observers
+
+    run(Stream(group="g"), scenario)
+
+
 def test_a_member_that_waits_in_vain_resumes_where_it_was() -> None:
     async def scenario(stream: Stream) -> None:
         first = Stream(*stream.partitions, group="g", delivering=stream.delivery)
@@ -400,6 +453,7 @@ def test_a_member_that_waits_in_vain_resumes_where_it_was() -> None:
         first.message()
         await stream.open(wanted(), member="a")
         await first.credit(1_000)
+        assert first.message() == ([], [])
         stream.session.close()
         assert first.message()[1][0] == (0, 4)
 
@@ -459,6 +513,7 @@ def test_a_stream_sends_what_there_is_and_ends_with_what_its_client_said() -> No
     async def main() -> None:
         stream, over = Stream(), asyncio.Event()
         sent: list[int] = []
+        told: list[pb.PartitionOpened] = []
         [partition] = stream.partitions
 
         async def requests() -> AsyncIterator[pb.SubscribeRequest]:
@@ -468,6 +523,7 @@ def test_a_stream_sends_what_there_is_and_ends_with_what_its_client_said() -> No
 
         async def send(message: Envelope[pb.BatchesHeader]) -> None:
             assert stream.delivery.held.bytes == 3 * message_bytes(message), "it is held while it is on its way"
+            told.extend(message.header.opened)
             sent.extend(batch.base_offset for batch in message.header.batches)
 
         running = asyncio.create_task(stream.delivery.subscribe(requests(), send))
@@ -477,6 +533,10 @@ def test_a_stream_sends_what_there_is_and_ends_with_what_its_client_said() -> No
         partition.changes()
         await rounds()
         assert sent[-1] == 100
+        partition.serving = partition.replica.leading = False
+        partition.changes()
+        await rounds()
+        assert told[-1].error.code == pb.NOT_LEADER
         over.set()
         await asyncio.wait_for(running, 5)
         assert not partition.observers

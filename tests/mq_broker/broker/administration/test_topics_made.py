@@ -1,0 +1,116 @@
+"""Topics that a broker makes by itself, and partitions that it adds, as one broker answers for them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq_broker.broker import admin
+from mq_broker.broker.admin import Admin
+from mq_broker.broker.config import AutoCreate
+from mq_broker.broker.topics import Topics
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
+from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
+from tests.mq_broker.broker.cluster import Broker, standalone
+
+
+async def named(broker: Broker, *topics: str, auto_create: bool = True) -> dict[str, int]:
+    """How many partitions each topic has that there is, once it was named."""
+    answer = await broker.ask("Metadata", pb.MetadataRequest(topics=topics, auto_create=auto_create))
+    assert {*answer.unknown_topics, *(topic.name for topic in answer.topics)} == set(topics)
+    assert all(partition.leader for topic in answer.topics for partition in topic.partitions)
+    return {topic.name: len(topic.partitions) for topic in answer.topics}
+
+
+def test_a_topic_is_made_when_one_is_named_by_somebody_who_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "AUTO_CREATED_TOPICS_MAX", 2)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path, auto_create=AutoCreate(2, 1), topic_name_max=5) as broker:
+            assert await named(broker, "a", auto_create=False) == {}
+            assert await named(broker, "a", "b") == {}, "a list of names is a look, not a use"
+            with pytest.raises(InvalidTopicName):
+                await named(broker, "longer")
+            assert await named(broker, "a") == {"a": 2}
+            assert await asyncio.gather(*(named(broker, "b") for _ in range(5))) == [{"b": 2}] * 5
+            with pytest.raises(InvalidRequest, match="'c' is not made by itself: there are 2 topics already"):
+                await named(broker, "c")
+            assert await named(broker, "b") == {"b": 2}
+            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="a"))
+            assert await named(broker, "c") == {"c": 2}
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_that_is_not_to_make_topics_makes_none(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            assert await named(broker, "a") == {}
+
+    asyncio.run(scenario())
+
+
+def test_leaders_are_asked_once_whether_they_know_a_topic_that_is_about_to_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "AUTO_CREATED_TOPICS_MAX", 3)
+    waited: list[str] = []
+    wait = Admin._wait_until_led
+
+    async def noted(self: Admin, topic: Any, deadline: float) -> None:
+        waited.append(topic.spec.name)
+        await wait(self, topic, deadline)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path, auto_create=AutoCreate()) as broker:
+            for name in "abc":
+                await broker.create_topic(name)
+            monkeypatch.setattr(Admin, "_wait_until_led", noted)
+            await named(broker, "a", auto_create=False)
+            assert waited == []
+            for name in "aab":
+                await named(broker, name)
+            assert waited == ["a", "b"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("partitions", "replicas"), [(0, 1), (PARTITIONS_PER_TOPIC_MAX + 1, 1), (1, 0), (1, REPLICAS_MAX + 1)])
+def test_what_no_topic_may_have_is_refused_when_the_broker_is_told_to_make_such(partitions: int, replicas: int) -> None:
+    AutoCreate(PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX)
+    with pytest.raises(InvalidSetting, match=r"--auto-create-(partitions|replicas)=.* is out of range"):
+        AutoCreate(partitions, replicas)
+
+
+def test_partitions_are_added_in_parts_behind_those_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "PARTITIONS_ADDED_AT_ONCE_MAX", 2)
+    edits: list[int] = []
+    edit = Topics.edit
+
+    async def noted(self: Topics, name: str, change: Any) -> Any:
+        topic = await edit(self, name, change)
+        edits.append(topic.partitions)
+        return topic
+
+    monkeypatch.setattr(Topics, "edit", noted)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", partitions=2)
+            await broker.produce("t", 1, partition=1)
+            answer = await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=7))
+            assert [(p.partition, p.leader) for p in answer.topic.partitions] == [(number, 1) for number in range(7)]
+            assert edits == [4, 6, 7]
+            await broker.produce("t", 2, partition=6)
+            assert (await broker.numbers("t", 1), await broker.numbers("t", 6)) == ([1], [2])
+            with pytest.raises(InvalidRequest, match="cannot have fewer"):
+                await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=6))
+            edits.clear()
+            await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=7))
+            assert edits == []
+
+    asyncio.run(scenario())

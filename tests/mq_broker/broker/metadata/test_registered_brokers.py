@@ -1,0 +1,192 @@
+"""This broker's registration and its list of brokers, against a coordination service that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from mq_broker.broker import cluster
+from mq_broker.broker.cluster import Cluster
+from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent
+from mq_broker.core.messages import LeaderName
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, TritonMQError
+
+ME = BrokerRegistration(1, 7, "here:1", "rack-1", "here:2")
+OTHER = BrokerRegistration(2, 3, "there:1", "rack-2", "there:2")
+ALONE = BrokerRegistration(3, 1, "alone:1")
+
+
+class Service:
+    """Registers whoever asks, as long as it is `up`. `meanwhile` is done while the list is read."""
+
+    def __init__(self) -> None:
+        self.registered: dict[int, BrokerRegistration] = {2: OTHER, 3: ALONE}
+        self.registrations = 0
+        self.fails: TritonMQError | None = None
+        self.meanwhile: list[Callable[[], None]] = []
+        self.seen: list[list[int]] = []
+        self.lost = 0
+        self.read = asyncio.Event()
+        service: Any = self
+        self.cluster = Cluster(service, ME, self._saw, self._lost)
+
+    def _saw(self) -> None:
+        self.seen.append(sorted(self.cluster.brokers))
+        self.read.set()
+
+    def _lost(self) -> None:
+        self.lost += 1
+
+    async def register(self, me: BrokerRegistration) -> None:
+        if self.fails is not None:
+            raise self.fails
+        self.registrations += 1
+        self.registered[me.broker] = me
+
+    async def brokers(self) -> dict[int, BrokerRegistration]:
+        found = dict(self.registered)
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+        return found
+
+
+def run(scenario: Callable[[Service], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(scenario(Service()), 10)
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_joins_is_registered_once_and_knows_the_others() -> None:
+    async def scenario(service: Service) -> None:
+        here = service.cluster
+        await here.join()
+        await here.join()
+        assert service.registrations == 1
+        assert service.seen == [[1, 2, 3], [1, 2, 3]]
+        assert here.live == (LeaderName(1, 7), LeaderName(2, 3), LeaderName(3, 1))
+        assert here.racks == {1: "rack-1", 2: "rack-2", 3: ""}
+        assert [here.peer_address(broker) for broker in (2, 3, 9)] == ["there:2", None, None]
+        assert (here.is_live(2, 3), here.is_live(2, 2), here.is_live(9, 1)) == (True, False, False)
+
+    run(scenario)
+
+
+def test_a_registration_that_was_removed_is_made_again_before_others_are_told_who_lives() -> None:
+    async def scenario(service: Service) -> None:
+        await service.cluster.join()
+        del service.registered[1]
+        await service.cluster.join()
+        assert service.registrations == 2
+        assert service.seen[-1] == [1, 2, 3]
+
+    run(scenario)
+
+
+def test_a_broker_whose_session_ends_while_it_reads_is_not_among_the_living() -> None:
+    """It is in what was read, and gone: it must not believe that it may lead."""
+
+    async def scenario(service: Service) -> None:
+        await service.cluster.join()
+        service.meanwhile = [lambda: service.cluster.hear(CoordinationEvent.SESSION_LOST)]
+        await service.cluster.join()
+        assert service.seen[-1] == [2, 3]
+        assert service.lost == 1
+        await service.cluster.join()
+        assert (service.seen[-1], service.registrations) == ([1, 2, 3], 2)
+
+    run(scenario)
+
+
+def test_a_lost_session_is_told_at_once() -> None:
+    async def scenario(service: Service) -> None:
+        await service.cluster.join()
+        service.cluster.hear(CoordinationEvent.SESSION_LOST)
+        assert service.lost == 1
+        assert sorted(service.cluster.brokers) == [2, 3]
+        assert len(service.seen) == 1
+
+    run(scenario)
+
+
+def test_a_registration_that_failed_is_tried_again_by_the_next_reading() -> None:
+    async def scenario(service: Service) -> None:
+        service.fails = CoordinationUnavailable("away")
+        with pytest.raises(CoordinationUnavailable):
+            await service.cluster.join()
+        service.fails = None
+        await service.cluster.join()
+        assert service.registrations == 1
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("event", "reads", "topics"),
+    [
+        (CoordinationEvent.BROKERS_CHANGED, True, False),
+        (CoordinationEvent.TOPICS_CHANGED, False, True),
+        (CoordinationEvent.CONNECTED, True, True),
+        (CoordinationEvent.SESSION_LOST, True, False),
+        (CoordinationEvent.SUSPENDED, False, False),
+        (None, True, False),
+    ],
+)
+def test_what_is_read_again_on_which_hint(event: CoordinationEvent | None, reads: bool, topics: bool) -> None:
+    async def scenario(service: Service) -> None:
+        await service.cluster.join()
+        service.read.clear()
+        following = asyncio.create_task(service.cluster.follow())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not service.read.is_set()
+        if event is not None:
+            service.cluster.hear(event)
+        else:
+            service.cluster.read_again()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert (service.read.is_set(), service.cluster.topics_changed.is_set()) == (reads, topics)
+        following.cancel()
+        await asyncio.wait({following})
+
+    run(scenario)
+
+
+def test_a_list_that_cannot_be_read_is_read_again_and_a_broker_whose_id_was_taken_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "RETRY_S", 0.0)
+
+    async def scenario(service: Service) -> None:
+        await service.cluster.join()
+        following = asyncio.create_task(service.cluster.follow())
+        service.fails = CoordinationUnavailable("away")
+        service.cluster.hear(CoordinationEvent.SESSION_LOST)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        service.fails = None
+        service.read.clear()
+        await service.read.wait()
+        assert service.seen[-1] == [1, 2, 3]
+        service.fails = InvalidRequest("another process has this id")
+        service.cluster.hear(CoordinationEvent.SESSION_LOST)
+        with pytest.raises(InvalidRequest):
+            await following
+
+    run(scenario)
+
+
+def test_without_a_hint_the_list_is_read_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "SWEEP_S", 0.001)
+
+    async def scenario(service: Service) -> None:
+        following = asyncio.create_task(service.cluster.follow())
+        await service.read.wait()
+        service.read.clear()
+        await service.read.wait()
+        following.cancel()
+        await asyncio.wait({following})
+
+    run(scenario)
