@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker import admin
-from mq_broker.broker.admin import Admin
+from mq_broker.broker.administration import topics as admin
+from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.config import AutoCreate
-from mq_broker.broker.topics import Topics
+from mq_broker.broker.metadata.topics import Topics
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX

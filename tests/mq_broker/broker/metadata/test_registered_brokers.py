@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker import cluster
-from mq_broker.broker.cluster import Cluster
+from mq_broker.broker.metadata import brokers as cluster
+from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent
 from mq_broker.core.messages import LeaderName
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, TritonMQError
