@@ -225,10 +225,10 @@ def test_a_sink_that_has_the_name_of_the_brokers_own_topic_has_nothing_fenced_th
     key = pb.TransactionKey(query_id="dead-query", sink=TRANSACTIONS_TOPIC)
     ask, fenced = Partition.ask, []
 
-    async def noting(self: Partition, operation: Any, deadline: float) -> Any:
+    async def noting(self: Partition, operation: Any, deadline: float, **fields: Any) -> Any:
         if isinstance(operation, Fence):
             fenced.append(self.name)
-        return await ask(self, operation, deadline)
+        return await ask(self, operation, deadline, **fields)
 
     monkeypatch.setattr(Partition, "ask", noting)
 
