@@ -481,8 +481,8 @@ REPLICATION = (
     Mutation(
         "the last members leave the ISR at a clean stop",
         "rule 14, trap 30",
-        "replication.leader:Leader._stand_back",
-        "len(isr) > shared.settings.min_insync_replicas",
+        "replication.standing_back:StandingBack._resigned",
+        "len(isr) > self._shared.settings.min_insync_replicas",
         "True",
         ("clean_stop",),
     ),

@@ -174,7 +174,7 @@ ELASTIC = (
     Mutation(
         "a leader that is no replica any more leads on",
         "trap 19",
-        "replication.leader:Leader._leave",
+        "replication.standing_back:StandingBack.leave_to_replicas",
         "0 if shared.assigned or",
         "0 if True or",
         ("moves",),
@@ -207,7 +207,7 @@ ELASTIC = (
     Mutation(
         "a transfer that fails stops writes for good",
         "rule 14",
-        "replication.leader:Leader._hand_over",
+        "replication.standing_back:StandingBack.step",
         "self._lead_on()",
         "return",
         ("transfer_leadership",),

@@ -149,14 +149,20 @@ BROKEN = [
         Mutation(
             "leadership goes only to a follower that is reached",
             "rule 14",
-            "replication.leader:Leader._relief",
+            "replication.standing_back:StandingBack._relief",
             "if heir:",
             "if True:",
         ),
         test_a_leader_cut_off_from_all_followers_but_not_from_coordination_lets_another_lead,
     ),
     (
-        Mutation("a stuck leader leads on", "rule 14", "replication.leader:Leader._relief", "if heir:", "return 0\n    if heir:"),
+        Mutation(
+            "a stuck leader leads on",
+            "rule 14",
+            "replication.standing_back:StandingBack._relief",
+            "if heir:",
+            "return 0\n    if heir:",
+        ),
         test_a_leader_whose_disk_hangs_lets_another_lead,
     ),
     (

@@ -53,7 +53,8 @@ Where to find what
 
 entries.py, messages.py   what a journal is made of; every event and every effect
 replication/replica       the door: routes events to a role
-replication/leader        admits, sends, counts, answers; chosen_offsets: what acks=leader is told
+replication/leader        admits, sends, counts, answers; chosen_offsets: what acks=leader is told;
+                          standing_back: how it gives its leadership to another
 replication/follower      takes, proves, acknowledges
 replication/election      who may claim, and what a claim's answer means
 replication/membership    the ISR: confirmed, proposed, maximal; progress: one follower, as its leader sees it

@@ -17,7 +17,6 @@ from mq_broker.core.messages import (
     DecisionCommitted,
     DiskRefused,
     Done,
-    HandedOver,
     InstallSnapshot,
     NodeState,
     Propose,
@@ -32,7 +31,8 @@ from mq_broker.core.messages import (
 from mq_broker.core.replication.chosen_offsets import ChosenOffsets
 from mq_broker.core.replication.membership import Membership
 from mq_broker.core.replication.progress import Progress
-from mq_broker.core.replication.replica_state import Shared, without
+from mq_broker.core.replication.replica_state import Shared
+from mq_broker.core.replication.standing_back import StandingBack
 from mq_protocol.errors import DiskFull, NotEnoughReplicas, NotLeader, OutcomeUnknown, Overloaded, TritonMQError
 
 _SNAPSHOT_PATIENCE = 4
@@ -62,12 +62,7 @@ class Leader:
         self._written = shared.log.flushed
         self._awake_ms = shared.now_ms
         self._commit_moved_ms = shared.now_ms
-        self._hand_over_deadline_ms: int | None = None
-        self._parting = (-1, 0)  # the last message sent before it was to stop, and when that was
-        self._leave_at_ms = 0
-        self._chosen = 0  # who is to lead next, if this one does not stop but was asked to let another lead
-        self._resigning: int | None = None
-        self.resigned = False
+        self.standing_back = StandingBack(shared, self.membership, self.followers)
         start = EpochStart(shared.me.broker, state.offset_floor)
         self.epoch_start = self._append(Propose(0, start, shared.log.last_timestamp_us), start)
 
@@ -82,16 +77,10 @@ class Leader:
         return self._shared.high_watermark >= self.epoch_start
 
     @property
-    def stands_back_ms(self) -> int:
-        """For how long it does not claim again after it has stood back: less if it was well and only asked to."""
-        settings = self._shared.settings
-        return settings.silence_ms if self._chosen else settings.leader_stuck_ms
-
-    @property
     def at_rest(self) -> bool:
         """Nobody waits for an answer, and every follower has all there is and knows it, or cannot be had."""
         shared = self._shared
-        busy = self._doubtful or self._hand_over_deadline_ms is not None  # who waits for an entry waits for the high watermark
+        busy = self._doubtful or self.standing_back.waiting  # who waits for an entry waits for the high watermark
         if busy or not self.ready or not self._acknowledging or not shared.assigned:
             return False
         settled = self.membership.at_rest and shared.log.last_index == shared.high_watermark
@@ -110,7 +99,7 @@ class Leader:
     def propose(self, request: Propose, *, confirmed: bool = False) -> None:
         """`confirmed`: every member was heard of, as a follower of this leader, since it was asked."""
         shared = self._shared
-        if self._hand_over_deadline_ms is not None or self._resigning is not None:
+        if self.standing_back.waiting or self.standing_back.resigning:
             self._refuse(request, NotLeader("this broker is handing leadership over: ask again in a moment", 0, shared.epoch))
             return
         if not self.ready and request.uuid == NO_UUID:
@@ -258,7 +247,7 @@ class Leader:
         while progress.next_index <= log.last_index and len(progress.sent) < in_flight_max:
             last = log.range_end(progress.next_index, settings.append_entries_max, settings.append_bytes_max)
             self._send(progress, last)
-        asked = progress.last_sequence <= max(self._doubtful[-1][0] if self._doubtful else -1, self._parting[0])
+        asked = progress.last_sequence <= max(self._doubtful[-1][0] if self._doubtful else -1, self.standing_back.last_before)
         if (asked or shared.now_ms - progress.last_sent_ms >= settings.heartbeat_ms) and len(progress.sent) < in_flight_max:
             self._send(progress, progress.next_index - 1)
 
@@ -371,12 +360,11 @@ class Leader:
             shared.read_node()  # the answer that came may have been to an older question: it must be known who wrote
         if shared.log.last_index == shared.high_watermark:
             self._commit_moved_ms = shared.now_ms
-        elif self._resigning is None and shared.now_ms - self._commit_moved_ms > settings.leader_stuck_ms and self._relief():
-            shared.audit(f"nothing was committed for {settings.leader_stuck_ms} ms: standing back", alarm=True)
-            self._resigning = self._relief()
+        elif shared.now_ms - self._commit_moved_ms > settings.leader_stuck_ms:
+            self.standing_back.give_way()
         self._forget_removed()
-        self._leave()
-        self._hand_over()
+        self.standing_back.leave_to_replicas()
+        self.standing_back.step()
 
     def _time_passes(self) -> None:
         """After a gap in its own time every clock starts anew: it was this process that slept (rule 5, trap 31)."""
@@ -392,18 +380,18 @@ class Leader:
         self._time_passes()
         self._advance()
         self._settle_doubts()
-        self._hand_over()
+        self.standing_back.step()
         self.membership_changed()
-        if self._resigning is not None:
-            self._stand_back()
-        if not self.resigned:
+        if self.standing_back.resigning:
+            self._sequence = self.standing_back.finish(self._sequence)
+        if not self.standing_back.done:
             for progress in self.followers.values():
                 self._send_to(progress)
 
     def membership_changed(self) -> None:
-        if self._resigning is None and self._acknowledging:
+        if not self.standing_back.resigning and self._acknowledging:
             # A log in memory ends with its process: whoever is about to stop drops nobody, or it might drop the last that stays.
-            leaving = self._shared.settings.volatile and self._hand_over_deadline_ms is not None and not self._chosen
+            leaving = self._shared.settings.volatile and self.standing_back.broker_stops
             self.membership.propose(self.followers, self.epoch_start, shrink=not leaving)
 
     def refused_by_node(self) -> None:
@@ -415,155 +403,11 @@ class Leader:
         self._acknowledging = True
         self.membership.node_changed(state)
 
-    # ------------------------------------------------------------------ standing back
+    # ------------------------------------------------------------------ the end of the role
 
     def hand_over(self, deadline_ms: int) -> None:
-        if self._hand_over_deadline_ms is None or self._chosen:
-            self._chosen, self._hand_over_deadline_ms = 0, deadline_ms
-            self._parting = self._sequence, self._shared.now_ms
-        self._hand_over()
-
-    def transfer(self, to: int, deadline_ms: int) -> None:
-        """Let that one lead as soon as it has everything; go on if it cannot by then."""
-        if self._hand_over_deadline_ms is None and self._resigning is None:
-            self._chosen, self._hand_over_deadline_ms = to, deadline_ms
-            self._hand_over()
-
-    def _leave(self) -> None:
-        """The partition is assigned to other brokers: let one of them lead, as soon as one can (trap 19)."""
-        shared = self._shared
-        heir = 0 if shared.assigned or shared.now_ms < self._leave_at_ms else self._heir()
-        if heir:
-            self._leave_at_ms = shared.now_ms + 2 * shared.settings.silence_ms
-            self.transfer(heir, shared.now_ms + shared.settings.silence_ms)
-
-    def _heir(self) -> int:
-        """The in-sync, registered follower that has most of the log, or the one chosen; 0 if there is none."""
-        shared = self._shared
-        heirs = [
-            (progress.acknowledged, -shared.settings.replicas.index(progress.broker), progress.broker)
-            for progress in self.followers.values()
-            if (progress.broker, progress.log_id) in self.membership.confirmed
-            and progress.broker in shared.live
-            and progress.connected
-            and progress.broker in shared.settings.replicas
-            and self._chosen in (0, progress.broker)
-        ]
-        return max(heirs)[2] if heirs else 0
-
-    def _relief(self) -> int:
-        """Who may get on where this leader does not: an heir, or a registered member that is not reached from here but may be from
-        elsewhere. 0 if nobody, or if without this broker too few are registered."""
-        live = [progress for progress in self.followers.values() if progress.broker in self._shared.live]
-        if len(live) < self._shared.settings.min_insync_replicas:
-            return 0
-        heir = self._heir()
-        if heir:
-            return heir
-        named = dict(self.membership.confirmed)
-        return next((p.broker for p in live if p.broker in named and p.log_id in {"", named[p.broker]}), 0)
-
-    def _others_are_well(self) -> bool:
-        """Nothing but this disk holds the high watermark back, and every other member was heard of just now (if this leader is to
-        stop: asked since), by the log named. Else this log may be the last that is whole, and must stay named."""
-        shared = self._shared
-        enough = min(shared.high_watermark + 1, shared.log.last_index)
-        since_ms = shared.now_ms - 2 * shared.settings.heartbeat_ms
-        others = [
-            (self.followers.get(broker), log_id) for broker, log_id in self.membership.confirmed if broker != shared.me.broker
-        ]
-        return all(
-            progress is not None
-            and progress.log_id == log_id
-            and progress.broker in shared.live
-            and progress.acknowledged >= enough
-            and progress.last_heard_ms >= since_ms
-            and progress.heard_sequence > self._parting[0]
-            for progress, log_id in others
-        )
-
-    def _heir_may_come(self) -> bool:
-        """Whether any other in-sync broker is registered: else waiting for a successor is in vain (all brokers stop together)."""
-        shared = self._shared
-        return any(broker in shared.live for broker in self.membership.brokers() if broker != shared.me.broker)
-
-    def _hand_over(self) -> None:
-        """Wait for a successor to have the end of the log, or for the deadline; then stand back (rule 14)."""
-        shared = self._shared
-        if self._hand_over_deadline_ms is None or self._resigning is not None:
-            return
-        heir = self._heir()
-        late = shared.now_ms >= self._hand_over_deadline_ms
-        if self._chosen and (late or not heir):
-            shared.audit(f"broker {self._chosen} cannot lead {'in time' if heir else 'now'}: leading on")
-            self._lead_on()
-        elif heir and (late or (self._has_end(heir) and not self._parting_answers_due())):
-            self._resigning = heir
-        elif late or not self._heir_may_come():
-            self._resigning = 0
-
-    def _has_end(self, heir: int) -> bool:
-        log = self._shared.log
-        return self._shared.high_watermark == log.last_index and self.followers[heir].acknowledged >= log.last_index
-
-    def _parting_answers_due(self) -> bool:
-        """Whether a member that can be asked may still say that it is well, so that this broker's log need not stay named."""
-        shared, (sequence, asked_ms) = self._shared, self._parting
-        isr = self.membership.confirmed
-        if (
-            self._chosen
-            or len(isr) <= shared.settings.min_insync_replicas
-            or shared.now_ms - asked_ms > 2 * shared.settings.heartbeat_ms
-        ):
-            return False
-        named = dict(isr)
-        return any(
-            p.log_id == named.get(p.broker) and p.connected and p.broker in shared.live and p.heard_sequence <= sequence
-            for p in self.followers.values()
-        )
-
-    def _lead_on(self) -> None:
-        self._chosen, self._hand_over_deadline_ms, self._resigning = 0, None, None
-
-    def _stand_back(self) -> None:
-        shared = self._shared
-        heir = self._resigning
-        assert heir is not None
-        if heir:
-            isr = self.membership.confirmed
-            if not self._chosen and len(isr) > shared.settings.min_insync_replicas and self._others_are_well():
-                isr = without(isr, shared.me.broker)  # it stops, or its own disk is what nothing moves past
-            if not self.membership.resign(isr):
-                if self._hand_over_deadline_ms is None or shared.now_ms < self._hand_over_deadline_ms:
-                    return
-                if self._chosen:
-                    self._lead_on()
-                    return
-                heir = 0  # a write is unanswered still: leave it to them to find that this broker is gone
-        if heir:
-            shared.audit(f"hand leadership over to broker {heir}")
-            self._sequence += 1
-            for progress in self.followers.values():
-                previous = max(progress.matched, shared.log.base_index)
-                shared.emit(
-                    Send(
-                        progress.broker,
-                        AppendEntries(
-                            shared.me.broker,
-                            shared.me.incarnation,
-                            shared.epoch,
-                            previous,
-                            shared.log.epoch_at(previous),
-                            previous,
-                            shared.high_watermark,
-                            self._sequence,
-                            successor=heir,
-                        ),
-                    )
-                )
-        if self._hand_over_deadline_ms is not None and not self._chosen:
-            shared.emit(HandedOver(heir))
-        self.resigned = True
+        """The broker stops: wait until then for a successor that has everything."""
+        self.standing_back.hand_over(deadline_ms, self._sequence)
 
     def disk_refused(self, event: DiskRefused) -> bool:
         """Entries did not fit. Returns whether leadership can go on: only if nobody else was sent what is now gone."""
@@ -591,8 +435,7 @@ class Leader:
     def end(self, why: str) -> None:
         """The role ends: every waiting request ends as unknown (rule 8)."""
         shared = self._shared
-        if self._hand_over_deadline_ms is not None and not self._chosen and not self.resigned:
-            shared.emit(HandedOver(0))
+        self.standing_back.ended()
         error = OutcomeUnknown(f"{shared.name}: {why} before this was committed; ask again with the same UUID")
         for index in sorted(self._waiting):
             for request, _ in self._waiting[index]:

@@ -269,7 +269,7 @@ class Replica:
                 self._hand_over(deadline_ms)
             case TransferLeadership(to, deadline_ms):
                 if isinstance(self._role, Leader) and to != shared.me.broker:
-                    self._role.transfer(to, deadline_ms)
+                    self._role.standing_back.transfer(to, deadline_ms)
             case InstallSnapshot():
                 self._install(event)
             case JournalBegins(first_index):
@@ -314,8 +314,8 @@ class Replica:
     def _turn_ended(self) -> None:
         if isinstance(self._role, Leader):
             self._role.turn_ended()
-            if self._role.resigned:
-                self._election.stand_back(self._role.stands_back_ms)
+            if self._role.standing_back.done:
+                self._election.stand_back(self._role.standing_back.pause_ms)
                 self._step_down("it stood back")
         else:
             self._role.turn_ended()
