@@ -52,3 +52,12 @@ def test_every_cell_of_the_durability_table_is_a_case_of_its_test() -> None:
 def test_every_link_within_the_repository_leads_somewhere(document: Path) -> None:
     for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(?:#[^)]*)?\)", document.read_text()):
         assert (document.parent / target).exists(), f"{document.name} links to {target}"
+
+
+def test_the_life_of_a_batch_names_files_that_are_there() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    life = text[text.index("## The life of a batch") : text.index("## Rooms and floors")]
+    rooms = [ROOT / "src" / package for package in ("", "mq_client", "mq_broker", "mq_spark", "mq_protocol")]
+    named = re.findall(r"`([\w/]+\.py)`", life)
+    assert len(named) > 40
+    assert [name for name in named if not any((room / name).is_file() for room in rooms)] == []
