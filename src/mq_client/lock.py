@@ -19,7 +19,7 @@ import grpc
 from grpc import aio
 
 from mq_client import forks
-from mq_client.cluster.channels import error_of
+from mq_client.cluster.channels import Client
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import LONGEST_MS, Backoff, Deadline
 from mq_client.consuming.push_streams import EventLoop, this_process
@@ -28,6 +28,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.methods import BROKER
 from mq_protocol.names import check_lock_name
+from mq_protocol.transport import from_call
 
 OnLost = Callable[["Lock"], None]
 
@@ -160,7 +161,7 @@ class Lock:
             self._connection.metadata(reaching)
         while True:
             for address in self._anywhere():
-                place = self._queued = _Place(address, self.name, int(waiting.remaining_s * 1000))
+                place = self._queued = _Place(address, self.name, int(waiting.remaining_s * 1000), self._connection.client)
                 try:
                     place.wait_first(reaching)
                     return place
@@ -204,11 +205,12 @@ class _Place:
     """A place in the queue at one broker: one stream. `taken`: the broker has said so. `token`: 0 until it is the first. `loss`:
     why it ended after that, if it did by itself."""
 
-    def __init__(self, address: str, name: str, wait_ms: int) -> None:
+    def __init__(self, address: str, name: str, wait_ms: int, client: Client) -> None:
         self.token = 0
         self.taken = False
         self.loss: LockLost | None = None
         self._address = address
+        self._client = client
         self._name = name
         self._request = pb.LockRequest(name=name, wait_ms=wait_ms)
         self._first: concurrent.futures.Future[int] = concurrent.futures.Future()
@@ -273,7 +275,7 @@ class _Place:
 
     async def _run(self) -> None:
         try:
-            with self._loop.channel(self._address) as channel:
+            with self._loop.channel(self._address, self._client) as channel:
                 stream: Any = channel.stream_stream(
                     BROKER.path("Lock"), pb.LockRequest.SerializeToString, pb.LockResponse.FromString
                 )
@@ -284,7 +286,7 @@ class _Place:
                     self._call.cancel()
             self._end(LockLost(f"lock {self._name!r} is lost: the broker at {self._address} ended the stream; acquire it again"))
         except grpc.RpcError as error:
-            self._end(error_of(error, self._address))
+            self._end(from_call(error, self._address))
         except TimeoutError:
             self._end(Unreachable(f"broker at {self._address} has fallen silent"))
 

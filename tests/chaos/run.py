@@ -16,12 +16,13 @@ import grpc
 import pyarrow as pa
 
 from mq_client import Admin, Consumer, Reader, TritonMQError
-from mq_client.cluster.channels import error_of, open_fetch
+from mq_client.cluster.channels import open_fetch
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch
 from mq_protocol.envelope import split
 from mq_protocol.errors import from_wire
 from mq_protocol.limits import SEGMENT_BYTES_FLOOR
+from mq_protocol.transport import from_call
 from tests.chaos.checkpoint import micro_batches
 from tests.chaos.client import GROUP, deliver
 from tests.chaos.clients import ClientProcess, finish_all
@@ -323,7 +324,7 @@ def _fetch(address: str, topic: str, schema: pa.Schema, partition: int, start: i
             for stored, payload in zip(header.batches, payloads, strict=True):
                 yield stored.base_offset, decode_batch(payload, schema)
     except grpc.RpcError as error:
-        raise error_of(error, address) from None
+        raise from_call(error, address) from None
 
 
 def _write_final(

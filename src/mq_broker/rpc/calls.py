@@ -15,7 +15,7 @@ from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.peer_service import PEER_UNARY, peer_path
 from mq_broker.rpc.server import dial
 from mq_broker.rpc.service import parse
-from mq_broker.rpc.status import from_call
+from mq_protocol.transport import from_call
 
 Resp = TypeVar("Resp", bound=Message)
 

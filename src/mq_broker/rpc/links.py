@@ -23,12 +23,12 @@ from mq_broker.rpc.peer_proof import NONCE_BYTES, PeerProof, require
 from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.server import dial
 from mq_broker.rpc.service import EOF, Incoming, Send, sender, stream_handler
-from mq_broker.rpc.status import from_call
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope, decode, encode, split
 from mq_protocol.errors import InvalidRequest, PeerRefused, TritonMQError, Unreachable
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES, SNAPSHOT_PART_BYTES
 from mq_protocol.methods import PEER
+from mq_protocol.transport import from_call
 
 log = logging.getLogger(__name__)
 

@@ -14,19 +14,9 @@ from mq_protocol.limits import (
     CONNECTION_IDLE_MS,
     CONNECTIONS_MAX,
     HANDSHAKE_TIMEOUT_MS,
-    MESSAGE_BYTES_MAX,
     STREAMS_PER_CONNECTION_MAX,
 )
-
-MESSAGE_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-    # A peer whose machine vanished is noticed in 15 s; a killed process closes its connection at once.
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-)
+from mq_protocol.transport import CHANNEL_OPTIONS, MESSAGE_OPTIONS
 
 SERVER_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     *MESSAGE_OPTIONS,
@@ -52,17 +42,6 @@ def client_options(
     )
 
 
-DIAL_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
-    *MESSAGE_OPTIONS,
-    # Each dial is a connection of its own: a failed one must not make the next wait out gRPC's shared back-off.
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 2_000),  # also how long an attempt may take: a busy broker greets late
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.enable_http_proxy", 0),  # brokers reach each other directly, whatever the environment says
-)
-
-
 def listen(address: str, option: str = "--listen", options: Iterable[tuple[str, int]] = SERVER_OPTIONS) -> tuple[aio.Server, int]:
     """A server bound to `host:port` (port 0: a free one), without services and not yet started, and its port.
 
@@ -80,7 +59,7 @@ def listen(address: str, option: str = "--listen", options: Iterable[tuple[str, 
 
 def dial(address: str) -> aio.Channel:
     """A channel to another broker; connects when it is first used."""
-    return aio.insecure_channel(address, options=_options(DIAL_OPTIONS))
+    return aio.insecure_channel(address, options=_options(CHANNEL_OPTIONS))
 
 
 def _options(options: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:

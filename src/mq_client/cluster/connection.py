@@ -17,7 +17,7 @@ from typing import TypeVar
 import pyarrow as pa
 from google.protobuf.message import Message
 
-from mq_client.cluster.channels import call_unary
+from mq_client.cluster.channels import Client, call_unary
 from mq_client.cluster.deadline import Backoff, Deadline
 from mq_client.errors import (
     InvalidSetting,
@@ -117,6 +117,7 @@ class Connection:
 
     def __init__(self, bootstrap: str | Sequence[str]) -> None:
         self.bootstrap = parse_bootstrap(bootstrap)
+        self.client = Client(self.bootstrap)
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
         self._brokers: dict[int, str] = {}
@@ -287,7 +288,7 @@ class Connection:
 
     def ask(self, address: str, method: str, request: Message, response: type[R], deadline: Deadline) -> R:
         """Ask that one broker, once."""
-        return call_unary(address, method, request, response, deadline.remaining_s)
+        return call_unary(address, method, request, response, deadline.remaining_s, self.client)
 
     def ask_any(self, method: str, request: Message, response: type[R], deadline: Deadline, unclear: list[str] | None = None) -> R:
         """Ask brokers in turn until one answers or refuses. For requests that may be asked twice.

@@ -45,6 +45,7 @@ class OffsetWatch:
         partitions: Mapping[str, Iterable[int]] | None = None,
     ) -> None:
         self._connection = bootstrap if isinstance(bootstrap, Connection) else Connection(bootstrap)
+        self.client = self._connection.client
         self._changed = threading.Condition()
         self._topics = tuple(sorted(set(topics)))
         self._only = {topic: frozenset(numbers) for topic, numbers in (partitions or {}).items()}
@@ -237,7 +238,7 @@ class _Stream:
         self.ended = False
         self._watch = watch
         request = pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic=t, partition=p) for t, p in sorted(places)])
-        self._call: Any = open_watch_offsets(address, request)
+        self._call: Any = open_watch_offsets(address, request, watch.client)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"tritonmq-offsets-{address}", daemon=True)
         self._thread.start()

@@ -19,11 +19,12 @@ from typing import Any, Final
 import grpc
 from grpc import aio
 
-from mq_client.cluster.channels import OPTIONS, decode_batches
+from mq_client.cluster.channels import NOBODY, Client, decode_batches
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.limits import STREAMS_PER_CHANNEL
 from mq_protocol.methods import BROKER
+from mq_protocol.transport import CHANNEL_OPTIONS
 
 Heard = Callable[[Envelope[pb.BatchesHeader]], Awaitable[None]]
 Over = Callable[[grpc.RpcError | None], None]
@@ -38,8 +39,9 @@ class PushStream:
     with what broke the stream or None.
     """
 
-    def __init__(self, address: str, heard: Heard, over: Over) -> None:
+    def __init__(self, address: str, heard: Heard, over: Over, client: Client = NOBODY) -> None:
         self._address = address
+        self._client = client
         self._heard = heard
         self._over = over
         # Bounded by who speaks: a request for each change of what is subscribed, each settling and each quarter of the credit.
@@ -83,7 +85,7 @@ class PushStream:
             self._task.cancel()
 
     async def _run(self) -> None:
-        with self._loop.channel(self._address) as channel:
+        with self._loop.channel(self._address, self._client) as channel:
             await self._converse(_open(channel))
 
     async def _converse(self, call: Any) -> None:
@@ -112,6 +114,12 @@ def _open(channel: aio.Channel) -> Any:
     return stream()
 
 
+def _connect(address: str, client: Client) -> aio.Channel:
+    if client.credentials is None:
+        return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return aio.secure_channel(address, client.credentials, options=CHANNEL_OPTIONS)
+
+
 @dataclass(eq=False, slots=True)
 class _Channel:
     """And how many streams are open on it."""
@@ -121,13 +129,13 @@ class _Channel:
 
 
 class EventLoop:
-    """Owns the event loop, its thread, its channels (one an address, more where there are many streams) and what runs on it. Kept
-    while the process lives."""
+    """Owns the event loop, its thread, its channels and what runs on it. There is a channel for each client and address, and
+    more where there are many streams. Kept while the process lives."""
 
     def __init__(self) -> None:
         self.closing = False
         self._loop = asyncio.new_event_loop()
-        self._channels: dict[str, list[_Channel]] = {}
+        self._channels: dict[tuple[Client, str], list[_Channel]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tritonmq-pushes", daemon=True)
         self._thread.start()
@@ -143,13 +151,13 @@ class EventLoop:
         return task
 
     @contextlib.contextmanager
-    def channel(self, address: str) -> Iterator[aio.Channel]:
+    def channel(self, address: str, client: Client = NOBODY) -> Iterator[aio.Channel]:
         """For one stream. It connects when first used, and again by itself. A broker takes so many streams on a connection, and one
         more would wait in silence: then there is another connection."""
-        known = self._channels.setdefault(address, [])
+        known = self._channels.setdefault((client, address), [])
         found = next((each for each in known if each.streams < STREAMS_PER_CHANNEL), None)
         if found is None:
-            found = _Channel(aio.insecure_channel(address, options=OPTIONS))
+            found = _Channel(_connect(address, client))
             known.append(found)
         found.streams += 1
         try:

@@ -16,7 +16,6 @@ from typing import Final, TypeVar
 
 import grpc
 
-from mq_client.cluster.channels import error_of
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Backoff, Deadline
 from mq_client.cluster.requests import move_cursors
@@ -29,6 +28,7 @@ from mq_protocol.arrow import schema_nodes
 from mq_protocol.envelope import Envelope, split
 from mq_protocol.errors import from_wire
 from mq_protocol.ipc_message import node_count
+from mq_protocol.transport import from_call
 
 log = logging.getLogger(__name__)
 
@@ -457,7 +457,7 @@ class _Session:
         self._subscriptions = subscriptions
         credit = subscriptions.credit_bytes - subscriptions.held(address)
         self._owed = min(0, credit)
-        self._stream = PushStream(address, self._heard, self._over)
+        self._stream = PushStream(address, self._heard, self._over, subscriptions.connection.client)
         self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=max(0, credit))))
 
     # -- under the lock
@@ -539,5 +539,5 @@ class _Session:
 
     def _over(self, broke: grpc.RpcError | None) -> None:
         if broke is not None and not self.ended:
-            log.info("subscription at %s ended: %s", self.address, error_of(broke, self.address))
+            log.info("subscription at %s ended: %s", self.address, from_call(broke, self.address))
         self._subscriptions.session_ended(self)

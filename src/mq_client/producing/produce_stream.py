@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import grpc
 
-from mq_client.cluster.channels import channel, error_of, open_produce
+from mq_client.cluster.channels import NOBODY, Client, channel, open_produce
 from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
+from mq_protocol.transport import from_call
 
 _CONNECT_S: Final = 2.0
 _END: Final = None
@@ -30,8 +31,10 @@ class ProduceStream:
         address: str,
         on_results: Callable[[ProduceStream, Sequence[pb.ProduceResult]], None],
         on_broken: Callable[[ProduceStream, TritonMQError, bool], None],
+        client: Client = NOBODY,
     ) -> None:
         self.address = address
+        self._client = client
         self.correlations: dict[int, int] = {}  # unanswered: correlation -> bytes
         self.bytes = 0
         self._on_results = on_results
@@ -57,10 +60,10 @@ class ProduceStream:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        if not connected(self.address, _CONNECT_S):
+        if not connected(self.address, _CONNECT_S, self._client):
             self._on_broken(self, Unreachable(f"broker at {self.address} cannot be reached"), False)
             return
-        self._call = open_produce(self.address, iter(self._requests.get, _END))
+        self._call = open_produce(self.address, iter(self._requests.get, _END), self._client)
         if self._closed:
             self._call.cancel()
         error: TritonMQError = Unreachable(f"broker at {self.address} ended the stream")
@@ -68,17 +71,17 @@ class ProduceStream:
             for response in self._call:
                 self._on_results(self, response.results)
         except grpc.RpcError as cause:
-            error = error_of(cause, self.address)
+            error = from_call(cause, self.address)
         finally:
             self._requests.put(_END)  # lets gRPC's thread that reads the queue go
             self._call.cancel()
             self._on_broken(self, error, True)
 
 
-def connected(address: str, timeout_s: float) -> bool:
+def connected(address: str, timeout_s: float, client: Client = NOBODY) -> bool:
     """Whether there is a connection, waiting for one that is being made. False as soon as an attempt has failed."""
     states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
-    to_broker = channel(address)
+    to_broker = channel(address, client)
     to_broker.subscribe(states.put, try_to_connect=True)
     try:
         while True:

@@ -251,7 +251,7 @@ class Sender:
     def _stream(self, address: str) -> ProduceStream:
         stream = self._streams.get(address)
         if stream is None:
-            stream = self._streams[address] = ProduceStream(address, self._on_results, self._on_broken)
+            stream = self._streams[address] = ProduceStream(address, self._on_results, self._on_broken, self._connection.client)
         return stream
 
     def _wake(self) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from mq_client.cluster.connection import Connection, TopicView
+from mq_client.cluster.channels import Client
+from mq_client.cluster.connection import Connection, TopicView, parse_bootstrap
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.offset_watch import OffsetWatch
 from mq_client.cluster.requests import ask_offsets, measure_spans, move_cursors, topic_with
@@ -35,7 +36,7 @@ _LAST_REPORT_SECONDS: Final = 1.0
 _GROUP_KIND: Final = "spark"
 
 _lock = threading.Lock()
-_clusters: dict[tuple[int, str, int, str, str], Cluster] = {}
+_clusters: dict[tuple[int, Client, int, str, str], Cluster] = {}
 
 
 def connect(bootstrap: str, timeout_ms: int, read_from: str = "leader", rack: str = "") -> Cluster:
@@ -43,7 +44,7 @@ def connect(bootstrap: str, timeout_ms: int, read_from: str = "leader", rack: st
 
     `read_from`, `rack`: as a `Reader`'s."""
     WORKER.begins()
-    key = (os.getpid(), bootstrap, timeout_ms, read_from, rack)
+    key = (os.getpid(), Client(parse_bootstrap(bootstrap)), timeout_ms, read_from, rack)
     with _lock:
         found = _clusters.get(key)
         if found is None:

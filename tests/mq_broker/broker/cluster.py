@@ -14,12 +14,12 @@ from grpc import aio
 
 from mq_broker.broker import BrokerConfig, serve
 from mq_broker.rpc.service import UNARY, parse, path
-from mq_broker.rpc.status import from_call
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
 from mq_protocol.envelope import Envelope, decode, encode, split
 from mq_protocol.errors import TritonMQError, from_wire
 from mq_protocol.limits import MESSAGE_BYTES_MAX
+from mq_protocol.transport import from_call
 
 DEADLINE_S = 20.0
 SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.string())])

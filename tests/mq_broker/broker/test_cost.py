@@ -20,7 +20,6 @@ from mq_broker.broker.administration import topics as admin
 from mq_broker.broker.groups import cursors as groups
 from mq_broker.broker.transactions import coordinator as transactions
 from mq_broker.rpc.service import path
-from mq_broker.rpc.status import from_call
 from mq_client.admin import Admin
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
@@ -38,6 +37,7 @@ from mq_protocol.errors import (
     from_wire,
 )
 from mq_protocol.limits import REQUEST_PLACES_MAX, REQUEST_TOPICS_MAX
+from mq_protocol.transport import from_call
 from tests.mq_broker.broker.cluster import Broker, standalone
 from tests.mq_broker.broker.costs import measured
 

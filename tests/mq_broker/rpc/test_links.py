@@ -17,7 +17,6 @@ from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.service import stream_handler
-from mq_broker.rpc.status import from_call
 from mq_broker.storage.codec.frame import HEADER_BYTES
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
@@ -30,6 +29,7 @@ from mq_protocol.limits import (
     SNAPSHOT_PART_BYTES,
 )
 from mq_protocol.methods import PEER
+from mq_protocol.transport import from_call
 
 DEADLINE_S = 10.0
 SECRET = bytes(range(32))

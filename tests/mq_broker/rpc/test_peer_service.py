@@ -18,9 +18,9 @@ from mq_broker.rpc.peer_service import PEER_UNARY, peer_handlers, peer_path
 from mq_broker.rpc.refusals import LINES_A_MINUTE_MAX, Refusals
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.service import UNARY
-from mq_broker.rpc.status import from_call
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OutcomeUnknown, PeerRefused, TritonMQError, Unreachable
+from mq_protocol.transport import from_call
 
 SECRET = bytes(range(32))
 DEADLINE_S = 10.0

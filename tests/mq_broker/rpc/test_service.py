@@ -15,7 +15,6 @@ from grpc import aio
 from mq_broker.rpc import service
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.service import UNARY, Batches, ProduceRequests, Send, handlers, parse, path
-from mq_broker.rpc.status import ERROR_METADATA, from_call
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
@@ -28,6 +27,7 @@ from mq_protocol.errors import (
     TritonMQError,
 )
 from mq_protocol.methods import BROKER
+from mq_protocol.transport import ERROR_METADATA, from_call
 
 
 class Answering:

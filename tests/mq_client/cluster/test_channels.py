@@ -15,6 +15,7 @@ from mq_client.errors import InternalError, InvalidRequest, NotLeader, OutcomeUn
 from mq_protocol import errors
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.methods import BROKER
+from mq_protocol.transport import ERROR_METADATA
 
 Serve = Callable[[Callable[[grpc.ServicerContext], None]], str]
 
@@ -51,7 +52,7 @@ def ask(address: str, timeout_s: float = 5) -> TritonMQError:
 def test_the_brokers_own_error_comes_whole(serve: Serve) -> None:
     def refuse(context: grpc.ServicerContext) -> None:
         wire = errors.to_wire(NotLeader("2 leads", 2, 7)).SerializeToString()
-        context.set_trailing_metadata(((channels.ERROR_METADATA, wire),))
+        context.set_trailing_metadata(((ERROR_METADATA, wire),))
         context.abort(grpc.StatusCode.UNAVAILABLE, "2 leads")
 
     error = ask(serve(refuse))
@@ -79,7 +80,7 @@ def test_without_one_the_status_says_what_it_can(serve: Serve, code: grpc.Status
 
 def test_an_error_that_cannot_be_read_does_not_hide_the_status(serve: Serve) -> None:
     def garble(context: grpc.ServicerContext) -> None:
-        context.set_trailing_metadata(((channels.ERROR_METADATA, b"\xff\xff"),))
+        context.set_trailing_metadata(((ERROR_METADATA, b"\xff\xff"),))
         context.abort(grpc.StatusCode.UNAVAILABLE, "because")
 
     assert type(ask(serve(garble))) is Unreachable

@@ -16,12 +16,13 @@ import grpc
 import pytest
 
 from mq_client import Admin, Consumer, Producer
-from mq_client.cluster.channels import error_of
+from mq_client.cluster.channels import NOBODY
 from mq_client.consuming import push_streams
 from mq_client.consuming.push_streams import PushStream
 from mq_client.errors import InvalidRequest, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
+from mq_protocol.transport import from_call
 
 WAIT_S = 10.0
 OPEN = pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=1_000))
@@ -78,15 +79,15 @@ def test_many_streams_to_one_broker_go_over_several_connections(bootstrap: str, 
     for listener in listeners:
         listener.ask_for("nobody")
         assert listener.said.get(timeout=WAIT_S).opened[0].HasField("error")
-    assert [each.streams for each in made._channels[bootstrap]] == [2, 2, 1]
+    assert [each.streams for each in made._channels[NOBODY, bootstrap]] == [2, 2, 1]
     for listener in listeners:
         listener.stream.cancel()
         assert listener.stream.wait_over(WAIT_S)
-    assert [each.streams for each in made._channels[bootstrap]] == [0, 0, 0]
+    assert [each.streams for each in made._channels[NOBODY, bootstrap]] == [0, 0, 0]
     again = Listener(bootstrap)
     again.ask_for("nobody")
     again.said.get(timeout=WAIT_S)
-    assert len(made._channels[bootstrap]) == 3, "what is there is used again"
+    assert len(made._channels[NOBODY, bootstrap]) == 3, "what is there is used again"
     again.stream.cancel()
     again.stream.wait_over(WAIT_S)
     made.stop()
@@ -121,7 +122,7 @@ def test_what_breaks_a_stream_is_told_with_the_brokers_own_error(bootstrap: str)
     listener.stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(group="g")))
     broke = listener.ends.get(timeout=WAIT_S)
     assert broke is not None
-    assert isinstance(error_of(broke, bootstrap), InvalidRequest)
+    assert isinstance(from_call(broke, bootstrap), InvalidRequest)
     listener.stream.say(OPEN)  # too late, and no harm
     assert listener.stream.wait_over(WAIT_S)
 
@@ -130,7 +131,7 @@ def test_a_broker_that_is_not_there_is_told(free_address: str) -> None:
     listener = Listener(free_address)
     broke = listener.ends.get(timeout=WAIT_S)
     assert broke is not None
-    assert isinstance(error_of(broke, free_address), Unreachable)
+    assert isinstance(from_call(broke, free_address), Unreachable)
 
 
 def test_a_stream_that_is_cancelled_is_over(bootstrap: str) -> None:

@@ -15,11 +15,11 @@ import pyarrow as pa
 from grpc import aio
 
 from mq_broker.rpc.service import UNARY, parse, path
-from mq_broker.rpc.status import from_call
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
 from mq_protocol.envelope import Envelope, decode, encode, split
 from mq_protocol.errors import NotYetWritten, OffsetOutOfRange, TritonMQError, from_wire
+from mq_protocol.transport import from_call
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster
