@@ -1,0 +1,186 @@
+"""A produce stream between the sender and gRPC: what goes out, what is told, and how it ends. The test is the broker."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from mq_client.errors import TritonMQError, Unreachable
+from mq_client.producing import produce_stream
+from mq_client.producing.produce_stream import ProduceStream, connected
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope
+
+WAIT_S = 5.0
+
+
+class Broken(grpc.RpcError):
+    """A stream that broke, as gRPC says it."""
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "connection reset"
+
+
+class Call:
+    """The broker's end: it hears `requests`, and says what is put into `says`. None ends the stream."""
+
+    def __init__(self, requests: Iterator[Any]) -> None:
+        self.requests = requests
+        self.says: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.cancelled = threading.Event()
+
+    def __iter__(self) -> Iterator[Any]:
+        while (said := self.says.get(timeout=WAIT_S)) is not None:
+            if isinstance(said, Exception):
+                raise said
+            yield said
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+        self.says.put(Broken())
+
+
+class Sender:
+    """In the sender's place: what it is told."""
+
+    def __init__(self) -> None:
+        self.results: list[int] = []
+        self.broken: queue.SimpleQueue[tuple[TritonMQError, bool]] = queue.SimpleQueue()
+
+    def on_results(self, stream: ProduceStream, results: Any) -> None:
+        self.results += [result.correlation for result in results]
+
+    def on_broken(self, stream: ProduceStream, error: TritonMQError, reached: bool) -> None:
+        self.broken.put((error, reached))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[Call]:
+    """The calls that are opened."""
+    opened: queue.SimpleQueue[Call] = queue.SimpleQueue()
+
+    def open_produce(address: str, requests: Iterator[Any]) -> Call:
+        call = Call(requests)
+        opened.put(call)
+        return call
+
+    monkeypatch.setattr(produce_stream, "connected", lambda address, timeout_s: True)
+    monkeypatch.setattr(produce_stream, "open_produce", open_produce)
+    return opened
+
+
+def begun(sender: Sender) -> ProduceStream:
+    return ProduceStream("b:1", sender.on_results, sender.on_broken)
+
+
+def results(*correlations: int) -> pb.ProduceResponse:
+    return pb.ProduceResponse(results=[pb.ProduceResult(correlation=correlation) for correlation in correlations])
+
+
+def test_requests_go_out_and_results_come_in_in_their_order(calls: queue.SimpleQueue[Call]) -> None:
+    sender = Sender()
+    stream = begun(sender)
+    call = calls.get(timeout=WAIT_S)
+    for correlation in (1, 2):
+        stream.send(Envelope(pb.ProduceHeader(correlation=correlation)))
+    assert [next(call.requests).header.correlation for _ in range(2)] == [1, 2]
+    call.says.put(results(1))
+    call.says.put(results(2, 3))
+    call.says.put(None)
+    error, reached = sender.broken.get(timeout=WAIT_S)
+    assert sender.results == [1, 2, 3]
+    assert (str(error), reached) == ("broker at b:1 ended the stream", True)
+    assert call.cancelled.is_set()
+    assert next(call.requests, None) is None  # gRPC's thread that reads the requests is let go
+
+
+def test_a_stream_that_breaks_says_why(calls: queue.SimpleQueue[Call]) -> None:
+    sender = Sender()
+    begun(sender)
+    calls.get(timeout=WAIT_S).says.put(Broken())
+    error, reached = sender.broken.get(timeout=WAIT_S)
+    assert (str(error), reached) == ("broker at b:1 cannot be reached: connection reset", True)
+
+
+def test_a_broker_that_is_not_there_has_been_sent_nothing(calls: queue.SimpleQueue[Call], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce_stream, "connected", lambda address, timeout_s: False)
+    sender = Sender()
+    begun(sender)
+    error, reached = sender.broken.get(timeout=WAIT_S)
+    assert (type(error), reached) == (Unreachable, False)
+    assert calls.empty()
+
+
+def test_a_stream_that_is_closed_ends_its_thread(calls: queue.SimpleQueue[Call]) -> None:
+    sender = Sender()
+    stream = begun(sender)
+    call = calls.get(timeout=WAIT_S)
+    stream.close(WAIT_S)
+    assert call.cancelled.is_set()
+    assert not stream._thread.is_alive()
+    assert next(call.requests, None) is None
+
+
+def test_a_stream_that_is_closed_before_it_is_connected_is_cancelled_as_soon_as_it_is(
+    calls: queue.SimpleQueue[Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(produce_stream, "connected", lambda address, timeout_s: go_on.wait(WAIT_S))
+    sender = Sender()
+    stream = begun(sender)
+    stream.close(0)
+    go_on.set()
+    stream._thread.join(WAIT_S)
+    assert not stream._thread.is_alive()
+    assert calls.get(timeout=WAIT_S).cancelled.is_set()
+
+
+# ---------------------------------------------------------------- waiting for a connection
+
+
+class Channel:
+    """A channel that tells these states to whoever subscribes."""
+
+    def __init__(self, *states: grpc.ChannelConnectivity) -> None:
+        self.states = states
+        self.connects = False
+        self.callbacks: list[Any] = []
+
+    def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
+        self.connects = try_to_connect
+        self.callbacks.append(callback)
+        for state in self.states:
+            callback(state)
+
+    def unsubscribe(self, callback: Any) -> None:
+        self.callbacks.remove(callback)
+
+
+@pytest.mark.parametrize(
+    ("states", "there"),
+    [
+        (["IDLE", "CONNECTING", "READY"], True),
+        (["CONNECTING", "TRANSIENT_FAILURE", "READY"], False),
+        (["SHUTDOWN", "READY"], False),
+        (["CONNECTING"], False),
+    ],
+)
+def test_a_connection_is_there_once_it_is_ready_and_not_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, states: list[str], there: bool
+) -> None:
+    channel = Channel(*[getattr(grpc.ChannelConnectivity, state) for state in states])
+    monkeypatch.setattr(produce_stream, "channel", lambda address: channel)
+    assert connected("b:1", 0.001) is there
+    assert channel.connects
+    assert channel.callbacks == []
