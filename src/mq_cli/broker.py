@@ -48,27 +48,27 @@ _LEVELS = ["debug", "info", "warning", "error"]
     "number",
     type=click.IntRange(min=1),
     required=True,
-    help="Unique in the cluster, and always the same for the same data.",
+    help="The broker's id: unique in the cluster, and always the same for a data directory.",
 )
-@click.option("--listen", required=True, metavar="HOST:PORT", help="Where to serve.")
-@click.option("--advertise", default="", metavar="HOST:PORT", help="What clients dial to reach it. Default: as --listen.")
+@click.option("--listen", required=True, metavar="HOST:PORT", help="Address on which clients are served.")
+@click.option("--advertise", default="", metavar="HOST:PORT", help="Address that clients connect to. Default: --listen.")
 @click.option(
     "--peer-listen",
     default="",
     metavar="HOST:PORT",
-    help="Where to serve the other brokers; clients need not reach it. Default: the host of --listen, a free port.",
+    help="Address for other brokers. Clients need not reach it. Default: a free port of the host of --listen.",
 )
 @click.option(
     "--peer-advertise",
     default="",
     metavar="HOST:PORT",
-    help="What other brokers dial to reach it. Default: as --peer-listen.",
+    help="Address that other brokers connect to. Default: --peer-listen.",
 )
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
-    help="Its directory; broker.pid in it holds the process id.",
+    help="The data directory. broker.pid in it holds the process id.",
 )
 @click.option(
     "--zookeeper",
@@ -76,9 +76,12 @@ _LEVELS = ["debug", "info", "warning", "error"]
     help=f"HOST:PORT,… of the cluster's ZooKeeper; or `{EMBEDDED}`[:PORT] to run one here (port {EMBEDDED_PORT}); or "
     f"`{EMBEDDED}:ID@HOST[:PEERPORT:ELECTIONPORT:CLIENTPORT],…` for one beside each of three brokers, named by their ids.",
 )
-@click.option("--standalone", is_flag=True, help="A cluster of this one broker, without ZooKeeper.")
+@click.option("--standalone", is_flag=True, help="Run a cluster of this one broker, without ZooKeeper.")
 @click.option(
-    "--rack", default="", metavar="NAME", help="Replicas of a partition are kept in different racks while there are enough."
+    "--rack",
+    default="",
+    metavar="NAME",
+    help="The broker's rack. Replicas of a partition are placed in different racks if there are enough.",
 )
 @click.option(
     "--topic-name-max",
@@ -86,20 +89,20 @@ _LEVELS = ["debug", "info", "warning", "error"]
     default=NAME_BYTES_MAX,
     show_default=True,
     metavar="BYTES",
-    help="How long the names of new topics may be. Give it to every broker of the cluster.",
+    help="Longest name of a new topic. Give it to every broker of the cluster.",
 )
-@click.option("--auto-create", is_flag=True, help="Make topics that a producer or a consumer names and nobody has made.")
+@click.option("--auto-create", is_flag=True, help="Create a topic when a producer or a consumer first names it.")
 @click.option(
     "--auto-create-partitions",
     type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX),
     default=1,
     show_default=True,
-    help="How many partitions they get.",
+    help="Partitions of a topic that is created so.",
 )
 @click.option(
     "--auto-create-replicas",
     type=click.IntRange(1, REPLICAS_MAX),
-    help="How many copies they get. Default: 3, alone 1. While fewer brokers live, none is made.",
+    help="Copies of each partition. Default: 3, or 1 with --standalone. With fewer live brokers no topic is created.",
 )
 @click.option(
     "--message-bytes-max",
@@ -107,21 +110,21 @@ _LEVELS = ["debug", "info", "warning", "error"]
     default=f"{CLIENT_MESSAGE_BYTES_MAX >> 20}MiB",
     show_default=True,
     metavar="SIZE",
-    help="The largest message from a client; a topic's batch_bytes_max stays 1 MiB below. Give it to every broker of the cluster.",
+    help="The largest message from a client. A topic's batch_bytes_max is at most 1 MiB less. Give it to every broker.",
 )
 @click.option(
     "--connections-max",
     type=click.IntRange(min=1),
     default=CONNECTIONS_MAX,
     show_default=True,
-    help="Connections from clients; more are refused.",
+    help="The largest number of connections from clients.",
 )
 @click.option(
     "--memory-high",
     type=SIZE,
     default=None,
     metavar="SIZE",
-    help="What may be held for clients' streams before no more is read from them. Default: half of the memory.",
+    help="Memory for clients' streams. Above it, streams that hold much are not read. Default: half of the machine's memory.",
 )
 @click.option(
     "--dedup-memory-max",
@@ -129,23 +132,29 @@ _LEVELS = ["debug", "info", "warning", "error"]
     default="1GiB",
     show_default=True,
     metavar="SIZE",
-    help="Memory for the UUIDs that partitions remember, e.g. 512MiB: beyond it the broker says so, and forgets none.",
+    help="Memory for UUIDs above which the broker warns in its log, e.g. 512MiB. No UUID is forgotten.",
 )
 @click.option(
     "--session-timeout-ms",
     type=click.IntRange(500, 60_000),
     default=SESSION_TIMEOUT_MS,
     show_default=True,
-    help="Silence after which ZooKeeper takes this broker for dead.",
+    help="ZooKeeper session time-out: after this silence the broker counts as dead.",
 )
 @click.option(
     "--stop-timeout-ms",
     type=click.IntRange(min=0),
     default=10_000,
     show_default=True,
-    help="How long a stop may take to hand over leadership.",
+    help="The longest time to hand over leadership at a stop.",
 )
-@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What to write to standard error.")
+@click.option(
+    "--log-level",
+    type=click.Choice(_LEVELS),
+    default="info",
+    show_default=True,
+    help="The lowest level that is written to standard error.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug.")
 @click.option(
     "--stop-at-eof", is_flag=True, hidden=True, help="Stop when standard input ends: with the process that holds its other end."

@@ -34,7 +34,7 @@ _SHOWN_MAX = 50
 
 @click.group(cls=CommandGroup)
 def cluster() -> None:
-    """The brokers and what they hold: show it, spread it evenly, empty one."""
+    """Show the brokers, balance replicas and leaders, drain a broker."""
 
 
 @cluster.command()
@@ -169,7 +169,7 @@ def moves(as_json: bool, bootstrap: str, timeout_s: float) -> None:
 
 
 @cluster.command()
-@click.option("--plan", is_flag=True, help="Only show what would be moved.")
+@click.option("--plan", is_flag=True, help="Only show what would move.")
 @wait_options
 @json_option
 @bootstrap_option
@@ -207,7 +207,7 @@ def _check_known(admin: Admin, broker: int) -> None:
 
 @cluster.command()
 @click.argument("broker", type=click.IntRange(min=1))
-@click.option("--plan", is_flag=True, help="Only show what would be moved.")
+@click.option("--plan", is_flag=True, help="Only show what would move.")
 @wait_options
 @json_option
 @bootstrap_option

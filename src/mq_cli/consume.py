@@ -55,20 +55,20 @@ def _parse_start(_ctx: click.Context, _param: click.Parameter, value: str) -> St
     default=LATEST,
     show_default=True,
     metavar="earliest|latest|OFFSET|TIME",
-    help="Where to begin (a group: where it has no cursor yet). TIME is ISO 8601, in UTC if it names no zone, or 15m ago.",
+    help="Where to begin; for a group, where it has no cursor. TIME is ISO 8601 (UTC without a zone), or 15m for 15 minutes ago.",
 )
-@click.option("--tail", type=click.IntRange(1, _TAIL_MAX), metavar="N", help="Begin with the last N messages, by their time.")
-@click.option("--group", "-G", help="Share the messages with the others of this group, and go on where it left off.")
-@click.option("--max", "count_max", type=click.IntRange(min=1), metavar="N", help="End after N messages.")
-@click.option("--exit-at-end", "-e", is_flag=True, help="End with what is there now instead of waiting for more.")
+@click.option("--tail", type=click.IntRange(1, _TAIL_MAX), metavar="N", help="Begin with the N newest messages.")
+@click.option("--group", "-G", help="Read as a member of this group, and continue at its cursor.")
+@click.option("--max", "count_max", type=click.IntRange(min=1), metavar="N", help="Exit after N messages.")
+@click.option("--exit-at-end", "-e", is_flag=True, help="Exit at the present end of the topic.")
 @click.option(
     "--timeout",
     "idle_s",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="End when nothing has come for so long.",
+    help="Exit when no message has arrived for this time.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Whole records, a JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="Write whole records, one JSON object per line.")
 @click.option(
     "--format",
     "-f",
@@ -76,7 +76,7 @@ def _parse_start(_ctx: click.Context, _param: click.Parameter, value: str) -> St
     metavar="TEXT",
     help="%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %D time (ISO 8601), %h headers, \\n, \\t.",
 )
-@click.option("--raw", is_flag=True, help="Write bytes as they are to a terminal too, where control characters would be escapes.")
+@click.option("--raw", is_flag=True, help="Write bytes unchanged to a terminal too. Default: control characters become escapes.")
 @bootstrap_option
 def consume(
     topic: str,

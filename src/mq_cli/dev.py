@@ -25,31 +25,31 @@ _LOOK_S = 0.2
 PORT = 7400
 
 
-@click.command(short_help="A local cluster in the foreground, to try things with.")
+@click.command(short_help="Run a local cluster in the foreground, for trials.")
 @click.option(
     "--brokers",
     "count",
     type=click.IntRange(1, 16),
     default=1,
     show_default=True,
-    help="1: no ZooKeeper. More: a real one, started for you.",
+    help="How many brokers. More than one also start a real ZooKeeper.",
 )
 @click.option(
     "--port",
     type=click.IntRange(0, 65_500),
     default=PORT,
     show_default=True,
-    help="Brokers listen on it, port + 1, …; 0: on free ones.",
+    help="The brokers listen on this port, the next one, and so on. 0: free ports.",
 )
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     help="Keep the data here. Default: a temporary directory, removed at the end.",
 )
-@click.option("--zookeeper/--no-zookeeper", "zookeeper", default=None, help="A ZooKeeper even for one broker.")
-@click.option("--auto-create", is_flag=True, help="Make topics that a producer or a consumer names and nobody has made.")
+@click.option("--zookeeper/--no-zookeeper", "zookeeper", default=None, help="Start a ZooKeeper even for one broker.")
+@click.option("--auto-create", is_flag=True, help="Create a topic when a producer or a consumer first names it.")
 def dev(count: int, port: int, data: Path | None, zookeeper: bool | None, auto_create: bool) -> int:
-    """A local cluster in the foreground, to try things with.
+    """Run a local cluster in the foreground, for trials.
 
     Prints one line, `ready bootstrap=HOST:PORT,…`, when every broker serves. Ctrl-C ends it.
     """

@@ -41,7 +41,7 @@ SHORT_MEMBER = 8
     },
 )
 def group() -> None:
-    """Groups of readers: list, describe, reset and delete them, see what they get next."""
+    """List, describe, reset, peek and delete groups."""
 
 
 @group.command("list")
@@ -49,7 +49,7 @@ def group() -> None:
 @bootstrap_option
 @timeout_option
 def list_groups(as_json: bool, bootstrap: str, timeout_s: float) -> None:
-    """List the groups that have a cursor anywhere, and how far behind each is: in records, in bytes, in time."""
+    """List the groups that have a cursor, and the lag of each in records, bytes and seconds."""
     with open_admin(bootstrap, timeout_s) as admin:
         found = admin.describe_groups()
     _say_who_is_silent(found)
@@ -80,7 +80,7 @@ def list_groups(as_json: bool, bootstrap: str, timeout_s: float) -> None:
 @bootstrap_option
 @timeout_option
 def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
-    """Where the group NAME is in each partition, and how far behind: in records, in bytes, in time."""
+    """Show the cursor of the group NAME in each partition, and its lag in records, bytes and seconds."""
     with open_admin(bootstrap, timeout_s) as admin:
         found = admin.describe_group(name)
     _say_who_is_silent([found])
@@ -121,12 +121,14 @@ def _short_ids(members: set[str]) -> dict[str, str]:
 @group.command()
 @click.argument("name", metavar="GROUP")
 @click.argument("topic")
-@click.option("--count", "-n", type=click.IntRange(1, 10_000), default=10, show_default=True, help="How many at most.")
-@click.option("--json", "as_json", is_flag=True, help="Whole records, a JSON object a line.")
+@click.option(
+    "--count", "-n", type=click.IntRange(1, 10_000), default=10, show_default=True, help="The largest number of messages."
+)
+@click.option("--json", "as_json", is_flag=True, help="Write whole records, one JSON object per line.")
 @bootstrap_option
 @timeout_option
 def peek(name: str, topic: str, count: int, as_json: bool, bootstrap: str, timeout_s: float) -> None:
-    """Write the next messages that GROUP gets of TOPIC. Nothing is moved, and nobody gets less for it."""
+    """Write the next messages that GROUP will get of TOPIC. The group is not moved."""
     from mq_cli.messages import MessageWriter
 
     with checking_what_was_typed():
@@ -141,12 +143,12 @@ def peek(name: str, topic: str, count: int, as_json: bool, bootstrap: str, timeo
 
 @group.command()
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
-@click.option("--force", is_flag=True, help="Even while it has members: their reading ends with an error.")
+@click.option("--force", is_flag=True, help="Delete the group even while it has members. Their subscriptions end with an error.")
 @yes_option
 @bootstrap_option
 @timeout_option
 def delete(names: tuple[str, ...], force: bool, yes: bool, bootstrap: str, timeout_s: float) -> None:
-    """Delete GROUP: where it is in each partition is forgotten. No message is deleted. Refused while it has members."""
+    """Delete the cursors of GROUP. No message is deleted. Refused while the group has members."""
     with checking_what_was_typed():
         for name in names:
             check_group_name(name)

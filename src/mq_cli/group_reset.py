@@ -47,12 +47,17 @@ def _parse_to(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
 @click.argument("name", metavar="GROUP")
 @click.argument("topic")
 @click.option(
-    "--to", callback=_parse_to, metavar="earliest|latest|OFFSET|TIME", help="Where to go on: TIME is ISO 8601, or 15m ago."
+    "--to",
+    callback=_parse_to,
+    metavar="earliest|latest|OFFSET|TIME",
+    help="The new place. TIME is ISO 8601, or 15m for 15 minutes ago.",
 )
-@click.option("--by", type=int, metavar="N", help="So many records further in each partition; back, if it is negative.")
-@click.option("--partition", "-p", "numbers", type=click.IntRange(min=0), multiple=True, help="Only this one; any number of times.")
-@click.option("--plan", is_flag=True, help="Only show what would be moved.")
-@click.option("--force", is_flag=True, help="Even while the group has members. They go on from where they are.")
+@click.option("--by", type=int, metavar="N", help="Move by N records in each partition; a negative N goes back.")
+@click.option(
+    "--partition", "-p", "numbers", type=click.IntRange(min=0), multiple=True, help="Only this partition. May be repeated."
+)
+@click.option("--plan", is_flag=True, help="Only show what would move.")
+@click.option("--force", is_flag=True, help="Move the group even while it has members. They continue from where they are.")
 @json_option
 @bootstrap_option
 @timeout_option
@@ -68,7 +73,7 @@ def reset(
     bootstrap: str,
     timeout_s: float,
 ) -> None:
-    """Set where GROUP goes on in TOPIC: `--to earliest` reads all again, `--to latest` skips what is there, `--by -100` goes back.
+    """Move the cursors of GROUP in TOPIC. `--to earliest` reads all again, `--to latest` skips all, `--by -100` goes back.
 
     Refused while the group has members. An offset outside a log is moved to its nearer end.
     """

@@ -37,7 +37,7 @@ _SIGNALLED: Final = 128
     "wait_s",
     type=click.FloatRange(min=0),
     metavar="SECONDS",
-    help="How long to wait for the lock; 0: run the command only if it is free.  [default: until it is free]",
+    help="How long to wait for the lock. 0: run the command only if the lock is free.  [default: until it is free]",
 )
 @bootstrap_option
 def lock(name: str, command: tuple[str, ...], wait_s: float | None, bootstrap: str) -> int:

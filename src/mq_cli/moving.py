@@ -36,9 +36,9 @@ def wait_options(command: F) -> F:
         default=DEFAULT_WAIT_S,
         show_default=True,
         metavar="SECONDS",
-        help="How long to watch; what is not over by then goes on by itself, and the exit code is 1.",
+        help="How long to watch. After that the moves continue by themselves, and the exit code is 1.",
     )(command)
-    return click.option("--no-wait", is_flag=True, help="Start it, and leave it to itself.")(command)
+    return click.option("--no-wait", is_flag=True, help="Start the moves and exit. They continue by themselves.")(command)
 
 
 def document(move: PartitionMove) -> dict[str, Any]:

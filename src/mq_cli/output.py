@@ -50,7 +50,7 @@ def bootstrap_option(command: F) -> F:
         show_default=True,
         show_envvar=True,
         metavar="HOST:PORT,…",
-        help="Brokers to ask; one that answers is enough.",
+        help="Addresses of brokers. One that answers is enough.",
     )(command)
 
 
@@ -129,7 +129,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 def yes_option(command: F) -> F:
-    return click.option("--yes", "-y", is_flag=True, help="Do not ask. Needed where nobody is there to answer.")(command)
+    return click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation. Required in scripts.")(command)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ _number = click.argument("number", metavar="PARTITION", type=click.IntRange(min=
 
 @click.group(cls=CommandGroup)
 def partition() -> None:
-    """One partition: describe it, move it, let another broker lead, recover it."""
+    """Describe, move or recover one partition, or hand its leadership over."""
 
 
 @partition.command()
@@ -45,7 +45,7 @@ def partition() -> None:
 @bootstrap_option
 @timeout_option
 def describe(topic: str, number: int, as_json: bool, bootstrap: str, timeout_s: float) -> None:
-    """Its replicas, leader, in-sync set and offsets, and where it is moving to."""
+    """Show a partition's replicas, leader, in-sync set and offsets, and where it moves to."""
     with open_admin(bootstrap, timeout_s) as admin:
         found = _find(admin, topic, number)
         start, end = _offsets(admin, topic, number) if found.leader else (None, None)
@@ -81,8 +81,10 @@ def _yes(answer: bool) -> str:
 @partition.command()
 @click.argument("topic")
 @_number
-@click.option("--to", "target", metavar="BROKER,…", help="Where its replicas are to be, in order of rank: the first is to lead.")
-@click.option("--cancel", is_flag=True, help="Send it back to where it came from.")
+@click.option(
+    "--to", "target", metavar="BROKER,…", help="The brokers that get the replicas, in order of rank. The first one leads."
+)
+@click.option("--cancel", is_flag=True, help="Send the partition back to its former brokers.")
 @wait_options
 @bootstrap_option
 @timeout_option
@@ -154,16 +156,16 @@ def lead(topic: str, number: int, broker: int, bootstrap: str, timeout_s: float)
     "source",
     type=click.IntRange(min=1),
     metavar="BROKER",
-    help="Whose log to go on from. Default: the one that has most.",
+    help="The broker whose log is kept. Default: the broker with the newest log.",
 )
-@click.option("--force", is_flag=True, help="Give up logs that are in sync, or may be: what only they have is lost.")
+@click.option("--force", is_flag=True, help="Give up logs that are in sync, or may be. Records that only they have are lost.")
 @json_option
 @bootstrap_option
 @timeout_option
 def recover(topic: str, number: int, source: int | None, force: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
-    """Go on without the logs that were in sync, when none of them is left.
+    """Unclean recovery: continue without the in-sync logs, when none of them is left.
 
-    Refuses while one of them exists on a broker that lives, or may exist on one that cannot be asked: start that one instead.
+    Refused while an in-sync log exists on a live broker, or may exist on a broker that cannot be asked. Start that broker instead.
     """
     with open_admin(bootstrap, timeout_s) as admin:
         _find(admin, topic, number)

@@ -98,30 +98,36 @@ def _parse_timestamp(_ctx: click.Context, _param: click.Parameter, text: str | N
 
 @click.command()
 @click.argument("topic")
-@click.option("--key-separator", "-K", metavar="TEXT", help="What stands before the first TEXT in a line is the message's key.")
+@click.option("--key-separator", "-K", metavar="TEXT", help="The text before the first TEXT in a line is the message's key.")
 @click.option(
     "--acks",
     type=click.Choice(["all", "leader", "none"]),
     default="all",
     show_default=True,
-    help="Who must have a message before it counts as sent: every in-sync broker, the leader, nobody.",
+    help="Which replicas must have a message before it is acknowledged: all in sync, the leader, none.",
 )
-@click.option("--partition", "-p", type=click.IntRange(min=0), help="Default: by key, or in turn.")
+@click.option("--partition", "-p", type=click.IntRange(min=0), help="The partition. Default: by key, or in turn.")
 @click.option(
-    "--header", "-H", "headers", multiple=True, callback=_parse_headers, metavar="NAME=VALUE", help="For each message; many times."
+    "--header",
+    "-H",
+    "headers",
+    multiple=True,
+    callback=_parse_headers,
+    metavar="NAME=VALUE",
+    help="A header of each message. May be repeated.",
 )
 @click.option("--timestamp", callback=_parse_timestamp, metavar="TIME", help=f"Of each message: {WORDS}. Default: now.")
-@click.option("--csv", "as_csv", is_flag=True, help="The input is CSV; its first line names the columns, unless --columns does.")
-@click.option("--columns", metavar="NAME,…", help="The columns of a CSV input without a line that names them.")
-@click.option("--gzip", "gzipped", is_flag=True, help="The input was compressed by gzip.")
+@click.option("--csv", "as_csv", is_flag=True, help="The input is CSV. Its first line names the columns, unless --columns does.")
+@click.option("--columns", metavar="NAME,…", help="The columns of a CSV input that has no header line.")
+@click.option("--gzip", "gzipped", is_flag=True, help="The input is compressed with gzip.")
 @click.option(
     "--compression",
     type=click.Choice(["none", "lz4", "zstd", "gzip", "snappy"]),
     default="none",
     show_default=True,
-    help="Of what is sent and stored. gzip stands for zstd, snappy for lz4.",
+    help="Codec of sent and stored batches. gzip stands for zstd, snappy for lz4.",
 )
-@click.option("--quiet", "-q", is_flag=True, help="Do not say how many were sent.")
+@click.option("--quiet", "-q", is_flag=True, help="Do not report how many messages were sent.")
 @bootstrap_option
 @timeout_option
 def produce(

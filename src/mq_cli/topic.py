@@ -52,10 +52,10 @@ def _settings_help() -> str:
     help="Copies of each partition. Default: 3, or as many as there are brokers.",
 )
 @click.option(
-    "--schema", metavar="'a long, b string'", help="Spark's words for its columns. Default: records of key, value, headers."
+    "--schema", metavar="'a long, b string'", help="The columns, as Spark's DDL. Default: records with key, value and headers."
 )
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, e.g. durability=os; any number of times.")
-@click.option("--if-not-exists", is_flag=True, help="Leave a topic of that name as it is, and end well.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, e.g. durability=os. May be repeated.")
+@click.option("--if-not-exists", is_flag=True, help="If the topic exists, leave it as it is and exit with 0.")
 @json_option
 @bootstrap_option
 @timeout_option
@@ -196,16 +196,18 @@ def _live_settings() -> str:
 
 @topic.command(epilog=f"Settings that can be changed: {_live_settings()}.")
 @click.argument("name")
-@click.option("--partitions", "-p", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), help="More of them; never fewer.")
-@click.option("--replicas", "-r", type=click.IntRange(1, REPLICAS_MAX), help="Copies of each partition, more or fewer.")
+@click.option(
+    "--partitions", "-p", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), help="The new number of partitions. It can only grow."
+)
+@click.option("--replicas", "-r", type=click.IntRange(1, REPLICAS_MAX), help="The new number of copies of each partition.")
 @click.option(
     "--add-column",
     "columns",
     multiple=True,
     metavar="'name type'",
-    help="A nullable column behind those that a topic with a schema has, in Spark's words; any number of times.",
+    help="A nullable column to add to a typed topic, as Spark's DDL. May be repeated.",
 )
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting; `NAME=` for its default again.")
+@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting to change; `NAME=` restores the default.")
 @wait_options
 @json_option
 @bootstrap_option
@@ -283,7 +285,7 @@ def _parse_before(_ctx: click.Context, _param: click.Parameter, text: str | None
 @topic.command()
 @click.argument("name")
 @click.option("--before", callback=_parse_before, metavar="OFFSET|TIME", help="Only messages before it. Default: all.")
-@click.option("--partition", "-p", type=click.IntRange(min=0), help="Only of this one.")
+@click.option("--partition", "-p", type=click.IntRange(min=0), help="Only this partition.")
 @yes_option
 @bootstrap_option
 @timeout_option

@@ -109,7 +109,7 @@ def show(key: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
 
 @transaction.command()
 @_key
-@click.option("--yes", is_flag=True, help="Do not ask whether it is meant.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
 @bootstrap_option
 @timeout_option
