@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -157,6 +158,35 @@ def test_who_wants_columns_or_rows_is_sent_those_of_as_much_as_is_read_at_once()
     assert (chunks, counts, kept) == ([fetch.PUSHDOWN_READ_BYTES] * 2, [2, 2], [b"", b""])
     _, counts, kept = asyncio.run(scenario(project=True, columns=["s"], filter="n = 2"))
     assert (counts, kept) == ([1, 1], [b"\x02", b"\x02"])
+
+
+def test_columns_and_rows_are_picked_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    class Picking:
+        def __init__(self, *_: object, typed: bool) -> None: ...
+
+        def knows(self, _batches: object) -> bool:
+            return True
+
+        def apply(self, batches: list[tuple[Published, memoryview]]) -> list[tuple[pb.StoredBatch, memoryview]]:
+            threads.append(threading.current_thread())
+            return [(pb.StoredBatch(), payload) for _, payload in batches]
+
+    monkeypatch.setattr(fetch, "Pushdown", Picking)
+
+    async def scenario() -> None:
+        async def send(_message: object) -> None: ...
+
+        ours = reading(Replica())
+        try:
+            await ours.fetch(pb.FetchRequest(topic="t", end_offset=4, filter="n = 1"), send)
+        finally:
+            ours.close()
+
+    asyncio.run(scenario())
+    assert len(threads) == 2
+    assert threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 3), (4, 3)])

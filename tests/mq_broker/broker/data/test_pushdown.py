@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from mq_broker.broker.data import pushdown
 from mq_broker.broker.data.pushdown import Pushdown
 from mq_broker.core.messages import Published
 from mq_protocol import mq_pb2 as pb
@@ -86,3 +87,19 @@ def test_a_batch_with_columns_that_this_broker_has_not_heard_of_is_noticed() -> 
     batches = [(stored, memoryview(encode_batch(ROWS)))]
     assert whole.knows(batches)
     assert not shorter.knows(batches), "else it would be sent without them, as if they were null"
+
+
+@pytest.mark.parametrize(
+    ("bytes_max", "turn_s", "count"),
+    [(1_000, 60.0, 5), (450, 60.0, 4), (50, 60.0, 1), (1_000, -1.0, 1)],
+    ids=["all", "as many bytes as it may", "one, however large", "one, however long it took"],
+)
+def test_a_turn_ends_after_so_many_bytes_and_after_so_long(
+    bytes_max: int, turn_s: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushdown, "TURN_DECODED_BYTES_MAX", bytes_max)
+    monkeypatch.setattr(pushdown, "TURN_S", turn_s)
+    payload = memoryview(encode_batch(ROWS))
+    stored = Published(index=7, base_offset=0, record_count=10, timestamp_us=5, payload_bytes=len(payload), decoded_bytes=100)
+    picked = Pushdown(SCHEMA, pb.FetchRequest(topic="t", filter="n > 1"), typed=True).apply([(stored, payload)] * 5)
+    assert len(picked) == count
