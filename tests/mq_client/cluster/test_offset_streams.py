@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from mq_client.cluster import offset_watch as offsets_module
+from mq_client.cluster.channels import NOBODY
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.offset_watch import OffsetWatch, _Stream
 from mq_client.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, UnknownTopic
@@ -286,6 +287,7 @@ class Watch:
     """In the watch's place: what a stream told it."""
 
     def __init__(self) -> None:
+        self.client = NOBODY
         self.told: list[pb.WatchedOffsets] = []
         self.looks = 0
         self.leads = True
@@ -303,7 +305,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Call:
     made = Call()
     requests: list[pb.WatchOffsetsRequest] = []
 
-    def open_watch_offsets(address: str, request: pb.WatchOffsetsRequest) -> Call:
+    def open_watch_offsets(address: str, request: pb.WatchOffsetsRequest, _client: object) -> Call:
         requests.append(request)
         return made
 
