@@ -6,6 +6,7 @@ core: the shell and the storage carry it beside the entry, under the same index.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
@@ -201,6 +202,19 @@ class Entry:
     decoded_bytes: int = 0
 
 
+def offsets_given(entry: Entry, staged: Callable[[bytes], int]) -> int:
+    """How many offsets its records take once it is committed. `staged`: the rows of a staged batch, 0 if it is not there."""
+    match entry.operation:
+        case Append():
+            return entry.record_count
+        case Publish(uuids=uuids):
+            return sum(map(staged, uuids))
+        case Stage() | Discard() | EpochStart() | Trim() | MoveCursor() | DeleteGroup():
+            return 0
+        case Decide() | Finish() | Abort() | Fence() | Forget():
+            return 0
+
+
 def stored_bytes(entry: Entry) -> int:
     """About what the entry takes on disk and between brokers: payload, and the names and UUIDs of its operation."""
     match entry.operation:
@@ -221,7 +235,7 @@ def stored_bytes(entry: Entry) -> int:
             named = sum(_bytes(key.query_id, key.sink) for key in keys)
         case Finish(key) | Abort(key):
             named = _bytes(key.query_id, key.sink)
-        case _:
+        case EpochStart() | Trim():
             named = 0
     return _FIXED_BYTES + named + entry.payload_bytes
 

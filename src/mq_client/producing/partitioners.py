@@ -52,6 +52,11 @@ def choice_of(given: str | Partitioner) -> Choice:
             return Choice(lambda topic, key, partitions: next(turns[topic]) % partitions, by_key=False)
         case "random":
             return Choice(lambda topic, key, partitions: random.randrange(partitions), by_key=False)  # noqa: S311 - spreads load
+        case _:
+            return Choice(_checked(_plugin(given)), by_key=True)
+
+
+def _plugin(given: str) -> Partitioner:
     found = load_plugin(GROUP, given) if isinstance(given, str) else None
     if found is None:
         known = (*_BUILT_IN, *plugin_names(GROUP))
@@ -60,7 +65,8 @@ def choice_of(given: str | Partitioner) -> Choice:
         )
     if not callable(found):
         raise InvalidSetting(f"partitioner={given!r} is {type(found).__name__} in the package that has it, not a callable")
-    return Choice(_checked(found), by_key=True)
+    plugin: Partitioner = found
+    return plugin
 
 
 def _checked(partitioner: Partitioner) -> Partitioner:

@@ -24,7 +24,7 @@ from mq_broker.broker.runtime.places import Places
 from mq_broker.broker.runtime.streams import side_by_side
 from mq_broker.broker.transactions.requests import check_micro_batch_id, key_of, listed_name
 from mq_broker.core.entries import NO_UUID, UUID_BYTES, Append, Operation, Stage
-from mq_broker.core.messages import Done, RecordsThere, Refused, Result, Wait
+from mq_broker.core.messages import Decided, Done, RecordsThere, Refused, Result, Wait
 from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import ProduceRequests, Send
 from mq_protocol import mq_pb2 as pb
@@ -239,7 +239,7 @@ class _Stream:
             case Refused(error):
                 answer.base_offset = -1
                 answer.error.CopyFrom(to_wire(error))
-            case _:
+            case Decided():
                 raise AssertionError(f"a batch cannot be answered with {result}")
         if self._gone:
             self._producing.held.free(self._caller, batch.held_bytes)

@@ -16,6 +16,7 @@ from mq_broker.core.entries import (
     DeleteGroup,
     Discard,
     Entry,
+    EpochStart,
     Fence,
     Finish,
     Forget,
@@ -62,29 +63,22 @@ class Overlay:
             self.add(entry)
 
     def add(self, entry: Entry) -> None:
-        match entry.operation:
-            case Append() | Stage():
-                self._uuids[entry.uuid] = entry.index
-                for uuid in _record_uuids(entry.operation):
-                    self._uuids[uuid] = entry.index
-            case operation:
-                for key in _keys_of(operation):
-                    self._keys[key] = entry.index
-                if isinstance(operation, Fence):
-                    self._fences[operation.key] = entry.index
+        for uuid in _uuids_of(entry):
+            self._uuids[uuid] = entry.index
+        for key in _keys_of(entry.operation):
+            self._keys[key] = entry.index
+        if isinstance(entry.operation, Fence):
+            self._fences[entry.operation.key] = entry.index
 
     def remove(self, entry: Entry) -> None:
         """The entry was applied: the state machine knows it now."""
-        match entry.operation:
-            case Append() | Stage():
-                for uuid in (entry.uuid, *_record_uuids(entry.operation)):
-                    if self._uuids.get(uuid) == entry.index:
-                        del self._uuids[uuid]
-            case operation:
-                for key in _keys_of(operation):
-                    for known in (self._keys, self._fences):
-                        if known.get(key) == entry.index:
-                            del known[key]
+        for uuid in _uuids_of(entry):
+            if self._uuids.get(uuid) == entry.index:
+                del self._uuids[uuid]
+        for key in _keys_of(entry.operation):
+            for known in (self._keys, self._fences):
+                if known.get(key) == entry.index:
+                    del known[key]
 
     def uuid_index(self, uuid: bytes) -> int | None:
         return self._uuids.get(uuid)
@@ -101,8 +95,11 @@ class Overlay:
         return len(self._keys)
 
 
-def _record_uuids(operation: Operation) -> list[bytes]:
-    return operation.uuids() if isinstance(operation, Append) else []
+def _uuids_of(entry: Entry) -> tuple[bytes, ...]:
+    """The UUIDs by which a retry of the batch, or of one of its records, is recognised."""
+    if isinstance(entry.operation, Append):
+        return (entry.uuid, *entry.operation.uuids())
+    return (entry.uuid,) if isinstance(entry.operation, Stage) else ()
 
 
 def _keys_of(operation: Operation) -> tuple[TransactionKey, ...]:
@@ -111,7 +108,7 @@ def _keys_of(operation: Operation) -> tuple[TransactionKey, ...]:
             return (key,)
         case Forget(keys=keys):
             return keys
-        case _:
+        case Append() | Stage() | EpochStart() | Trim() | MoveCursor() | DeleteGroup():
             return ()
 
 
@@ -180,8 +177,10 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
         case AreStaged(key, batch_id, uuids):
             verdict = _judge_publish(Publish(key, batch_id, uuids), machine, overlay, first_index)
             return Answer(Done(0)) if isinstance(verdict, Admit) else verdict
-        case _:
-            return _judge_for_coordinator(propose.operation, propose.keep_on_mismatch, machine, overlay)
+        case Decide() | Finish() | Abort() | Fence() | Forget() as operation:
+            return _judge_for_coordinator(operation, propose.keep_on_mismatch, machine, overlay)
+        case EpochStart():
+            return _refuse(InvalidRequest("an epoch start is written by a new leader alone"))
 
 
 def too_many_groups(group: str, machine: PartitionMachine) -> TooManyGroups | None:
@@ -194,7 +193,9 @@ def too_many_groups(group: str, machine: PartitionMachine) -> TooManyGroups | No
     )
 
 
-def _judge_for_coordinator(operation: Operation, keep_on_mismatch: bool, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+def _judge_for_coordinator(
+    operation: Decide | Finish | Abort | Fence | Forget, keep_on_mismatch: bool, machine: PartitionMachine, overlay: Overlay
+) -> Verdict:
     match operation:
         case Decide() as decide:
             return _judge_decide(decide, keep_on_mismatch, machine, overlay)
@@ -210,8 +211,6 @@ def _judge_for_coordinator(operation: Operation, keep_on_mismatch: bool, machine
                 key for key in keys if overlay.key_index(key) is None and key in known and known[key].once and _is_over(known[key])
             )
             return Admit(Forget(keys)) if keys else Answer(Done(0, duplicate=True))
-        case _:
-            return _refuse(InvalidRequest("an epoch start is written by a new leader alone"))
 
 
 def _judge_batch(propose: Propose, operation: Append | Stage, machine: PartitionMachine, overlay: Overlay) -> Verdict:

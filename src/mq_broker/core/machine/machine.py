@@ -76,6 +76,11 @@ class PartitionMachine:
             tuple(self.fenced),
         )
 
+    def staged_rows(self, uuid: bytes) -> int:
+        """Rows of a staged batch, 0 if none of that UUID is staged."""
+        batch = self.staged.get(uuid)
+        return 0 if batch is None else batch.row_count
+
     def oldest_staged_index(self) -> int | None:
         """The first entry whose payload may yet be given offsets: the journal may not begin after it (rule 13)."""
         return min((batch.index for batch in self.staged.values()), default=None)
@@ -112,8 +117,8 @@ class PartitionMachine:
                 self._change_group(change, entry.timestamp_us)
             case Fence() as fence:
                 self._fence(fence)
-            case Decide() | Finish() | Abort() | Forget():
-                self._coordinate(entry)
+            case Decide() | Finish() | Abort() | Forget() as operation:
+                self._coordinate(operation, entry.timestamp_us)
             case EpochStart(offset_floor=floor):
                 return self._skip_to(floor)
             case Trim(log_start_offset=offset):
@@ -187,23 +192,21 @@ class PartitionMachine:
         if len(self.fenced) > FENCED_KEYS_MAX:
             self.fenced.popitem(last=False)
 
-    def _coordinate(self, entry: Entry) -> None:
+    def _coordinate(self, operation: Decide | Finish | Abort | Forget, timestamp_us: int) -> None:
         """What coordinators alone have in their journals."""
-        match entry.operation:
+        match operation:
             case Decide() as decide:
-                self._decide(decide, entry.timestamp_us)
+                self._decide(decide, timestamp_us)
             case Finish(key=key, batch_id=batch_id):
                 known = self.transactions.get(key)
                 if known is not None and known.batch_id == batch_id:
-                    self.transactions[key] = replace(known, finished=True, manifest=(), changed_us=entry.timestamp_us)
+                    self.transactions[key] = replace(known, finished=True, manifest=(), changed_us=timestamp_us)
             case Abort(key=key):
                 known = self.transactions.get(key) or TransactionState(-1, "", 0, (), finished=True, superseded=())
-                self.transactions[key] = replace(known, aborted=True, changed_us=entry.timestamp_us)
+                self.transactions[key] = replace(known, aborted=True, changed_us=timestamp_us)
             case Forget(keys=keys):
                 for key in keys:
                     self.transactions.pop(key, None)
-            case _:
-                pass
 
     def _decide(self, decide: Decide, timestamp_us: int) -> None:
         known = self.transactions.get(decide.key)

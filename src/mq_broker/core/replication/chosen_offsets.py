@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mq_broker.core.entries import Append, Entry, Publish
+from mq_broker.core.entries import Append, Entry, offsets_given
 from mq_broker.core.messages import RequestId, Wait
 from mq_broker.core.replication.replica_state import Shared
 
@@ -36,16 +36,10 @@ class ChosenOffsets:
         """The entry is the last of the tail now."""
         if self._end is None:
             return
-        match entry.operation:
-            case Append():
-                if wanted:
-                    self._wanted[entry.index] = self._end
-                self._end += entry.record_count
-            case Publish(uuids=uuids):  # none but what is staged for it is admitted, and nothing takes that from it now
-                staged = self._shared.machine.staged
-                self._end += sum(staged[uuid].row_count for uuid in uuids if uuid in staged)
-            case _:
-                pass
+        if wanted and isinstance(entry.operation, Append):
+            self._wanted[entry.index] = self._end
+        # No publish is admitted but of what is staged for it, and nothing takes that from it now.
+        self._end += offsets_given(entry, self._shared.machine.staged_rows)
 
     def take(self, index: int) -> int:
         """The batch's first offset, which nobody will ask for again; -1 if none was chosen."""

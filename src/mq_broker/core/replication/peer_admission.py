@@ -131,16 +131,16 @@ def _wrong_entry(entry: Entry) -> str:
         return f"has {entry.payload_bytes} bytes, {entry.decoded_bytes} decoded"
     if len(entry.uuid) != UUID_BYTES:
         return f"has a UUID of {len(entry.uuid)} bytes"
-    match entry.operation:
-        case Append() | Stage() if not 0 < entry.record_count <= BYTES_MAX:
-            return f"has {entry.record_count} records"
-        case Append(record_uuids):
-            count = len(record_uuids) / UUID_BYTES
-            return "" if count in {0, entry.record_count} else f"has {count:g} UUIDs for {entry.record_count} records"
-        case EpochStart(offset_floor=offset) | Trim(log_start_offset=offset):
-            return "" if 0 <= offset <= OFFSET_MAX else f"names offset {offset}"
-        case _:
-            return ""
+    operation = entry.operation
+    if isinstance(operation, Append | Stage) and not 0 < entry.record_count <= BYTES_MAX:
+        return f"has {entry.record_count} records"
+    if isinstance(operation, Append):
+        count = len(operation.record_uuids) / UUID_BYTES
+        return "" if count in {0, entry.record_count} else f"has {count:g} UUIDs for {entry.record_count} records"
+    if isinstance(operation, EpochStart | Trim):
+        offset = operation.offset_floor if isinstance(operation, EpochStart) else operation.log_start_offset
+        return "" if 0 <= offset <= OFFSET_MAX else f"names offset {offset}"
+    return ""
 
 
 # ------------------------------------------------------------------ acknowledgements

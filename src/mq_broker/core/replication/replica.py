@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import assert_never
 
-from mq_broker.core.entries import Append, EpochStart, Publish, Stage
+from mq_broker.core.entries import EpochStart, Stage, offsets_given
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.messages import (
     AppendAck,
@@ -185,15 +185,11 @@ class Replica:
         offset = machine.next_offset
         staged = {uuid: batch.row_count for uuid, batch in machine.staged.items()}
         for entry in self._shared.log.tail():
-            match entry.operation:
-                case Append():
-                    offset += entry.record_count
-                case Stage():
-                    staged[entry.uuid] = entry.record_count
-                case Publish(uuids=uuids):
-                    offset += sum(staged.pop(uuid, 0) for uuid in uuids)
-                case EpochStart(offset_floor=floor):
-                    offset = max(offset, floor)
+            offset += offsets_given(entry, lambda uuid: staged.pop(uuid, 0))
+            if isinstance(entry.operation, Stage):
+                staged[entry.uuid] = entry.record_count
+            elif isinstance(entry.operation, EpochStart):
+                offset = max(offset, entry.operation.offset_floor)
         return offset
 
     @property
