@@ -83,7 +83,8 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
 
 
 def test_a_broker_id_that_a_live_process_has_is_refused_and_that_process_goes_on(zookeeper: str, tmp_path: Path) -> None:
-    common = ["broker", "--id", "3", "--listen", "127.0.0.1:0", "--zookeeper", f"{zookeeper}/taken", "--session-timeout-ms", "1000"]
+    # What is asked of ZooKeeper has twice that time for its answer.
+    common = ["broker", "--id", "3", "--listen", "127.0.0.1:0", "--zookeeper", f"{zookeeper}/taken", "--session-timeout-ms", "3000"]
     with Command(*common, "--data", str(tmp_path / "a")) as broker:
         address = broker.remark_with("serves at ").partition("serves at ")[2].partition(",")[0]
         result = tritonmq_process(*common, "--data", str(tmp_path / "b"))

@@ -191,10 +191,10 @@ def test_a_read_past_the_end_gives_what_is_published_while_it_waits(admin: Admin
 
 def test_a_read_with_a_time_ends_with_what_is_there_by_then(filled: str, bootstrap: str) -> None:
     with Reader(bootstrap) as reader:
-        assert numbers(reader.read(filled, 0, 990, 2_000, timeout_ms=300)) == list(range(990, 1_000))
-        assert list(reader.read(filled, 0, 1_000, 2_000, timeout_ms=300)) == []
+        assert numbers(reader.read(filled, 0, 990, 2_000, timeout_ms=1_000)) == list(range(990, 1_000))
+        assert list(reader.read(filled, 0, 1_000, 2_000, timeout_ms=1_000)) == []
         with pytest.raises(OffsetOutOfRange):
-            list(reader.read(filled, 0, 1_500, 2_000, timeout_ms=300))
+            list(reader.read(filled, 0, 1_500, 2_000, timeout_ms=1_000))
 
 
 def test_a_read_ends_before_more_bytes_than_wanted_and_gives_one_record_at_least(filled: str, bootstrap: str) -> None:

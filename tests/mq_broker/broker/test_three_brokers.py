@@ -28,7 +28,7 @@ SESSION_TIMEOUT_MS = 2_000
 class Three:
     """Brokers 1, 2 and 3 of one cluster."""
 
-    def __init__(self, zookeeper: str, data: Path, **fields: Any) -> None:
+    def __init__(self, zookeeper: str, data: Path, session_timeout_ms: int = SESSION_TIMEOUT_MS, **fields: Any) -> None:
         root = f"/three-{uuid.uuid4().hex}"
         self.brokers = {
             n: Broker(
@@ -38,7 +38,7 @@ class Three:
                     data / str(n),
                     rack=f"rack-{n}",
                     stop_timeout_ms=5_000,
-                    coordination=lambda: ZooKeeperCoordination(zookeeper, SESSION_TIMEOUT_MS, root=root),
+                    coordination=lambda: ZooKeeperCoordination(zookeeper, session_timeout_ms, root=root),
                     **fields,
                 )
             )

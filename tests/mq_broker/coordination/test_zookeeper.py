@@ -193,12 +193,12 @@ def test_a_lost_session_is_told_and_the_next_one_registers_again(zookeeper: str,
 
 def test_the_node_of_a_former_life_at_this_address_is_replaced_at_once_and_outlives_its_session(zookeeper: str, root: str) -> None:
     async def main() -> None:
-        async with session(zookeeper, root) as former, session(zookeeper, root) as present:
+        async with session(zookeeper, root, session_timeout_ms=30_000) as former, session(zookeeper, root) as present:
             await former.register(BrokerRegistration(1, await former.begin_life(1), "127.0.0.1:7400"))
             me = BrokerRegistration(1, await present.begin_life(1), "127.0.0.1:7400")
             began = time.monotonic()
             await present.register(me)  # "already exists" is not "registered" (trap 2)
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 15, "it does not wait for the end of the former session"
             await former.stop()  # what ends with the former session must not be our registration
             assert await present.brokers() == {1: me}
 

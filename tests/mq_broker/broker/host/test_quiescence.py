@@ -128,7 +128,7 @@ def test_a_leader_at_rest_stays_so_while_answers_take_long(zookeeper: str, tmp_p
         return bool(replicas) and all(replica.rest.asleep for replica in replicas)
 
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(zookeeper, tmp_path, session_timeout_ms=30_000) as cluster:
             await cluster[1].create_topic("t", partitions=1, replicas=3)
             await until(all_asleep)
             [led] = [replica for replica in replicas if replica.replica.leading]
