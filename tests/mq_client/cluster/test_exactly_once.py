@@ -1,0 +1,234 @@
+"""What staging and deciding become on the wire. The test is the brokers: nothing is sent, what waits is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from mq_client.errors import (
+    BatchTooLarge,
+    InvalidRequest,
+    InvalidSetting,
+    OutcomeUnknown,
+    Overloaded,
+    SchemaMismatch,
+    UnknownPartition,
+    Unreachable,
+)
+from mq_client.producing.accumulator import Answer
+from mq_client.producing.futures import BatchPlace
+from mq_client.producing.sender import Sender
+from mq_client.transactions import StagedPart, TransactionClient, TransactionKey
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import decode_batch
+from mq_protocol.names import TRANSACTIONS_TOPIC
+from mq_protocol.partitioner import coordinator_partition
+from mq_protocol.sql.ddl import parse_schema
+from tests.mq_client.cluster.scripted import Scripted, topic_info
+
+KEY = TransactionKey("query", "sink")
+
+
+@pytest.fixture
+def client(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> Iterator[TransactionClient]:
+    """Topics `t` of two partitions and `typed`; coordinators in four partitions, led by broker 1."""
+    monkeypatch.setattr(Sender, "ensure_started", lambda sender: None)
+    scripted.learn(
+        topic_info(1, 2), topic_info(1, name="typed", schema=parse_schema("n long")), topic_info(*[1] * 4, name=TRANSACTIONS_TOPIC)
+    )
+    made = TransactionClient(scripted, 20_000)
+    yield made
+    made.close()
+
+
+def rows(*values: bytes) -> pa.Table:
+    return pa.table({"value": list(values)})
+
+
+def waiting(client: TransactionClient) -> list[Any]:
+    return [batch for lane in client._sender.accumulator.busy() for batch in lane.batches]
+
+
+def staged_at(client: TransactionClient, *, error: Any = None) -> None:
+    """As if the brokers had answered for everything."""
+    accumulator = client._sender.accumulator
+    for lane in accumulator.busy():
+        while (taken := accumulator.take(lane, 0.0)) is not None:
+            batch, correlation, _ = taken
+            place = BatchPlace(batch.partition, 0, batch.record_count, 0, False)
+            answer = accumulator.answer(correlation, place)
+            assert answer is not None
+            (Answer(answer.outcome, None, error) if error else answer).tell()
+
+
+def test_rows_are_staged_under_fresh_uuids_and_named_by_partition(client: TransactionClient) -> None:
+    stage = client.open_stage(KEY, 7, "run")
+    stage.add("t", 1, rows(b"a", b"b"))
+    stage.add("t", 0, rows(b"c"))
+    stage.add("t", 1, rows(b"d"))
+    stage.add("t", 1, rows())
+    batches = waiting(client)
+    assert [batch.stage.batch_id for batch in batches] == [7, 7, 7]
+    assert {(b.stage.key.query_id, b.stage.key.sink, b.stage.run_id) for b in batches} == {("query", "sink", "run")}
+    uuids = {value: b.uuid for b in batches for value in decode_batch(b.encoded(), b.schema).column("value").to_pylist()}
+    staged_at(client)
+    assert stage.finish() == [
+        StagedPart("t", 1, (uuids[b"a"], uuids[b"d"]), 3, "x"),
+        StagedPart("t", 0, (uuids[b"c"],), 1, "x"),
+    ]
+    assert len(set(uuids.values())) == 3
+
+
+def test_large_tables_are_staged_in_several_batches(client: TransactionClient) -> None:
+    stage = client.open_stage(KEY, 0, "run")
+    stage.add("t", 0, rows(*[b"x" * 1_000] * 3_000))
+    assert len(waiting(client)) >= 3
+    assert sum(batch.record_count for batch in waiting(client)) == 3_000
+    staged_at(client)
+    [part] = stage.finish()
+    assert (part.row_count, len(part.uuids)) == (3_000, len(set(part.uuids)))
+
+
+def test_what_cannot_be_staged_is_the_error_of_finishing(client: TransactionClient) -> None:
+    stage = client.open_stage(KEY, 0, "run")
+    stage.add("t", 0, rows(b"a"))
+    staged_at(client, error=InvalidRequest("no"))
+    with pytest.raises(InvalidRequest):
+        stage.finish()
+
+
+def test_staging_that_is_not_acknowledged_in_time_says_what_to_do(
+    client: TransactionClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = client.open_stage(KEY, 0, "run")
+    stage.add("t", 0, rows(b"a"))
+    asked: list[float] = []
+
+    def result(timeout: float) -> None:
+        asked.append(timeout)
+        raise TimeoutError
+
+    monkeypatch.setattr(stage._outcome.future, "result", result)
+    with pytest.raises(OutcomeUnknown, match="not acknowledged within 20000 ms: run the task again"):
+        stage.finish()
+    with pytest.raises(OutcomeUnknown, match="within 500 ms"):
+        stage.finish(500)
+    assert asked == [21.0, 1.5]
+
+
+def test_rows_are_checked_before_they_are_staged(client: TransactionClient, scripted: Scripted) -> None:
+    stage = client.open_stage(KEY, 0, "run")
+    info = topic_info(1, name="small")
+    info.settings["record_bytes_max"] = "1024"
+    scripted.learn(info)
+    stage.add("small", 0, rows(b"x" * 1_024))
+    with pytest.raises(BatchTooLarge, match="record of 1025 bytes"):
+        stage.add("small", 0, rows(b"x" * 1_025))
+    with pytest.raises(SchemaMismatch):
+        stage.add("typed", 0, rows(b"a"))
+    with pytest.raises(UnknownPartition):
+        stage.add("t", -1, rows(b"a"))
+    assert len(waiting(client)) == 1
+
+
+def test_staging_waits_for_room(client: TransactionClient, scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client._sender.progress, "wait", scripted.clock.sleep)
+    client._sender.accumulator.pending_bytes = 64 << 20
+    with pytest.raises(Overloaded, match="for 700 ms"):
+        client.open_stage(KEY, 0, "run").add("t", 0, rows(b"a"), timeout_ms=700)
+    assert scripted.clock.slept == [pytest.approx(0.7)]
+
+
+def test_many_batches_are_staged_and_waited_for_in_one_call(client: TransactionClient) -> None:
+    def batches() -> Iterator[pa.Table]:
+        yield from (rows(b"a"), rows(b"b"))
+        staged_at(client)
+
+    assert len(set(client.stage("t", 0, batches(), KEY, 0, "run"))) == 2
+
+
+def test_a_decision_names_what_was_staged_and_goes_to_its_coordinator(client: TransactionClient, scripted: Scripted) -> None:
+    asked: list[tuple[str, pb.DecideRequest]] = []
+
+    def decide(address: str, request: pb.DecideRequest) -> pb.DecideResponse:
+        asked.append((address, request))
+        return pb.DecideResponse(already_decided=True, row_count=5, published=True)
+
+    scripted.answers["Decide"] = decide
+    number = coordinator_partition("query", "sink", 4)
+    scripted.learn(topic_info(*[2 if at == number else 1 for at in range(4)], name=TRANSACTIONS_TOPIC, epoch=2))
+    parts = [StagedPart("t", 1, (b"a" * 16, b"b" * 16), 3, "x"), StagedPart("t", 0, (), 0), StagedPart("u", 0, (b"c" * 16,), 2)]
+    assert client.decide(KEY, 7, "run", parts, once=True) == (True, 5, True)
+    [(address, request)] = asked
+    assert address == "b:2"
+    assert (request.key.query_id, request.key.sink, request.batch_id, request.run_id) == ("query", "sink", 7, "run")
+    assert (request.row_count, request.once, request.keep_on_mismatch, request.timeout_ms) == (5, True, False, 10_000)
+    assert [(p.topic, p.partition, list(p.uuids), p.row_count, p.topic_id) for p in request.manifest] == [
+        ("t", 1, [b"a" * 16, b"b" * 16], 3, "x"),
+        ("u", 0, [b"c" * 16], 2, ""),
+    ]
+    client.decide(KEY, 7, "run", parts, keep_on_mismatch=True, timeout_ms=4_000)
+    assert (asked[1][1].once, asked[1][1].keep_on_mismatch, asked[1][1].timeout_ms) == (False, True, 4_000)
+
+
+def test_a_key_without_a_query_id_is_refused(client: TransactionClient) -> None:
+    for call in (lambda: client.open_stage(("", "s"), 0, "r"), lambda: client.decide(("", "s"), 0, "r", [])):
+        with pytest.raises(InvalidRequest, match="has no query id"):
+            call()  # type: ignore[no-untyped-call]
+    client.open_stage(("q", ""), 0, "r")  # rows name their topics themselves
+
+
+def test_the_last_decision_is_told_if_there_is_one(client: TransactionClient, scripted: Scripted) -> None:
+    said = [
+        pb.TransactionStatusResponse(known=True, batch_id=3, run_id="r", row_count=9, published=True),
+        pb.TransactionStatusResponse(),
+    ]
+    scripted.answers["TransactionStatus"] = lambda address, request: said.pop(0)
+    assert client.transaction_status(KEY) == (3, "r", 9, True)
+    assert client.transaction_status(KEY) is None
+
+
+def test_what_is_staged_is_told_by_all_brokers_until_each_has_no_more(client: TransactionClient, scripted: Scripted) -> None:
+    asked: list[tuple[str, int]] = []
+
+    def info(partition: int, timestamp: int, batch_id: int = 0) -> pb.StagedInfo:
+        return pb.StagedInfo(
+            topic="t", partition=partition, query="q", sink="s", batch_id=batch_id, row_count=2, timestamp_us=timestamp
+        )
+
+    def answer(address: str, request: pb.StagedRequest) -> pb.StagedResponse:
+        asked.append((address, request.after_index))
+        if address != "b:1":
+            return pb.StagedResponse(staged=[info(int(address[2:]), 5)] if address == "b:2" else [])
+        if request.HasField("after"):
+            assert (request.after.topic, request.after.partition) == ("t", 1)
+            return pb.StagedResponse(staged=[info(1, 3)])
+        first = pb.StagedResponse(staged=[info(1, 4, 6)], more=True, last_index=77)
+        first.last.topic, first.last.partition = "t", 1
+        return first
+
+    scripted.answers["Staged"] = answer
+    found = client.staged("t")
+    assert [(each.partition, each.timestamp, each.batch_id) for each in found] == [(1, 3, 0), (1, 4, 6), (2, 5, 0)]
+    assert (found[0].topic, found[0].query, found[0].sink, found[0].row_count) == ("t", "q", "s", 2)
+    assert asked == [("b:1", 0), ("b:1", 77), ("b:2", 0), ("b:3", 0)]
+
+
+def test_times_are_positive_and_a_call_may_have_its_own(client: TransactionClient, scripted: Scripted) -> None:
+    assert client.deadline(None).timeout_ms == 20_000
+    assert client.deadline(7).timeout_ms == 7
+    for make in (lambda: client.deadline(0), lambda: TransactionClient(scripted, 0)):
+        with pytest.raises(InvalidSetting):
+            make()  # type: ignore[no-untyped-call]
+    assert client._sender.accumulator.settings.delivery_s == 20.0
+
+
+def test_what_has_no_answer_when_the_client_is_closed_is_given_up(client: TransactionClient) -> None:
+    stage = client.open_stage(KEY, 0, "run")
+    stage.add("t", 0, rows(b"a"))
+    client.close()
+    with pytest.raises(Unreachable):
+        stage.finish()
