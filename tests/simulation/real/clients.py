@@ -134,7 +134,8 @@ class Producer(Client):
                     answering.result()
                 if len(self._unanswered) < self._at_once and not self.cluster.stopping:
                     await self._send(call, self._new_batch(), sent)
-                await asyncio.wait({answering}, timeout=self.loop.often_short(0.002, self.cluster.plan.pause_s))
+                pause_s = self.cluster.plan.pause_s
+                await asyncio.wait({answering}, timeout=self.loop.often_short(pause_s / 20, pause_s))
         finally:
             answering.cancel()
             call.cancel()

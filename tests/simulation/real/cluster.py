@@ -39,11 +39,15 @@ from tests.simulation.real.nemesis import Nemesis
 from tests.simulation.real.oracle import Oracle, Violation
 from tests.simulation.real.plan import Plan
 from tests.simulation.real.substitutes import in_place_of, substitutes
+from tests.simulation.real.transactors import Member, Transactor
 from tests.simulation.real.wires import Network
 from tests.simulation.real.zookeeper import Session, ZooKeeper
 
 CALM_S = 90.0
 BOOT_S = 60.0
+RECORDS_KEPT = 30
+"""The nemesis purges no further than so many records before the end that it knows."""
+
 STORY_LINES = 120
 MEMORY_HIGH = 1 << 30
 
@@ -237,6 +241,8 @@ class Cluster:
         await self.until(lambda: all(m.ready for m in self.machines.values()), BOOT_S, "every broker serves")
         for name, (partitions, settings) in self.plan.topics.items():
             await self._create(operator, name, partitions, settings)
+            if self.plan.purges:
+                self.write("operator", "retention", topic=name, records=RECORDS_KEPT)
         clients: list[Client] = []
         number = 0
         for name, (partitions, _) in self.plan.topics.items():
@@ -246,6 +252,10 @@ class Cluster:
                     at_once = self.loop.random.choice((1, 3, 8))
                     clients.append(Producer(self, f"producer {number}", name, partition, at_once))
                 clients.append(Reader(self, f"reader of {name}-{partition}", name, partition))
+                if self.plan.groups:
+                    clients.append(Member(self, f"member of {name}-{partition}", "g", name, partition))
+            queries = [f"query {each} to {name}" for each in range(self.plan.transactors)]
+            clients += [Transactor(self, query, name, partitions) for query in queries]
         tasks = [self.loop.create_task(client.run(), name=client.name) for client in clients]  # type: ignore[attr-defined]
         for task in tasks:
             task.add_done_callback(self._client_ended)
@@ -258,19 +268,22 @@ class Cluster:
         await self._finish(tasks, clients)
 
     async def _finish(self, tasks: list[asyncio.Task[None]], clients: list[Client]) -> None:
-        producing = [task for task, client in zip(tasks, clients, strict=True) if isinstance(client, Producer)]
+        producing = [task for task, client in zip(tasks, clients, strict=True) if isinstance(client, Producer | Transactor)]
         await self.until(
             lambda: all(task.done() for task in producing), CALM_S, "every batch is acknowledged or refused, once all is well"
         )
         self.oracle.conclude()
         ends = {(line["topic"], line["partition"]): line["end"] for line in self.history if line["op"] == "final"}
-        readers = [client for client in clients if isinstance(client, Reader)]
+        readers = [client for client in clients if isinstance(client, Reader | Member)]
         await self.until(
             lambda: all(reader.at >= ends[reader.topic, reader.partition] for reader in readers),
             CALM_S,
             "every reader is at the end",
         )
         self.over = True
+        for reader in readers:
+            if isinstance(reader, Member):
+                self.write(reader.name, "drained", group=reader.group, topic=reader.topic)
         verdict = judge(self.history)
         if not verdict.clean:
             raise Violation(verdict.story())
@@ -394,12 +407,24 @@ def _throw_away(cluster: Cluster) -> None:
         if machine.process is not None:
             machine.process.kill()
             machine.disk.close_all_of(machine.process)
-    for task in sorted((*asyncio.all_tasks(cluster.loop), *cluster._graveyard), key=hash):
-        task._log_destroy_pending = False
+    ended: set[Any] = set()
+    for _ in range(5):  # one that ends may begin another
+        left = {*asyncio.all_tasks(cluster.loop), *cluster._graveyard} - ended
+        for task in sorted(left, key=hash):
+            _end(task)
+        ended |= left
+    cluster.loop.close()
+
+
+def _end(task: Any) -> None:
+    task._log_destroy_pending = False
+    coroutine = task.get_coro()
+    frame = coroutine.cr_frame
+    inner = [each for each in frame.f_locals.values() if asyncio.iscoroutine(each)] if frame is not None else []
+    for each in (coroutine, *inner):
         for _ in range(10):  # one that waits for something in a `finally` is told again
             try:
-                task.get_coro().close()
+                each.close()
             except BaseException:  # noqa: BLE001 - what it does on the way is of no interest any more
                 continue
             break
-    cluster.loop.close()

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import TritonMQError
+from tests.simulation.real.clients import Client
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster, Machine
@@ -18,6 +22,8 @@ class Nemesis:
         self.cluster = cluster
         self.loop = cluster.loop
         self.random = cluster.loop.random
+        self._operator = Client(cluster, "operator of the nemesis")
+        self._topics = 0
 
     async def run(self, seconds: float) -> None:
         """Break things for so long, each for some time."""
@@ -160,6 +166,68 @@ class Nemesis:
             zookeeper.up, zookeeper.lose = True, 0.0
 
         self._after(up)
+
+    # ------------------------------------------------------------------ what operators do
+
+    def _ask(self, broker: int, method: str, request: Any) -> None:
+        """What comes of it is nobody's business."""
+
+        async def ask() -> None:
+            try:
+                await self._operator.ask(broker or self._operator.any_broker(), method, request, 10.0)
+                self.cluster.done[f"operator: {method}"] += 1
+            except TritonMQError as error:
+                self.cluster.done[f"operator: {method}: {type(error).__name__}"] += 1
+
+        self.loop.create_task(ask(), name=f"operator: {method}")
+
+    def _place(self) -> tuple[str, int, Any]:
+        """Some partition, and its topic as the coordination service has it."""
+        topics = self.cluster.zookeeper.topics
+        name = self.random.choice(sorted(topics))
+        spec = topics[name][1]
+        return name, self.random.randrange(len(spec.assignment)), spec
+
+    def _leader_of(self, spec: Any, number: int) -> int:
+        found = self.cluster.zookeeper.states.get((spec.topic_id, number))
+        return found[1].leader.broker if found is not None and found[1].leader is not None else 0
+
+    def _lead(self) -> None:
+        name, number, spec = self._place()
+        leader = self._leader_of(spec, number)
+        broker = self.random.choice(spec.assignment[number])
+        self.cluster.tell(f"broker {broker} is to lead {name}-{number}")
+        self._ask(leader, "Lead", pb.LeadRequest(topic=name, partition=number, broker=broker, timeout_ms=5_000))
+
+    def _move(self) -> None:
+        name, number, spec = self._place()
+        target = self.random.sample(sorted(self.cluster.machines), len(spec.assignment[number]) if not spec.moving else 3)
+        move = pb.PartitionMove(topic=name, partition=number, target=target)
+        self.cluster.tell(f"{name}-{number} is to move to {target}")
+        cancel = self.random.random() < 0.2
+        self._ask(0, "StartMoves", pb.StartMovesRequest(moves=[move], cancel=cancel))
+
+    def _topic(self) -> None:
+        """One is made, or the last that was made so is deleted."""
+        self._topics += 1
+        name = f"passing{self._topics // 2}"
+        if self._topics % 2 == 0:
+            self._ask(0, "CreateTopic", pb.CreateTopicRequest(name=name, partitions=2, replicas=3))
+        else:
+            self._ask(0, "DeleteTopic", pb.DeleteTopicRequest(name=name))
+
+    def _purge(self) -> None:
+        name, number, spec = self._place()
+        ends = [
+            line["offsets"][-1] + 1
+            for line in self.cluster.history
+            if line["op"] == "poll" and (line["topic"], line["partition"]) == (name, number)
+        ]
+        if not ends or name not in self.cluster.plan.topics:
+            return
+        offset = max(0, max(ends) - 40)
+        position = pb.CursorPosition(topic=name, partition=number, offset=offset)
+        self._ask(self._leader_of(spec, number), "Purge", pb.PurgeRequest(positions=[position]))
 
     # ------------------------------------------------------------------ disks
 

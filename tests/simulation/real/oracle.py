@@ -44,6 +44,8 @@ class Oracle:
             if not (machine.up and machine.ready):
                 return f"{machine.name} serves"
         for name, (_, spec) in sorted(self.cluster.zookeeper.topics.items()):
+            if spec.moving:
+                return f"{name} has been moved: {spec.moving}"
             for number, members in enumerate(spec.assignment):
                 there = replicas.get((name, number), {})
                 _, state = self.cluster.zookeeper.states[spec.topic_id, number]

@@ -21,15 +21,27 @@ class Plan:
     topics: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     bad_disk: int = 0
+    transactors: int = 0
+    groups: bool = False
+
+    @property
+    def kinds(self) -> set[str]:
+        """What it has, for faults that show only where there is that."""
+        small = any(settings["segment_bytes_max"] == "3000" for _, settings in self.topics.values())
+        has = {"small segments": small, "groups": self.groups, "transactions": bool(self.transactors), "os": "o" in self.topics}
+        return set(self.rates) | {kind for kind, there in has.items() if there}
+
+    @property
+    def purges(self) -> bool:
+        return "purge" in self.rates
 
     @classmethod
     def short(cls, seed: int) -> Plan:
         """A few seconds of the same."""
         plan = cls.of(seed)
-        plan.chaos_s, plan.pause_s = 6.0, 0.2
-        plan.producers = 1
-        plan.topics["t"] = 1, {"durability": "fsync"}
-        plan.rates = {kind: 3 * rate for kind, rate in plan.rates.items()}
+        plan.chaos_s, plan.pause_s = 6.0, 0.5
+        plan.topics = {"t": (1, plan.topics["t"][1])}
+        plan.rates = {kind: 2 * rate for kind, rate in plan.rates.items()}
         return plan
 
     @classmethod
@@ -37,13 +49,12 @@ class Plan:
         random = Random(f"plan {seed}")
         plan = cls()
         plan.brokers = random.choice((3, 3, 3, 4))
-        plan.chaos_s = random.uniform(10, 30)
+        plan.chaos_s = random.uniform(6, 16)
         plan.latency_s = (0.0002, random.choice((0.005, 0.05, 0.5)))
         plan.disk_latency_s = (0.0001, random.choice((0.005, 0.05, 0.5)))
-        plan.pause_s = random.choice((0.05, 0.2, 0.5))
-        plan.producers = random.choice((1, 2))
+        plan.pause_s = random.choice((0.1, 0.3, 0.8))
         power = random.random() < 0.6
-        plan.topics["t"] = random.choice((1, 2)), {"durability": "fsync"}
+        plan.topics["t"] = random.choice((1, 1, 2)), {"durability": "fsync"}
         if not power:
             plan.topics["o"] = 1, {"durability": "os"}
         plan.bad_disk = random.choice((0, *range(1, plan.brokers + 1)))
@@ -52,6 +63,13 @@ class Plan:
             kinds += ["power", "all power"]
         if plan.bad_disk:
             kinds += ["sync fails", "disk full", "read fails"]
+        if plan.brokers > plan.replicas:
+            kinds.append("move")
+        kinds += ["lead", "topic", "purge"]
+        plan.transactors = random.choice((0, 1))
+        plan.groups = random.random() < 0.5
+        for _, settings in plan.topics.values():
+            settings["segment_bytes_max"] = random.choice(("3000", "20000", "1000000"))
         chosen = [kind for kind in kinds if random.random() < 0.6]
-        plan.rates = {kind: random.choice((0.05, 0.2)) for kind in chosen}
+        plan.rates = {kind: random.choice((0.1, 0.3)) for kind in chosen}
         return plan

@@ -25,6 +25,7 @@ from mq_broker.storage.files import OsFiles
 from mq_broker.storage.identity import boot_id
 from mq_broker.storage.journal.background_syncs import BackgroundSyncs
 from mq_broker.storage.journal.writer import Writer
+from mq_protocol import limits
 from tests.simulation.real.disk import StorageOs, StorageShutil, this_disk
 from tests.simulation.real.loop import PROCESS, Killed, VirtualLoop
 from tests.simulation.real.wires import Network
@@ -52,6 +53,9 @@ class Clock:
 
     def perf_counter(self) -> float:
         return self.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        """Of a thread that leaves the processor to others: its job takes some time anyway."""
 
     def time(self) -> float:
         process = PROCESS.get()
@@ -234,6 +238,8 @@ def in_place_of(table: list[tuple[Any, Any, str]]) -> Iterator[None]:
             if found is not None and module_name.startswith(found[2]):
                 undo.append((module, name, value))
                 setattr(module, name, found[1])
+    undo.append((limits, "SEGMENT_BYTES_FLOOR", limits.SEGMENT_BYTES_FLOOR))
+    limits.SEGMENT_BYTES_FLOOR = 1_000  # segments of a few entries, so that many are begun and dropped
     try:
         yield
     finally:

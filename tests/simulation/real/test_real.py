@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.real.cluster import Report, simulate
+from tests.simulation.real.faults import planted
 from tests.simulation.real.plan import Plan
+from tests.simulation.real.planted import FAULTS, Fault
 
 ROOT = Path(__file__).parents[3]
 
@@ -40,3 +42,9 @@ def test_the_same_seed_gives_the_same_trace_of_real_brokers_however_strings_are_
     told = [process.communicate(timeout=120)[0] for process in running]
     assert "trace " in told[0]
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
+def test_every_fault_planted_around_the_core_still_fits(fault: Fault) -> None:
+    with planted(fault):
+        pass

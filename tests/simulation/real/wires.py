@@ -135,24 +135,16 @@ class Connection:
             if other.broken and not end.broken:  # that end has given up: it answers whatever comes with a reset
                 self.network.loop.call_later(self.network.delay(), self._break, end, context=Context())
 
-    def reset(self) -> None:
-        """Both ends hear of it, soon: a process has gone, or one of them wants it."""
-        for end in (self.dialler, self.acceptor):
-            if not self.cut:
-                self.network.loop.call_later(self.network.delay(), self._break, end, context=Context())
-        if self.cut:
-            self.stall()
-
     def abandon(self, end: End) -> None:
-        """The process at that end has gone: its machine says so, unless it has lost its power; then the other end finds out."""
+        """That end is closed, or its process has gone. Its machine says so to the other end, unless it has lost its power or
+        cannot reach it: then that end finds out by its keepalive, or by the answer to what it sends once it can."""
         process = end.context.get(PROCESS)
-        if process is None or not process.power_lost:
-            self.reset()
-            return
-        end.broken = True
-        loop = self.network.loop
+        self._break(end)
         other = self.acceptor if end is self.dialler else self.dialler
-        loop.call_later(loop.random.uniform(*KEEPALIVE_S), self._break, other, context=Context())
+        loop = self.network.loop
+        silent = self.cut or (process is not None and process.power_lost)
+        delay = loop.random.uniform(*KEEPALIVE_S) if silent else self.network.delay()
+        loop.call_later(delay, self._break, other, context=Context())
 
     def _break(self, end: End) -> None:
         if end.broken:
@@ -347,7 +339,7 @@ class Channel:
         for call in list(self._calls):
             call.cancel()
         if self._connection is not None:
-            self._connection.reset()
+            self._connection.abandon(self._connection.dialler)
 
     def unary_unary(self, method: str, *_: Any) -> Callable[..., ClientCall]:
         return self._caller(method, answers=False)

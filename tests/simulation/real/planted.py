@@ -1,0 +1,305 @@
+"""Faults to plant in what surrounds the core: shell, storage, links, groups, transactions, moves. Each breaks one rule by one edit.
+
+An edit that no longer applies fails loudly: that code has changed, and whoever changed it says here what breaking its rule means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`where` is "module:Class.method" under mq_broker; `old` must occur in its source exactly once. `needs`: what a seed's plan
+    must have to be counted: kinds of the nemesis, or "small segments", "groups", "transactions", "os"."""
+
+    name: str
+    where: str
+    old: str
+    new: str
+    needs: tuple[str, ...] = ()
+
+
+SHELL = (
+    Fault(
+        "a turn ends for the first of its partitions alone",
+        "broker.host.shell:Shell._end_turn",
+        "for partition in touched:",
+        "for partition in touched[:1]:",
+    ),
+    Fault(
+        "a partition that is opened is not told which brokers live",
+        "broker.host.shell:Shell._open",
+        "partition.feed(BrokersSeen(self._live))",
+        "pass",
+    ),
+    Fault(
+        "a partition that is opened is not told which links are up",
+        "broker.host.shell:Shell._open",
+        "for broker in self.links.connected():",
+        "for broker in ():",
+    ),
+    Fault(
+        "a replica is deleted that the in-sync set names",
+        "broker.host.shell:Shell._released",
+        "return not led_here and all(broker != self.broker for broker, _ in state.isr)",
+        "return not led_here",
+        ("move",),
+    ),
+    Fault(
+        "the loss of the session is not told to partitions",
+        "broker.host.shell:Shell.session_lost",
+        "self._feed_all(SessionLost())",
+        "pass",
+        ("session",),
+    ),
+    Fault(
+        "a link that is down is not told to partitions",
+        "broker.host.shell:Shell.link_down",
+        "self._feed_all(PeerDisconnected(broker))",
+        "pass",
+    ),
+    Fault(
+        "a broker whose session ended does not register again",
+        "broker.metadata.brokers:Cluster.hear",
+        "self._registered = False",
+        "pass",
+        ("session",),
+    ),
+    Fault(
+        "the state node is read once and never again",
+        "broker.host.partition:Partition._read_node",
+        "self._reading_node = False",
+        "pass",
+    ),
+    Fault(
+        "the answer to a write of the state node is lost in the broker",
+        "broker.host.partition:Partition._write_node",
+        "self.feed(CasAnswer(state.token, outcome, version))",
+        "self.feed(CasAnswer(state.token, outcome, version)) if version % 3 else None",
+    ),
+    Fault(
+        "an unanswered write of the state node is told as refused",
+        "broker.host.partition:Partition._write_node",
+        "self.feed(CasAnswer(state.token, outcome, version))",
+        "self.feed(CasAnswer(state.token, type(outcome).REFUSED if outcome is type(outcome).UNKNOWN else outcome, version))",
+        ("coordination",),
+    ),
+    Fault(
+        "a replica sleeps though somebody waits for it",
+        "broker.host.partition:Partition.at_rest",
+        "not self._waiting and self.replica.at_rest",
+        "True",
+    ),
+    Fault(
+        "a replica that woke is not ticked",
+        "broker.host.quiescence:Ticking.woke",
+        "self._awake[partition] = None",
+        "pass",
+    ),
+    Fault(
+        "entries of a leader lose their last frame on the way in",
+        "broker.host.peer_messages:PeerMessages.hear_entries",
+        "frames = [unpinned(decode_frame(self._place, view)) for view in views]",
+        "frames = [unpinned(decode_frame(self._place, view)) for view in views][: 3]",
+    ),
+)
+
+LINKS = (
+    Fault(
+        "a link that has much to send loses the newest of it",
+        "rpc.links:_Peer.take",
+        "header = pb.LinkHeader()",
+        "header = pb.LinkHeader(); len(self.waiting) > 3 and self.waiting.pop()",
+    ),
+    Fault(
+        "what waited for a link that ended goes out on the next one, its size uncounted",
+        "rpc.links:_Peer.forget",
+        "self.waiting.clear()",
+        "pass",
+    ),
+    Fault(
+        "a link that is newer does not end the older one",
+        "rpc.links:Links._converse",
+        "self._end(peer)\n    peer.incarnation",
+        "peer.incarnation",
+    ),
+    Fault(
+        "an error dialling once is the last attempt",
+        "rpc.links:Links._dial_for_ever",
+        'log.log(logging.INFO if failures == 0 else logging.DEBUG, "link to broker %d: %s", peer.broker, reason)',
+        "return",
+    ),
+)
+
+STORAGE = (
+    Fault(
+        "what is written is acknowledged without a sync",
+        "storage.journal.segments:LogFiles.sync",
+        "self._files.sync(self._fd)",
+        "pass",
+        ("all power",),
+    ),
+    Fault(
+        "a segment is followed by another without being synced",
+        "storage.journal.segments:LogFiles._roll",
+        "if not self.sync():",
+        "if False:",
+        ("all power", "small segments"),
+    ),
+    Fault(
+        "the name of a new segment is not synced",
+        "storage.journal.segments:LogFiles._roll",
+        "self._files.sync_directory(self.directory)",
+        "pass",
+        ("all power", "small segments"),
+    ),
+    Fault(
+        "the name of a new log is not synced",
+        "storage.opening.opening:_new_log",
+        "files.sync_directory(directory.parent)",
+        "pass",
+        ("all power",),
+    ),
+    Fault(
+        "recovery keeps what follows a torn tail",
+        "storage.journal.recovery:_settle_tail",
+        "files.truncate(fd, torn.position)",
+        "pass",
+        ("all power",),
+    ),
+    Fault(
+        "recovery cuts a torn tail and one whole entry",
+        "storage.journal.recovery:_scan",
+        "return _Bad(at, str(error))",
+        "kept.entries and (kept.entries.pop(), kept.ends.pop()); return _Bad(kept.ends[-1] - base, str(error))",
+        ("all power",),
+    ),
+    Fault(
+        "the flushed mark runs ahead",
+        "storage.journal.segments:LogFiles._is_synced",
+        "self._write_mark(written)",
+        "self._write_mark(written + 1)",
+    ),
+    Fault(
+        "a failed sync is taken for one that succeeded",
+        "storage.journal.segments:LogFiles.sync",
+        "self._sync_failed(error)\n        return False",
+        "pass",
+        ("sync fails", "all power"),
+    ),
+    Fault(
+        "a truncation is forgotten by the files",
+        "storage.journal.segments:LogFiles._truncate",
+        "due = self._owed is not None or kept < self._written or order.segment != self._segment",
+        "due = False",
+    ),
+    Fault(
+        "an outcome counts though entries were cut since",
+        "storage.journal.journal:DiskJournal.settle",
+        "if generation > outcome.generation], default",
+        "if False], default",
+    ),
+    Fault(
+        "a short write is taken for a whole one",
+        "storage.journal.segments:LogFiles._write",
+        "while at < len(parts) and taken >= (nbytes := memoryview(parts[at]).nbytes):\n"
+        "            taken -= nbytes\n            at += 1\n        if taken:",
+        "at += len(chunk)\n        if False:",
+    ),
+    Fault(
+        "a journal is shortened past what can be read",
+        "broker.host.partition:Partition.shorten",
+        "needed if readable is None else min(needed, readable)",
+        "needed",
+        ("purge", "small segments"),
+    ),
+    Fault(
+        "a snapshot is stored after the segments it stands for are gone",
+        "storage.journal.journal:DiskJournal._make_snapshot",
+        "store_snapshot(directory, data, files)",
+        "drop_segments(directory, dropped[-1][0] + 1, files)",
+        ("purge", "small segments"),
+    ),
+)
+
+GROUPS = (
+    Fault(
+        "a group's member begins where the log ends",
+        "broker.groups.sharing:Share._give",
+        "self._settled = self._moves.cursor(self._partition, self._group)",
+        "self._settled = self._partition.next_offset if self._partition.next_offset > 40 else -1",
+        ("groups",),
+    ),
+    Fault(
+        "a member that leaves counts as done with what it was given",
+        "broker.groups.sharing:Share.leave",
+        "if self._owner is member:",
+        "if self._owner is member:\n        self.settle(member, member.position)",
+        ("groups",),
+    ),
+    Fault(
+        "a member begins a record too far",
+        "broker.groups.subscriptions:_Subscription.activate",
+        "self.position = self.settled = max(offset, self.partition.index.log_start_offset)",
+        "self.position = self.settled = max(offset, self.partition.index.log_start_offset) + (offset > 20)",
+        ("groups",),
+    ),
+    Fault(
+        "a subscription outlives its partition's leadership",
+        "broker.groups.subscriptions:_Subscription.changed",
+        "elif partition.closed or not partition.replica.leading:",
+        "elif False:",
+        ("groups",),
+    ),
+)
+
+TRANSACTIONS = (
+    Fault(
+        "a decision is published in the first of its partitions alone",
+        "broker.transactions.coordinator:Transactions._publish_all",
+        "lines = by_partition(decision.manifest)",
+        "lines = dict(list(by_partition(decision.manifest).items())[:1])",
+        ("transactions",),
+    ),
+    Fault(
+        "an attempt that lost discards what the decision names",
+        "broker.transactions.coordinator:Transactions._discard_attempt",
+        "if uuid not in kept]",
+        "]",
+        ("transactions",),
+    ),
+    Fault(
+        "publishing is given up once a partition does not answer",
+        "broker.transactions.coordinator:Transactions._publish_line",
+        'log.debug("publish %s-%d, attempt %d: %s", topic, number, attempt, error)',
+        "return",
+        ("transactions",),
+    ),
+    Fault(
+        "what a new coordinator finds decided it does not publish",
+        "broker.transactions.coordinator:Transactions._decision_committed",
+        "if former is not None:",
+        "if partition.replica.leader_epoch > 1:\n        return\n    if former is not None:",
+        ("transactions",),
+    ),
+)
+
+MOVES = (
+    Fault(
+        "a move ends before those who came are in sync",
+        "broker.administration.moves:Moves._may_end",
+        "complete = is_complete(move, isr)",
+        "complete = True",
+        ("move",),
+    ),
+    Fault(
+        "a leader that is to go does not hand over",
+        "broker.administration.moves:Moves._may_end",
+        "if here not in move.target:",
+        "if here not in move.target:\n        return False\n    if False:",
+        ("move",),
+    ),
+)
+
+FAULTS = (*SHELL, *LINKS, *STORAGE, *GROUPS, *TRANSACTIONS, *MOVES)
