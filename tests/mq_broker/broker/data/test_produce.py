@@ -1,0 +1,340 @@
+"""One produce stream: what is refused by its header alone, when topics are read anew, and that all is answered to the end."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from grpc import aio
+
+from mq_broker.broker.data import produce
+from mq_broker.broker.data.produce import _check_header, _check_record_uuids, _held_bytes, _Stream
+from mq_broker.broker.host.window_turnover import Fillers
+from mq_broker.broker.metadata.topics import Topics
+from mq_broker.broker.runtime.memory import Held
+from mq_broker.core.entries import NO_UUID
+from mq_broker.core.messages import Done, RecordsThere, RecordThere, Refused
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import encode_batch
+from mq_protocol.envelope import Envelope
+from mq_protocol.errors import InvalidRequest, NotLeader, SchemaMismatch, TritonMQError, from_wire
+from mq_protocol.limits import RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
+from tests.mq_broker.broker.cluster import DEADLINE_S, FINGERPRINT, SCHEMA, rows, standalone
+
+UUID = bytes(range(1, 17))
+KEY = pb.TransactionKey(query_id="q", sink="t")
+
+
+def topic(name: str = "t") -> Any:
+    return SimpleNamespace(spec=SimpleNamespace(name=name, schema=b"typed"), versions={FINGERPRINT: SCHEMA}, schema=SCHEMA)
+
+
+def header(**fields: Any) -> pb.ProduceHeader:
+    return pb.ProduceHeader(**{"topic": "t", "uuid": UUID, "record_count": 2, "schema_fingerprint": FINGERPRINT, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"uuid": b"short"}, "UUID of 16 bytes, not all zero; this one has 5"),
+        ({"uuid": b""}, "UUID of 16 bytes"),
+        ({"uuid": NO_UUID}, "not all zero"),
+        ({"after": b"short"}, "`after` names a UUID of 16 bytes; this one has 5"),
+        ({"acks": 3}, "acks 3 is not known"),
+        ({"record_uuids": UUID}, "16 for each of 2 records"),
+        ({"record_uuids": UUID + NO_UUID}, "must not be all zero"),
+        ({"record_uuids": UUID * 2, "stage": pb.StageOf(key=KEY)}, "its own is enough"),
+        ({"stage": pb.StageOf(key=pb.TransactionKey(sink="t"))}, "no query id"),
+        ({"stage": pb.StageOf(key=KEY, batch_id=-1)}, "micro-batch ids"),
+        ({"stage": pb.StageOf(key=KEY, run_id="r" * 10_000)}, "run id"),
+    ],
+)
+def test_a_batch_is_refused_by_what_its_header_says(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        _check_header(header(**fields), topic())
+
+
+def test_a_batch_of_a_schema_that_the_topic_never_had_is_refused_and_so_is_one_for_a_topic_of_the_brokers() -> None:
+    with pytest.raises(SchemaMismatch, match="n int64, s string"):
+        _check_header(header(schema_fingerprint=1), topic())
+    with pytest.raises(InvalidRequest, match="the brokers' own"):
+        _check_header(header(), topic("__transactions"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"after": UUID},
+        {"acks": pb.NONE},
+        {"acks": pb.LEADER},
+        {"record_uuids": UUID * 2},
+        {"stage": pb.StageOf(key=KEY, run_id="run")},
+    ],
+)
+def test_a_batch_with_a_header_as_it_should_be_is_decoded_with_its_own_version_of_the_schema(fields: dict[str, Any]) -> None:
+    assert _check_header(header(**fields), topic()) is SCHEMA
+
+
+def test_a_batch_may_have_so_many_uuids_of_records() -> None:
+    _check_record_uuids(header(record_uuids=UUID * RECORD_UUIDS_MAX, record_count=RECORD_UUIDS_MAX))
+    with pytest.raises(InvalidRequest, match="send smaller batches"):
+        _check_record_uuids(header(record_uuids=UUID * (RECORD_UUIDS_MAX + 1), record_count=RECORD_UUIDS_MAX + 1))
+
+
+# ---------------------------------------------------------------- one stream, its broker played by the test
+
+
+class World:
+    """A broker with one partition. What is proposed there is answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.held = Held(1 << 30)
+        self.fillers = Fillers()
+        self.proposed: list[tuple[Any, dict[str, Any]]] = []
+        self.replies: list[Any] = []
+        self.deadlines: list[float] = []
+        self.sent: list[list[pb.ProduceResult]] = []
+        self.may_send = asyncio.Event()
+        self.may_send.set()
+        self.shell = self.topics = self
+        self.replica = SimpleNamespace(leading=True)
+        world: Any = self
+        self.stream = _Stream(world, self._send)
+
+    async def get(self, _name: str) -> Any:
+        settings = SimpleNamespace(batch_decoded_bytes_max=1 << 24, batch_bytes_max=1 << 24)
+        return SimpleNamespace(**vars(topic()), settings=settings)
+
+    def partition(self, _topic: object, _number: int) -> Any:
+        return self
+
+    def not_leader(self) -> NotLeader:
+        return NotLeader("ask broker 2", 2)
+
+    async def disk_room(self) -> None:
+        pass
+
+    def propose(self, operation: object, on_reply: Any, deadline: float, **fields: Any) -> None:
+        self.proposed.append((operation, fields))
+        self.replies.append(on_reply)
+        self.deadlines.append(deadline)
+
+    async def _send(self, response: pb.ProduceResponse) -> None:
+        await self.may_send.wait()
+        self.sent.append(list(response.results))
+
+    def request(self, correlation: int = 1, **fields: Any) -> Envelope[pb.ProduceHeader]:
+        return Envelope(header(correlation=correlation, record_count=1, **fields), (memoryview(encode_batch(rows(correlation))),))
+
+    async def hear(self, *requests: Envelope[pb.ProduceHeader]) -> None:
+        async def said() -> Any:
+            for request in requests:
+                yield request
+
+        await self.stream.read(said())
+
+    @property
+    def results(self) -> list[pb.ProduceResult]:
+        return [result for message in self.sent for result in message]
+
+
+def test_a_stream_ends_once_all_is_answered_and_holds_nothing_then() -> None:
+    async def scenario() -> None:
+        world = World()
+        writing = asyncio.create_task(world.stream.write())
+        await world.hear(*(world.request(number) for number in (1, 2, 3)))
+        assert world.held.bytes == sum(_held_bytes(world.request(number)) for number in (1, 2, 3))
+        for number, reply in enumerate(world.replies):
+            await asyncio.sleep(0)
+            assert not writing.done()
+            reply(Done(7, 10 + number, 99, number == 1))
+        await asyncio.wait_for(writing, DEADLINE_S)
+        told = [(r.correlation, r.base_offset, r.timestamp_us, r.duplicate) for r in world.results]
+        assert told == [(1, 10, 99, False), (2, 11, 99, True), (3, 12, 99, False)]
+        assert world.held.bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_said_nothing_ends_at_once() -> None:
+    async def scenario() -> None:
+        world = World()
+        writing = asyncio.create_task(world.stream.write())
+        await asyncio.sleep(0)
+        assert not writing.done()
+        await world.hear()
+        await asyncio.wait_for(writing, DEADLINE_S)
+
+    asyncio.run(scenario())
+
+
+def test_answers_that_are_ready_together_share_messages_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce, "_ANSWERS_AT_ONCE_MAX", 3)
+
+    async def scenario(answer: Any, sizes: list[int]) -> None:
+        world = World()
+        await world.hear(*(world.request(number) for number in range(1, 6)))
+        for reply in world.replies:
+            reply(answer)
+        await asyncio.wait_for(world.stream.write(), DEADLINE_S)
+        assert [len(message) for message in world.sent] == sizes
+        assert [result.correlation for result in world.results] == [1, 2, 3, 4, 5]
+
+    asyncio.run(scenario(Done(1, 2), [3, 2]))
+    there = RecordsThere(tuple(RecordThere(position, position, 5) for position in range(10)))
+    monkeypatch.setattr(produce, "_ANSWERS_BYTES_MAX", 1)
+    asyncio.run(scenario(there, [1] * 5))
+    monkeypatch.setattr(produce, "_ANSWERS_BYTES_MAX", 1 << 20)
+    asyncio.run(scenario(there, [3, 2]))
+
+
+def test_each_kind_of_answer_says_what_happened() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.hear(world.request(1), world.request(2))
+        world.replies[0](RecordsThere((RecordThere(0, 40, 5), RecordThere(3, 41, 6))))
+        world.replies[1](Refused(InvalidRequest("no")))
+        await asyncio.wait_for(world.stream.write(), DEADLINE_S)
+        there, refused = world.results
+        told = there.there
+        assert (there.base_offset, list(told.positions), list(told.offsets), list(told.timestamps_us)) == (-1, [0, 3], [40, 41], [5, 6])
+        assert (refused.base_offset, type(from_wire(refused.error))) == (-1, InvalidRequest)
+
+    asyncio.run(scenario())
+
+
+def test_a_producer_that_went_leaves_nothing_held_whenever_its_batches_are_answered() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.hear(*(world.request(number) for number in (1, 2, 3)))
+        world.may_send.clear()
+        writing = asyncio.create_task(world.stream.write())
+        world.replies[0](Done(1, 1))
+        await asyncio.sleep(0)
+        world.replies[1](Done(2, 2))
+        writing.cancel()
+        await asyncio.wait({writing})
+        assert world.held.bytes == _held_bytes(world.request(3))
+        world.replies[2](Done(3, 3))
+        assert world.held.bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_more_than_may_be_in_flight_waits_until_something_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        world = World()
+        size = _held_bytes(world.request(1))
+        monkeypatch.setattr(produce, "PRODUCE_IN_FLIGHT_BYTES_MAX", 2 * size + 10)
+        reading = asyncio.create_task(world.hear(*(world.request(number) for number in range(1, 6))))
+        writing = asyncio.create_task(world.stream.write())
+        for answered in range(3):
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert len(world.proposed) == 3 + answered, "one beyond the bound has been read already"
+            world.replies[answered](Done(1, answered))
+        for reply in (world.replies[3], *world.replies[4:]):
+            reply(Done(1, 9))
+        await asyncio.wait_for(asyncio.gather(reading, writing), DEADLINE_S)
+        assert len(world.results) == 5
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_waits_as_long_as_it_says_and_no_longer_than_any_request() -> None:
+    async def scenario() -> None:
+        world = World()
+        now = asyncio.get_running_loop().time()
+        timeouts = (0, 2_000, REQUEST_TIMEOUT_MS * 10)
+        await world.hear(*(world.request(number, timeout_ms=timeout) for number, timeout in enumerate(timeouts)))
+        assert [at - now for at in world.deadlines] == pytest.approx([REQUEST_TIMEOUT_MS / 1000, 2, REQUEST_TIMEOUT_MS / 1000], abs=1)
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_is_refused_where_the_partition_is_not_led_and_none_overtakes_it() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.replica.leading = False
+        await world.hear(world.request(1))
+        world.replica.leading = True
+        await world.hear(world.request(2))
+        assert len(world.proposed) == 1
+        world.replies[0](Done(1, 5))
+        await asyncio.wait_for(world.stream.write(), DEADLINE_S)
+        assert [from_wire(r.error).leader if r.HasField("error") else r.base_offset for r in world.results] == [2, 5]
+
+    asyncio.run(scenario())
+
+
+# ---------------------------------------------------------------- a real broker
+
+
+def test_a_topic_is_read_anew_only_for_a_typed_batch_whose_schema_is_not_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewals: list[str] = []
+    renewed = Topics.renewed
+
+    async def noted(self: Topics, known: Any) -> Any:
+        renewals.append(known.spec.name)
+        return await renewed(self, known)
+
+    monkeypatch.setattr(Topics, "renewed", noted)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("typed")
+            await broker.create_topic("records", schema=None)
+            await broker.produce("typed", 1)
+            for name in ("records", "typed"):
+                with pytest.raises(SchemaMismatch):
+                    await broker.produce(name, 1, schema_fingerprint=12_345)
+            assert renewals == ["typed"]
+
+    asyncio.run(scenario())
+
+
+def test_a_producer_that_has_said_its_last_is_answered_and_then_its_stream_ends(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            async with broker.producing() as stream:
+                count = 70_000
+                large = pa.record_batch([pa.array(range(count), pa.int64()), pa.array([""] * count)], schema=SCHEMA)
+                for payload, many in ((encode_batch(large), count), (encode_batch(rows(1)), 1)):
+                    await stream.send("t", payload, many)
+                await stream.call.done_writing()
+                assert [(await stream.result()).base_offset for _ in range(2)] == [0, count]
+                async with asyncio.timeout(DEADLINE_S):
+                    assert await stream.call.read() is aio.EOF  # type: ignore[attr-defined]
+
+    asyncio.run(scenario())
+
+
+def test_a_batch_whose_check_fails_by_our_own_mistake_is_answered_and_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = produce.check_untrusted
+    wrong = True
+
+    def broken(*batch: Any, **bounds: Any) -> int:
+        if wrong and len(batch[0]) > produce.CHECK_INLINE_BYTES_MAX:
+            raise ZeroDivisionError
+        return check(*batch, **bounds)
+
+    monkeypatch.setattr(produce, "check_untrusted", broken)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            with pytest.raises(TritonMQError, match="could not be checked"):
+                await broker.produce("t", *range(10_000))
+            assert (await broker.produce("t", 1)).base_offset == 0
+
+    asyncio.run(scenario())
