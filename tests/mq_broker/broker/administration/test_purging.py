@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mq_broker.broker.administration import purging
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotLeader, OffsetOutOfRange, from_wire
 from mq_protocol.names import TRANSACTIONS_TOPIC
@@ -44,7 +45,9 @@ def test_what_was_purged_stays_so_under_the_next_leader(zookeeper: str, tmp_path
     asyncio.run(scenario())
 
 
-def test_only_users_topics_are_purged_and_from_an_offset_that_can_be(tmp_path: Path) -> None:
+def test_only_users_topics_are_purged_and_from_an_offset_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(purging, "PARTITIONS_PER_TOPIC_MAX", 2)
+
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t")
@@ -54,5 +57,9 @@ def test_only_users_topics_are_purged_and_from_an_offset_that_can_be(tmp_path: P
             with pytest.raises(InvalidRequest, match="the brokers' own"):
                 await purge(broker, TRANSACTIONS_TOPIC, 0)
             assert (await purge(broker, "t", 1 << 60)).log_start_offset == 0
+            places = [pb.CursorPosition(topic="t", partition=number, offset=0) for number in range(3)]
+            assert len((await broker.ask("Purge", pb.PurgeRequest(positions=places[:2]))).partitions) == 2
+            with pytest.raises(InvalidRequest, match="at most 2 partitions"):
+                await broker.ask("Purge", pb.PurgeRequest(positions=places))
 
     asyncio.run(scenario())

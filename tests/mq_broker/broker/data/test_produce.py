@@ -202,7 +202,12 @@ def test_each_kind_of_answer_says_what_happened() -> None:
         await asyncio.wait_for(world.stream.write(), DEADLINE_S)
         there, refused = world.results
         told = there.there
-        assert (there.base_offset, list(told.positions), list(told.offsets), list(told.timestamps_us)) == (-1, [0, 3], [40, 41], [5, 6])
+        assert (there.base_offset, list(told.positions), list(told.offsets), list(told.timestamps_us)) == (
+            -1,
+            [0, 3],
+            [40, 41],
+            [5, 6],
+        )
         assert (refused.base_offset, type(from_wire(refused.error))) == (-1, InvalidRequest)
 
     asyncio.run(scenario())
@@ -252,7 +257,9 @@ def test_a_batch_waits_as_long_as_it_says_and_no_longer_than_any_request() -> No
         now = asyncio.get_running_loop().time()
         timeouts = (0, 2_000, REQUEST_TIMEOUT_MS * 10)
         await world.hear(*(world.request(number, timeout_ms=timeout) for number, timeout in enumerate(timeouts)))
-        assert [at - now for at in world.deadlines] == pytest.approx([REQUEST_TIMEOUT_MS / 1000, 2, REQUEST_TIMEOUT_MS / 1000], abs=1)
+        assert [at - now for at in world.deadlines] == pytest.approx(
+            [REQUEST_TIMEOUT_MS / 1000, 2, REQUEST_TIMEOUT_MS / 1000], abs=1
+        )
 
     asyncio.run(scenario())
 

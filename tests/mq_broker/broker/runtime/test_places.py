@@ -168,3 +168,17 @@ def test_what_waits_at_the_end_is_given_up() -> None:
         assert await running == "running"
 
     run(scenario)
+
+
+def test_places_are_no_more_after_many_jobs_than_before() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        for number in range(5):
+            assert await places.run("a", max, 0, number) == number
+        done = [places.run(name, jobs.job(name)) for name in ("a", "b", "c")]
+        await jobs.until_begun(2)
+        assert places._free == 0
+        assert jobs.began == ["a", "b"]
+        jobs.let_all_go()
+        await asyncio.gather(*done)
+
+    run(scenario)

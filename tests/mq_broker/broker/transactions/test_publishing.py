@@ -22,7 +22,7 @@ from mq_protocol.errors import (
     Unreachable,
 )
 from mq_protocol.names import TRANSACTIONS_TOPIC
-from tests.mq_broker.broker.transactions.worlds import KEY, World, decision, known, line, rounds, run, staged, uuid
+from tests.mq_broker.broker.transactions.worlds import KEY, World, decision, known, line, rounds, run, staged, uuid, within
 
 SOON = NotEnoughReplicas("1 live in-sync replica of 2")
 
@@ -44,6 +44,8 @@ def test_each_partition_publishes_once_all_that_is_its_own_and_then_the_decision
             1: [Publish(KEY, 3, (uuid(3),))],
         }
         assert world.coordinator.asked == [Finish(KEY, 3)]
+        for part in (world.parts["t", 0], world.parts["t", 1], world.coordinator):
+            assert within(part.deadlines, transactions.ATTEMPT_S)
 
     run(scenario)
 
@@ -364,6 +366,10 @@ def test_another_broker_is_asked_by_its_address_or_said_to_be_gone() -> None:
         ask = world.transactions.ask_broker
         await ask(2, "Fence", pb.FenceRequest(), pb.FenceResponse, asyncio.get_running_loop().time() + 5)
         assert world.calls[-1][:2] == ("broker-2", "Fence")
+        assert within(world.call_deadlines, transactions.ATTEMPT_S)
+        soon = asyncio.get_running_loop().time() + 1
+        await ask(2, "Fence", pb.FenceRequest(), pb.FenceResponse, soon)
+        assert world.call_deadlines[-1] == soon
         with pytest.raises(Unreachable, match="broker 9 is not registered"):
             await ask(9, "Fence", pb.FenceRequest(), pb.FenceResponse, 0.0)
 

@@ -12,7 +12,7 @@ from mq_broker.core.entries import Discard, Fence
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotEnoughReplicas, NotLeader, UnknownTopic
 from mq_protocol.names import TRANSACTIONS_TOPIC
-from tests.mq_broker.broker.transactions.worlds import KEY, OTHER, World, known, line, run, staged, uuid
+from tests.mq_broker.broker.transactions.worlds import KEY, OTHER, World, known, line, run, staged, uuid, within
 
 
 def reaped(world: World) -> dict[int, list[object]]:
@@ -28,6 +28,7 @@ def test_what_no_decision_names_goes_and_what_one_that_is_not_published_yet_name
         world.parts["t", 0].stage(staged(1, 4), staged(2, 5), staged(3, 6))
         await world.transactions.reap(60.0)
         assert reaped(world) == {0: [Discard(KEY, losers)]}
+        assert within(world.parts["t", 0].deadlines, transactions.ATTEMPT_S)
 
     run(scenario)
 
@@ -98,6 +99,7 @@ def test_what_an_aborted_query_has_staged_is_fenced_once_its_last_decision_is_pu
         for _ in range(2):
             await world.transactions.reap(60.0)
         assert reaped(world) == {0: [Fence(KEY), Fence(KEY)]}
+        assert within(world.parts["t", 0].deadlines, transactions.ATTEMPT_S)
 
     run(scenario)
 

@@ -52,11 +52,13 @@ class Part:
         self.machine: Any = machine
         self.replica = SimpleNamespace(leading=True, machine=machine)
         self.asked: list[Any] = []
+        self.deadlines: list[float] = []
         self.refuse: list[TritonMQError] = []
         self.answer: Any = Done(1)
 
     async def ask(self, operation: Any, deadline: float, **_fields: Any) -> Any:
         self.asked.append(operation)
+        self.deadlines.append(deadline)
         if self.refuse:
             raise self.refuse.pop(0)
         return self.answer
@@ -84,6 +86,7 @@ class World:
         self.gone: set[str] = set()
         self.away = False
         self.calls: list[tuple[str, str, Any]] = []
+        self.call_deadlines: list[float] = []
         self.answers: dict[str, Any] = {}
         world: Any = self
         self.transactions = Transactions(world, world, world, world, world)
@@ -155,6 +158,7 @@ class World:
 
     async def ask(self, address: str, method: str, request: Any, response: Any, deadline: float) -> Any:
         self.calls.append((address, method, request))
+        self.call_deadlines.append(deadline)
         answer = self.answers.get(method, response())
         if isinstance(answer, TritonMQError):
             raise answer
@@ -178,3 +182,9 @@ async def rounds(count: int = 30) -> None:
     """All that is due now has been done."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def within(deadlines: list[float], seconds: float) -> bool:
+    """Whether all are in the future, and no further than that."""
+    now = asyncio.get_running_loop().time()
+    return bool(deadlines) and all(now < deadline <= now + seconds for deadline in deadlines)

@@ -1,0 +1,164 @@
+"""Below which offset records may go, and which partitions have a turn of retention, with a clock that is given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.administration import retention
+from mq_broker.broker.administration.retention import Retention, _trim_to
+from mq_broker.core.entries import Trim
+from mq_broker.core.messages import Published
+from mq_broker.storage.offset_index import OffsetIndex
+from mq_protocol.errors import NotLeader, StorageFailed, TritonMQError
+from mq_protocol.limits import REQUEST_TIMEOUT_MS
+
+NOW_US = 1_000_000_000
+
+
+class Part:
+    """A partition of five batches of ten records and 100 bytes, one a second, the last of them at `NOW_US`."""
+
+    def __init__(self, retention_ms: int | None = None, retention_bytes: int | None = None, start: int = 0) -> None:
+        self.name = "t-0"
+        settings = SimpleNamespace(retention_ms=retention_ms, retention_bytes=retention_bytes)
+        self.topic = SimpleNamespace(settings=settings, internal=False)
+        self.index = OffsetIndex()
+        for number in range(5):
+            self.index.append(Published(10 * number, 10, number + 1, NOW_US - (4 - number) * 1_000_000, 100, 100))
+        self.index.trim(start)
+        self.replica = SimpleNamespace(machine=SimpleNamespace(log_start_offset=start))
+        self.serving, self.shorten_due = True, False
+        self.asked: list[tuple[object, float]] = []
+        self.shortened = 0
+        self.refuses: TritonMQError | None = None
+        self.shortens: TritonMQError | None = None
+        self.goes_on = asyncio.Event()
+        self.goes_on.set()
+
+    async def ask(self, operation: object, deadline: float) -> None:
+        self.asked.append((operation, deadline))
+        if self.refuses is not None:
+            raise self.refuses
+
+    async def shorten(self) -> None:
+        await self.goes_on.wait()
+        self.shortened += 1
+        if self.shortens is not None:
+            raise self.shortens
+
+
+def trimmed(now_us: int = NOW_US, **settings: Any) -> int | None:
+    part: Any = Part(**settings)
+    return _trim_to(part, now_us)
+
+
+def test_nothing_goes_where_nothing_was_asked_for() -> None:
+    assert trimmed() is None
+    assert trimmed(NOW_US * 1_000) is None
+
+
+def test_what_is_older_than_the_topic_keeps_goes_by_whole_batches() -> None:
+    assert trimmed(retention_ms=4_000) is None
+    assert trimmed(retention_ms=3_999) == 10
+    assert trimmed(retention_ms=2_500) == 20
+    assert trimmed(NOW_US + 1_000_000, retention_ms=2_500) == 30
+    assert trimmed(NOW_US + 10_000_000, retention_ms=1_000) == 50, "all of it"
+
+
+def test_what_is_more_than_the_topic_keeps_goes() -> None:
+    assert trimmed(retention_bytes=500) is None
+    assert trimmed(retention_bytes=401) is None, "so much is kept at least"
+    assert trimmed(retention_bytes=400) == 10
+    assert trimmed(retention_bytes=200) == 30
+    assert trimmed(retention_bytes=200, retention_ms=3_500) == 30, "whichever takes more"
+    assert trimmed(retention_bytes=450, retention_ms=1_500) == 30
+
+
+def test_what_has_gone_already_is_not_written_down_again() -> None:
+    assert trimmed(retention_bytes=200, start=30) is None
+    assert trimmed(retention_bytes=200, start=29) == 30
+
+
+class Shell:
+    """Partitions, and the turns that were begun of them."""
+
+    def __init__(self, *parts: Part) -> None:
+        self.parts = parts
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def partitions(self) -> list[Any]:
+        return list(self.parts)
+
+    def spawn(self, work: Coroutine[Any, Any, None], _name: str) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.create_task(work))
+        return self.tasks[-1]
+
+
+async def turns(*parts: Part, times: int = 1) -> None:
+    shell: Any = Shell(*parts)
+    ours = Retention(shell)
+    for _ in range(times):
+        for part in parts:
+            each: Any = part
+            if each not in ours._turns:
+                ours._begin_turn(each, NOW_US)
+        await asyncio.wait_for(asyncio.gather(*shell.tasks), 10)
+        await asyncio.sleep(0)
+    assert not ours._turns
+
+
+def test_a_turn_trims_what_may_go_and_shortens_the_journal() -> None:
+    async def scenario() -> None:
+        part = Part(retention_bytes=200)
+        now = asyncio.get_running_loop().time()
+        await turns(part, times=2)
+        [(first, deadline), _] = part.asked
+        assert (first, part.shortened) == (Trim(30), 2)
+        assert deadline - now == pytest.approx(REQUEST_TIMEOUT_MS / 1000, abs=5)
+
+    asyncio.run(scenario())
+
+
+def test_a_follower_trims_nothing_and_shortens_when_it_is_due() -> None:
+    async def scenario() -> None:
+        idle, due, own = Part(retention_bytes=200), Part(retention_bytes=200), Part()
+        for part in (idle, due, own):
+            part.serving = False
+        due.shorten_due = own.topic.internal = True
+        await turns(idle, due, own)
+        assert [part.shortened for part in (idle, due, own)] == [0, 1, 1]
+        assert idle.asked == due.asked == own.asked == []
+
+    asyncio.run(scenario())
+
+
+def test_a_trim_or_a_shortening_that_fails_ends_its_turn_alone() -> None:
+    async def scenario() -> None:
+        refused, damaged = Part(retention_bytes=200), Part(retention_bytes=200)
+        refused.refuses, damaged.shortens = NotLeader("moved"), StorageFailed("damaged")
+        await turns(refused, damaged, times=2)
+        assert (refused.shortened, damaged.shortened) == (2, 2)
+
+    asyncio.run(scenario())
+
+
+def test_so_many_journals_are_shortened_at_once_and_one_that_takes_too_long_is_taken_up_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention, "SHORTENINGS_AT_ONCE", 1)
+    monkeypatch.setattr(retention, "TURN_S", 0.01)
+
+    async def scenario() -> None:
+        slow, other = Part(retention_bytes=200), Part(retention_bytes=200)
+        slow.goes_on.clear()
+        await turns(slow)
+        assert (slow.shorten_due, slow.shortened) == (True, 0)
+        await turns(other)
+        assert other.shortened == 1, "its place is free again"
+
+    asyncio.run(scenario())
