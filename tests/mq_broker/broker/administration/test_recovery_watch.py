@@ -1,0 +1,263 @@
+"""Which partitions a broker recovers by itself, and when; and what a recovery asks and writes. The cluster is a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.administration import recovery
+from mq_broker.broker.administration.recovery import TotalLoss, choose
+from mq_broker.core.messages import CasOutcome, LeaderName, NodeState
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest, OutcomeUnknown, UnknownPartition, Unreachable
+from mq_protocol.limits import EPOCH_MAX
+from mq_protocol.names import OnTotalLoss
+
+LOST = NodeState(LeaderName(2, 7), 5, ((1, "gone"), (2, "gone too")), 2, "w")
+
+
+def status(broker: int, **fields: Any) -> pb.ReplicaStatusResponse:
+    said = {"log_id": f"log-{broker}", "open": True, "last_epoch": 5, "last_index": 10, "next_offset": 100, **fields}
+    return pb.ReplicaStatusResponse(broker=broker, **said)
+
+
+class World:
+    """Broker 1 of brokers 1 to 3, and topic `t`, which goes on by itself and has lost all logs of its two partitions."""
+
+    def __init__(self) -> None:
+        self.broker = 1
+        self.brokers = dict.fromkeys((1, 2, 3))
+        settings = SimpleNamespace(on_total_loss=OnTotalLoss.RECOVER)
+        spec = SimpleNamespace(name="t", topic_id="id", assignment=((1, 2), (1, 2)))
+        self.topic: Any = SimpleNamespace(spec=spec, settings=settings, partitions=2)
+        self.leaders = {0: 0, 1: 0}
+        self.node: tuple[int, NodeState] | None = (3, LOST)
+        self.outcomes: list[tuple[CasOutcome, bool]] = []
+        self.written: list[tuple[int, NodeState]] = []
+        self.said: dict[int, Any] = {2: status(2, last_index=8)}
+        self.asked: list[tuple[str, float]] = []
+        self.own = status(1)
+        world: Any = self
+        self.total_loss = TotalLoss(world, world, world, world, world)
+        self.total_loss.replica_status = self._own  # type: ignore[method-assign]
+
+    async def _own(self, _request: object, _deadline: float) -> pb.ReplicaStatusResponse:
+        return self.own
+
+    def all(self) -> list[Any]:
+        return [self.topic]
+
+    async def get(self, _name: str) -> Any:
+        return self.topic
+
+    def hosted(self, _topic: object, number: int) -> Any:
+        return SimpleNamespace(replica=SimpleNamespace(leader=self.leaders[number])) if number in self.leaders else None
+
+    def peer_address(self, broker: int) -> str | None:
+        return f"broker-{broker}" if broker in self.brokers else None
+
+    async def ask(self, address: str, _method: str, _request: object, _response: object, deadline: float) -> Any:
+        self.asked.append((address, deadline))
+        answer = self.said.get(int(address[-1]), Unreachable("away"))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def read_state(self, _topic_id: str, _number: int) -> tuple[int, NodeState] | None:
+        return self.node
+
+    async def write_state(self, _topic_id: str, _number: int, version: int, state: NodeState) -> tuple[CasOutcome, int]:
+        self.written.append((version, state))
+        outcome, done = self.outcomes.pop(0) if self.outcomes else (CasOutcome.DONE, True)
+        if done:
+            self.node = (version + 1, state)
+        return outcome, version + 1
+
+    async def recover(self, seconds: float = 60.0, **fields: Any) -> pb.RecoverResponse:
+        deadline = asyncio.get_running_loop().time() + seconds
+        return await self.total_loss.recover(pb.RecoverRequest(topic="t", **fields), deadline)
+
+
+def run(scenario: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(scenario(World()), 20)
+
+    asyncio.run(main())
+
+
+def test_all_that_may_have_something_are_asked_and_the_best_log_goes_on_alone() -> None:
+    async def scenario(world: World) -> None:
+        world.node = 3, NodeState(LeaderName(2, 7), 5, ((1, "gone"), (3, "gone too")), 2, "w")
+        world.said[3] = status(3, last_index=99)
+        now = asyncio.get_running_loop().time()
+        answer = await world.recover()
+        assert sorted(address for address, _ in world.asked) == ["broker-2", "broker-3"], (
+            "also one that was moved away and is named"
+        )
+        assert all(0 < deadline - now <= recovery.STATUS_TIMEOUT_S + 1 for _, deadline in world.asked)
+        [(version, state)] = world.written
+        assert (version, state.isr, state.leader, state.leader_epoch, state.recovery) == (3, ((3, "log-3"),), None, 6, 3)
+        assert (answer.kept.broker, list(answer.given_up), answer.offset_floor) == (3, [1], state.offset_floor)
+
+    run(scenario)
+
+
+def test_who_asks_is_told_of_a_partition_that_is_not_there() -> None:
+    async def scenario(world: World) -> None:
+        for number in (-1, 2):
+            with pytest.raises(UnknownPartition, match="partitions 0 to 1"):
+                await world.recover(partition=number)
+        assert (await world.recover(partition=1)).kept.broker == 1
+        world.node = None
+        with pytest.raises(UnknownPartition, match="no state node"):
+            await world.recover()
+
+    run(scenario)
+
+
+def test_a_broker_that_is_gone_or_does_not_answer_is_not_counted_as_one_that_has_nothing() -> None:
+    async def scenario(world: World) -> None:
+        world.said[2] = Unreachable("away")
+        with pytest.raises(InvalidRequest, match="broker 2 was in sync and does not answer"):
+            await world.recover()
+        del world.brokers[2]
+        world.asked.clear()
+        with pytest.raises(InvalidRequest, match="broker 2 was in sync and does not answer"):
+            await world.recover()
+        assert world.asked == []
+        assert (await world.recover(force=True)).kept.broker == 1
+
+    run(scenario)
+
+
+def test_a_recovery_whose_answer_was_lost_is_found_done_and_one_that_others_were_quicker_than_is_tried_again() -> None:
+    async def scenario(world: World) -> None:
+        world.outcomes = [(CasOutcome.UNKNOWN, True)]
+        assert (await world.recover()).kept.broker == 1
+        assert len(world.written) == 1
+
+    run(scenario)
+
+    async def refused(world: World) -> None:
+        world.outcomes = [(CasOutcome.REFUSED, False), (CasOutcome.UNKNOWN, False)]
+        assert (await world.recover()).kept.broker == 1
+        assert len(world.written) == 3
+
+    run(refused)
+
+    async def never(world: World) -> None:
+        world.outcomes = [(CasOutcome.UNKNOWN, False)] * 100
+        with pytest.raises(OutcomeUnknown, match="keeps changing"):
+            await world.recover()
+        assert len(world.written) == recovery.WRITE_ATTEMPTS_MAX
+
+    run(never)
+
+
+def test_a_replica_without_a_log_is_no_candidate() -> None:
+    told = {1: status(1, log_id="", last_index=99), 2: status(2)}
+    assert choose("t-0", LOST, told, "mine").kept.broker == 2
+    with pytest.raises(InvalidRequest, match="no replica of it is open"):
+        choose("t-0", LOST, {1: told[1], 2: status(2, log_id="")}, "mine")
+    with pytest.raises(InvalidRequest, match=r"broker 1 has no open replica; those that have: \[2\]"):
+        choose("t-0", LOST, told, "mine", from_broker=1)
+
+
+def test_the_last_epoch_that_can_be_gone_on_from_is_the_one_before_the_bound() -> None:
+    told = {1: status(1, seen_epoch=EPOCH_MAX - 1), 2: status(2, seen_epoch=EPOCH_MAX, last_index=99)}
+    choice = choose("t-0", LOST, told, "mine")
+    assert (choice.kept.broker, choice.state.leader_epoch) == (1, EPOCH_MAX)
+
+
+# ---------------------------------------------------------------- by itself
+
+
+async def watched(world: World, until: Callable[[], bool]) -> None:
+    watching = asyncio.create_task(world.total_loss.watch())
+    async with asyncio.timeout(10):
+        while not until():
+            await asyncio.sleep(0)
+    watching.cancel()
+    await asyncio.wait({watching})
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "LOOK_S", 0.0)
+
+
+@pytest.mark.usefixtures("often")
+def test_only_a_partition_that_is_without_a_leader_for_long_is_recovered_and_then_not_at_once_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(world: World) -> None:
+        world.leaders = {0: 0, 1: 2}
+        recovered: list[int] = []
+
+        async def noted(_topic: object, number: int) -> None:
+            recovered.append(number)
+
+        world.total_loss._recover_unasked = noted  # type: ignore[method-assign]
+        looks = 0
+        may = world.total_loss._may_recover
+
+        def counted() -> list[Any]:
+            nonlocal looks
+            looks += 1
+            return may()
+
+        world.total_loss._may_recover = counted  # type: ignore[method-assign]
+        await watched(world, lambda: looks >= 20)
+        assert recovered == [], "it may be merely between two leaders"
+        monkeypatch.setattr(recovery, "LEADERLESS_S", 0.05)
+        looks = 0
+        await watched(world, lambda: bool(recovered))
+        began = looks
+        await watched(world, lambda: looks >= began + 5)
+        assert len(recovered) <= 1 + (looks - began) // 3
+        assert set(recovered) == {0}
+
+    run(scenario)
+
+
+def test_what_may_go_on_by_itself_and_by_whom() -> None:
+    async def scenario(world: World) -> None:
+        def may() -> list[int]:
+            return [number for _, number in world.total_loss._may_recover()]
+
+        assert may() == [0, 1]
+        world.leaders = {0: 3}
+        assert may() == []
+        world.leaders = {1: 0}
+        assert may() == [1]
+        world.topic.settings.on_total_loss = OnTotalLoss.STOP
+        assert may() == []
+        mine = world.total_loss._is_mine
+        assert mine(world.topic, 0)
+        world.broker = 2
+        assert not mine(world.topic, 0), "one is enough to do it"
+        world.broker = 1
+        del world.brokers[3]
+        assert mine(world.topic, 0), "it has no replica"
+        del world.brokers[2]
+        assert not mine(world.topic, 0), "its log may be whole"
+
+    run(scenario)
+
+
+def test_a_partition_that_cannot_be_recovered_unasked_is_left() -> None:
+    async def scenario(world: World) -> None:
+        world.said[2] = Unreachable("away")
+        await world.total_loss._recover_unasked(world.topic, 0)
+        assert world.written == []
+        world.said[2] = status(2)
+        await world.total_loss._recover_unasked(world.topic, 0)
+        assert len(world.written) == 1
+        now = asyncio.get_running_loop().time()
+        assert all(0 < deadline - now <= recovery.STATUS_TIMEOUT_S for _, deadline in world.asked)
+
+    run(scenario)
