@@ -179,7 +179,7 @@ def test_the_last_epoch_that_can_be_gone_on_from_is_the_one_before_the_bound() -
 async def watched(world: World, until: Callable[[], bool]) -> None:
     watching = asyncio.create_task(world.total_loss.watch())
     async with asyncio.timeout(10):
-        while not until():
+        while not until():  # noqa: ASYNC110 - what is waited for is how often it looked
             await asyncio.sleep(0)
     watching.cancel()
     await asyncio.wait({watching})

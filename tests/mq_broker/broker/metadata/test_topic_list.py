@@ -281,7 +281,8 @@ def test_the_list_is_read_on_a_hint_now_and_then_without_one_and_again_after_a_f
     sleep = asyncio.sleep
 
     async def noted(seconds: float) -> None:
-        pauses.append(seconds)
+        if seconds:
+            pauses.append(seconds)
         await sleep(0)
 
     async def scenario(service: Service) -> None:
