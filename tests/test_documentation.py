@@ -61,3 +61,18 @@ def test_the_life_of_a_batch_names_files_that_are_there() -> None:
     named = re.findall(r"`([\w/]+\.py)`", life)
     assert len(named) > 40
     assert [name for name in named if not any((room / name).is_file() for room in rooms)] == []
+
+
+ELSEWHERE = {"_grpcio_metadata.py"}
+"""A file that the code names and that is not ours: gRPC's."""
+
+
+@pytest.mark.parametrize("room", sorted((ROOT / "src").glob("*/")), ids=lambda path: path.name)
+def test_every_file_that_the_code_names_is_there(room: Path) -> None:
+    """In docstrings and comments: by its path from the repository, from `src` or one of its packages, or by its name alone."""
+    ours = {path.name for folder in ("src", "tests", "benchmarks", "release") for path in (ROOT / folder).rglob("*.py")}
+    roots = [ROOT, ROOT / "src", *(ROOT / "src").glob("*/"), ROOT / "src/mq_broker/broker"]
+    for path in sorted(room.rglob("*.py")):
+        for name in set(re.findall(r"(?:\w+/)*\w+\.py\b", path.read_text())) - ELSEWHERE:
+            there = any((root / name).is_file() for root in [*roots, path.parent]) if "/" in name else name in ours
+            assert there, f"{path.relative_to(ROOT)} names {name}"

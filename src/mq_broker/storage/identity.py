@@ -3,7 +3,7 @@
 Log id, boot id and clean mark are one file, replaced atomically: no crash can leave the new boot id beside the old log id (trap
 28). The mark goes before the first write and comes back when a clean stop has synced everything. A `Cut` that is under way stands
 in the same file: what takes entries out of a log begins with a new log id, and a crash on the way leaves the intention, not a
-half of it (aside.py).
+half of it (quarantine.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Groups' cursors: where each group is in each partition, kept in the partition's journal.
 
 A cursor moves by a `MoveCursor` entry. Members settle much faster than entries commit, so moves are coalesced: one in flight a
-group and partition, then the newest. Who the members are is delivery.py's.
+group and partition, then the newest. Who the members are is subscriptions.py's.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class Partition:
 
     `observers` are called, at the end of a turn, when something became readable or the role changed. `shorten_due`: the journal may
     begin later than it does (retention.py). `could_begin`: at which entry, as last looked, if nothing were staged before it.
-    `rest` says when it is ticked seldom (rest.py).
+    `rest` says when it is ticked seldom (quiescence.py).
     """
 
     def __init__(self, shell: Shell, topic: Topic, number: int) -> None:

@@ -5,7 +5,7 @@ On disk, one directory per partition:
     00000000000000000001.log    segments, named by their first index; frames one after another, nothing else
     snapshot                    what stands for all entries before the first segment (snapshot.py); not there while that is entry 1
     log.json                    identity.py
-    aside-1/                    what was damaged or given up (aside.py)
+    aside-1/                    what was damaged or given up (quarantine.py)
     flushed                     the mark: the index up to which the log was synced when it was last told
 
 The mark is what lets recovery tell a torn tail from damage: an entry at or below it was once safely on the disk, so if it is bad or

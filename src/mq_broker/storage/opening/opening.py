@@ -1,7 +1,7 @@
 """Opening a journal on disk: its name, what a crash left unfinished, recovery, and what to do about damage.
 
 Damage is repaired by doing without (trap 15): the log gets a new id, durably and first, so that nobody counts on what it
-acknowledged; what is bad and all after it is put aside (aside.py); the journal opens with what is good before, and the partition's
+acknowledged; what is bad and all after it is put aside (quarantine.py); the journal opens with what is good before, and the partition's
 leader sends the rest. `OpenJournal.damaged` says so, and a warning in the log names file, byte and where it was put. Only when the
 disk refuses even that does opening fail.
 """
