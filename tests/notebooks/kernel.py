@@ -28,6 +28,7 @@ NO_JAVA = "JAVA_GATEWAY_EXITED"
 CELL_TIMEOUT_S = 150
 ENVIRONMENT = {
     "SPARK_LOCAL_IP": "127.0.0.1",
+    "SOURCE_DATE_EPOCH": "0",  # the date that matplotlib writes into each figure
     # A JVM that compiles little starts quicker, and these end before more would pay. A reader's own runs without it.
     "PYSPARK_SUBMIT_ARGS": '--driver-java-options "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC" '
     "--conf spark.ui.showConsoleProgress=false pyspark-shell",
