@@ -36,9 +36,7 @@ SHORT_MEMBER = 8
 
 @click.group(
     cls=CommandGroup,
-    lazy={
-        "reset": ("mq_cli.group_reset:reset", "Set where a group goes on: earliest, latest, an offset, a time, or so many back.")
-    },
+    lazy={"reset": ("mq_cli.group_reset:reset", "Move a group: to earliest, latest, an offset or a time, or by N records.")},
 )
 def group() -> None:
     """List, describe, reset, peek and delete groups."""

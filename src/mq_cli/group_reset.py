@@ -124,7 +124,7 @@ def _refuse_members(name: str, cursors: Collection[GroupCursor], *, force: bool)
     if members and not force:
         raise GroupInUse(
             f"group {name!r} has {len(members)} members that are reading ({', '.join(members[:5])}): stop them first. "
-            "With --force it is moved, and they go on from where they are"
+            "With --force it is moved, and they continue from where they are"
         )
 
 

@@ -96,7 +96,7 @@ def start_and_watch(admin: Admin, moves: Sequence[PartitionMove], *, no_wait: bo
 
 
 def not_over(wait_s: float) -> bool:
-    say(f"not over after {wait_s:g} s: it goes on by itself; `tritonmq cluster moves` shows how far it is")
+    say(f"not finished after {wait_s:g} s: the moves continue by themselves; `tritonmq cluster moves` shows them")
     return False
 
 

@@ -62,7 +62,7 @@ def timeout_option(command: F) -> F:
         default=30.0,
         show_default=True,
         metavar="SECONDS",
-        help=f"How long to go on asking. The first answer must come within {CONNECT_TIMEOUT_MS // 1000} s.",
+        help=f"How long to retry. The first answer must come within {CONNECT_TIMEOUT_MS // 1000} s.",
     )(command)
 
 

@@ -53,7 +53,7 @@ def describe(topic: str, number: int, as_json: bool, bootstrap: str, timeout_s: 
     if as_json:
         write_json({"topic": topic, **_document(found), "log_start_offset": start, "log_end_offset": end})
         return
-    write(f"{topic}-{number}: " + (f"led by broker {found.leader}" if found.leader else "nobody leads"))
+    write(f"{topic}-{number}: " + (f"led by broker {found.leader}" if found.leader else "no leader"))
     if start is not None:
         click.echo(f"  offsets {start} to {end}, leader epoch {found.leader_epoch}")
     if found.moving_to:
@@ -130,7 +130,7 @@ def _cancel(admin: Admin, topic: str, number: int, *, no_wait: bool, wait_s: flo
     if no_wait or watch(admin, wait_s, lambda: len(under_way()), 1):
         say(f"{topic}-{number} is {'on its way back' if no_wait else 'back where it came from'}")
         return True
-    say(f"not back after {wait_s:g} s: none of the brokers that it came from is in sync; it goes on by itself")
+    say(f"not back after {wait_s:g} s: none of its former brokers is in sync; the move continues by itself")
     return False
 
 
@@ -184,12 +184,12 @@ def recover(topic: str, number: int, source: int | None, force: bool, as_json: b
             }
         )
     else:
-        say(f"{topic}-{number} goes on from the log of broker {done.broker}, which has the offsets below {done.next_offset}")
+        say(f"{topic}-{number} continues with the log of broker {done.broker}, which has the offsets below {done.next_offset}")
         for line in what_is_lost(done):
             say(line)
         for broker in done.given_up:
-            say(f"given up: the log of broker {broker}, which was in sync; where it is still there it is put aside, for people")
-        say(f"broker {leader} leads" if leader else "nobody leads yet: see `tritonmq partition describe`")
+            say(f"given up: the log of broker {broker}, which was in sync; if it still exists, it goes into quarantine")
+        say(f"broker {leader} leads" if leader else "no broker leads yet: see `tritonmq partition describe`")
     return 0 if leader else 1
 
 
@@ -197,7 +197,7 @@ def what_is_lost(done: Recovery) -> list[str]:
     """In words. Where offsets go on in another life, the difference counts nothing."""
     if done.offset_floor >= next_life(done.next_offset):
         return [
-            "lost: what came after them, if anything did: nobody knows",
+            "lost: the records after them, if there were any; how many is unknown",
             f"new offsets begin at {done.offset_floor}, above any that can have been given",
         ]
     lost = done.offset_floor - done.next_offset

@@ -81,7 +81,7 @@ def show(key: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
     if not found:
         from mq_client import UnknownTransaction
 
-        raise UnknownTransaction(f"nobody has staged or decided anything as {key!r}: see `tritonmq transaction list`")
+        raise UnknownTransaction(f"no query has staged or decided anything as {key!r}: see `tritonmq transaction list`")
     if as_json:
         write_json([_document(each) for each in found])
         return
@@ -143,7 +143,7 @@ def abort(key: str, yes: bool, as_json: bool, bootstrap: str, timeout_s: float) 
 
 def _ask_back(found: Sequence[TransactionDescription], key: str) -> None:
     if not sys.stdin.isatty():
-        raise click.UsageError("nobody can be asked here whether it is meant: give --yes")
+        raise click.UsageError("there is no terminal to ask for confirmation: give --yes")
     for each in found:
         say(f"{each.key}: {_state(each)}; {each.batches} staged batches, {bytes_text(each.bytes)}")
     click.confirm(f"Abort {key}? Nothing can be written under it afterwards, ever.", abort=True, err=True)
@@ -153,7 +153,7 @@ def _tell(done: AbortedTransaction) -> None:
     sink = f"into {done.sink}" if done.sink else "into the topics that its rows name"
     say(f"aborted: {done.query} writes nothing {sink} any more; {done.discarded} of its staged batches were removed")
     if done.batch_id >= 0:
-        what = "is published" if done.published else "is not published everywhere yet: the brokers go on with it"
+        what = "is published" if done.published else "is not published everywhere yet: the brokers continue"
         say(f"micro-batch {done.batch_id}, which was decided before, {what}")
     for place in done.unreached:
         say(f"not reached: {place}. What is staged there is removed once it can be reached; or run this again")

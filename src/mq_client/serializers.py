@@ -100,7 +100,7 @@ def record_deserializer(key: Deserializer | None, value: Deserializer | None) ->
         except Exception as error:
             raise NotDeserialized(
                 f"the {what} of offset {record.offset} of {record.topic!r} partition {record.partition} cannot be deserialized: "
-                f"{type(error).__name__}: {error}; ask for the next record to go on behind it",
+                f"{type(error).__name__}: {error}; ask for the next record to skip it",
                 record,
             ) from error
         return record

@@ -322,7 +322,7 @@ SETTINGS: Mapping[str, Setting] = {
             "on_total_loss",
             "recover if durability is memory, else stop",
             "recover (durability=memory only) or stop",
-            "whether a partition whose every in-sync log is gone goes on by itself from what is left, or waits for an operator",
+            "whether a partition that has lost every in-sync log continues by itself with what is left, or waits for an operator",
             live=True,
         ),
     )

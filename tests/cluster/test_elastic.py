@@ -184,8 +184,8 @@ def test_a_partition_whose_log_was_lost_goes_on_when_an_operator_says_so(start_c
     cluster.restart(1)
     wait_until(lambda: cluster.leaders(TOPIC)[0] == 0, "nobody leads: the log may lack what it acknowledged")
     said = command(cluster, "partition", "recover", TOPIC, "0")
-    assert f"goes on from the log of broker 1, which has the offsets below {len(load.acknowledged)}" in said
-    assert "lost: what came after them, if anything did: nobody knows" in said
+    assert f"continues with the log of broker 1, which has the offsets below {len(load.acknowledged)}" in said
+    assert "lost: the records after them, if there were any; how many is unknown" in said
     assert "broker 1 leads" in said
     with Reader(cluster.bootstrap) as reader:
         assert values(reader.read(TOPIC, 0, 0, len(load.acknowledged))) == load.acknowledged

@@ -96,7 +96,7 @@ class BrokerConfig:
                 f"give {CLIENT_MESSAGE_BYTES_MAX} to {MESSAGE_BYTES_MAX}"
             )
         if self.connections_max < 1:
-            raise InvalidSetting(f"--connections-max={self.connections_max} lets nobody in: give 1 or more")
+            raise InvalidSetting(f"--connections-max={self.connections_max} refuses every client: give 1 or more")
         if self.memory_high != 0 and self.memory_high < MEMORY_HIGH_FLOOR:
             raise InvalidSetting(f"--memory-high={self.memory_high} is too little to work with: give {MEMORY_HIGH_FLOOR} or more")
         if self.dedup_memory_max < 1:

@@ -39,7 +39,7 @@ class Unreadable:
             what = f"ZooKeeper: {error} Put back what was there; to delete the node instead is to delete what it stands for"
             if self._told.get(path) != hash(data):
                 self._told[path] = hash(data)
-                _log.error("%s. Everything else goes on", what)
+                _log.error("%s. Everything else continues", what)
             raise CoordinationUnavailable(what) from error
         self._told.pop(path, None)
         return found

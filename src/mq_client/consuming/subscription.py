@@ -251,7 +251,7 @@ class Subscriptions:
             try:
                 view = self.connection.refresh(topic, Deadline(_REFRESH_MS))
             except TritonMQError as error:
-                log.warning("topic %s: columns that were added are left out, nobody says which they are: %s", topic, error)
+                log.warning("topic %s: added columns are left out, because no broker described them: %s", topic, error)
             else:
                 self._learn(view)
 

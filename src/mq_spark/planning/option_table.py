@@ -87,7 +87,7 @@ OPTIONS: Final = (
     Option("filter", SOURCE, "all rows", "rows of a typed topic that leave the broker, e.g. delay > 60 AND carrier IN ('UA','AA')"),
     Option("minPartitions", SOURCE, "the driver's cores", "split the offsets into at least so many tasks"),
     Option("maxRecordsPerPartition", SOURCE, "no limit", "rows of one task at most"),
-    Option("failOnDataLoss", SOURCE, "true", "fail when rows that were to be read are gone; false: go on after them"),
+    Option("failOnDataLoss", SOURCE, "true", "fail when rows that should be read are gone; false: continue after them"),
     Option("includeMetadata", SOURCE, "false", "add _topic, _partition, _offset and _timestamp to the columns of a typed topic"),
     Option("kafka.group.id", SOURCE, "spark-<query id>", "the group under which the query's progress is shown"),
     Option("groupIdPrefix", SOURCE, "spark", "the beginning of that name when no kafka.group.id is given"),

@@ -175,7 +175,7 @@ def data_loss(topic: str, partition: int, wanted: int, bound: Bounds | None, mea
     else:
         there = f"and only {bound.log_start_offset} to {bound.log_end_offset} is there (was the topic deleted and made again?)"
     may_come = subscribed and (bound is None or wanted > bound.log_end_offset)
-    remedy = "to go on with what there is, set option failOnDataLoss=false, or begin with a new checkpoint"
+    remedy = "to continue without them, set option failOnDataLoss=false, or begin with a new checkpoint"
     return (BeyondTheEnd if may_come else DataLoss)(f"{first} {there}; {remedy}")
 
 

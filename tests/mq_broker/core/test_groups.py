@@ -52,7 +52,7 @@ def test_a_partition_keeps_the_cursors_of_so_many_groups_and_refuses_one_more_by
     assert isinstance(refused.result, Refused)
     assert isinstance(refused.result.error, TooManyGroups)
     assert "2 groups" in str(refused.result.error)
-    assert "delete groups" in str(refused.result.error)
+    assert "delete unused groups" in str(refused.result.error)
     assert isinstance(judged("a"), admission.Admit), "those that are there go on"
     applied(machine, DeleteGroup("a"))
     assert isinstance(judged("c"), admission.Admit)

@@ -595,7 +595,7 @@ def test_an_abort_says_which_query_is_meant(admin: Admin, scripted: Scripted) ->
     with pytest.raises(InvalidRequest, match="'q' writes to several sinks: choose one of q:, q:s2"):
         admin.abort_transaction("q")
     transactions(scripted, {})
-    with pytest.raises(UnknownTransaction, match="nobody has staged or decided anything as 'q'"):
+    with pytest.raises(UnknownTransaction, match="no query has staged or decided anything as 'q'"):
         admin.abort_transaction("q")
     with pytest.raises(InvalidRequest, match="name the query to abort"):
         admin.abort_transaction("")

@@ -83,7 +83,7 @@ def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_
     if whole and not force:
         raise InvalidRequest(
             f"{name}: broker {whole[0]} has a log that is in sync and leads with it by itself in a moment: see `tritonmq partition "
-            "describe`; --force goes on from another all the same, and may lose what only this one has"
+            "describe`; --force continues with another log, and loses what only this one has"
         )
     if unknown and not force:
         raise InvalidRequest(
@@ -94,7 +94,7 @@ def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_
     if opening and not force:
         raise InvalidRequest(
             f"{name}: broker {opening[0]} has not opened its replica yet, which may have more than the others: ask again in a "
-            "moment, or see that broker's log; --force goes on without it"
+            "moment, or see that broker's log; --force continues without it"
         )
     # A replica never gives up an epoch that it has seen: the new one is above all of them, though the node's own be lower.
     beyond = sorted(broker for broker, status in statuses.items() if status.seen_epoch >= EPOCH_MAX)

@@ -264,7 +264,7 @@ def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
     """What can be told without the payload; the version of the topic's schema that it was encoded with, the present one or one that
     that begins with. Raises `InvalidRequest` or `SchemaMismatch`."""
     if topic.spec.name.startswith(INTERNAL_PREFIX):
-        raise InvalidRequest(f"topic {topic.spec.name} is the brokers' own: nobody else writes it")
+        raise InvalidRequest(f"topic {topic.spec.name} is the brokers' own: clients cannot write it")
     if len(header.uuid) != UUID_BYTES or header.uuid == NO_UUID:
         raise InvalidRequest(f"a batch needs a UUID of 16 bytes, not all zero; this one has {len(header.uuid)}")
     if len(header.after) not in (0, UUID_BYTES):

@@ -84,7 +84,7 @@ class Cluster:
                 self._on_session_lost()
                 self._changed.set()
             case CoordinationEvent.SUSPENDED:
-                log.warning("the coordination service does not answer: what is led goes on, elections wait")
+                log.warning("the coordination service does not answer: leaders continue, elections wait")
 
     async def join(self) -> None:
         """Register for the first time and read who else is there. Raises `CoordinationUnavailable`, `InvalidRequest`."""

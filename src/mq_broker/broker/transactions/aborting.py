@@ -147,7 +147,7 @@ class Aborting:
                 fenced.update((place.topic, place.partition) for place in answer.fenced)
                 left.update((place.topic, place.partition) for place in answer.left)
                 discarded += sum(place.discarded for place in answer.fenced)
-            unreached += [f"{topic}-{number}: nobody leads it at the moment" for topic, number in sorted(left - fenced)]
+            unreached += [f"{topic}-{number}: it has no leader at the moment" for topic, number in sorted(left - fenced)]
             if not unreached or loop.time() + AGAIN_S >= deadline:
                 return discarded, unreached
             await asyncio.sleep(AGAIN_S)

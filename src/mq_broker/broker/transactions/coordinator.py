@@ -180,7 +180,7 @@ class Transactions:
             if error.leader:
                 raise
             leader = (await self._admin.partition_info(topic, number)).leader
-            hint = f"ask broker {leader}" if leader else "nobody leads it at the moment: ask again"
+            hint = f"ask broker {leader}" if leader else "it has no leader at the moment: ask again"
             raise NotLeader(
                 f"broker {self._shell.broker} is not the coordinator of query {key.query_id!r}; {hint}", leader
             ) from error

@@ -189,7 +189,7 @@ def too_many_groups(group: str, machine: PartitionMachine) -> TooManyGroups | No
         return None
     return TooManyGroups(
         f"the partition keeps the cursors of {len(machine.cursors)} groups, as many as it takes, and group {group} is not among "
-        "them: use one of those, or delete groups that nobody uses any more (Admin.delete_group)"
+        "them: use one of those, or delete unused groups (Admin.delete_group)"
     )
 
 

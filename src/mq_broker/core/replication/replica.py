@@ -277,7 +277,7 @@ class Replica:
 
     def _not_leader(self) -> NotLeader:
         leader = 0 if self._closed or self.leading else self.leader
-        hint = f"ask broker {leader}" if leader else "nobody is known to lead now: ask again in a moment"
+        hint = f"ask broker {leader}" if leader else "no leader is known now: ask again in a moment"
         return NotLeader(f"broker {self._shared.me.broker} does not lead {self._shared.name}; {hint}", leader, self._shared.epoch)
 
     # ------------------------------------------------------------------ roles

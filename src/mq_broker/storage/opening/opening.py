@@ -1,9 +1,9 @@
 """Opening a journal on disk: its name, what a crash left unfinished, recovery, and what to do about damage.
 
-Damage is repaired by doing without (trap 15): the log gets a new id, durably and first, so that nobody counts on what it
-acknowledged; what is bad and all after it is put aside (quarantine.py); the journal opens with what is good before, and the partition's
-leader sends the rest. `OpenJournal.damaged` says so, and a warning in the log names file, byte and where it was put. Only when the
-disk refuses even that does opening fail.
+A damaged log gets a new id first, durably, so that no broker counts on what it acknowledged (trap 15). The bad bytes and all after
+them go into quarantine (quarantine.py). The journal opens with the good entries before, and the partition's leader sends the rest.
+`OpenJournal.damaged` says so, and a warning in the log names the file, the byte and the quarantine. Opening fails only if the disk
+refuses even that.
 """
 
 from __future__ import annotations
@@ -141,9 +141,13 @@ def _repair(directory: Path, place: Place, identity: LogIdentity, damage: LogDam
     """Begin to be another log, and put aside what is not good."""
     aside = next_aside(directory) if _anything_from(directory, damage.segment, damage.position) else ""
     cut = Cut(damage.segment, damage.position, damage.last_index, aside, str(damage))
-    kept = f"everything from there on is kept in {directory / aside}, to be looked at and deleted" if aside else "nothing follows"
+    kept = (
+        f"everything from there on is in quarantine in {directory / aside}: inspect it, then delete it"
+        if aside
+        else "nothing follows"
+    )
     _logger.error(
-        "%s; %s. The log goes on after entry %d under the new id %s, and the partition's leader sends the rest. Check the disk",
+        "%s; %s. The log continues after entry %d under the new id %s, and the partition's leader sends the rest. Check the disk",
         damage,
         kept,
         damage.last_index,

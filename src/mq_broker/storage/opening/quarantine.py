@@ -91,7 +91,7 @@ def finish_cut(directory: Path, place: Place, identity: LogIdentity, files: File
     identity = replace(identity, cut=None)
     identity.store(directory, files)
     for old in sorted(_asides(directory))[:-ASIDES_MAX]:
-        _logger.warning("%s: the oldest of what was kept aside is removed, %s%d", directory, _ASIDE, old)
+        _logger.warning("%s: the oldest quarantined log is removed, %s%d", directory, _ASIDE, old)
         shutil.rmtree(directory / f"{_ASIDE}{old}")
     return identity
 

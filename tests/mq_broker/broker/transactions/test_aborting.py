@@ -192,7 +192,7 @@ def test_a_partition_that_its_leader_has_fenced_is_done_though_a_follower_has_no
 
     fenced.left.extend([t0])
     assert asyncio.run(scenario(fenced)) == (2, [])
-    assert asyncio.run(scenario(both)) == (0, ["t-0: nobody leads it at the moment", "t-1: nobody leads it at the moment"])
+    assert asyncio.run(scenario(both)) == (0, ["t-0: it has no leader at the moment", "t-1: it has no leader at the moment"])
     assert asyncio.run(scenario(behind, fenced)) == (2, [])
 
 
@@ -212,7 +212,7 @@ def test_a_partition_whose_fence_is_refused_is_told_as_left(tmp_path: Path, monk
             with monkeypatch.context() as patched:
                 patched.setattr(Partition, "ask", refused)
                 done = await abort(broker, timeout_ms=300)
-                assert (done.discarded, list(done.unreached)) == (0, ["t-0: nobody leads it at the moment"])
+                assert (done.discarded, list(done.unreached)) == (0, ["t-0: it has no leader at the moment"])
             done = await abort(broker)
             assert (done.discarded, list(done.unreached)) == (1, [])
 

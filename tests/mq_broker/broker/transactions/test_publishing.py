@@ -352,7 +352,7 @@ def test_the_coordinator_is_named_to_whoever_asks_another_broker() -> None:
     async def scenario(world: World) -> None:
         assert await world.transactions.coordinator(KEY) is world.coordinator  # type: ignore[comparison-overlap]
         place = TRANSACTIONS_TOPIC, world.coordinator.number
-        for leader, hint in ((2, "ask broker 2"), (0, "nobody leads it at the moment")):
+        for leader, hint in ((2, "ask broker 2"), (0, "it has no leader at the moment")):
             world.elsewhere = {place: leader}
             with pytest.raises(NotLeader, match=hint) as told:
                 await world.transactions.coordinator(KEY)

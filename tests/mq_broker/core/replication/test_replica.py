@@ -119,10 +119,10 @@ def test_whoever_is_asked_and_does_not_lead_names_the_leader_if_it_knows_one() -
 
     assert "ask broker 2" in str(asked(follower()))
     unknown = Replica("t", 0, Identity(1, 5, "one"), ReplicaSettings((1, 2, 3), 2), RecoveredLog(), 0)
-    assert "nobody is known to lead" in str(asked(unknown))
+    assert "no leader is known" in str(asked(unknown))
     over = follower()
     over.step(LogReplaced("another", "fsync"))
-    assert "nobody is known to lead" in str(asked(over)), "what it knew is of its former life"
+    assert "no leader is known" in str(asked(over)), "what it knew is of its former life"
     stopping = leader()
     stopping.step(HandOver(9_000))
     assert "handing leadership over" in str(asked(stopping))
