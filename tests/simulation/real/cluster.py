@@ -272,6 +272,7 @@ class Cluster:
         await self.until(
             lambda: all(task.done() for task in producing), CALM_S, "every batch is acknowledged or refused, once all is well"
         )
+        await self.until(self.oracle.whole, CALM_S, self.oracle.why_not_whole)
         self.oracle.conclude()
         ends = {(line["topic"], line["partition"]): line["end"] for line in self.history if line["op"] == "final"}
         readers = [client for client in clients if isinstance(client, Reader | Member)]

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from grpc import aio
 
 from mq_broker.rpc.service import parse, path
-from mq_broker.rpc.status import from_call
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode, split
 from mq_protocol.errors import FencedRun, StagedBatchMissing, TritonMQError, Unreachable, from_wire
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
+from mq_protocol.transport import from_call
 from tests.simulation.real.clients import ANSWER_S, FINGERPRINT, Client, payload_of, values_in
 
 if TYPE_CHECKING:
