@@ -3093,6 +3093,7 @@ class LinkHeader(_message.Message):
     APPEND_FIELD_NUMBER: _builtins.int
     ACK_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
+    BEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___LinkHello: ...
     @_builtins.property
@@ -3101,6 +3102,8 @@ class LinkHeader(_message.Message):
     def ack(self) -> _containers.RepeatedCompositeFieldContainer[Global___AppendAck]: ...
     @_builtins.property
     def snapshot(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotPart]: ...
+    @_builtins.property
+    def beat(self) -> Global___LinkBeat: ...
     def __init__(
         self,
         *,
@@ -3108,14 +3111,38 @@ class LinkHeader(_message.Message):
         append: _abc.Iterable[Global___AppendEntries] | None = ...,
         ack: _abc.Iterable[Global___AppendAck] | None = ...,
         snapshot: _abc.Iterable[Global___SnapshotPart] | None = ...,
+        beat: Global___LinkBeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["hello", b"hello"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "append", b"append", "hello", b"hello", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "append", b"append", "beat", b"beat", "hello", b"hello", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LinkHeader: _TypeAlias = LinkHeader  # noqa: Y015
+
+@_typing.final
+class LinkBeat(_message.Message):
+    """Once a second on each link, one for all partitions: the sender is there, and what it has sent since the link was opened was written to it,
+    unless `dropped`: something since the last beat was not. Versions up to 0.2.0 send none.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DROPPED_FIELD_NUMBER: _builtins.int
+    dropped: _builtins.bool
+    def __init__(
+        self,
+        *,
+        dropped: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkBeat: _TypeAlias = LinkBeat  # noqa: Y015
 
 @_typing.final
 class SnapshotPart(_message.Message):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from mq_broker.broker.host.contacts import Contacts
 from mq_broker.core.entries import Decide
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import (
@@ -34,6 +35,7 @@ from mq_broker.core.messages import (
     NodeState,
     OffsetsSkipped,
     PeerConnected,
+    PeerDisconnected,
     Propose,
     Published,
     ReadNode,
@@ -56,11 +58,15 @@ from mq_broker.core.replication.peer_admission import Verdict, judge, judge_snap
 from mq_broker.core.replication.replica import Replica
 from mq_protocol.errors import NotLeader
 from tests.simulation.coordination import Session
-from tests.simulation.host import REST_TICK_MS, Host, OnReply
+from tests.simulation.host import AUDIT_TICKS, REST_TICK_MS, Host, OnReply
 from tests.simulation.journal import DiskCondition, Journal
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
+
+
+BEAT_MS = 200
+BEAT_PATIENCE_MS = 2_000
 
 
 class Broker:
@@ -92,6 +98,8 @@ class Broker:
         self._requests = 0
         self._backlog: dict[str, list[tuple[Callable[..., object], tuple[Any, ...]]]] = {}
         self._seeing = self._see_again = False
+        self.contacts = Contacts(0)
+        self._beaten_by: dict[int, int] = {}
 
     # ------------------------------------------------------------------ the process
 
@@ -115,6 +123,8 @@ class Broker:
         self.incarnation = coordination.begin_life(self.number)
         self._live = BrokersSeen(())
         self._seeing = self._see_again = False
+        self.contacts = Contacts(self.loop.now_ms, BEAT_PATIENCE_MS)
+        self._beaten_by = {}
         self.hosts = {}
         self.assigned = dict(enumerate(coordination.assigned))
         self._opening.clear()
@@ -128,6 +138,7 @@ class Broker:
             self._open_session()
         self.cluster.network.broker_changed(self.number)
         self.loop.after(self.loop.between(1, 80), self._tick, life)
+        self.loop.after(self.loop.between(1, BEAT_MS), self._beat, life)
 
     def _open_all(self) -> None:
         for partition in range(len(self.journals)):
@@ -138,11 +149,11 @@ class Broker:
     def is_assigned(self, partition: int) -> bool:
         return self.number in self.assigned[partition][1]
 
-    def _open_soon(self, ms: float, partition: int) -> None:
+    def _open_soon(self, ms: float, partition: int, *, again: bool = False) -> None:
         self._opening.add(partition)
-        self.loop.after(ms, self.arrive, "disk", self._open_partition, self.life, partition)
+        self.loop.after(ms, self.arrive, "disk", self._open_partition, self.life, partition, again)
 
-    def _open_partition(self, life: int, partition: int) -> None:
+    def _open_partition(self, life: int, partition: int, again: bool) -> None:
         if life != self.life:
             return
         self._opening.discard(partition)
@@ -162,6 +173,8 @@ class Broker:
         for other in self.cluster.brokers.values():
             if other is not self and other.up:
                 self.feed(host, PeerConnected(other.number))
+        if again:
+            self._speak(host)
 
     def crash(self, *, power: bool = False, emptied: bool = False) -> None:
         """kill -9, of the process or of the whole machine; `emptied`: it comes back with a new disk."""
@@ -371,12 +384,13 @@ class Broker:
         now_ms = self.loop.now_ms
         if not host.rest.asleep:
             self.feed(host, Tick(now_ms))
-        elif not host.replica.leading:
-            if host.rest.impatient(now_ms):
-                self._step(host, host.rest.wake(now_ms))
         elif now_ms >= host.next_tick_ms:
             host.next_tick_ms = now_ms + REST_TICK_MS
-            self.feed(host, Tick(now_ms))
+            host.looks += 1
+            if host.looks % AUDIT_TICKS == 0 or (host.replica.leading and not host.in_contact):
+                self.feed(host, Tick(now_ms))
+            elif not host.in_contact and host.rest.impatient(now_ms):
+                self._step(host, host.rest.wake(now_ms))
 
     def feed_all(self, event: Event) -> None:
         for host in list(self.hosts.values()):
@@ -394,7 +408,56 @@ class Broker:
         isr, assigned = host.replica.isr, self.cluster.coordination.assigned[host.partition][1]
         return any(name.broker not in isr for name in self._live.live if name.broker in assigned)
 
-    def hear(self, partition: int, message: AppendEntries | AppendAck | InstallSnapshot) -> None:
+    # ------------------------------------------------------------------ contact
+
+    def is_live(self, broker: int) -> bool:
+        return any(name.broker == broker for name in self._live.live)
+
+    def _beat(self, life: int) -> None:
+        if life != self.life or not self.up:
+            return
+        if not self.paused:
+            for other in self.cluster.brokers:
+                if other != self.number and self.number not in self.cluster.plan.former:
+                    self.cluster.network.beat(self.number, other)
+            for broker in self.contacts.silent(self.loop.now_ms):
+                self.cluster.faults["silent link"] += 1
+                self.link_made_anew(broker)
+                other_end = self.cluster.brokers[broker]
+                self.loop.after(self.loop.often_short(1, 500), other_end.arrive, "links", other_end.link_made_anew, self.number)
+        self.loop.after(BEAT_MS + self.loop.between(0, 20), self._beat, life)
+
+    def hear_beat(self, sender: int, life: int, lost: bool) -> None:
+        now_ms = self.loop.now_ms
+        if self.number in self.cluster.plan.former:
+            return
+        if self._beaten_by.get(sender) != life:
+            self.contacts.ended(sender)
+            self._beaten_by[sender] = life
+        self.contacts.beat(sender, now_ms, dropped=lost)
+        if lost:
+            for host in list(self.hosts.values()):
+                if not host.closed and host.rest.asleep and host.replica.leader == sender:
+                    self._step(host, host.rest.wake(now_ms))
+
+    def hear_link(self, event: PeerConnected | PeerDisconnected) -> None:
+        if isinstance(event, PeerDisconnected):
+            self.contacts.ended(event.broker)
+        self.feed_all(event)
+
+    def link_made_anew(self, broker: int) -> None:
+        self.hear_link(PeerDisconnected(broker))
+        self.hear_link(PeerConnected(broker))
+
+    def _speak(self, host: Host) -> None:
+        """As `Partition.speak` of brokers does."""
+        me, epoch = host.replica.identity, max(host.replica.leader_epoch, 1)
+        ack = AppendAck(me.broker, me.incarnation, me.log_id, epoch, 0, 0, 0)
+        for broker in host.replica.replicas:
+            if broker != me.broker:
+                self.cluster.network.send(self.number, broker, host.partition, ack)
+
+    def hear(self, partition: int, message: AppendEntries | AppendAck | InstallSnapshot, in_order: bool = True) -> None:
         """Through the admission that brokers have. It is never wrong of an honest broker; one that lies is (liar.py)."""
         host = self.hosts.get(partition)
         if host is None or host.closed:
@@ -403,8 +466,11 @@ class Broker:
         if verdict is Verdict.ADMITTED and isinstance(message, InstallSnapshot):
             verdict, why = judge_snapshot(message)
         match verdict:
-            case Verdict.ADMITTED:
+            case Verdict.ADMITTED if in_order or host.rest.asleep:
                 self.feed(host, message)
+            case Verdict.ADMITTED:  # no link of TCP does that, so it is no proof that the leader was heard in contact
+                self._touch(host)
+                self._step(host, message)
             case Verdict.NOT_REGISTERED:
                 self.cluster.faults["message of an unread life"] += 1
                 self._hint(self.life)
@@ -414,12 +480,17 @@ class Broker:
     def feed(self, host: Host, event: Event) -> None:
         if host.closed or host.life != self.life:
             return
-        if not host.touched:
-            host.touched = True
-            self.loop.after(self.loop.often_short(0.01, 6.0), self.arrive, "turn", self._end_turn, host)
+        self._touch(host)
+        if isinstance(event, AppendAck) and host.rest.spoken_to(event, host):
+            self._step(host, host.rest.wake(self.loop.now_ms))
         for told in host.rest.told(event, self.loop.now_ms):
             if not host.closed:
                 self._step(host, told)
+
+    def _touch(self, host: Host) -> None:
+        if not host.touched:
+            host.touched = True
+            self.loop.after(self.loop.often_short(0.01, 6.0), self.arrive, "turn", self._end_turn, host)
 
     def _end_turn(self, host: Host) -> None:
         if host.closed or host.life != self.life:
@@ -432,7 +503,7 @@ class Broker:
         if not host.rest.asleep:
             if self.cluster.plan.rests and host.rest.settled(host, now_ms):
                 self.cluster.faults["replica at rest"] += 1
-                host.next_tick_ms = now_ms + REST_TICK_MS
+                host.next_tick_ms, host.looks = now_ms + REST_TICK_MS, 0
         elif not host.at_rest:
             self._step(host, host.rest.wake(now_ms))
 
@@ -495,11 +566,14 @@ class Broker:
                 self.cluster.workload.decision_committed(host, decision)
             case RoleChanged():
                 oracle.role_changed(host, effect)
+                if host.led and not effect.leading:
+                    self._speak(host)
+                host.led = effect.leading
             case HandedOver():
                 host.handed_over = True
             case Reopen():
                 self._end(host)
-                self._open_soon(self.loop.between(5, 400), host.partition)
+                self._open_soon(self.loop.between(5, 400), host.partition, again=True)
             case Install(snapshot, recovery):
                 self._end(host)
                 self._begin_anew(host, recovery, snapshot)
@@ -532,7 +606,7 @@ class Broker:
             if life == self.life:
                 if snapshot is not None:
                     journal.begin_with(snapshot)
-                self._open_soon(self.loop.between(5, 400), host.partition)
+                self._open_soon(self.loop.between(5, 400), host.partition, again=True)
 
         self.loop.after(self.loop.often_short(1, 1_500), write)
 

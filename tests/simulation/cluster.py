@@ -55,6 +55,8 @@ class Plan:
     """Chance a tick that a replica lets its journal begin later if it may; it does so some time after each drop of records too."""
     rests: bool = False
     """Replicas that have nothing to do are hardly ticked (`mq_broker.broker.host.quiescence`)."""
+    former: tuple[int, ...] = ()
+    """Brokers of a former version, which neither beat nor hear beats (`mq_broker.broker.host.contacts`)."""
     leaders_spared: bool = False
     """Faults that befall one broker befall one that does not lead."""
     service_ms: float = 0.0
@@ -142,6 +144,7 @@ class Plan:
             total_losses=chance.choice((0, 0, 0, 0, 0, 0, 1, 2)) if brokers > 1 else 0,
             moves_ms=chance.choice((0.0, 0.0, 1_000.0, 6_000.0)) if brokers > 1 else 0.0,
             rests=chance.random() < 0.5,
+            former=tuple(broker for broker in replicas if Random(f"former {seed} {broker}").random() < 0.15),
         )
 
 

@@ -33,6 +33,8 @@ SOON = RestTimes(calm_ms=200, follower_calm_ms=100, patience_ms=2_500)
 """Much sooner than in earnest, so that records come to replicas at rest, and faults befall them."""
 
 REST_TICK_MS = 1_000
+AUDIT_TICKS = 30
+"""Later than all must be well again: whatever is, is so without the audit."""
 
 OnReply: TypeAlias = Callable[[Result], None]
 
@@ -56,7 +58,10 @@ class Host:
     touched: bool = False
     rest: Rest = field(default_factory=lambda: Rest(SOON))
     next_tick_ms: int = 0
-    """While it is at rest: when its leader's next heartbeat is due."""
+    """While it is at rest: when it is next looked at."""
+    looks: int = 0
+    """While it is at rest: how often it has been looked at."""
+    led: bool = False
     closed: bool = False
     handed_over: bool = False
     # what the oracle has seen of it
@@ -90,6 +95,21 @@ class Host:
     @property
     def leading(self) -> bool:
         return self.replica.leading
+
+    @property
+    def led_by(self) -> tuple[int, int]:
+        return self.replica.leader, self.replica.leader_epoch
+
+    @property
+    def contact_ms(self) -> int | None:
+        return self.broker.contacts.since(self.replica.leader)
+
+    @property
+    def in_contact(self) -> bool:
+        if not self.replica.leading:
+            return self.contact_ms is not None
+        others = [broker for broker in self.replica.replicas if broker != self.broker.number]
+        return all(self.broker.contacts.since(broker) is not None or not self.broker.is_live(broker) for broker in others)
 
     @property
     def at_rest(self) -> bool:

@@ -37,6 +37,8 @@ class Network:
         self._cut: set[tuple[int, int]] = set()
         self._last_arrival: dict[tuple[int, int], int] = {}
         self._told: dict[tuple[int, int, int], bool] = {}
+        self._lost: set[tuple[int, int]] = set()
+        """Links that lost a message since the last beat. A link of TCP that loses one is another link from then on."""
 
     # ------------------------------------------------------------------ messages
 
@@ -45,31 +47,63 @@ class Network:
         self.seen.append((partition, message))
         target = self.brokers[to]
         if (sender, to) in self._cut or not target.up:
+            self._lost.add((sender, to))
             return
         if loop.chance(condition.drop):
             self._faults["message dropped"] += 1
+            self._lost.add((sender, to))
             return
         delay = loop.often_short(*condition.delay_ms) + self.slow.get((sender, to), 0.0)
         arrival = loop.now_us + int(delay * 1000)
-        if loop.chance(condition.reorder):
+        in_order = not loop.chance(condition.reorder)
+        if not in_order:
             self._faults["message overtaken"] += 1
             arrival += int(loop.between(0, 400) * 1000)
         else:
             arrival = max(arrival, self._last_arrival.get((sender, to), 0) + 1)
             self._last_arrival[sender, to] = arrival
-        loop.after((arrival - loop.now_us) / 1000, self._arrive, sender, to, target.life, partition, message)
+        loop.after((arrival - loop.now_us) / 1000, self._arrive, sender, to, target.life, partition, message, in_order)
         if loop.chance(condition.repeat):
             self._faults["message repeated"] += 1
             late = (arrival - loop.now_us) / 1000 + loop.often_short(0, 3_000)
-            loop.after(late, self._arrive, sender, to, target.life, partition, message)
+            loop.after(late, self._arrive, sender, to, target.life, partition, message, False)
 
     def _arrive(
-        self, sender: int, to: int, life: int, partition: int, message: AppendEntries | AppendAck | InstallSnapshot
+        self,
+        sender: int,
+        to: int,
+        life: int,
+        partition: int,
+        message: AppendEntries | AppendAck | InstallSnapshot,
+        in_order: bool,
     ) -> None:
         target = self.brokers[to]
-        if target.life != life or ((sender, to) in self._cut and self._loop.chance(0.7)):
+        if target.life != life:
             return
-        target.arrive(f"link {sender}", target.hear, partition, message)
+        if (sender, to) in self._cut and self._loop.chance(0.7):
+            self._lost.add((sender, to))
+            return
+        target.arrive(f"link {sender}", target.hear, partition, message, in_order)
+
+    def beat(self, sender: int, to: int) -> None:
+        """After what was sent before it, and it says if any of that was lost. The sender is told of that too."""
+        loop, target, lost = self._loop, self.brokers[to], (sender, to) in self._lost
+        if (sender, to) in self._cut or not target.up:
+            return
+        self._lost.discard((sender, to))
+        delay = loop.often_short(*self.condition.delay_ms) + self.slow.get((sender, to), 0.0)
+        arrival = max(loop.now_us + int(delay * 1000), self._last_arrival.get((sender, to), 0) + 1)
+        self._last_arrival[sender, to] = arrival
+        loop.after((arrival - loop.now_us) / 1000, self._beaten, sender, self.brokers[sender].life, to, target.life, lost)
+        if lost:
+            self.brokers[sender].feed_all(PeerConnected(to))
+
+    def _beaten(self, sender: int, sender_life: int, to: int, life: int, lost: bool) -> None:
+        target = self.brokers[to]
+        if target.life == life and (sender, to) not in self._cut:
+            target.arrive(f"link {sender}", target.hear_beat, sender, sender_life, lost)
+        else:
+            self._lost.add((sender, to))
 
     # ------------------------------------------------------------------ links
 
@@ -109,4 +143,4 @@ class Network:
         if not me.up or self._told.get(key, False) == connected:
             return
         self._told[key] = connected
-        me.arrive("links", me.feed_all, PeerConnected(peer) if connected else PeerDisconnected(peer))
+        me.arrive("links", me.hear_link, PeerConnected(peer) if connected else PeerDisconnected(peer))

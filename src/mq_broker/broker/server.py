@@ -216,6 +216,7 @@ class _Broker:
         await self.cluster.join()
         spawn = self._shell.spawn
         spawn(self._shell.ticking.run(), "ticks")
+        spawn(self._shell.listen(), "listen for beats")
         spawn(self.cluster.follow(), "follow brokers")
         spawn(self._topics.follow(self.cluster.topics_changed, TOPICS_SWEEP_S), "follow topics")
         spawn(self._transactions.reap_for_ever(), "reap")

@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 LINK: Final = PEER.path("Link")
 
 BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+BEAT_S: Final = 1.0
+"""Between two beats of a link (`LinkBeat`)."""
+
 REGISTRATION_TIMEOUT_S: Final = 2.0
 """A broker that was just started may dial before its registration has been read here."""
 
@@ -62,6 +65,12 @@ class LinkListener(Protocol):
 
     def link_up(self, broker: int) -> None: ...
     def link_down(self, broker: int) -> None: ...
+
+    def link_beat(self, broker: int, *, dropped: bool) -> None:
+        """The broker at the other end has beaten. `dropped`: something that it sent was lost since it did so last."""
+
+    def link_dropped(self, broker: int) -> None:
+        """Something that was sent to that broker was dropped, and there is room again."""
 
     def hearer(self, topic_id: str, partition: int) -> Hearer | None:
         """Who hears messages for that partition; None, and they are dropped, if it is not open here."""
@@ -113,6 +122,8 @@ class _Peer:
         self.waiting: deque[_Outgoing] = deque()
         self.waiting_bytes = 0
         self.dropped = 0
+        self.beat_due = False
+        self.beat_tells_dropped = False
         self.snapshots: dict[tuple[str, int], _Snapshot] = {}
         self._part_is_next = True
         self.something = asyncio.Event()
@@ -129,11 +140,18 @@ class _Peer:
                     "the link to broker %d is full: it reads slower than it is sent to; entries wait and go again", self.broker
                 )
             self.dropped += 1
+            self.beat_tells_dropped = True
             return
         self.waiting.append(outgoing)
         self.waiting_bytes += outgoing.size
         self.something.set()
         self.written.clear()
+
+    def beat(self) -> None:
+        """With the next message."""
+        if self.ended is not None:
+            self.beat_due = True
+            self.something.set()
 
     def put_snapshot(self, head: pb.SnapshotPart, data: bytes) -> None:
         """One a partition: what has begun to go is not begun again, however long it takes. It is cut into parts as they go, so it
@@ -151,6 +169,10 @@ class _Peer:
         """The next message: all that waits, up to a bound. What is larger goes alone: with company it might be more than gRPC
         takes, and end the link. Of snapshots every other message has a part."""
         header = pb.LinkHeader()
+        if self.beat_due:
+            header.beat.dropped = self.beat_tells_dropped
+            header.beat.SetInParent()
+            self.beat_due = self.beat_tells_dropped = False
         parts: list[Buffer] = []
         taken = 0
         if self.snapshots and (self._part_is_next or not self.waiting):
@@ -184,6 +206,7 @@ class _Peer:
         self.waiting.clear()
         self.snapshots.clear()
         self.waiting_bytes = self.dropped = 0
+        self.beat_due = self.beat_tells_dropped = False
         self.something.clear()
         self.written.set()
 
@@ -417,11 +440,13 @@ class Links:
         self._end(peer)
         peer.incarnation = incarnation
         peer.ended = ended
+        peer.beat()  # before anything else: what is heard from now on is heard in contact
         log.info("link to broker %d is up", peer.broker)
         self._listener.link_up(peer.broker)
         jobs = {
             asyncio.create_task(self._read(peer.broker, incarnation, messages, ended)),
             asyncio.create_task(self._write(peer, send, ended)),
+            asyncio.create_task(_beat(peer, ended)),
             asyncio.create_task(_wait(ended)),
         }
         try:
@@ -454,6 +479,8 @@ class Links:
             message = decode(data, pb.LinkHeader)
             header = message.header
             _check_speaker(header, broker, incarnation)
+            if header.HasField("beat"):
+                self._listener.link_beat(broker, dropped=header.beat.dropped)
             if message.parts or header.append:
                 frames = split(message.payload, (length for append in header.append for length in append.frame_bytes))
                 at = 0
@@ -473,9 +500,20 @@ class Links:
         while not ended.is_set():
             await peer.something.wait()
             if not ended.is_set():
-                await send(peer.take())
+                dropped = peer.dropped
+                message = peer.take()
+                if dropped and not peer.dropped:
+                    peer.beat()
+                    self._listener.link_dropped(peer.broker)
+                await send(message)
                 if not peer.waiting:
                     peer.written.set()
+
+
+async def _beat(peer: _Peer, ended: asyncio.Event) -> None:
+    while not ended.is_set():
+        await asyncio.sleep(BEAT_S)
+        peer.beat()
 
 
 async def _wait(event: asyncio.Event) -> None:

@@ -40,6 +40,7 @@ class Heard:
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []
+        self.beats: list[tuple[int, bool]] = []
         self._news = asyncio.Event()
 
     def _hear(self, *event: Any) -> None:
@@ -51,6 +52,12 @@ class Heard:
 
     def link_down(self, broker: int) -> None:
         self._hear("down", broker)
+
+    def link_beat(self, broker: int, *, dropped: bool) -> None:
+        self.beats.append((broker, dropped))
+
+    def link_dropped(self, broker: int) -> None:
+        self._hear("dropped", broker)
 
     def hearer(self, topic_id: str, partition: int) -> Heard:
         return self
@@ -236,6 +243,56 @@ def test_a_link_that_the_other_side_ends_while_it_is_written_to_is_made_again(mo
     asyncio.run(scenario())
 
 
+def test_each_end_of_a_link_beats_at_once_and_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "BEAT_S", 0.02)
+
+    async def scenario() -> None:
+        one, two = Node(1), Node(2)
+        async with nodes(one, two):
+            one.knows(two)
+            await until(lambda: len(one.heard.beats) >= 3 and len(two.heard.beats) >= 3)
+            assert set(one.heard.beats) == {(2, False)}
+            assert set(two.heard.beats) == {(1, False)}
+
+    asyncio.run(scenario())
+
+
+def test_the_first_beat_comes_before_all_that_is_said_on_the_link() -> None:
+    heard: list[tuple[int, int]] = []
+
+    async def scenario() -> None:
+        one, two = Node(1), Node(2)
+        one.heard.link_up = lambda broker: one.send_ack(broker, 1)  # type: ignore[method-assign]
+
+        def noted(message: pb.AppendAck) -> None:
+            heard.append((message.sequence, len(two.heard.beats)))
+
+        two.heard.hear_ack = noted  # type: ignore[method-assign]
+        async with nodes(one, two):
+            one.knows(two)
+            await until(lambda: heard)
+
+    asyncio.run(scenario())
+    assert heard == [(1, 1)]
+
+
+def test_what_did_not_fit_a_full_link_is_told_at_both_ends_once_there_is_room() -> None:
+    async def scenario() -> None:
+        one, two = Node(1), Node(2)
+        async with nodes(one, two):
+            one.knows(two)
+            await until(lambda: one.heard.beats and two.heard.beats)
+            frame = bytes(HEADER_BYTES + (1 << 20))
+            for n in range(2 * LINK_BUFFER_BYTES_MAX // len(frame)):
+                one.send_entries(2, n, frame)
+            await one.heard.until(lambda events: ("dropped", 2) in events)
+            await until(lambda: (1, True) in two.heard.beats)
+            assert one.heard.events.count(("dropped", 2)) == 1
+            assert two.heard.beats.count((1, True)) == 1
+
+    asyncio.run(scenario())
+
+
 def test_nothing_is_kept_for_a_broker_without_a_link() -> None:
     async def scenario() -> None:
         one, two = Node(1), Node(2)
@@ -324,7 +381,8 @@ def test_a_newer_connection_of_the_same_peer_takes_the_place_of_the_former() -> 
             first, second = Spoken(channel, life()), Spoken(channel, life())
             for link in (first, second):
                 await link.greet()
-            assert await first.call.read() is aio.EOF  # type: ignore[attr-defined]
+            while (data := await first.call.read()) is not aio.EOF:  # type: ignore[attr-defined]
+                assert decode(data, pb.LinkHeader).header.HasField("beat"), "and nothing else"
             await second.say(ack=[pb.AppendAck(follower=1, incarnation=1, sequence=5)])
             await two.heard.until(lambda events: events[-1:] == [("ack", 5)])
             assert two.heard.events == [("up", 1), ("down", 1), ("up", 1), ("ack", 5)]

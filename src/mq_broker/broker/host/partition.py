@@ -181,6 +181,22 @@ class Partition:
         return not self._waiting and self.replica.at_rest
 
     @property
+    def led_by(self) -> tuple[int, int]:
+        return self.replica.leader, self.replica.leader_epoch
+
+    @property
+    def contact_ms(self) -> int | None:
+        return self._shell.contacts.since(self.replica.leader)
+
+    @property
+    def in_contact(self) -> bool:
+        if not self.replica.leading:
+            return self.contact_ms is not None
+        since = self._shell.contacts.since
+        others = (broker for broker in self.replica.replicas if broker != self._shell.broker)
+        return all(since(broker) is not None or not self._shell.is_live(broker) for broker in others)
+
+    @property
     def next_offset(self) -> int:
         """The log_end_offset of what this replica knows to be committed."""
         return self.replica.machine.next_offset
@@ -300,13 +316,21 @@ class Partition:
         if not self._touched:
             self._touched = True
             self._shell.touch(self)
-        if isinstance(event, AppendAck) and self.rest.asleep and not self.replica.leading:
-            self.wake(self._shell.now_ms())  # from a leader that is one no more: see `_begin_anew`
+        if isinstance(event, AppendAck) and self.rest.spoken_to(event, self):
+            self.wake(self._shell.now_ms())
         asleep = self.rest.asleep
         for told in self.rest.told(event, self._shell.now_ms()):
             self._step(told)
         if asleep and not self.rest.asleep:
             self._shell.ticking.woke(self)
+
+    def speak(self) -> None:
+        """Wake the partition's other replicas, which may be at rest and count on this one: it leads no more, or it has another log
+        than before. An acknowledgement of nothing says so; those who are not at rest have no use for it."""
+        me, epoch = self.replica.identity, max(self.replica.leader_epoch, 1)
+        for broker in self.replica.replicas:
+            if broker != me.broker:
+                self.peers.send(broker, AppendAck(me.broker, me.incarnation, me.log_id, epoch, 0, 0, 0))
 
     def wake(self, now_ms: int) -> None:
         self._step(self.rest.wake(now_ms))
@@ -382,6 +406,8 @@ class Partition:
                 self.journal.truncate(last_index)
             case RoleChanged(leading=leading):
                 self._changed = True
+                if self._led and not leading:
+                    self.speak()
                 self._led = leading
                 self._shell.role_changed(self)
             case DecisionCommitted(decision):
@@ -413,11 +439,6 @@ class Partition:
         """The log is another from here on, or goes on as another."""
         match effect:
             case Reopen(reason):
-                if self._led:  # its followers may be at rest, and would wait for a heartbeat
-                    me, epoch = self.replica.identity, self.replica.leader_epoch
-                    for broker in self.replica.replicas:
-                        if broker != me.broker:
-                            self.peers.send(broker, AppendAck(me.broker, me.incarnation, me.log_id, epoch, 0, 0, 0))
                 self._shell.reopen(self, reason)
             case Install(snapshot, recovery):
                 self._shell.install(self, snapshot, recovery)

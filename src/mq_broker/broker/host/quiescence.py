@@ -1,11 +1,16 @@
-"""Which replicas of a broker are ticked, and how often: those at rest seldom, so that idle partitions cost next to nothing.
+"""Which replicas of a broker are ticked, and how often: those at rest hardly ever, so that idle partitions cost nothing.
 
-A replica in use is ticked every 80 ms, and its leader sends a heartbeat four times a second. Of ten thousand partitions nearly
-all have nothing to do; then the leader's replica is ticked every `REST_TICK_S`, which sends the heartbeat, and its followers hear
-of the time only with that. Any event but those heartbeats and their answers wakes a replica at once: a request, entries, a broker
-that comes or goes, a link, a state node that says something new. So nobody waits longer for anything than before, but for one
-thing: that a leader falls silent whose broker lives and whose link is up is noticed after `RestTimes.patience_ms` and a round more,
-and then looked into as before. One whose log begins anew says so: an acknowledgement, which followers are sent by nobody else.
+A replica in use is ticked every 80 ms, and its leader sends a heartbeat four times a second. Of ten thousand partitions
+nearly all have nothing to do. Those rest: their leaders send no heartbeats and their followers expect none. Both count on the
+heartbeat of the pair of brokers instead (contacts.py): a follower rests once it has heard its leader since the contact with
+the leader's broker began, and wakes when that contact ends. Whatever else happens wakes a replica at once: a request,
+entries, a broker that comes or goes, a link, a state node that says something new.
+
+Every `REST_TICK_S` times `AUDIT_ROUNDS` a replica at rest is ticked all the same. It reads its state node then, and a
+leader sends a heartbeat. Nothing relies on that; it bounds for how long a mistake of ours could last.
+
+A partition whose brokers are not all in contact, as those of versions up to 0.2.0 are not, is kept as those versions do: its
+leader is ticked, and sends a heartbeat, every `REST_TICK_S`, and a follower at rest waits for it for `RestTimes.patience_ms`.
 
 Nothing of the protocol is here: the core takes time as an argument and says itself when it is at rest. `Rest` decides for one
 replica, in the simulator too; `Ticking` carries it out.
@@ -49,6 +54,7 @@ their heartbeats from being led. With so few, five hundred in use are ticked eve
 sleep of its own: a broker that is that late drops nobody for being late."""
 
 REST_TICK_S: Final = 20.0
+AUDIT_ROUNDS: Final = 15
 _SLICE_S: Final = TICK_S / SLICES
 _REST_SLICE_S: Final = 0.1
 """Those at rest are ticked in turns as well. Not in shorter ones: what is due together shares messages and questions."""
@@ -64,14 +70,14 @@ _OF_THE_DISK: Final = (Flushed, DiskRefused, LogReplaced, JournalBegins)
 
 @dataclass(frozen=True, slots=True)
 class RestTimes:
-    """In milliseconds, of the monotonic clock. A follower rests before its leader, or it would wonder why that has become so quiet;
-    its patience outlasts two heartbeats of a leader at rest that are lost."""
+    """In milliseconds, of the monotonic clock. A follower rests before its leader, or it would wonder why that has become so quiet.
+    Its patience, where there is no contact, outlasts two heartbeats of a leader at rest that are lost."""
 
     calm_ms: int
     """A leader goes to rest after so long without anything to do. Its followers hear some heartbeats meanwhile."""
     follower_calm_ms: int
     patience_ms: int
-    """How long a follower at rest waits for a heartbeat."""
+    """How long a follower at rest waits for a heartbeat of a leader whose broker is not in contact."""
 
 
 IN_EARNEST: Final = RestTimes(calm_ms=1_000, follower_calm_ms=500, patience_ms=45_000)
@@ -87,23 +93,33 @@ class AtRest(Protocol):
     def at_rest(self) -> bool:
         """The core has nothing under way, and nobody waits for it."""
 
+    @property
+    def led_by(self) -> tuple[int, int]:
+        """The leader's broker, 0 if it is not known, and the leader epoch."""
+
+    @property
+    def contact_ms(self) -> int | None:
+        """Since when the leader's broker has been in contact. None: it is not."""
+
 
 class Rest:
     """Owns whether one replica is `asleep`, and decides what its core is told and when. Pure: the time is an argument."""
 
-    __slots__ = ("_calm_since_ms", "_heard_ms", "_stirred", "_times", "asleep")
+    __slots__ = ("_calm_since_ms", "_heard", "_heard_ms", "_stirred", "_times", "asleep")
 
     def __init__(self, times: RestTimes) -> None:
         self.asleep = False
         self._times = times
         self._stirred = True  # something happened since the last tick that was no heartbeat
         self._calm_since_ms = 0
-        self._heard_ms = 0  # when its leader spoke last
+        self._heard = (0, 0)  # who spoke last as a leader, and of which epoch
+        self._heard_ms = 0  # when that was
 
     def told(self, event: Event, now_ms: int) -> tuple[Event, ...]:
         """What the core is to be told, in this order, when this happens; it is awake afterwards unless that was a heartbeat."""
         heard = isinstance(event, AppendEntries)
-        if heard:
+        if isinstance(event, AppendEntries):
+            self._heard = event.leader, event.leader_epoch
             self._heard_ms = now_ms
         if not isinstance(event, _ROUTINE) or (isinstance(event, AppendEntries) and (event.entries or event.successor)):
             self._stirred = True
@@ -126,6 +142,16 @@ class Rest:
         self._stirred = True
         return TurnEnded(now_ms)
 
+    def spoken_to(self, ack: AppendAck, replica: AtRest) -> bool:
+        """Whether this acknowledgement answers no heartbeat of this replica, and must wake it. It is of a leader that leads no
+        more, which has to be heard again before this one rests; or of a replica that has begun with another log."""
+        leader, epoch = replica.led_by
+        if replica.leading and ack.leader_epoch == epoch:
+            return False
+        if ack.follower == leader:
+            self._heard = (0, 0)
+        return self.asleep
+
     def settled(self, replica: AtRest, now_ms: int) -> bool:
         """At the end of each turn: whether it is asleep from now on. Not only after a tick, which is late when there is much to do:
         what is awake for nothing costs the most then."""
@@ -139,11 +165,18 @@ class Rest:
         if replica.leading:
             self.asleep = calm_ms >= times.calm_ms
         else:
-            self.asleep = calm_ms >= times.follower_calm_ms > now_ms - self._heard_ms
+            self.asleep = calm_ms >= times.follower_calm_ms and self._is_led(replica, now_ms)
         return self.asleep
 
+    def _is_led(self, replica: AtRest, now_ms: int) -> bool:
+        """It has heard its leader, which leads still: it would have said so otherwise, or speaks often enough."""
+        contact_ms = replica.contact_ms
+        if self._heard != replica.led_by:
+            return False
+        return self._heard_ms >= contact_ms if contact_ms is not None else now_ms - self._heard_ms < self._times.follower_calm_ms
+
     def impatient(self, now_ms: int) -> bool:
-        """A follower at rest has heard nothing of its leader for too long."""
+        """A follower at rest has heard nothing of its leader for too long, where that must speak itself."""
         return now_ms - self._heard_ms > self._times.patience_ms
 
 
@@ -152,6 +185,10 @@ class Ticked(AtRest, Protocol):
 
     rest: Rest
     closed: bool
+
+    @property
+    def in_contact(self) -> bool:
+        """The brokers that it counts on while it is at rest are in contact: of a follower the leader's, of a leader the others."""
 
     def tick(self, now_ms: int, now: float) -> None:
         """Time passes: `now_ms` of the monotonic clock, `now` of the loop's."""
@@ -204,8 +241,10 @@ class Ticking:
             # By the clock, not by turns: a late loop's heartbeats would come too seldom for its followers' patience.
             turn_now = int(now / _REST_SLICE_S)
             for turn in range(max(ticked, turn_now - _REST_SLICES) + 1, turn_now + 1):
-                for partition in list(self._asleep[turn % _REST_SLICES]):
-                    self._tick_at_rest(partition, now_ms, now)
+                rounds, place = divmod(turn, _REST_SLICES)
+                audit = (rounds + place) % AUDIT_ROUNDS == 0
+                for partition in list(self._asleep[place]):
+                    self._tick_at_rest(partition, now_ms, now, audit=audit)
             ticked = turn_now
 
     def _tick(self, partition: Ticked, now_ms: int, now: float) -> None:
@@ -215,9 +254,13 @@ class Ticking:
             self._awake.move_to_end(partition)
             partition.tick(now_ms, now)
 
-    def _tick_at_rest(self, partition: Ticked, now_ms: int, now: float) -> None:
+    def _tick_at_rest(self, partition: Ticked, now_ms: int, now: float, *, audit: bool) -> None:
         if partition.closed:
             del self._asleep[self._slices.pop(partition)][partition]
+        elif audit:
+            partition.tick(now_ms, now)
+        elif partition.in_contact:
+            pass
         elif partition.leading:
             partition.tick(now_ms, now)
         elif partition.rest.impatient(now_ms):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Final
 
 from mq_broker.broker.host.arriving import ArrivingSnapshots
+from mq_broker.broker.host.contacts import BEAT_PATIENCE_MS, Contacts
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.peer_messages import PeerMessages
 from mq_broker.broker.host.quiescence import Ticking
@@ -24,7 +25,7 @@ from mq_broker.coordination.interface import CoordinationService
 from mq_broker.core.entries import Decide
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import BrokersSeen, Event, LeaderName, PeerConnected, PeerDisconnected, SessionLost
-from mq_broker.rpc.links import Links
+from mq_broker.rpc.links import BEAT_S, Links
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.journal.memory import open_memory_journal
 from mq_broker.storage.journal.writer import Writer
@@ -59,6 +60,7 @@ class Shell:
         self.on_decision: list[Callable[[Partition, Decide], None]] = []
         self.links: Links
         self.arriving = ArrivingSnapshots()
+        self.contacts = Contacts(self.now_ms())
         self.ticking = Ticking()
         self._directory = directory
         self._writer = writer
@@ -188,7 +190,28 @@ class Shell:
 
     def link_down(self, broker: int) -> None:
         self.arriving.forget(broker)
+        self.contacts.ended(broker)
         self._feed_all(PeerDisconnected(broker))
+
+    def link_beat(self, broker: int, *, dropped: bool) -> None:
+        now_ms = self.now_ms()
+        self.contacts.beat(broker, now_ms, dropped=dropped)
+        if dropped:
+            for partition in list(self._partitions.values()):
+                if partition.rest.asleep and partition.replica.leader == broker:
+                    partition.wake(now_ms)
+
+    def link_dropped(self, broker: int) -> None:
+        """What was in flight may be lost, as when a link is new."""
+        self._feed_all(PeerConnected(broker))
+
+    async def listen(self) -> None:
+        """Make links anew whose other end has fallen silent. Runs until cancelled."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            for broker in self.contacts.silent(self.now_ms()):
+                log.warning("broker %d has not been heard of for %g s: its link is made anew", broker, BEAT_PATIENCE_MS / 1000)
+                self.links.end(broker)
 
     def hearer(self, topic_id: str, partition: int) -> PeerMessages | None:
         found = self._partitions.get((topic_id, partition))
@@ -340,6 +363,9 @@ class Shell:
                     log.exception("%s cannot begin anew yet; trying again", partition.name)
                     await asyncio.sleep(REOPEN_S)
             await self._settle_one(key)
+            begun = self._partitions.get(key)
+            if begun is not None:
+                begun.speak()
 
         self._settling[key] = self.spawn(reopen(), f"reopen {partition.name}")
 

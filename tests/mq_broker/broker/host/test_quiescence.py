@@ -13,7 +13,7 @@ from mq_broker.broker.host import quiescence as rest
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.peer_messages import PeerMessages
 from mq_broker.broker.host.quiescence import Rest, RestTimes, Ticked, Ticking
-from mq_broker.core.messages import AppendEntries
+from mq_broker.core.messages import AppendAck, AppendEntries
 from mq_broker.core.replication.leader import Leader
 from mq_protocol import mq_pb2 as pb
 from tests.mq_broker.broker.cluster import until
@@ -22,6 +22,7 @@ from tests.mq_broker.broker.test_three_brokers import three
 SOON = RestTimes(calm_ms=600, follower_calm_ms=400, patience_ms=60_000)
 """To rest sooner than in earnest; and silence is not what wakes anybody."""
 
+ACK = AppendAck(2, 1, "log", leader_epoch=4, acknowledged_index=0, matched_index=0, sequence=0)
 HEARTBEAT = AppendEntries(1, 1, 1, prev_index=0, prev_epoch=0, last_index=0, high_watermark=0, sequence=1)
 
 
@@ -34,6 +35,9 @@ class Idle:
     closed: bool = False
     at_rest: bool = True
     ticks: int = 0
+    led_by: tuple[int, int] = (1, 1)
+    contact_ms: int | None = None
+    in_contact: bool = False
     rest: Rest = field(default_factory=lambda: Rest(replace(SOON, patience_ms=1_000)))
 
     def tick(self, now_ms: int, now: float) -> None:
@@ -177,8 +181,81 @@ def test_of_more_replicas_than_a_turn_ticks_each_has_its_turn(monkeypatch: pytes
     asyncio.run(scenario())
 
 
+def test_a_follower_rests_once_it_has_heard_its_leader_since_the_contact_began() -> None:
+    follower = Idle(False, Ticking(), contact_ms=500)
+    follower.rest.told(HEARTBEAT, 400)
+    follower.rest.settled(follower, 400)
+    assert not follower.rest.settled(follower, 9_000), "what was heard before the contact began proves nothing now"
+    follower.rest.told(HEARTBEAT, 500)
+    assert follower.rest.settled(follower, 60_000), "however long ago it was heard"
+
+    for other in ((1, 2), (2, 1), (0, 1)):
+        follower = Idle(False, Ticking(), contact_ms=500, led_by=other)
+        follower.rest.told(HEARTBEAT, 600)
+        follower.rest.settled(follower, 600)
+        assert not follower.rest.settled(follower, 9_000), "it was another leadership that spoke"
+
+
+def test_a_leader_that_says_that_it_leads_no_more_has_to_be_heard_again() -> None:
+    for asleep in (False, True):
+        follower = Idle(False, Ticking(), contact_ms=500, led_by=(1, 4))
+        follower.rest.told(replace(HEARTBEAT, leader_epoch=4), 600)
+        follower.rest.settled(follower, 600)
+        assert follower.rest.settled(follower, 9_000 if asleep else 601) is asleep
+        assert follower.rest.spoken_to(replace(ACK, follower=1), follower) is asleep, "who is at rest is to be woken"
+        follower.rest.wake(9_000)
+        follower.rest.settled(follower, 9_000)
+        assert not follower.rest.settled(follower, 60_000)
+
+    leader = Idle(True, Ticking(), led_by=(1, 4))
+    assert not leader.rest.settled(leader, 0)
+    assert leader.rest.settled(leader, 9_000)
+    assert not leader.rest.spoken_to(replace(ACK, leader_epoch=4), leader), "the answer to a heartbeat wakes nobody"
+    assert leader.rest.spoken_to(replace(ACK, leader_epoch=1), leader), "a replica with another log than before does"
+
+
+def test_a_follower_without_contact_rests_only_while_its_leader_speaks() -> None:
+    follower = Idle(False, Ticking())
+    follower.rest.told(HEARTBEAT, 500)
+    follower.rest.settled(follower, 500)
+    assert not follower.rest.settled(follower, 9_000)
+    follower.rest.told(HEARTBEAT, 9_000)
+    assert follower.rest.settled(follower, 9_000)
+
+
+def test_replicas_at_rest_in_contact_are_ticked_for_an_audit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "_REST_SLICES", 2)
+    monkeypatch.setattr(rest, "AUDIT_ROUNDS", 10)
+    ticking = Ticking()
+    leader = Idle(True, ticking, contact_ms=0, in_contact=True)
+    follower = Idle(False, ticking, contact_ms=0, in_contact=True)
+    alone = Idle(True, ticking)
+
+    async def asleep() -> bool:
+        return all(each.rest.asleep for each in (leader, follower, alone))
+
+    async def scenario() -> None:
+        for each in (leader, follower, alone):
+            ticking.add(each)
+        running = asyncio.create_task(ticking.run())
+        await until(asleep)
+        before = leader.ticks, follower.ticks, alone.ticks
+
+        async def audited() -> bool:
+            return leader.ticks > before[0] and follower.ticks > before[1] and alone.ticks >= before[2] + 8
+
+        await until(audited)
+        running.cancel()
+        rounds = alone.ticks - before[2]
+        assert max(leader.ticks - before[0], follower.ticks - before[1]) <= rounds // 10 + 2
+        assert await asleep()
+
+    asyncio.run(scenario())
+
+
 def test_a_follower_at_rest_that_hears_nothing_of_its_leader_is_ticked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest, "_REST_SLICES", 10)
+    monkeypatch.setattr(rest, "AUDIT_ROUNDS", 1_000_000_007)
     ticking = Ticking()
     follower, leader = Idle(False, ticking), Idle(True, ticking)
 
