@@ -132,8 +132,8 @@ ELASTIC = (
         "the claim after a recovery forgets where offsets go on",
         "rule 15",
         "replication.election:Election._next_state",
-        "shared.next_token(), floor)",
-        "shared.next_token())",
+        "offset_floor=floor",
+        "offset_floor=0",
         ("total_losses",),
     ),
     Mutation(

@@ -44,8 +44,8 @@ LIES = (
         "batches without records are admitted",
         "admission of peers",
         "replication.peer_admission:_wrong_entry",
-        "if not 0 < entry.record_count <=",
-        "if not 0 <= entry.record_count <=",
+        "and not 0 < entry.record_count <=",
+        "and not 0 <= entry.record_count <=",
         profile="liar",
     ),
     Mutation(
