@@ -432,3 +432,11 @@ def test_while_nobody_tells_who_leads_the_leader_known_is_asked_again(scripted: 
     lead(scripted, OutcomeUnknown("late"), OutcomeUnknown("late"))
     with pytest.raises(InvalidRequest):  # by asking for metadata a second time: the first time was no reason to end
         decide(scripted, Deadline(1_000))
+
+
+def test_a_topic_that_a_broker_says_is_unknown_is_known_no_more(scripted: Scripted) -> None:
+    scripted.learn(topic_info(1), topic_info(1, name="u"))
+    scripted.brokers_say = {"b:1": told(topic_info(1, name="u"), unknown=("t",))}
+    scripted.metadata(Deadline(1_000), topics=["t", "u"])
+    assert scripted.known_topic("t") is None
+    assert scripted.known_topic("u") is not None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import grpc
 import pytest
 
+from mq_client.cluster import deadline as deadline_module
 from mq_client.cluster import offset_watch as offsets_module
 from mq_client.cluster.channels import NOBODY
 from mq_client.cluster.deadline import Deadline
@@ -350,3 +352,97 @@ def test_a_stream_that_is_closed_asks_for_no_new_look(call: Any) -> None:
     stream._thread.join(WAIT_S)
     assert (stream.ended, watch.looks) == (True, 0)
     assert call.cancelled.is_set()
+
+
+# ---------------------------------------------------------------- the thread
+
+
+RUN = OffsetWatch._run
+
+
+class Looks:
+    """Owns what each look at the leaders finds, and what happens while the thread waits. Ends it after the last."""
+
+    def __init__(self, watch: OffsetWatch, scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.watch = watch
+        self.found: list[bool] = []
+        self.meanwhile: list[Callable[[], object]] = []
+        self.at: list[float] = []
+        self._clock = scripted.clock
+        self._began = scripted.clock.now
+        monkeypatch.setattr(deadline_module, "random", SimpleNamespace(Random=lambda: SimpleNamespace(random=lambda: 1.0)))
+        monkeypatch.setattr(watch, "_watch_leaders", self._look)
+        monkeypatch.setattr(watch._changed, "wait", self._wait)
+
+    def _look(self) -> bool:
+        self.at.append(round(self._clock.now - self._began, 6))
+        found = self.found.pop(0)
+        if not self.found:
+            self.watch._stopping = True
+        return found
+
+    def _wait(self, timeout: float) -> None:
+        if self.meanwhile:
+            self._clock.now += 0.001
+            self.meanwhile.pop(0)()
+        else:
+            self._clock.now += timeout
+
+    def run(self, *found: bool) -> list[float]:
+        """When it looked at the leaders, in seconds from its begin."""
+        self.found = [*found, True]
+        RUN(self.watch)
+        return self.at
+
+
+@pytest.fixture
+def looks(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> Looks:
+    return Looks(OffsetWatch(scripted, ["t"]), scripted, monkeypatch)
+
+
+def test_it_looks_at_the_leaders_again_soon_while_something_is_missing_and_else_every_five_seconds(looks: Looks) -> None:
+    # Waits double from 20 ms on, and begin anew once all is well.
+    assert looks.run(False, False, True, True, False) == [0.0, 0.02, 0.06, 5.06, 10.06, 10.08]
+
+
+def test_streams_that_have_not_answered_yet_are_looked_at_soon(looks: Looks) -> None:
+    stream = Stream(looks.watch, "b:1", set())
+    looks.watch._streams = {"b:1": stream}  # type: ignore[dict-item]
+    assert looks.run(True, True) == [0.0, 0.02, 0.06]
+    stream.answered = stream.ended = True
+    looks.at.clear()
+    looks.watch._stopping = False
+    looks._began = looks._clock.now
+    assert looks.run(True, True) == [0.0, 0.02, 0.06]
+
+
+def test_other_topics_are_looked_at_at_once_and_a_failure_only_where_all_was_well(looks: Looks) -> None:
+    looks.meanwhile = [lambda: looks.watch.watch(["u"])]
+    assert looks.run(True) == [0.0, 0.001]
+    looks.at.clear()
+    looks.watch._stopping = False
+    looks._began = looks._clock.now
+    looks.meanwhile = [looks.watch.look_again]
+    assert looks.run(True, False, True) == [0.0, 0.001, 0.021, 5.021]
+
+
+def test_a_failure_while_something_is_missing_is_no_reason_to_hurry(looks: Looks) -> None:
+    looks.meanwhile = [looks.watch.look_again]
+    assert looks.run(False) == [0.0, 0.02]
+
+
+def test_the_end_closes_all_streams(looks: Looks) -> None:
+    stream = Stream(looks.watch, "b:1", set())
+    looks.watch._streams = {"b:1": stream}  # type: ignore[dict-item]
+    looks.run()
+    assert stream.closed
+
+
+def test_closing_waits_for_the_thread(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = OffsetWatch(scripted, ["t"])
+    ended = threading.Event()
+    watch._thread = threading.Thread(target=lambda: ended.wait(0.02) or ended.set())
+    watch._thread.start()
+    watch.close()
+    assert ended.is_set()
+    assert watch._stopping
