@@ -17,6 +17,7 @@ from grpc import aio
 from mq_client import Lock, LockLost, LockNotAcquired
 from mq_client import lock as lock_module
 from mq_client.cluster import deadline as deadline_module
+from mq_client.cluster.channels import NOBODY, Client
 from mq_client.cluster.deadline import Deadline
 from mq_client.consuming.push_streams import EventLoop
 from mq_client.errors import InvalidRequest, OutcomeUnknown, Overloaded, TritonMQError, Unreachable
@@ -76,7 +77,7 @@ class Loop(EventLoop):
         self.broker = Call()
 
     @contextlib.contextmanager
-    def channel(self, address: str) -> Iterator[Any]:
+    def channel(self, address: str, client: Client = NOBODY) -> Iterator[Any]:
         yield SimpleNamespace(stream_stream=lambda *method: lambda: self.broker)
 
     def say(self, *said: Any) -> None:
@@ -96,7 +97,7 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
 
 
 def place(wait_ms: int = 700) -> _Place:
-    return _Place("b:1", "night", wait_ms)
+    return _Place("b:1", "night", wait_ms, Client())
 
 
 def granted(token: int = 5, silence_ms: int = 60_000) -> pb.LockResponse:
@@ -279,7 +280,7 @@ def brokers(monkeypatch: pytest.MonkeyPatch) -> Brokers:
     lock._connection = connection
     made = Brokers(lock, connection)
 
-    def at(address: str, name: str, wait_ms: int) -> Place:
+    def at(address: str, name: str, wait_ms: int, client: Client) -> Place:
         place_ = Place(address, name, wait_ms)
         place_.brokers = made
         return place_

@@ -90,7 +90,7 @@ class Logs:
         self.allowed_s: list[float] = []
         self.calls: list[Call] = []
 
-    def open_fetch(self, address: str, request: pb.FetchRequest, timeout_s: float) -> Call:
+    def open_fetch(self, address: str, request: pb.FetchRequest, timeout_s: float, client: Any) -> Call:
         self.fetched.append((address, request.start_offset))
         self.requests.append(request)
         self.allowed_s.append(timeout_s)

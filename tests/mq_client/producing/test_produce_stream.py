@@ -70,12 +70,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[Call]:
     """The calls that are opened."""
     opened: queue.SimpleQueue[Call] = queue.SimpleQueue()
 
-    def open_produce(address: str, requests: Iterator[Any]) -> Call:
+    def open_produce(address: str, requests: Iterator[Any], client: Any) -> Call:
         call = Call(requests)
         opened.put(call)
         return call
 
-    monkeypatch.setattr(produce_stream, "connected", lambda address, timeout_s: True)
+    monkeypatch.setattr(produce_stream, "connected", lambda address, timeout_s, client: True)
     monkeypatch.setattr(produce_stream, "open_produce", open_produce)
     return opened
 
@@ -114,7 +114,7 @@ def test_a_stream_that_breaks_says_why(calls: queue.SimpleQueue[Call]) -> None:
 
 
 def test_a_broker_that_is_not_there_has_been_sent_nothing(calls: queue.SimpleQueue[Call], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(produce_stream, "connected", lambda address, timeout_s: False)
+    monkeypatch.setattr(produce_stream, "connected", lambda address, timeout_s, client: False)
     sender = Sender()
     begun(sender)
     error, reached = sender.broken.get(timeout=WAIT_S)
@@ -136,7 +136,7 @@ def test_a_stream_that_is_closed_before_it_is_connected_is_cancelled_as_soon_as_
     calls: queue.SimpleQueue[Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(produce_stream, "connected", lambda address, timeout_s: go_on.wait(WAIT_S))
+    monkeypatch.setattr(produce_stream, "connected", lambda address, timeout_s, client: go_on.wait(WAIT_S))
     sender = Sender()
     stream = begun(sender)
     stream.close(0)
@@ -180,7 +180,7 @@ def test_a_connection_is_there_once_it_is_ready_and_not_after_a_failure(
     monkeypatch: pytest.MonkeyPatch, states: list[str], there: bool
 ) -> None:
     channel = Channel(*[getattr(grpc.ChannelConnectivity, state) for state in states])
-    monkeypatch.setattr(produce_stream, "channel", lambda address: channel)
+    monkeypatch.setattr(produce_stream, "channel", lambda address, client: channel)
     assert connected("b:1", 0.001) is there
     assert channel.connects
     assert channel.callbacks == []
