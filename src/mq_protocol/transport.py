@@ -21,9 +21,10 @@ Option = tuple[str, int]
 MESSAGE_OPTIONS: Final[tuple[Option, ...]] = (
     ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
-    # A machine that vanished is noticed in 15 s; a killed process closes its connection at once.
+    # A machine that vanished, and a process that is stopped, are noticed in 15 s; a killed process closes its connection at once.
     ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),  # for the far machine's TCP
+    ("grpc.http2.ping_timeout_ms", 5_000),  # for the far process, which gRPC would wait a minute for
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
 )

@@ -154,3 +154,39 @@ def test_who_connects_and_says_nothing_is_disconnected(monkeypatch: pytest.Monke
         await listening.stop(0)
 
     asyncio.run(scenario())
+
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+SETTINGS_ACK = b"\0\0\0\4\1\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("shortened", "meant"),
+    [
+        (
+            {"grpc.keepalive_time_ms": 300, "grpc.http2.ping_timeout_ms": 300},
+            {"grpc.keepalive_time_ms": 10_000, "grpc.http2.ping_timeout_ms": 5_000},
+        ),
+        ({"grpc.max_connection_idle_ms": 300}, {"grpc.max_connection_idle_ms": 600_000}),
+    ],
+    ids=["answers no pings", "asks nothing"],
+)
+def test_a_client_that_greets_and_then_is_gone_is_disconnected(shortened: dict[str, int], meant: dict[str, int]) -> None:
+    """As a process that is stopped: its connection stays open, and nothing comes from it any more."""
+    usual = dict(client_options())
+    assert {name: usual[name] for name in meant} == meant
+
+    async def scenario() -> None:
+        options = [(name, shortened.get(name, value)) for name, value in client_options()]
+        listening, port = listen("127.0.0.1:0", options=options)
+        await listening.start()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(PREFACE + SETTINGS + SETTINGS_ACK)
+        async with asyncio.timeout(WAIT_S):
+            while await reader.read(1_000):
+                pass
+        writer.close()
+        await listening.stop(0)
+
+    asyncio.run(scenario())

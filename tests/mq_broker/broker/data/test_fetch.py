@@ -15,6 +15,7 @@ from mq_broker.broker.data import fetch
 from mq_broker.broker.data.fetch import Reading, _measured, _Watch
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.messages import Published
+from mq_broker.rpc.callers import caller
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch
@@ -158,6 +159,27 @@ def test_who_wants_columns_or_rows_is_sent_those_of_as_much_as_is_read_at_once()
     assert (chunks, counts, kept) == ([fetch.PUSHDOWN_READ_BYTES] * 2, [2, 2], [b"", b""])
     _, counts, kept = asyncio.run(scenario(project=True, columns=["s"], filter="n = 2"))
     assert (counts, kept) == ([1, 1], [b"\x02", b"\x02"])
+
+
+def test_nothing_is_read_for_a_client_that_holds_more_than_its_share_until_some_of_it_is_taken() -> None:
+    async def scenario() -> None:
+        sent: list[object] = []
+
+        async def send(message: object) -> None:
+            sent.append(message)
+
+        ours = reading(Replica())
+        ours._held.add(caller(), 2 << 20)
+        fetching = asyncio.create_task(ours.fetch(pb.FetchRequest(topic="t", end_offset=4), send))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not sent
+        ours._held.free(caller(), 2 << 20)
+        await asyncio.wait_for(fetching, 10)
+        assert len(sent) == 2
+        ours.close()
+
+    asyncio.run(scenario())
 
 
 def test_columns_and_rows_are_picked_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from mq_broker.broker.groups.subscriptions import CREDIT_BYTES_MAX, Delivery, _S
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.machine.state import Cursor
 from mq_broker.core.messages import Published
+from mq_broker.rpc.callers import caller
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.errors import (
@@ -548,3 +549,17 @@ def test_a_stream_sends_what_there_is_and_ends_with_what_its_client_said() -> No
 def test_a_message_counts_with_what_it_tells_and_what_it_carries() -> None:
     told = pb.PartitionOpened(topic="t", partition=1, offset=7)
     assert message_bytes(Envelope(pb.BatchesHeader(opened=[told, told]), (b"abc", b"de"))) == 5 + 2 * told.ByteSize()
+
+
+def test_nothing_more_is_heard_from_a_client_that_holds_more_than_its_share() -> None:
+    async def scenario(stream: Stream) -> None:
+        held = stream.delivery.held
+        held.add(caller(), 2 << 30)
+        opening = asyncio.create_task(stream.open(wanted(earliest=True)))
+        await rounds()
+        assert not opening.done()
+        held.free(caller(), 2 << 30)
+        await asyncio.wait_for(opening, 10)
+        assert [opened.active for opened in stream.told()] == [True]
+
+    run(Stream(), scenario)
