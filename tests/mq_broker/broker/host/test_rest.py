@@ -1,0 +1,184 @@
+"""When one replica goes to rest, what wakes it, and what its core is told of the time. Time is an argument."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.host.quiescence import Rest, RestTimes, Ticking
+from mq_broker.core.entries import Entry, MoveCursor
+from mq_broker.core.messages import AppendAck, AppendEntries, Event, Flushed, LogReplaced, Tick, TransferLeadership, TurnEnded
+
+TIMES = RestTimes(calm_ms=1_000, follower_calm_ms=500, patience_ms=45_000)
+HEARTBEAT = AppendEntries(2, 1, 5, 9, 5, 9, 9, 1)
+ENTRIES = AppendEntries(2, 1, 5, 9, 5, 10, 9, 1, entries=(Entry(10, 5, 1, MoveCursor("g", 1, "consumer")),))
+SUCCESSOR = AppendEntries(2, 1, 5, 9, 5, 9, 9, 1, successor=1)
+ACK = AppendAck(3, 1, "log", 5, 9, 9, 1)
+REQUEST = TransferLeadership(2, 99)
+
+
+def replica(*, leading: bool, at_rest: bool = True) -> Any:
+    return SimpleNamespace(leading=leading, at_rest=at_rest)
+
+
+LEADER, FOLLOWER = replica(leading=True), replica(leading=False)
+
+
+def awake(since_ms: int = 0) -> Rest:
+    """A replica that has had nothing to do since then."""
+    rest = Rest(TIMES)
+    assert not rest.settled(LEADER, since_ms)
+    return rest
+
+
+def asleep(who: Any = LEADER, now_ms: int = 1_000) -> Rest:
+    rest = awake()
+    rest.told(HEARTBEAT, now_ms - 1)
+    assert rest.settled(who, now_ms)
+    return rest
+
+
+def test_a_new_replica_is_awake_and_calm_only_from_its_first_turn_on() -> None:
+    rest = Rest(TIMES)
+    assert not rest.settled(LEADER, 5_000)
+    assert not rest.settled(LEADER, 5_999)
+    assert rest.settled(LEADER, 6_000)
+    assert rest.asleep
+
+
+def test_a_leader_goes_to_rest_after_it_was_calm_for_long_enough() -> None:
+    rest = awake()
+    assert [rest.settled(LEADER, now_ms) for now_ms in (499, 500, 999, 1_000)] == [False, False, False, True]
+
+
+def test_a_follower_goes_to_rest_sooner_if_it_has_heard_its_leader_lately() -> None:
+    rest = awake()
+    rest.told(HEARTBEAT, 100)
+    assert [rest.settled(FOLLOWER, now_ms) for now_ms in (499, 500)] == [False, True]
+    silent = awake()
+    silent.told(HEARTBEAT, 100)
+    assert not silent.settled(FOLLOWER, 600), "heard 500 ms ago: its leader may be gone"
+    silent.told(HEARTBEAT, 601)
+    assert silent.settled(FOLLOWER, 601)
+
+
+def test_who_has_something_under_way_does_not_go_to_rest() -> None:
+    for leading in (True, False):
+        rest = awake()
+        rest.told(HEARTBEAT, 9_999)
+        assert not rest.settled(replica(leading=leading, at_rest=False), 10_000)
+        assert rest.settled(replica(leading=leading), 10_000)
+
+
+@pytest.mark.parametrize("event", [REQUEST, ENTRIES, SUCCESSOR, Flushed(9, 5), LogReplaced("log", "why")])
+def test_whatever_happens_begins_the_calm_anew(event: Event) -> None:
+    rest = awake()
+    assert rest.told(event, 900) == (event,)
+    assert not rest.settled(LEADER, 900)
+    assert not rest.settled(LEADER, 1_899)
+    assert rest.settled(LEADER, 1_900)
+
+
+@pytest.mark.parametrize("event", [HEARTBEAT, ACK, Tick(5)])
+def test_heartbeats_their_answers_and_ticks_do_not(event: Event) -> None:
+    rest = awake()
+    assert rest.told(event, 900) == (event,)
+    assert rest.settled(LEADER, 1_000)
+
+
+def test_time_stands_still_at_rest_and_comes_with_the_heartbeat() -> None:
+    rest = asleep()
+    assert rest.told(HEARTBEAT, 3_000) == (TurnEnded(3_000), HEARTBEAT, Tick(3_000))
+    assert rest.told(ACK, 3_001) == (ACK,)
+    assert rest.asleep
+    assert rest.turn_ended(4_000) == TurnEnded(0)
+    assert awake().turn_ended(4_000) == TurnEnded(4_000)
+
+
+@pytest.mark.parametrize("event", [REQUEST, ENTRIES, SUCCESSOR])
+def test_whoever_is_woken_is_told_the_time_first(event: Event) -> None:
+    rest = asleep()
+    assert rest.told(event, 3_000) == (TurnEnded(3_000), event)
+    assert not rest.asleep
+    assert not rest.settled(LEADER, 3_000)
+    assert not rest.settled(LEADER, 3_999)
+
+
+@pytest.mark.parametrize("event", [Flushed(9, 5), LogReplaced("log", "why")])
+def test_what_the_disk_has_done_comes_before_the_time(event: Event) -> None:
+    assert asleep().told(event, 3_000) == (event, TurnEnded(3_000))
+
+
+def test_one_that_is_woken_by_its_broker_is_told_the_time_and_calm_from_then_on() -> None:
+    rest = asleep()
+    assert rest.wake(3_000) == TurnEnded(3_000)
+    assert not rest.asleep
+    assert not rest.settled(LEADER, 3_000)
+    assert rest.settled(LEADER, 4_000)
+
+
+def test_a_follower_is_patient_for_a_while_after_it_heard_its_leader() -> None:
+    rest = asleep(FOLLOWER)
+    rest.told(HEARTBEAT, 10_000)
+    rest.told(ACK, 20_000)
+    assert not rest.impatient(55_000)
+    assert rest.impatient(55_001)
+
+
+class Ticked:
+    """A replica that counts its ticks."""
+
+    def __init__(self, *, leading: bool = True, impatient: bool = False) -> None:
+        self.leading, self.closed = leading, False
+        self.ticks = self.woken = 0
+        self.rest: Any = SimpleNamespace(impatient=lambda _now_ms: impatient)
+
+    def tick(self, _now_ms: int, _now: float) -> None:
+        self.ticks += 1
+
+    def wake(self, _now_ms: int) -> None:
+        self.woken += 1
+
+
+def test_at_rest_a_leader_is_ticked_and_a_follower_woken_once_it_is_impatient() -> None:
+    ticking = Ticking()
+    leader, patient, impatient = Ticked(), Ticked(leading=False), Ticked(leading=False, impatient=True)
+    for each in (leader, patient, impatient):
+        one: Any = each
+        ticking.add(one)
+        ticking.slept(one)
+        ticking._tick_at_rest(one, 1, 1.0)
+    assert [(each.ticks, each.woken) for each in (leader, patient, impatient)] == [(1, 0), (0, 0), (0, 1)]
+    assert ticking.awake == 0
+
+
+def test_nothing_is_kept_of_a_replica_that_was_closed_awake_or_at_rest() -> None:
+    ticking = Ticking()
+    one: Any = Ticked()
+    other: Any = Ticked()
+    for each in (one, other):
+        ticking.add(each)
+    ticking.slept(other)
+    one.closed = other.closed = True
+    ticking._tick(one, 1, 1.0)
+    ticking._tick_at_rest(other, 1, 1.0)
+    assert (one.ticks, other.ticks) == (0, 0)
+    assert not ticking._slices
+    assert ticking.awake == 0
+    assert not any(ticking._asleep)
+
+
+def test_replicas_in_use_are_ticked_one_after_another() -> None:
+    ticking = Ticking()
+    replicas: list[Any] = [Ticked() for _ in range(3)]
+    for each in replicas:
+        ticking.add(each)
+    for _ in range(4):
+        ticking._tick(next(iter(ticking._awake)), 1, 1.0)
+    assert [each.ticks for each in replicas] == [2, 1, 1]
+    ticking.slept(replicas[1])
+    assert ticking.awake == 2
+    ticking.woke(replicas[1])
+    assert ticking.awake == 3
