@@ -1,7 +1,8 @@
 """Every small change of a source file that a test should notice. Pure: text in, mutants out.
 
 A mutant is one edit of the text, so it can be shown as a line of the file. Left out are: docstrings, annotations, decorators,
-default arguments, constants at the top of a module (they are tuning), assertions, log lines, the words of an error, `__repr__`.
+default arguments, constants at the top of a module (they are tuning), assertions (the strictness of `zip` is one), log lines, the
+words of an error, `__repr__`.
 """
 
 from __future__ import annotations
@@ -204,6 +205,11 @@ class _Points(ast.NodeVisitor):
         if isinstance(node.func, ast.Name) and node.func.id in _SWAPPED:
             self._replace(*self._span(node.func), _SWAPPED[node.func.id])
         if not _is_logging(node):
+            self.generic_visit(node)
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        """`strict=True` of a `zip` is an assertion."""
+        if node.arg != "strict":
             self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> None:

@@ -33,6 +33,7 @@ def test_statements_are_left_out() -> None:
 
 
 def test_log_lines_assertions_and_constants_of_a_module_are_left_alone() -> None:
+    assert edits("def f(a):\n    return zip(a, a, strict=True)\n") == []
     assert edits('N = 1\n\n\ndef f(a=1):\n    """f"""\n    assert a > 1\n    log.info("x", a + 1)\n') == []
 
 
