@@ -14,6 +14,7 @@ from mq_client.admin import Admin, PartitionMove
 from mq_client.errors import (
     GroupInUse,
     InvalidRequest,
+    InvalidTopicName,
     NotLeader,
     OutcomeUnknown,
     TopicExists,
@@ -600,3 +601,49 @@ def test_an_abort_says_which_query_is_meant(admin: Admin, scripted: Scripted) ->
     with pytest.raises(InvalidRequest, match="name the query to abort"):
         admin.abort_transaction("")
     assert transaction_admin.TransactionDescription("q", "").since_us == 0
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize("name", ["a/b", "__transactions"])
+def test_a_topic_that_cannot_be_the_users_is_refused_before_anything_is_asked(admin: Admin, scripted: Scripted, name: str) -> None:
+    scripted.learn(topic_info(1, name="__transactions"))
+    for use in (
+        lambda: admin.create_topic(name),
+        lambda: admin.alter_topic(name, partitions=2),
+        lambda: admin.delete_topic(name),
+        lambda: admin.purge(name),
+        lambda: admin.peek(name, "g"),
+        lambda: admin.reset_group("g", name),
+    ):
+        refused: Callable[[], object] = use
+        with pytest.raises(InvalidTopicName):
+            refused()
+    assert scripted.asked == []
+
+
+def test_what_brokers_need_may_be_led_moved_and_recovered_under_its_own_name_only(admin: Admin, scripted: Scripted) -> None:
+    for use in (
+        lambda: admin.cancel_move("a/b", 0),
+        lambda: admin.transfer_leadership("a/b", 0, 1),
+        lambda: admin.recover_partition("a/b", 0),
+    ):
+        refused: Callable[[], object] = use
+        with pytest.raises(InvalidTopicName):
+            refused()
+    assert scripted.asked == []
+
+
+def test_a_group_that_cannot_be_is_refused_before_anything_is_asked(admin: Admin, scripted: Scripted) -> None:
+    for use in (
+        lambda: admin.describe_group("a/b"),
+        lambda: admin.delete_group("a/b"),
+        lambda: admin.peek("t", "a/b"),
+        lambda: admin.reset_group("a/b", "t"),
+        lambda: admin.move_group("a/b", {}),
+    ):
+        refused: Callable[[], object] = use
+        with pytest.raises(InvalidRequest):
+            refused()
+    assert scripted.asked == []

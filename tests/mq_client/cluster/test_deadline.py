@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import random
 import threading
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mq_client.cluster.deadline import Backoff, Deadline, positive_ms
 from mq_client.errors import InvalidSetting
+from tests.mq_client.cluster.scripted import Clock
 
 
 def test_a_deadline_within_another_is_never_later() -> None:
@@ -53,3 +56,18 @@ def test_for_ever_is_what_can_be_waited_for() -> None:
     assert threading.TIMEOUT_MAX > waiting > 365 * 86_400
     with pytest.raises(InvalidSetting):
         positive_ms("timeout_ms", math.nan)
+
+
+def test_a_timeout_may_be_a_part_of_a_millisecond() -> None:
+    assert positive_ms("timeout_ms", 0.5) == 0.5
+
+
+def test_a_wait_takes_as_long_as_it_says_but_not_past_the_deadline(clock: Clock) -> None:
+    always_longest: Any = SimpleNamespace(random=lambda: 1.0)
+    backoff, deadline = Backoff(always_longest), Deadline(50)
+    backoff.sleep(deadline)
+    backoff.sleep(deadline)
+    deadline.pause(1)
+    assert clock.slept == pytest.approx([0.02, 0.03, 0.0])
+    Deadline(500).pause(0.2)
+    assert clock.slept[-1] == pytest.approx(0.2)

@@ -298,3 +298,10 @@ def test_a_topic_that_is_gone_by_then_says_so(scripted: Scripted, clock: Clock) 
     scripted.brokers_say = {"b:1": lambda request: next(said, told(unknown=("t",), brokers=1))}
     with pytest.raises(UnknownTopic):
         topic_with(scripted, "t", [1], Deadline(3_000))
+
+
+def test_a_partition_that_was_just_added_may_be_named_beside_the_first(scripted: Scripted, clock: Clock) -> None:
+    scripted.learn(topic_info(1))
+    clock.now += 1
+    live(scripted, topic_info(1, 1))
+    assert topic_with(scripted, "t", [0, 1], Deadline(MINUTE)).partitions == 2

@@ -657,3 +657,13 @@ def test_places_are_settled_while_it_waits(looks: Looks, member: Client) -> None
     looks.meanwhile = [member.subscriptions.queues["t"].done_with_last]
     looks.run(2)
     assert [[p.offset for p in some] for some in stream.take("settled")] == [[1]]
+
+
+def test_nothing_is_said_on_a_stream_that_ended(client: Client) -> None:
+    stream = client.stream(1)
+    client.opened(stream, 0, 0)
+    stream.over(None)
+    stream.said.clear()
+    for base in range(3):
+        big(client, stream, base)  # what was on its way
+    assert stream.said == []
