@@ -1,0 +1,157 @@
+"""What is told of queries, and what whoever aborts one is told while some brokers do not answer. Brokers are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.transactions import aborting
+from mq_broker.broker.transactions.aborting import Aborting, _left_ms, _until, pins
+from mq_broker.broker.transactions.requests import key_to_wire, listed_name
+from mq_broker.core.entries import Abort
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import NotEnoughReplicas, Unreachable
+from tests.mq_broker.broker.transactions.worlds import KEY, OTHER, World, known, line, run, staged
+
+
+def aborts(world: World) -> Aborting:
+    for part in world.parts.values():
+        part.machine.undecided = lambda _fence: []
+        part.could_begin = 10  # type: ignore[attr-defined]
+    stand_in: Any = world
+    return Aborting(stand_in, stand_in, world.transactions)
+
+
+def test_what_is_decided_and_staged_is_summed_up_by_query_where_it_is_led() -> None:
+    async def scenario(world: World) -> None:
+        ours = aborts(world)
+        world.coordinator.machine.transactions[KEY] = known(4, line(0, 1), finished=False, aborted=True, changed_us=9)
+        world.parts["t", 1].stage(
+            staged(1, 4, index=20, timestamp_us=70), staged(2, 6, index=9, timestamp_us=50), staged(3, 1, OTHER, index=30)
+        )
+        world.parts["t", 2].stage(staged(4, 1))
+        world.parts["t", 2].serving = False
+        told = await ours.transactions(pb.TransactionsRequest(), 0.0)
+        [decided] = told.known
+        assert (decided.query, decided.sink, decided.batch_id, decided.row_count) == (listed_name("query"), "t", 4, 1)
+        assert (decided.published, decided.aborted, decided.changed_us) == (False, True, 9)
+        sums = {each.query: each for each in told.staged}
+        mine = sums[listed_name("query")]
+        assert (mine.topic, mine.partition, mine.batches, mine.rows, mine.bytes) == ("t", 1, 2, 2, 20)
+        assert (mine.first_batch_id, mine.last_batch_id, mine.since_us, mine.pins) == (4, 6, 50, True)
+        assert not sums[listed_name("other")].pins
+        assert told.left_out == 0
+        told = await ours.transactions(pb.TransactionsRequest(query="other"), 0.0)
+        assert [each.query for each in told.staged] == [listed_name("other")]
+        assert not told.known
+
+    run(scenario)
+
+
+def test_a_listing_says_how_much_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aborting, "LISTED_TRANSACTIONS_MAX", 1)
+
+    async def scenario(world: World) -> None:
+        ours = aborts(world)
+        world.coordinator.machine.transactions.update({KEY: known(1, changed_us=5), OTHER: known(2, changed_us=6)})
+        for number in (0, 1):
+            world.parts["t", number].stage(staged(1, 4), staged(2, 4, OTHER))
+        told = await ours.transactions(pb.TransactionsRequest(), 0.0)
+        assert [each.query for each in told.known] == [listed_name("other")], "the newest"
+        assert (len(told.staged), told.left_out) == (1, 4)
+
+    run(scenario)
+
+
+def test_a_batch_holds_up_retention_if_it_comes_before_where_the_journal_could_begin() -> None:
+    part: Any = type("Part", (), {"could_begin": 10})
+    assert [pins(part, staged(1, 1, index=index)) for index in (9, 10)] == [True, False]
+
+
+def test_brokers_that_do_not_answer_and_partitions_without_a_leader_are_asked_again_until_time_is_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(aborting, "AGAIN_S", 0.0)
+
+    async def scenario(world: World) -> None:
+        ours = aborts(world)
+        for part in world.parts.values():
+            part.machine.fenced.add(KEY)
+        left = pb.FenceResponse(left=[pb.TopicPartition(topic="t", partition=9)])
+        fenced = pb.FenceResponse()
+        fenced.fenced.add(topic="t", partition=9, discarded=3)
+        answers: list[Any] = [Unreachable("away"), left, fenced]
+        asked: list[float] = []
+
+        async def ask_broker(broker: int, method: str, request: pb.FenceRequest, _response: object, deadline: float) -> Any:
+            assert (broker, method, request.key.query_id, len(request.kept)) == (2, "Fence", "query", 1)
+            asked.append(deadline)
+            answer = answers.pop(0) if len(answers) > 1 else answers[0]
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        world.transactions.ask_broker = ask_broker  # type: ignore[method-assign, assignment]
+        deadline = asyncio.get_running_loop().time() + 5
+        assert await ours._fence_everywhere(KEY, (line(0, 1),), deadline) == (3, [])
+        assert asked == [deadline] * 3
+        answers[:] = [Unreachable("away")]
+        soon = asyncio.get_running_loop().time()
+        assert await ours._fence_everywhere(KEY, (line(0, 1),), soon) == (0, ["what broker 2 leads: away"])
+        answers[:] = [left]
+        assert (await ours._fence_everywhere(KEY, (line(0, 1),), soon))[1] == ["t-9: it has no leader at the moment"]
+
+    run(scenario)
+
+
+def test_an_abort_is_written_at_the_coordinator_and_answers_for_what_was_decided_before() -> None:
+    async def scenario(world: World) -> None:
+        ours = aborts(world)
+        world.brokers = {1: None}
+        part = world.coordinator
+        request = pb.AbortKeyRequest(key=key_to_wire(KEY), timeout_ms=50)
+        part.machine.transactions[KEY] = known(4)
+        answer = await ours.abort_key(request, 1e9)
+        assert part.asked == [Abort(KEY)]
+        assert (answer.known, answer.batch_id, answer.published, list(answer.unreached)) == (True, 4, True, [])
+        part.machine.transactions[KEY] = known(5, line(0, 1), finished=False)
+        assert not (await ours.abort_key(request, 1e9)).published
+        part.refuse = [NotEnoughReplicas("later")]
+        with pytest.raises(NotEnoughReplicas):
+            await ours.abort_key(request, 1e9)
+
+    run(scenario)
+
+
+def test_a_query_is_aborted_by_any_of_its_names_and_only_for_the_sink_that_is_meant() -> None:
+    async def scenario(world: World) -> None:
+        ours = aborts(world)
+        world.coordinator.machine.transactions[KEY] = known(4)
+        world.parts["t", 0].stage(staged(1, 4, OTHER))
+        world.parts["t", 1].stage(staged(2, 4, OTHER))
+        world.parts["t", 2].serving = False
+        for query, sink, found in (
+            ("query", "t", [KEY]),
+            (listed_name("other"), "t", [OTHER]),
+            ("query", "u", []),
+            ("other", "u", []),
+            ("", "t", []),
+            ("nobody", "t", []),
+        ):
+            assert await ours._keys(query, sink) == found, (query, sink)
+
+    run(scenario)
+
+
+def test_a_shorter_time_that_was_asked_for_counts_and_a_longer_one_does_not() -> None:
+    async def main() -> None:
+        now = asyncio.get_running_loop().time()
+        assert _until(0, now + 5) == now + 5
+        assert _until(1_000, now + 5) == pytest.approx(now + 1, abs=0.5)
+        assert _until(60_000, now + 5) == now + 5
+        assert 1_700 < _left_ms(now + 2) <= 1_800
+        assert _left_ms(now - 1) == 1
+
+    asyncio.run(main())
