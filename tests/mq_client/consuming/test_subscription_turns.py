@@ -70,6 +70,7 @@ class Client:
         monkeypatch.setattr(subscription, "PushStream", self._open)
         clock = Clock()
         monkeypatch.setattr(connection_module, "time", clock)
+        monkeypatch.setattr(deadline_module, "time", clock)
         self.connection = Scripted(clock)
         self.say(topic_info(1, 2))
 

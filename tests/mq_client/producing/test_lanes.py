@@ -228,3 +228,14 @@ def test_whatever_is_lost_refused_or_answered_late_each_batch_is_there_once_and_
                     made.answered(one, place(result))
                     answered += 1
     assert log.uuids == [number.to_bytes(16, "big") for number in range(1, 41)]
+
+
+def test_a_batch_that_was_shortened_is_not_in_doubt_whatever_was_before() -> None:
+    made, (one,) = filled(1)
+    list(send_all(made, 0.0))
+    made.failed(one, OutcomeUnknown("late"), 0.0)
+    assert one.in_doubt
+    list(send_all(made, made.not_before))
+    made.shortened(one)
+    assert (one.in_doubt, one.attempts, one.correlation) == (False, 1, None)
+    assert isinstance(made.give_up(one), NotSent)
