@@ -36,6 +36,7 @@ floors: $(VENV)/.ready
 
 docs: $(VENV)/.ready          ## the documentation as a site, in build/site; a warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q
+	@echo "build/site/index.html; search needs a server: python -m http.server -d build/site"
 
 dist: $(VENV)/.ready          ## build the wheel and the source distribution, and try both in fresh environments
 	$(BIN)/python -m release.dist
