@@ -92,6 +92,7 @@ class Machine:
         self.lives += 1
         self.ready = False
         process = self.process = Process(f"{self.name}#{self.lives}", self.broker, self.disk)
+        process.oracle = self.cluster.oracle
         process.clock_ahead_s = self.cluster.loop.random.uniform(-2, 2)
         config = BrokerConfig(
             self.broker,

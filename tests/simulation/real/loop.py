@@ -37,6 +37,8 @@ class Process:
         self.name = name
         self.broker = broker
         self.disk = disk
+        self.oracle: Any = None
+        """Told of every step of its replicas."""
         self.shell: Any = None
         """The broker's, once it has one."""
         self.power_lost = False

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mq_broker.core.messages import Audit, Effect
 from tests.simulation.real.clients import values_in
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster
+    from tests.simulation.real.loop import Process
 
-QUIET_S = 1.0
+HARMLESS_ALARMS = ("the disk refused entries", "the log has a new id", "nothing was committed for")
+"""Alarms that faults of the world cause. Any other says that a rule was broken."""
 
 
 class Violation(AssertionError):
@@ -20,10 +23,39 @@ class Violation(AssertionError):
 
 
 class Oracle:
-    """Owns what is known to be committed."""
+    """Owns what is known to be committed: of each partition the leader epoch of each entry, by index, which together name an
+    entry; and who led in each epoch."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self._committed: dict[str, dict[int, int]] = {}
+        self._leaders: dict[tuple[str, int], str] = {}
+
+    # ------------------------------------------------------------------ each step of each replica
+
+    def stepped(self, process: Process, replica: Any, before: int, effects: list[Effect]) -> None:
+        """`before`: the high watermark as it was."""
+        shared = replica._shared
+        place = shared.name
+        for effect in effects:
+            if isinstance(effect, Audit) and effect.alarm and not any(harmless in effect.text for harmless in HARMLESS_ALARMS):
+                self.cluster.fail(f"{process}: an alarm: {effect.text}")
+        if replica.leading:
+            known = self._leaders.setdefault((place, replica.leader_epoch), process.name)
+            if known != process.name:
+                self.cluster.fail(f"{place}: {known} and {process.name} both led epoch {replica.leader_epoch}")
+        high_watermark = replica.high_watermark
+        if high_watermark == before:
+            return
+        if high_watermark > replica.flushed:
+            self.cluster.fail(f"{place}: {process} commits up to {high_watermark}, and has flushed up to {replica.flushed}")
+        committed = self._committed.setdefault(place, {})
+        for index in range(max(before, replica.first_index - 1) + 1, high_watermark + 1):
+            epoch = shared.log.epoch_at(index)
+            if epoch >= 0 and committed.setdefault(index, epoch) != epoch:
+                self.cluster.fail(
+                    f"{place}: entry {index} was committed as one of epoch {committed[index]}, and {process} commits one of {epoch}"
+                )
 
     # ------------------------------------------------------------------ the end
 
@@ -86,6 +118,10 @@ class Oracle:
                     continue
                 theirs = dict(zip(*contents(machines[broker].process, partition), strict=True))
                 mine = dict(zip(offsets, values, strict=True))
+                if partition.replica.applied_index == leader.replica.applied_index:
+                    states = partition.replica.machine.state(), leader.replica.machine.state()
+                    if states[0] != states[1]:
+                        raise Violation(f"{name}-{number}: brokers {broker} and {leads} know otherwise: {states}")
                 differ = [offset for offset, value in theirs.items() if mine.get(offset, value) != value]
                 if differ or partition.next_offset > leader.next_offset:
                     raise Violation(f"{name}-{number}: brokers {broker} and {leader.replica.leader} differ at offsets {differ}")

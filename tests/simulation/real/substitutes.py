@@ -20,6 +20,8 @@ from concurrent.futures import Future
 from typing import Any
 
 from mq_broker.broker import server
+from mq_broker.core.messages import Effect, Event
+from mq_broker.core.replication.replica import Replica
 from mq_broker.rpc import server as rpc_server
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.identity import boot_id
@@ -203,6 +205,18 @@ class KnownShell(server.Shell):
         process.shell = self
 
 
+class WatchedReplica(Replica):
+    """A replica whose steps the oracle sees."""
+
+    def step(self, event: Event) -> list[Effect]:
+        before = self.high_watermark
+        effects = super().step(event)
+        process = PROCESS.get()
+        assert process is not None
+        process.oracle.stepped(process, self, before, effects)
+        return effects
+
+
 # ---------------------------------------------------------------------- putting them in place
 
 
@@ -219,6 +233,7 @@ def substitutes(loop: VirtualLoop, network: Network) -> list[tuple[Any, Any, str
         (boot_id, boot_of_this_machine, "mq_broker"),
         (Writer, SimulatedWriter, "mq_broker"),
         (BackgroundSyncs, SimulatedSyncs, "mq_broker"),
+        (Replica, WatchedReplica, "mq_broker.broker"),
         (server.Shell, KnownShell, "mq_broker.broker.server"),
         (rpc_server.listen, network.listen, "mq_broker"),
         (rpc_server.dial, network.dial, "mq_broker"),
