@@ -98,7 +98,7 @@ class Retention:
                     self._begin_turn(partition, now_us)
 
     def _begin_turn(self, partition: Partition, now_us: int) -> None:
-        offset = _trim_to(partition, now_us) if partition.serving else None
+        offset = _trim_to(partition, now_us)
         if offset is None and not (partition.shorten_due or partition.topic.internal):
             return
         self._turns.add(partition)
@@ -122,9 +122,9 @@ class Retention:
 
 
 def _trim_to(partition: Partition, now_us: int) -> int | None:
-    """The offset below which records may go; None if there are none."""
+    """The offset below which records may go; None if there are none, or another broker says so."""
     settings = partition.topic.settings
-    if settings.retention_ms is None and settings.retention_bytes is None:
+    if (settings.retention_ms is None and settings.retention_bytes is None) or not partition.serving:
         return None
     older_than_us = 0 if settings.retention_ms is None else now_us - settings.retention_ms * 1000
     bytes_max = -1 if settings.retention_bytes is None else settings.retention_bytes

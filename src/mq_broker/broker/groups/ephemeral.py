@@ -44,9 +44,10 @@ class EphemeralGroups:
         """End the groups whose time is over. `now`: the loop's clock."""
         alone: dict[tuple[Partition, str], tuple[int, float]] = {}
         for partition in self._shell.partitions():
-            if not partition.serving:
+            groups = partition.replica.machine.ephemeral
+            if not groups or not partition.serving:  # in this order: most of thousands of partitions have none
                 continue
-            for group in partition.replica.machine.ephemeral:
+            for group in groups:
                 if self._shares.members_of(partition, group):
                     continue
                 epoch = partition.replica.leader_epoch
