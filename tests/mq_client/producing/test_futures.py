@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from typing import Any
 
 import pytest
 
-from mq_client.errors import OutcomeUnknown
-from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture, RecordMetadata, TableOutcome
+from mq_client.errors import InvalidRequest, OutcomeUnknown
+from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture, RecordMetadata, RecordPlace, TableOutcome
 
 PLACE = BatchPlace(2, 100, 3, 55, False)
 
@@ -111,3 +113,123 @@ def test_a_table_of_which_a_piece_failed_says_what_is_in_the_log() -> None:
 
 def test_an_empty_table_is_done_at_once() -> None:
     assert TableOutcome("t", 0).complete().result(0).places == ()
+
+
+# ---------------------------------------------------------------- records that were there before
+
+
+def places(outcome: BatchOutcome, count: int) -> list[tuple[int, int, int, bool]]:
+    found = [RecordFuture(outcome, index).result(0) for index in range(count)]
+    return [(each.partition, each.offset, each.timestamp, each.duplicate) for each in found]
+
+
+def test_records_that_were_there_have_their_places_and_the_others_follow_each_other() -> None:
+    outcome = BatchOutcome("t")
+    outcome.were_there(3, {1: RecordPlace(70, 7)})
+    outcome.were_there(3, {4: RecordPlace(71, 8), 0: RecordPlace(69, 6)})
+    outcome.settle(BatchPlace(3, 100, 2, 9, False), None)
+    assert places(outcome, 6) == [
+        (3, 69, 6, True),
+        (3, 70, 7, True),
+        (3, 100, 9, False),
+        (3, 101, 9, False),
+        (3, 71, 8, True),
+        (3, 102, 9, False),
+    ]
+
+
+def test_records_that_were_there_are_there_even_if_the_rest_failed() -> None:
+    outcome = BatchOutcome("t")
+    outcome.were_there(3, {1: RecordPlace(70, 7)})
+    outcome.settle(None, InvalidRequest("no"))
+    assert isinstance(RecordFuture(outcome, 0).exception(0), InvalidRequest)
+    assert RecordFuture(outcome, 1).result(0) == ("t", 3, 70, 7, True)
+
+
+def test_a_batch_at_the_first_offset_has_offsets_and_one_without_has_none() -> None:
+    first, none = BatchOutcome("t"), BatchOutcome("t")
+    first.settle(BatchPlace(0, 0, 2, 5, True), None)
+    none.settle(BatchPlace(0, -1, 2, 0, False), None)
+    assert places(first, 2) == [(0, 0, 5, True), (0, 1, 5, True)]
+    assert places(none, 2) == [(0, -1, 0, False), (0, -1, 0, False)]
+
+
+# ---------------------------------------------------------------- who has looked at an error
+
+
+LOOKS: list[Callable[[Any], object]] = [
+    lambda future: future.result(0),
+    lambda future: future.exception(0),
+    lambda future: future.add_done_callback(lambda done: None),
+]
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_an_error_is_seen_by_whoever_asks_for_it(look: Callable[[Any], object]) -> None:
+    outcome = BatchOutcome("t")
+    future = RecordFuture(outcome, 0)
+    outcome.settle(BatchPlace(0, 0, 1, 0, False), None)
+    assert future.done()
+    assert not outcome.observed
+    look(future)
+    assert outcome.observed
+    table = TableOutcome("t", 1)
+    piece = table.piece()
+    piece.settle(BatchPlace(0, 0, 1, 0, False), None)
+    whole = table.complete()
+    assert not piece.observed
+    look(whole)
+    assert piece.observed
+
+
+def test_nothing_that_is_on_its_way_can_be_cancelled() -> None:
+    future = TableOutcome("t", 1).future
+    assert not future.cancel()
+    assert not future.cancelled()
+
+
+# ---------------------------------------------------------------- tables
+
+
+def test_a_table_has_the_places_of_its_pieces_in_their_order_whichever_comes_first() -> None:
+    table = TableOutcome("t", 9)
+    pieces = [table.piece() for _ in range(3)]
+    pieces[2].settle(BatchPlace(2, 30, 3, 0, False), None)
+    pieces[0].settle(BatchPlace(0, 10, 3, 0, False), None)
+    future = table.complete()
+    assert not future.done()
+    pieces[1].settle(BatchPlace(1, 20, 3, 0, False), None)
+    found = future.result(0)
+    assert (found.topic, found.record_count, [place.partition for place in found.places]) == ("t", 9, [0, 1, 2])
+    assert (found.partition, found.base_offset) == (0, 10)
+
+
+def test_a_table_that_failed_has_its_first_error_and_says_what_is_there_all_the_same() -> None:
+    table = TableOutcome("t", 9)
+    pieces = [table.piece() for _ in range(3)]
+    future = table.complete()
+    pieces[1].settle(None, InvalidRequest("first"))
+    pieces[0].settle(BatchPlace(0, 10, 3, 0, False), None)
+    assert not future.done()
+    pieces[2].settle(None, InvalidRequest("second"))
+    error = future.exception(0)
+    assert str(error) == "first"
+    [note] = error.__notes__  # type: ignore[union-attr]
+    assert note.startswith("1 of the table's 3 batches are in the log: (BatchPlace(partition=0, base_offset=10")
+
+
+def test_a_table_of_which_nothing_is_there_has_no_note() -> None:
+    table = TableOutcome("t", 9)
+    piece = table.piece()
+    piece.settle(None, InvalidRequest("no"))
+    assert not hasattr(table.complete().exception(0), "__notes__")
+
+
+def test_all_that_waits_for_a_record_is_told_when_its_batch_is_answered() -> None:
+    outcome = BatchOutcome("t")
+    told: list[int] = []
+    for index in range(3):
+        RecordFuture(outcome, index).add_done_callback(lambda done: told.append(done.result().offset))
+    assert told == []
+    outcome.settle(BatchPlace(0, 5, 3, 0, False), None)
+    assert told == [5, 6, 7]

@@ -469,3 +469,25 @@ def test_what_waits_when_a_producer_is_closed_too_soon_is_given_up(publishing: P
         producer.close(1)
     assert future.exception(0) is not None
     producer.close()
+
+
+def test_rows_of_a_table_without_a_time_have_that_of_its_publishing(publishing: Publishing) -> None:
+    producer = publishing.producer()
+    producer.publish_batch("t", pa.table({"value": [b"x"]}))
+    [batch] = publishing.waiting(producer)
+    assert abs(batch.rows[0]["timestamp"].timestamp() - time.time()) < 60
+
+
+def test_a_topic_that_changed_is_asked_for_again_and_what_was_open_is_closed(publishing: Publishing) -> None:
+    producer = publishing.producer()
+    producer.publish("t", b"before", partition=0)
+    former = producer._targets["t"]
+    with producer._lock:
+        producer._forget("t")
+        producer._forget("unknown")
+    assert former.dropped
+    assert former.open == [None] * 3
+    assert [len(lane.batches) for lane in producer._accumulator.busy()] == [1]
+    producer.publish("t", b"behind", partition=0)
+    assert producer._targets["t"] is not former
+    assert [row["value"] for batch in publishing.waiting(producer) for row in batch.rows] == [b"before", b"behind"]
