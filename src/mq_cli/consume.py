@@ -111,6 +111,7 @@ def consume(
     writer = MessageWriter(as_json=as_json, template=template, flush_each=group is not None or seen, for_terminal=seen and not raw)
     with open_admin(bootstrap, ask_ms / 1000) as admin, _asked_to_end() as end:
         described = admin.describe_topic(topic, auto_create=not exit_at_end)
+        writer.knows(described)
         if exit_at_end and tail is not None:
             with Reader(bootstrap, timeout_ms=ask_ms) as reader:
                 _write_last(reader, described, admin.offsets(topic), tail, writer, count_max)

@@ -134,6 +134,7 @@ def peek(name: str, topic: str, count: int, as_json: bool, bootstrap: str, timeo
         check_topic_name(topic)
     writer = MessageWriter(as_json=as_json, template=None, for_terminal=sys.stdout.isatty())
     with open_admin(bootstrap, timeout_s) as admin:
+        writer.knows(admin.describe_topic(topic))
         for record in admin.peek(topic, name, count):
             writer.write(record)
     writer.flush()

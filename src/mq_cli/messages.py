@@ -15,7 +15,8 @@ import click
 from mq_cli.terminal import printable_bytes, printable_json
 
 if TYPE_CHECKING:
-    from mq_client import ConsumerRecord
+    from mq_cli.map_objects import Shape
+    from mq_client import ConsumerRecord, TopicDescription
 
 
 class MessageWriter:
@@ -32,8 +33,17 @@ class MessageWriter:
         self._shown = printable_bytes if for_terminal else bytes
         self._shown_json = printable_json if for_terminal else str
         self._out = sys.stdout.buffer
+        self._shape: Shape | None = None
+
+    def knows(self, topic: TopicDescription) -> None:
+        """Of this topic's rows the maps whose keys are text are written as objects. Without it they are arrays of pairs."""
+        from mq_cli.map_objects import row_shape
+
+        self._shape = row_shape(topic.schema) if topic.typed else None
 
     def write(self, record: ConsumerRecord) -> None:
+        if self._shape is not None and isinstance(record.value, dict):
+            record = record._replace(value=self._shape(record.value))
         if self._as_json:
             self._out.write(self._shown_json(json.dumps(_document(record), ensure_ascii=False)).encode() + b"\n")
         elif self._template is not None:

@@ -258,15 +258,17 @@ def alter(
 
 @topic.command()
 @click.argument("name")
+@click.option("--if-empty", is_flag=True, help="Delete it only if it holds no message, and without asking. Else exit with 1.")
 @yes_option
 @bootstrap_option
 @timeout_option
-def delete(name: str, yes: bool, bootstrap: str, timeout_s: float) -> None:
+def delete(name: str, if_empty: bool, yes: bool, bootstrap: str, timeout_s: float) -> None:
     """Delete the topic NAME and everything in it. Asks first; in a script it needs --yes."""
     with open_admin(bootstrap, timeout_s) as admin:
         admin.describe_topic(name)  # nobody is asked about a topic that is not there
-        confirm(f"Delete topic {name} and everything in it?", yes=yes)
-        admin.delete_topic(name)
+        if not if_empty:
+            confirm(f"Delete topic {name} and everything in it?", yes=yes)
+        admin.delete_topic(name, if_empty=if_empty)
     say(f"deleted topic {name}")
 
 

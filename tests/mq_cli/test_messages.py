@@ -6,6 +6,7 @@ import base64
 import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -14,6 +15,7 @@ import pytest
 from mq_cli import messages
 from mq_cli.messages import MessageWriter
 from mq_client import ConsumerRecord
+from mq_protocol.sql.ddl import parse_schema
 
 MESSAGE = ConsumerRecord("t", 3, 17, b"k", "grüße".encode(), (("h", b"v"), ("n", None)), 1_700_000_000_123_456)
 
@@ -106,3 +108,39 @@ def test_rows_are_json_whatever_they_hold() -> None:
         "blob": {"base64": "AP8="},
         "nested": [{"a": None}, [1, 2.5, True]],
     }
+
+
+MAPS = (
+    "m map<string,int>, numbered map<int,string>, inner struct<tags: map<string,map<string,long>>>, many array<map<string,int>>, "
+    "a array<int>"
+)
+
+
+def test_maps_whose_keys_are_text_are_objects_at_any_depth(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    row = {
+        "m": [("a", 1), ("b", None)],
+        "numbered": [(1, "one")],
+        "inner": {"tags": [("x", [("y", 2)]), ("none", None)]},
+        "many": [[("c", 3)], [], None],
+        "a": [],
+        "added": [("d", 4)],
+    }
+    empty = {"m": [], "numbered": [], "inner": None, "many": [], "a": [1]}
+    twice = {"m": [("a", 1), ("a", 2)]}
+    writer = MessageWriter(as_json=False, template=None)
+    writer.knows(SimpleNamespace(typed=True, schema=parse_schema(MAPS)))  # type: ignore[arg-type]
+    for value in (row, empty, twice):
+        writer.write(ConsumerRecord("t", 0, 0, None, value, (), 0))
+    writer.flush()
+    assert [json.loads(line) for line in capfdbinary.readouterr().out.splitlines()] == [
+        {
+            "m": {"a": 1, "b": None},
+            "numbered": [[1, "one"]],
+            "inner": {"tags": {"x": {"y": 2}, "none": None}},
+            "many": [{"c": 3}, {}, None],
+            "a": [],
+            "added": [["d", 4]],
+        },
+        {"m": {}, "numbered": [], "inner": None, "many": [], "a": [1]},
+        {"m": [["a", 1], ["a", 2]]},
+    ]
