@@ -23,10 +23,12 @@ from mq_cli.output import (
 )
 
 if TYPE_CHECKING:
-    from mq_client import Admin, PartitionDescription
+    from mq_client import Admin, ClusterDescription, PartitionDescription
 
 _CATCHING_UP_MS = 5_000
 """A replica that its leader has heard of within this time lives: it is behind."""
+
+_OLD = "0.2.0 or older"
 
 _SHOWN_MAX = 50
 """Partitions not in sync that are listed for people: of a lost broker they may be thousands."""
@@ -64,11 +66,14 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
         write_json(
             {
                 "coordination": described.coordination,
+                "level": described.level,
                 "brokers": [
                     {
                         "id": broker.id,
                         "address": broker.address,
                         "rack": broker.rack,
+                        "release": broker.release or None,
+                        "level": broker.level,
                         "incarnation": broker.incarnation,
                         "leads": leads[broker.id],
                         "replicas": holds[broker.id],
@@ -96,15 +101,25 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
         )
         return
     write_table(
-        ["#broker", "address", "rack", "#starts", "#leads", "#replicas", "#in sync"],
+        ["#broker", "address", "rack", "release", "#starts", "#leads", "#replicas", "#in sync"],
         [
-            (broker.id, broker.address, broker.rack, broker.incarnation, leads[broker.id], holds[broker.id], in_sync[broker.id])
+            (
+                broker.id,
+                broker.address,
+                broker.rack,
+                broker.release or _OLD,
+                broker.incarnation,
+                leads[broker.id],
+                holds[broker.id],
+                in_sync[broker.id],
+            )
             for broker in described.brokers
         ]
-        + [(broker, "absent", "", "", leads[broker], holds[broker], in_sync[broker]) for broker in absent],
+        + [(broker, "absent", "", "", "", leads[broker], holds[broker], in_sync[broker]) for broker in absent],
     )
     click.echo()
     click.echo(f"coordination: {described.coordination}")
+    click.echo(f"level of features: {described.level}{_level_advice(described)}")
     click.echo(
         f"{len(topics)} topics, {len(partitions)} partitions, {leaderless} without a leader, {behind} not fully in sync"
         + (f", {moving} moving" if moving else "")
@@ -120,6 +135,61 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
         )
         if behind > _SHOWN_MAX:
             say(f"and {behind - _SHOWN_MAX} more: --json names all")
+
+
+def _level_advice(described: ClusterDescription) -> str:
+    """What is to be done about a level that could be higher, or that not all brokers know."""
+    known = {broker.level for broker in described.brokers}
+    if known and min(known) > described.level:
+        return f"; every broker knows level {min(known)}: `tritonmq cluster upgrade` raises it"
+    if known and max(known) > described.level:
+        return f"; some brokers know level {max(known)}, and not all: see `tritonmq cluster upgrade --plan`"
+    return ""
+
+
+@cluster.command()
+@click.option("--plan", is_flag=True, help="Only show what would be done, and which brokers stand in the way.")
+@click.option("--force", is_flag=True, help="Although brokers that hold replicas are not registered.")
+@json_option
+@bootstrap_option
+@timeout_option
+@click.pass_context
+def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """Raise the cluster's level of features, once every broker runs the new release.
+
+    Until then brokers write nothing that the last release cannot read, and each of them can be started with the last
+    release again. Afterwards that is over: brokers that do not know the level take no part any more.
+
+    Exit status 3: not every broker knows a higher level.
+    """
+    with open_admin(bootstrap, timeout_s) as admin:
+        before = admin.upgrade_cluster(plan=True).level
+        found = admin.upgrade_cluster(plan=plan, force=force)
+    raised = found.level > before
+    if as_json:
+        write_json(
+            {
+                "level": found.level,
+                "target": found.target,
+                "raised": raised,
+                "brokers": [{"id": each.id, "release": each.release or None, "level": each.level} for each in found.brokers],
+                "absent_brokers": list(found.absent),
+            }
+        )
+    else:
+        write_table(["#broker", "release", "#knows level"], [(b.id, b.release or _OLD, b.level) for b in found.brokers])
+        click.echo()
+        if found.absent:
+            click.echo(f"brokers {list(found.absent)} hold replicas and are not registered: nobody knows their release")
+        if raised:
+            click.echo(f"the cluster was at level {before} and is at level {found.level} now")
+        elif found.target > found.level:
+            click.echo(f"the cluster is at level {found.level} and can be raised to level {found.target}")
+        else:
+            click.echo(f"the cluster is at level {found.level}, the highest that every broker knows")
+    newest = max((each.level for each in found.brokers), default=found.level)
+    if newest > max(found.target, found.level):
+        context.exit(3)
 
 
 def _absences(partition: PartitionDescription, brokers: list[int], absent: Collection[int] = ()) -> str:

@@ -23,6 +23,7 @@ from mq_client.errors import (
     DiskFull,
     FencedRun,
     GroupInUse,
+    IncompatibleVersion,
     InternalError,
     InvalidRequest,
     InvalidSetting,
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
         PartitionMove,
         Recovery,
         TopicDescription,
+        Upgrade,
     )
     from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue
     from mq_client.group_descriptions import GroupCursor, GroupDescription
@@ -102,6 +104,7 @@ __all__ = [
     "Recovery",
     "ClusterDescription",
     "BrokerDescription",
+    "Upgrade",
     "GroupDescription",
     "GroupCursor",
     "TransactionDescription",
@@ -118,6 +121,7 @@ __all__ = [
     "DiskFull",
     "FencedRun",
     "GroupInUse",
+    "IncompatibleVersion",
     "InternalError",
     "InvalidRequest",
     "InvalidSetting",
@@ -164,6 +168,7 @@ _HOMES = {
         "PartitionMove",
         "Recovery",
         "TopicDescription",
+        "Upgrade",
     ),
     "consumer": ("Consumer", "ConsumerRecord", "RecordQueue"),
     "producing.futures": ("BatchMetadata", "BatchPlace", "RecordMetadata"),

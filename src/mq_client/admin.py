@@ -12,6 +12,10 @@ import pyarrow as pa
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.requests import ask_offsets, delete_group, move_cursors, purge
+from mq_client.cluster_descriptions import BrokerDescription as BrokerDescription
+from mq_client.cluster_descriptions import ClusterDescription as ClusterDescription
+from mq_client.cluster_descriptions import Upgrade as Upgrade
+from mq_client.cluster_descriptions import described_broker
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import (
     GroupInUse,
@@ -99,25 +103,6 @@ class TopicDescription:
     typed: bool
     settings: dict[str, str]
     partitions: tuple[PartitionDescription, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerDescription:
-    """A live broker. `incarnation` counts the lives of its process."""
-
-    id: int
-    address: str
-    incarnation: int
-    rack: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterDescription:
-    """`coordination`: "connected", "suspended" or "file", as the broker that answered sees it."""
-
-    brokers: tuple[BrokerDescription, ...]
-    coordination: str
-    answered_by: int
 
 
 class Admin:
@@ -399,8 +384,19 @@ class Admin:
     def describe_cluster(self) -> ClusterDescription:
         """The live brokers, as one of them knows them."""
         found = self._connection.metadata(Deadline(self._timeout_ms))
-        brokers = [BrokerDescription(broker.id, broker.address, broker.incarnation, broker.rack) for broker in found.brokers]
-        return ClusterDescription(tuple(sorted(brokers, key=lambda broker: broker.id)), found.coordination, found.answered_by)
+        brokers = [described_broker(broker) for broker in found.brokers]
+        in_order = tuple(sorted(brokers, key=lambda broker: broker.id))
+        return ClusterDescription(in_order, found.coordination, found.answered_by, max(found.level, 1))
+
+    def upgrade_cluster(self, *, plan: bool = False, force: bool = False) -> Upgrade:
+        """Raise the cluster's level of features to the highest that every registered broker knows; with `plan` only say what
+        it would be. It is never lowered: afterwards no broker of an older release can take part.
+
+        Raises `IncompatibleVersion` while brokers that hold replicas are not registered, unless `force`.
+        """
+        request = pb.UpgradeRequest(plan=plan, force=force)
+        found = self._connection.ask_any("Upgrade", request, pb.UpgradeResponse, Deadline(self._timeout_ms))
+        return Upgrade(found.level, found.target, tuple(map(described_broker, found.brokers)), tuple(found.absent))
 
     def list_groups(self) -> list[str]:
         """Names of all groups that have a cursor anywhere, sorted."""

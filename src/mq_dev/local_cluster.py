@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -50,6 +50,9 @@ class BrokerProcess:
         self.module = "mq_cli.main"
         """What runs: tests put here one of their own, a broker that can be held still at chosen points."""
 
+        self.environment: Mapping[str, str] | None = None
+        """The process's, if it is another than ours: tests start brokers of another release by its PYTHONPATH."""
+
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -78,6 +81,7 @@ class BrokerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                env=self.environment,
             )
 
     def terminate(self) -> None:

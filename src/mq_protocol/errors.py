@@ -7,7 +7,7 @@
     │   ├── GroupInUse · MemberInUse · TooManyGroups · TooManyMembers · TopicNotEmpty
     │   ├── SchemaMismatch · BatchTooLarge · CorruptBatch
     │   ├── OffsetOutOfRange · DataLoss
-    │   ├── NotEnoughBrokers
+    │   ├── NotEnoughBrokers · IncompatibleVersion
     │   ├── ReplayMismatch · StaleMicroBatch · FencedRun · StagedBatchMissing
     │   ├── TransactionAborted · TooManyTransactions · UnknownTransaction
     │   └── PeerRefused           between brokers only
@@ -239,6 +239,12 @@ class PeerRefused(RefusedError):
     def __init__(self, message: str, why: pb.PeerRefusal.ValueType = pb.PEER_REFUSAL_UNKNOWN) -> None:
         super().__init__(message)
         self.why = why
+
+
+class IncompatibleVersion(RefusedError):
+    """Two versions of TritonMQ that do not work together, or a cluster whose level of features does not allow something."""
+
+    code = pb.INCOMPATIBLE_VERSION
 
 
 class GroupInUse(RefusedError):

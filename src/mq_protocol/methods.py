@@ -115,6 +115,7 @@ BROKER: Final = Service(
     Method("Moves", pb.MovesRequest, pb.MovesResponse),
     Method("Lead", pb.LeadRequest, pb.LeadResponse),
     Method("Recover", pb.RecoverRequest, pb.RecoverResponse),
+    Method("Upgrade", pb.UpgradeRequest, pb.UpgradeResponse),
     Method(
         "ListOffsets",
         pb.ListOffsetsRequest,

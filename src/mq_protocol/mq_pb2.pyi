@@ -66,6 +66,8 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     STORAGE_FAILED: _ErrorCode.ValueType  # 25
     DATA_LOSS: _ErrorCode.ValueType  # 26
     UNKNOWN_GROUP: _ErrorCode.ValueType  # 27
+    INCOMPATIBLE_VERSION: _ErrorCode.ValueType  # 35
+    """the other end speaks no protocol that this one does, or the cluster's level is too low or too high"""
     PEER_REFUSED: _ErrorCode.ValueType  # 34
     """between brokers only: see PeerRefusal"""
     TRANSACTION_ABORTED: _ErrorCode.ValueType  # 40
@@ -132,6 +134,8 @@ UNREACHABLE: ErrorCode.ValueType  # 24
 STORAGE_FAILED: ErrorCode.ValueType  # 25
 DATA_LOSS: ErrorCode.ValueType  # 26
 UNKNOWN_GROUP: ErrorCode.ValueType  # 27
+INCOMPATIBLE_VERSION: ErrorCode.ValueType  # 35
+"""the other end speaks no protocol that this one does, or the cluster's level is too low or too high"""
 PEER_REFUSED: ErrorCode.ValueType  # 34
 """between brokers only: see PeerRefusal"""
 TRANSACTION_ABORTED: ErrorCode.ValueType  # 40
@@ -189,6 +193,8 @@ class _PeerRefusalEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PeerRefus
     """a message in another broker's name, or in another life's"""
     PEER_NONSENSE: _PeerRefusal.ValueType  # 10
     """a message that no broker sends"""
+    PEER_INCOMPATIBLE: _PeerRefusal.ValueType  # 11
+    """the two speak no protocol in common"""
 
 class PeerRefusal(_PeerRefusal, metaclass=_PeerRefusalEnumTypeWrapper):
     """Why a broker does not talk to whoever calls itself another broker."""
@@ -214,6 +220,8 @@ PEER_NOT_ITSELF: PeerRefusal.ValueType  # 9
 """a message in another broker's name, or in another life's"""
 PEER_NONSENSE: PeerRefusal.ValueType  # 10
 """a message that no broker sends"""
+PEER_INCOMPATIBLE: PeerRefusal.ValueType  # 11
+"""the two speak no protocol in common"""
 Global___PeerRefusal: _TypeAlias = PeerRefusal  # noqa: Y015
 
 class _Acks:
@@ -324,16 +332,27 @@ Global___TransactionKey: _TypeAlias = TransactionKey  # noqa: Y015
 
 @_typing.final
 class BrokerInfo(_message.Message):
+    """What one end says of its version (mq_protocol/versions.py) is in fields of these names. Release 0.2.0 leaves them out."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     RACK_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     address: _builtins.str
     incarnation: _builtins.int
     rack: _builtins.str
+    release: _builtins.str
+    protocol: _builtins.int
+    protocol_oldest: _builtins.int
+    level: _builtins.int
+    """the highest level of features that it knows"""
     def __init__(
         self,
         *,
@@ -341,10 +360,14 @@ class BrokerInfo(_message.Message):
         address: _builtins.str = ...,
         incarnation: _builtins.int = ...,
         rack: _builtins.str = ...,
+        release: _builtins.str = ...,
+        protocol: _builtins.int = ...,
+        protocol_oldest: _builtins.int = ...,
+        level: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "incarnation", b"incarnation", "rack", b"rack"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "incarnation", b"incarnation", "level", b"level", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "rack", b"rack", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -491,10 +514,15 @@ class MetadataRequest(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     ALL_TOPICS_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
     AUTO_CREATE_FIELD_NUMBER: _builtins.int
     all_topics: _builtins.bool
     after: _builtins.str
     """with all_topics: only those whose names come after this one"""
+    protocol: _builtins.int
+    protocol_oldest: _builtins.int
+    """of the client"""
     auto_create: _builtins.bool
     """whoever asks is about to use these topics: make those missing, if the broker is set to"""
     @_builtins.property
@@ -505,11 +533,13 @@ class MetadataRequest(_message.Message):
         topics: _abc.Iterable[_builtins.str] | None = ...,
         all_topics: _builtins.bool = ...,
         after: _builtins.str = ...,
+        protocol: _builtins.int = ...,
+        protocol_oldest: _builtins.int = ...,
         auto_create: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_topics", b"all_topics", "auto_create", b"auto_create", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "all_topics", b"all_topics", "auto_create", b"auto_create", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -524,10 +554,20 @@ class MetadataResponse(_message.Message):
     UNKNOWN_TOPICS_FIELD_NUMBER: _builtins.int
     ANSWERED_BY_FIELD_NUMBER: _builtins.int
     COORDINATION_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     answered_by: _builtins.int
     coordination: _builtins.str
     """"connected", "suspended", "file" """
+    level: _builtins.int
+    """of features, of the cluster"""
+    protocol: _builtins.int
+    protocol_oldest: _builtins.int
+    release: _builtins.str
+    """of the broker that answered"""
     more: _builtins.bool
     """not everything fits: ask on, after the last topic, or for those that are not told"""
     @_builtins.property
@@ -544,11 +584,15 @@ class MetadataResponse(_message.Message):
         unknown_topics: _abc.Iterable[_builtins.str] | None = ...,
         answered_by: _builtins.int = ...,
         coordination: _builtins.str = ...,
+        level: _builtins.int = ...,
+        protocol: _builtins.int = ...,
+        protocol_oldest: _builtins.int = ...,
+        release: _builtins.str = ...,
         more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "more", b"more", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "level", b"level", "more", b"more", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -940,6 +984,66 @@ class LeadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LeadResponse: _TypeAlias = LeadResponse  # noqa: Y015
+
+@_typing.final
+class UpgradeRequest(_message.Message):
+    """Raises the cluster's level of features to the highest that every registered broker knows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    plan: _builtins.bool
+    """only say what would be done"""
+    force: _builtins.bool
+    """although brokers that hold replicas are not registered"""
+    def __init__(
+        self,
+        *,
+        plan: _builtins.bool = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["force", b"force", "plan", b"plan"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpgradeRequest: _TypeAlias = UpgradeRequest  # noqa: Y015
+
+@_typing.final
+class UpgradeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEVEL_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    BROKERS_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    level: _builtins.int
+    """as it is now"""
+    target: _builtins.int
+    """what it is raised to, or would be"""
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerInfo]: ...
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """brokers that hold replicas and are not registered: nobody knows what they know"""
+
+    def __init__(
+        self,
+        *,
+        level: _builtins.int = ...,
+        target: _builtins.int = ...,
+        brokers: _abc.Iterable[Global___BrokerInfo] | None = ...,
+        absent: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "brokers", b"brokers", "level", b"level", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpgradeResponse: _TypeAlias = UpgradeResponse  # noqa: Y015
 
 @_typing.final
 class ReplicaStatusRequest(_message.Message):
@@ -2923,6 +3027,9 @@ class LinkHello(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
     NONCE_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
+    RELEASE_FIELD_NUMBER: _builtins.int
     PROOF_FIELD_NUMBER: _builtins.int
     broker: _builtins.int
     incarnation: _builtins.int
@@ -2930,6 +3037,9 @@ class LinkHello(_message.Message):
     """the broker that it means to talk to"""
     nonce: _builtins.bytes
     """32 random bytes, never used again"""
+    protocol: _builtins.int
+    protocol_oldest: _builtins.int
+    release: _builtins.str
     proof: _builtins.bytes
     def __init__(
         self,
@@ -2938,11 +3048,14 @@ class LinkHello(_message.Message):
         incarnation: _builtins.int = ...,
         to: _builtins.int = ...,
         nonce: _builtins.bytes = ...,
+        protocol: _builtins.int = ...,
+        protocol_oldest: _builtins.int = ...,
+        release: _builtins.str = ...,
         proof: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "incarnation", b"incarnation", "nonce", b"nonce", "proof", b"proof", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "incarnation", b"incarnation", "nonce", b"nonce", "proof", b"proof", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

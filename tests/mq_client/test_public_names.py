@@ -12,7 +12,7 @@ from mq_protocol import errors
 NAMES = {
     "Admin", "Producer", "Consumer", "Reader", "Lock",
     "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue",
-    "PartitionMove", "Recovery",
+    "PartitionMove", "Recovery", "Upgrade",
     "TopicDescription", "PartitionDescription", "ClusterDescription", "BrokerDescription", "GroupDescription", "GroupCursor",
     "TransactionDescription", "StagedSum", "AbortedTransaction",
     "NotDeserialized",
@@ -22,7 +22,7 @@ NAMES = {
 METHODS = {
     "Admin": "create_topic list_topics describe_topic alter_topic delete_topic describe_cluster offsets"
     " move_partition cancel_move moves start_moves plan_drain plan_balance needed_by transfer_leadership recover_partition"
-    " transactions abort_transaction",
+    " transactions abort_transaction upgrade_cluster",
     "Producer": "publish publish_batch flush close",
     "Consumer": "subscribe unsubscribe subscription start stop records",
     "Reader": "read",

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Collection
 from typing import Final
 
+from mq_broker.broker.administration.features import Features
 from mq_broker.broker.administration.moves import Moves
 from mq_broker.broker.administration.purging import Purging
 from mq_broker.broker.administration.recovery import TotalLoss
@@ -47,6 +48,7 @@ from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol.errors import OutcomeUnknown
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
+from mq_protocol.versions import ours
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +168,13 @@ class _Broker:
             self._servers.append(peer_server)
             self._peer_address = config.peer_address(peer_port)
         me = BrokerRegistration(
-            config.broker, shell.incarnation, self.address, config.rack, self._peer_address, config.message_bytes_max
+            config.broker,
+            shell.incarnation,
+            self.address,
+            config.rack,
+            self._peer_address,
+            config.message_bytes_max,
+            ours(),
         )
         self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost)
         self._admin = Admin(shell, self.cluster, self._topics, coordination, self._calls, config.topic_name_max, config.auto_create)
@@ -188,6 +196,7 @@ class _Broker:
             self._transactions,
             Purging(shell, self._topics),
             Aborting(shell, self.cluster, self._transactions),
+            Features(self.cluster, self._topics, coordination),
             Locks(coordination),
         )
         self._server.add_generic_rpc_handlers((rpc_service.handlers(services),))
@@ -204,6 +213,7 @@ class _Broker:
         self._moves.wake()
 
     def _on_brokers(self) -> None:
+        self._shell.level = self.cluster.level
         self._shell.brokers_seen(self.cluster.live)
         self._links.know({b: PeerAddress(r.peer_address, r.incarnation) for b, r in self.cluster.brokers.items()})
 

@@ -16,7 +16,7 @@ import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
+from mq_broker.coordination.interface import BrokerRegistration, Features, Move, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol.addresses import parse_address
 from mq_protocol.errors import InternalError, InvalidRequest, InvalidSetting, InvalidTopicName, shortened
@@ -35,6 +35,7 @@ from mq_protocol.limits import (
 )
 from mq_protocol.names import check_topic_name, quoted
 from mq_protocol.unknown_keys import STATE_UNKNOWN_BYTES_MAX, unknown_keys, with_unknown
+from mq_protocol.versions import Versions
 
 T = TypeVar("T")
 
@@ -42,6 +43,8 @@ _TOPIC_ID: Final = re.compile("[0-9a-f]{32}")
 _PLAIN: Final = re.compile("[0-9A-Za-z._:/-]{0,128}")
 _DIGITS_MAX: Final = 10
 _ERROR_BYTES_MAX: Final = 1_000
+
+_VERSION_MAX: Final = (1 << 31) - 1
 
 _STATE_KEYS: Final = frozenset(("leader", "leader_epoch", "isr", "recovery", "token", "offset_floor"))
 _TOPIC_KEYS: Final = frozenset(("name", "topic_id", "assignment", "schema", "settings", "moving", "earlier"))
@@ -151,6 +154,10 @@ def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
         "rack": registration.rack,
         "peer_address": registration.peer_address,
         "message_bytes_max": registration.message_bytes_max,
+        "protocol": registration.versions.protocol,
+        "protocol_oldest": registration.versions.protocol_oldest,
+        "release": registration.versions.release,
+        "level": registration.versions.level,
     }
 
 
@@ -169,7 +176,22 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
         rack=rack,
         peer_address=peer_address,
         message_bytes_max=_number(document.get("message_bytes_max", MESSAGE_BYTES_MAX), "message_bytes_max", 1, (1 << 31) - 1),
+        versions=Versions.said(
+            _number(document.get("protocol", 0), "protocol", 0, _VERSION_MAX),
+            _number(document.get("protocol_oldest", 0), "protocol_oldest", 0, _VERSION_MAX),
+            _text(document.get("release", ""), "release"),
+            _number(document.get("level", 0), "level", 0, _VERSION_MAX),
+        ),
     )
+
+
+def features_to_json(features: Features) -> dict[str, Any]:
+    return with_unknown({"level": features.level}, features.unknown)
+
+
+def features_from_json(document: dict[str, Any]) -> Features:
+    level = _number(document["level"], "level", 1, _VERSION_MAX)
+    return Features(level, unknown_keys(document, ("level",), TOPIC_DOCUMENT_BYTES_MAX))
 
 
 def topic_of(name: str) -> Callable[[dict[str, Any]], TopicSpec]:

@@ -25,6 +25,7 @@ from mq_broker.coordination.file_locks import FileLocks
 from mq_broker.coordination.interface import (
     BrokerRegistration,
     CoordinationEvent,
+    Features,
     Listener,
     LockPlace,
     TopicChanges,
@@ -46,7 +47,8 @@ WRITE_TIMEOUT_S = 10.0
 _DOCUMENT = "coordination.json"
 _LOCK = "coordination.lock"
 
-_KEYS = frozenset(("cluster_id", "lives", "topics", "states", "lock_tokens"))
+_FIRST_FEATURES = Features()
+_KEYS = frozenset(("cluster_id", "lives", "topics", "states", "lock_tokens", "features"))
 _UNKNOWN_BYTES_MAX = 1 << 20
 _FORMAT = 1
 """Of the document. A later one is to be named in it, as `format`."""
@@ -66,6 +68,7 @@ class _Contents:
     """None above it has been given to a holder of a lock."""
 
     unknown: str = ""
+    features: Features = _FIRST_FEATURES
 
     def copy(self) -> _Contents:
         return replace(self, lives=dict(self.lives), topics=dict(self.topics), states=dict(self.states))
@@ -81,6 +84,8 @@ class _Contents:
             "states": states,
             "lock_tokens": self.lock_tokens,
         }
+        if self.features != _FIRST_FEATURES:  # what the last release wrote has none
+            document["features"] = documents.features_to_json(self.features)
         return with_unknown(document, self.unknown)
 
     @classmethod
@@ -99,6 +104,7 @@ class _Contents:
             },
             lock_tokens=int(document.get("lock_tokens", 0)),
             unknown=unknown_keys(document, _KEYS, _UNKNOWN_BYTES_MAX),
+            features=documents.features_from_json(document["features"]) if "features" in document else _FIRST_FEATURES,
         )
 
 
@@ -195,6 +201,19 @@ class FileCoordination:
     async def brokers(self) -> dict[int, BrokerRegistration]:
         self._check_open()
         return dict(self._registrations)
+
+    async def level(self) -> int:
+        self._check_open()
+        return self._contents.features.level
+
+    async def raise_level(self, level: int) -> int:
+        def apply(contents: _Contents) -> int:
+            contents.features = replace(contents.features, level=max(level, contents.features.level))
+            return contents.features.level
+
+        raised = await self._change(apply)
+        self._emit(CoordinationEvent.BROKERS_CHANGED)
+        return raised
 
     # -------------------------------------------------------------- topics
 

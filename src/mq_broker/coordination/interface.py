@@ -14,13 +14,17 @@ from typing import NamedTuple, NoReturn, Protocol
 
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.limits import MESSAGE_BYTES_MAX, REPLICAS_MAX
+from mq_protocol.versions import FIRST, Versions
+
+_UNSAID = Versions()
+"""Of a broker of release 0.2.0."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """A live broker: `incarnation` is one life of its process (see `CoordinationService.begin_life`). `address` is for clients,
-    `peer_address` for other brokers; the latter is empty for a broker that stands alone, or that is of an older version.
-    `message_bytes_max`: what it takes in one message from a client; an older version does not say."""
+    """A live broker: `incarnation` is one life of its process (see `CoordinationService.begin_life`). `address` is for
+    clients, `peer_address` for other brokers; the latter is empty for a broker that stands alone. `message_bytes_max`: what
+    it takes in one message from a client. `versions`: what it speaks and knows."""
 
     broker: int
     incarnation: int
@@ -28,6 +32,15 @@ class BrokerRegistration:
     rack: str = ""
     peer_address: str = ""
     message_bytes_max: int = MESSAGE_BYTES_MAX
+    versions: Versions = _UNSAID
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """The cluster's level of features. `unknown`: as a topic's."""
+
+    level: int = FIRST
+    unknown: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +153,13 @@ class CoordinationService(Protocol):
     async def brokers(self) -> dict[int, BrokerRegistration]:
         """Those registered now; once this has returned, BROKERS_CHANGED will follow any later change. One whose registration cannot
         be read is left out, and the log says so."""
+
+    async def level(self) -> int:
+        """The cluster's level of features (`mq_protocol/versions.py`). Once this has returned, BROKERS_CHANGED will follow any
+        later change. Raises `CoordinationUnavailable`, also if its document cannot be read."""
+
+    async def raise_level(self, level: int) -> int:
+        """The level afterwards: at least `level`, since it is never lowered. May be asked again. `CoordinationUnavailable`."""
 
     async def topics(self) -> dict[str, TopicSpec]:
         """All topics that can be read; once this has returned, TOPICS_CHANGED will follow any later change."""

@@ -8,6 +8,7 @@
     <root>/topic_changes                     changed with every change of <root>/topics: watched instead of each of them. Its
                                              version counts them, and it says which topics the last ones were (change_notes.py)
     <root>/states/<topic id>/<partition>     NodeState, changed by compare-and-set only
+    <root>/features                          Features: the level that an operator has raised; empty until then
     <root>/locks/<name>/<mark>-<number>      ephemeral: a place in the queue for that lock (zookeeper_locks.py)
 
 A topic is made in two steps, so that thousands of partitions need not fit one transaction: first the states, under the topic's
@@ -21,14 +22,17 @@ reading something it alone writes, after closing the door on it (see `_withdraw`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import secrets
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from kazoo.client import TransactionRequest
+from kazoo.client import KazooClient, TransactionRequest
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, ZookeeperError
 from kazoo.protocol.states import KazooState
 
@@ -37,6 +41,7 @@ from mq_broker.coordination.interface import (
     PARTITIONS_ADDED_AT_ONCE_MAX,
     BrokerRegistration,
     CoordinationEvent,
+    Features,
     Listener,
     LockPlace,
     TopicChanges,
@@ -107,7 +112,7 @@ class ZooKeeperCoordination:
         await self._session.open(self._on_state)
         try:
             deadline = self._session.deadline()
-            for path in ("brokers/live", "brokers/lives", "topics", "states", "topic_changes", "security"):
+            for path in ("brokers/live", "brokers/lives", "topics", "states", "topic_changes", "security", "features"):
                 await self._make(self._path(path), deadline)
         except ZookeeperError as error:
             await self.stop()
@@ -267,6 +272,28 @@ class ZooKeeperCoordination:
         read = [self._unreadable.read(path, data, documents.registration_of(path.rpartition("/")[2])) for path, data in found]
         registrations = [registration for registration in read if registration is not None]
         return {registration.broker: registration for registration in sorted(registrations, key=lambda r: r.broker)}
+
+    async def level(self) -> int:
+        return (await self._features(self._session.deadline()))[1].level
+
+    async def raise_level(self, level: int) -> int:
+        deadline = self._session.deadline()
+        path = self._path("features")
+        while True:
+            version, features = await self._features(deadline)
+            if features.level >= level:
+                return features.level
+            data = documents.dump(documents.features_to_json(replace(features, level=level)))
+            with contextlib.suppress(BadVersionError):  # somebody else has: look again
+                await self._session.ask_again(partial(_set, path, data, version), deadline)
+
+    async def _features(self, deadline: float) -> tuple[int, Features]:
+        path = self._path("features")
+        await self._session.sync(deadline)
+        data, stat = await self._session.ask_again(lambda client: client.get_async(path, watch=self._brokers_watch), deadline)
+        if not data:  # nobody has raised it yet
+            return int(stat.version), Features()
+        return int(stat.version), self._unreadable.require(path, data, documents.features_from_json)
 
     # -------------------------------------------------------------- topics
 
@@ -486,6 +513,10 @@ class ZooKeeperCoordination:
         await self._session.sync(deadline)
         names: list[str] = await self._session.ask_again(lambda client: client.get_children_async(path, watch=watch), deadline)
         return names
+
+
+def _set(path: str, data: bytes, version: int, client: KazooClient) -> Any:
+    return client.set_async(path, data, version)
 
 
 def _taken(registration: BrokerRegistration, other: BrokerRegistration) -> InvalidRequest:

@@ -243,6 +243,15 @@ def stored_bytes(entry: Entry) -> int:
 _FIXED_BYTES = 128  # header, lengths, numbers
 _UUID_LINE_BYTES = 18
 
+LEVELS: dict[type, int] = {}
+"""The level of features (`mq_protocol/versions.py`) from which on a leader may write an operation. Without a line it is
+1: brokers of release 0.2.0 know those."""
+
+
+def level_of(operation: object) -> int:
+    """The lowest level of the cluster at which every broker can read this operation."""
+    return LEVELS.get(type(operation), 1)
+
 
 def _bytes(*names: str) -> int:
     return sum(len(name.encode()) for name in names)

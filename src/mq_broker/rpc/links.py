@@ -25,10 +25,11 @@ from mq_broker.rpc.server import dial
 from mq_broker.rpc.service import EOF, Incoming, Send, sender, stream_handler
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope, decode, encode, split
-from mq_protocol.errors import InvalidRequest, PeerRefused, TritonMQError, Unreachable
+from mq_protocol.errors import IncompatibleVersion, InvalidRequest, PeerRefused, TritonMQError, Unreachable
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES, SNAPSHOT_PART_BYTES
 from mq_protocol.methods import PEER
 from mq_protocol.transport import from_call
+from mq_protocol.versions import Versions, check_overlap
 
 log = logging.getLogger(__name__)
 
@@ -359,6 +360,7 @@ class Links:
         mine.proof = self._proof.of_acceptor(theirs, mine)
         await send(Envelope(pb.LinkHeader(hello=mine)))
         require((await _next_hello(messages)).proof, self._proof.of_dialler(theirs, mine))
+        _check_versions(mine, theirs)
         peer = self._peer(theirs.broker)
         await self._known(peer, theirs.incarnation)
         await send(Envelope(pb.LinkHeader(hello=pb.LinkHello())))
@@ -427,6 +429,7 @@ class Links:
             )
         _check_nonce(theirs)
         require(theirs.proof, self._proof.of_acceptor(mine, theirs))
+        _check_versions(mine, theirs)
         await self._known(peer, theirs.incarnation)
         await send(Envelope(pb.LinkHeader(hello=pb.LinkHello(proof=self._proof.of_dialler(mine, theirs)))))
         await _next_hello(messages)
@@ -535,6 +538,15 @@ async def _next_hello(messages: Messages) -> pb.LinkHello:
 def _check_nonce(hello: pb.LinkHello) -> None:
     if len(hello.nonce) != NONCE_BYTES:
         raise PeerRefused(f"a hello has a nonce of {NONCE_BYTES} bytes: that broker is of another version", pb.PEER_NO_HELLO)
+
+
+def _check_versions(mine: pb.LinkHello, theirs: pb.LinkHello) -> None:
+    """Raises `PeerRefused` if the two speak no protocol in common. To be called once it is proved who they are."""
+    here, there = (Versions.said(each.protocol, each.protocol_oldest, each.release) for each in (mine, theirs))
+    try:
+        check_overlap(f"broker {mine.broker}", here, f"broker {theirs.broker}", there)
+    except IncompatibleVersion as error:
+        raise PeerRefused(str(error), pb.PEER_INCOMPATIBLE) from error
 
 
 def _check_speaker(header: pb.LinkHeader, broker: int, incarnation: int) -> None:

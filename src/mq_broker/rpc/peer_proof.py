@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused
+from mq_protocol.versions import ours
 
 SECRET_BYTES: Final = 32
 NONCE_BYTES: Final = 32
@@ -34,6 +35,7 @@ CLOCKS_APART_MAX_MS: Final = 30_000
 
 _HELLO: Final = struct.Struct(">iqi")
 _CALL: Final = struct.Struct(">iqq")
+_VERSIONS: Final = struct.Struct(">ii")
 
 
 def _now_ms() -> int:
@@ -56,15 +58,24 @@ class PeerProof:
 
     def hello(self, to: int) -> pb.LinkHello:
         """Who this broker is, with a new nonce, without a proof."""
-        return pb.LinkHello(broker=self.broker, incarnation=self.incarnation, to=to, nonce=secrets.token_bytes(NONCE_BYTES))
+        versions = ours()
+        return pb.LinkHello(
+            broker=self.broker,
+            incarnation=self.incarnation,
+            to=to,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            protocol=versions.protocol,
+            protocol_oldest=versions.protocol_oldest,
+            release=versions.release,
+        )
 
     def of_dialler(self, dialler: pb.LinkHello, acceptor: pb.LinkHello) -> bytes:
         """The proof of the broker that dials, over both hellos."""
-        return self._prove(b"link dialled", _said(dialler), _said(acceptor))
+        return self._prove(b"link dialled", _said(dialler), _said(acceptor), *_versions(dialler, acceptor))
 
     def of_acceptor(self, dialler: pb.LinkHello, acceptor: pb.LinkHello) -> bytes:
         """The proof of the broker that was dialled, over both hellos."""
-        return self._prove(b"link accepted", _said(dialler), _said(acceptor))
+        return self._prove(b"link accepted", _said(dialler), _said(acceptor), *_versions(dialler, acceptor))
 
     # ------------------------------------------------------------------ other calls
 
@@ -118,3 +129,10 @@ def require(given: bytes, expected: bytes) -> None:
 
 def _said(hello: pb.LinkHello) -> bytes:
     return _HELLO.pack(hello.broker, hello.incarnation, hello.to) + hello.nonce
+
+
+def _versions(dialler: pb.LinkHello, acceptor: pb.LinkHello) -> tuple[bytes, ...]:
+    """What both say of their versions, if both do: a broker of release 0.2.0 does not, and proves nothing about it."""
+    if not (dialler.protocol and acceptor.protocol):
+        return ()
+    return tuple(_VERSIONS.pack(hello.protocol, hello.protocol_oldest) + hello.release.encode() for hello in (dialler, acceptor))

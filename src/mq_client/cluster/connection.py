@@ -32,6 +32,7 @@ from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
 from mq_protocol.names import INTERNAL_PREFIX, SETTINGS, TopicSettings, check_topic_name, did_you_mean, parse_settings
+from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST, Versions, check_overlap
 
 _ATTEMPT_MS_MAX = 3_000.0
 """One broker's time to answer about metadata, before the next is asked."""
@@ -43,6 +44,8 @@ _REFRESH_MS_MIN = 50.0
 """Refreshes of one topic closer together than this share one answer: many partitions notice a lost leader at once."""
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9a-fA-F:.]+\]|[^\s,:\[\]]+):(?P<port>\d{1,5})")
+
+_MINE = Versions(PROTOCOL, PROTOCOL_OLDEST)
 
 R = TypeVar("R", bound=Message)
 
@@ -332,7 +335,11 @@ class Connection:
     def _ask_any(
         self, request: pb.MetadataRequest, deadline: Deadline, asked: Collection[str] = ()
     ) -> tuple[str, pb.MetadataResponse]:
-        return self._ask_in_turn("Metadata", request, pb.MetadataResponse, deadline, _ATTEMPT_MS_MAX, asked=asked)
+        request.protocol, request.protocol_oldest = _MINE.protocol, _MINE.protocol_oldest
+        address, answer = self._ask_in_turn("Metadata", request, pb.MetadataResponse, deadline, _ATTEMPT_MS_MAX, asked=asked)
+        theirs = Versions.said(answer.protocol, answer.protocol_oldest, answer.release)
+        check_overlap("this client", _MINE, f"the broker at {address}", theirs)
+        return address, answer
 
     def _ask_in_turn(
         self,

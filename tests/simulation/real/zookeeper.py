@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, Listener, LockPlace, TopicChanges, TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists, UnknownTopic
+from mq_protocol.versions import LEVEL
 from tests.simulation.real.loop import PROCESS, Process, VirtualLoop
 
 T = TypeVar("T")
@@ -230,6 +231,12 @@ class Session:
 
     async def brokers(self) -> dict[int, BrokerRegistration]:
         return await self._read(lambda: {broker: each[0] for broker, each in sorted(self._service.registered.items())})
+
+    async def level(self) -> int:
+        return await self._read(lambda: LEVEL)
+
+    async def raise_level(self, level: int) -> int:
+        return await self._read(lambda: max(level, LEVEL))
 
     async def topics(self) -> dict[str, TopicSpec]:
         return await self._read(lambda: {name: spec for name, (_, spec) in sorted(self._service.topics.items())})

@@ -17,6 +17,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from mq_broker.broker.administration.features import describe_broker
 from mq_broker.broker.administration.placement import place
 from mq_broker.broker.administration.rebalancing import resized
 from mq_broker.broker.administration.topic_changes import begun, check_partitions, with_columns, with_settings
@@ -59,6 +60,7 @@ from mq_protocol.names import (
     parse_settings,
 )
 from mq_protocol.sql.ddl import check_column_names, check_schema
+from mq_protocol.versions import Versions, check_overlap, ours
 
 log = logging.getLogger(__name__)
 
@@ -134,10 +136,19 @@ class Admin:
     async def metadata(self, request: pb.MetadataRequest, deadline: float) -> pb.MetadataResponse:
         """The brokers, and the topics that are named (or all that are not internal), as many as fit one answer: `more` says whether
         some did not. Never fails for an unknown topic."""
-        response = pb.MetadataResponse(answered_by=self._shell.broker, coordination=self._coordination.condition)
+        mine = ours()
+        theirs = Versions.said(request.protocol, request.protocol_oldest)
+        check_overlap(f"broker {self._shell.broker}", mine, "this client", theirs)
+        response = pb.MetadataResponse(
+            answered_by=self._shell.broker,
+            coordination=self._coordination.condition,
+            level=self._cluster.level,
+            protocol=mine.protocol,
+            protocol_oldest=mine.protocol_oldest,
+            release=mine.release,
+        )
         for broker in sorted(self._cluster.brokers):
-            known = self._cluster.brokers[broker]
-            response.brokers.add(id=broker, address=known.address, incarnation=known.incarnation, rack=known.rack)
+            describe_broker(self._cluster.brokers[broker], response.brokers.add())
         told = _Told()
         async for name in in_turns(self._asked_for(request)):
             try:

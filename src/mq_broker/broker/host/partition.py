@@ -18,7 +18,7 @@ from mq_broker.broker.host.arriving import bytes_max
 from mq_broker.broker.host.peer_messages import PeerMessages
 from mq_broker.broker.host.quiescence import IN_EARNEST, Rest
 from mq_broker.broker.metadata.topics import Topic
-from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation
+from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation, level_of
 from mq_broker.core.messages import (
     AppendAck,
     AreStaged,
@@ -69,7 +69,15 @@ from mq_broker.storage.interface import Frame, Journal, OpenJournal
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
-from mq_protocol.errors import CoordinationUnavailable, NotLeader, OffsetOutOfRange, OutcomeUnknown, StorageFailed, TritonMQError
+from mq_protocol.errors import (
+    CoordinationUnavailable,
+    IncompatibleVersion,
+    NotLeader,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    StorageFailed,
+    TritonMQError,
+)
 from mq_protocol.limits import READ_BATCHES_MAX
 from mq_protocol.names import OnTotalLoss
 
@@ -264,6 +272,10 @@ class Partition:
         """
         if self.closed:  # while its request was on the way here: nobody would tick it any more
             on_reply(Refused(self._ended))
+            return
+        needed = level_of(operation)
+        if needed > self._shell.level:
+            on_reply(Refused(_not_yet(type(operation).__name__, needed, self._shell.level)))
             return
         request = next(_request_ids)
         self._waiting[request] = _Waiting(on_reply, deadline)
@@ -549,3 +561,10 @@ class Partition:
             observer()
         await self.journal.close()
         self.index.close()
+
+
+def _not_yet(operation: str, needed: int, level: int) -> IncompatibleVersion:
+    return IncompatibleVersion(
+        f"{operation} needs level {needed} of the cluster's features, and the cluster is at level {level}: once every broker "
+        "runs a release that knows it, raise the level with `tritonmq cluster upgrade`"
+    )

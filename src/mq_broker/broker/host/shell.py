@@ -31,6 +31,7 @@ from mq_broker.storage.journal.memory import open_memory_journal
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, StorageFailed, TritonMQError, UnknownPartition, UnknownTopic
+from mq_protocol.versions import FIRST
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Shell:
         tasks: asyncio.TaskGroup,
     ) -> None:
         self.broker = broker
+        self.level = FIRST  # of features, of the cluster
         self.incarnation = incarnation
         self.coordination = coordination
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -13,7 +13,8 @@ from typing import Final
 
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
 from mq_broker.core.messages import LeaderName
-from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
+from mq_protocol.errors import CoordinationUnavailable, IncompatibleVersion, InvalidRequest
+from mq_protocol.versions import FIRST
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class Cluster:
         self._registered = False
         self.topics_changed = asyncio.Event()
         self.brokers: dict[int, BrokerRegistration] = {}
+        self.level = FIRST
+        self._too_old: set[tuple[int, int]] = set()  # lives of brokers that the log has told of
 
     @property
     def live(self) -> tuple[LeaderName, ...]:
@@ -91,6 +94,7 @@ class Cluster:
         await self._read()
 
     async def _read(self) -> None:
+        await self._read_level()
         await self._register()
         found = await self._coordination.brokers()
         if self._registered and self._me.broker not in found:
@@ -100,8 +104,34 @@ class Cluster:
             found = await self._coordination.brokers()
         if not self._registered:
             found.pop(self._me.broker, None)
-        self.brokers = found
+        self.brokers = {broker: registration for broker, registration in found.items() if self._knows_level(registration)}
         self._on_brokers()
+
+    async def _read_level(self) -> None:
+        """Raises `IncompatibleVersion` if this broker does not know the level: its journals may hold what it cannot read."""
+        self.level = await self._coordination.level()
+        if self.level > self._me.versions.level:
+            raise IncompatibleVersion(
+                f"the cluster is at level {self.level} of features, and this broker ({self._me.versions}) knows up to "
+                f"{self._me.versions.level}: start a release that knows it; `tritonmq cluster status` names those that run"
+            )
+
+    def _knows_level(self, registration: BrokerRegistration) -> bool:
+        """Whether that broker may take part: one that does not know the level cannot read all that leaders may write."""
+        if registration.versions.level >= self.level:
+            return True
+        life = registration.broker, registration.incarnation
+        if life not in self._too_old:
+            self._too_old.add(life)
+            log.error(
+                "broker %d (%s) knows features up to level %d, and the cluster is at level %d: it takes no part. Start a newer "
+                "release there",
+                registration.broker,
+                registration.versions,
+                registration.versions.level,
+                self.level,
+            )
+        return False
 
     async def _register(self) -> None:
         if not self._registered:

@@ -1,0 +1,57 @@
+"""The cluster's level of features: what it is, and raising it once every broker knows the next one.
+
+Leaders write no kind of entry above the level, so that brokers of the last release can read everything. It is never lowered: from
+then on a broker that does not know it is treated as if it were not registered (`metadata/brokers.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from mq_broker.broker.metadata.brokers import Cluster
+from mq_broker.broker.metadata.topics import Topics
+from mq_broker.coordination.interface import BrokerRegistration, CoordinationService
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import IncompatibleVersion
+
+log = logging.getLogger(__name__)
+
+
+def describe_broker(registration: BrokerRegistration, into: pb.BrokerInfo) -> None:
+    """The broker as clients are told of it."""
+    into.id, into.address, into.incarnation = registration.broker, registration.address, registration.incarnation
+    into.rack = registration.rack
+    versions = registration.versions
+    into.release, into.level = versions.release, versions.level
+    into.protocol, into.protocol_oldest = versions.protocol, versions.protocol_oldest
+
+
+class Features:
+    """Owns nothing: the level is in the coordination service."""
+
+    def __init__(self, cluster: Cluster, topics: Topics, coordination: CoordinationService) -> None:
+        self._cluster = cluster
+        self._topics = topics
+        self._coordination = coordination
+
+    async def upgrade(self, request: pb.UpgradeRequest, deadline: float) -> pb.UpgradeResponse:
+        """Raise the level as far as every registered broker knows; with `plan` only say so. Raises `IncompatibleVersion` while
+        brokers that hold replicas are not registered, unless it is forced; `CoordinationUnavailable`."""
+        level = await self._coordination.level()
+        brokers = await self._coordination.brokers()
+        target = max(level, min((each.versions.level for each in brokers.values()), default=level))
+        holders = {broker for topic in self._topics.all() for replicas in topic.spec.assignment for broker in replicas}
+        response = pb.UpgradeResponse(level=level, target=target, absent=sorted(holders - set(brokers)))
+        for broker in sorted(brokers):
+            describe_broker(brokers[broker], response.brokers.add())
+        if request.plan or target == level:
+            return response
+        if response.absent and not request.force:
+            raise IncompatibleVersion(
+                f"brokers {list(response.absent)} hold replicas and are not registered, so nobody knows their release: start them, "
+                f"or use --force. With --force they can join again only with a release that knows level {target}"
+            )
+        response.level = await self._coordination.raise_level(target)
+        log.warning("the cluster's level of features was raised from %d to %d", level, response.level)
+        self._cluster.read_again()
+        return response

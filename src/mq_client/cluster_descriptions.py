@@ -1,0 +1,46 @@
+"""What an administrator is told of the cluster's brokers and their versions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mq_protocol import mq_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerDescription:
+    """A live broker. `incarnation` counts the lives of its process. `release` is empty for release 0.2.0, which does not say;
+    `level` is the highest level of features that it knows."""
+
+    id: int
+    address: str
+    incarnation: int
+    rack: str
+    release: str = ""
+    level: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """`coordination`: "connected", "suspended" or "file", as the broker that answered sees it. `level`: of features."""
+
+    brokers: tuple[BrokerDescription, ...]
+    coordination: str
+    answered_by: int
+    level: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """`level`: the cluster's level of features now. `target`: the highest that every registered broker knows. `absent`:
+    brokers that hold replicas and are not registered, so that nobody knows their release."""
+
+    level: int
+    target: int
+    brokers: tuple[BrokerDescription, ...]
+    absent: tuple[int, ...]
+
+
+def described_broker(info: pb.BrokerInfo) -> BrokerDescription:
+    """The broker, as the wire's message describes it."""
+    return BrokerDescription(info.id, info.address, info.incarnation, info.rack, info.release, max(info.level, 1))

@@ -1,0 +1,182 @@
+"""The bytes of every format that is stored or sent, made from values that never change.
+
+    python -m tests.golden      writes them into tests/data/unreleased.json
+
+Run it only if a format was changed on purpose, and say so in COMPATIBILITY.md. With a release the file is renamed to the release's
+number and stays as it is: what was released is read for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from mq_broker.coordination import change_notes, documents
+from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
+from mq_broker.core.entries import Append, Entry, Stage, StagedBatches, TransactionKey
+from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
+from mq_broker.core.machine.window import Placed, SeenUuids
+from mq_broker.core.messages import LeaderName, NodeState
+from mq_broker.storage.codec.frame import encode
+from mq_broker.storage.codec.snapshot import encode_snapshot
+from mq_broker.storage.identity import Cut, LogIdentity
+from mq_broker.storage.journal.segments import pack_mark
+from mq_protocol import mq_pb2 as pb
+from tests.mq_broker.storage.bed import KEY, PLACE, joined, one_of_each_operation, uuid_of
+
+DATA: Final = Path(__file__).parent / "data"
+UNRELEASED: Final = DATA / "unreleased.json"
+
+PAYLOAD: Final = bytes(range(64))
+
+DECIDED: Final = TransactionState(12, "run-1", 3, (StagedBatches("t", 2, (uuid_of(9),), 3, "id"),), False, ("run-0",), changed_us=7)
+SNAPSHOT: Final = Snapshot(
+    40,
+    3,
+    1_700_000_000_000_000,
+    MachineState(
+        100,
+        7,
+        SeenUuids.of([(uuid_of(n), Placed(n, n - 1, 1_000_000 + n)) for n in range(1, 6)]),
+        (StagedBatch(uuid_of(9), KEY, 12, "run-1", 3, 39, 1_000_039, 64, 128),),
+        ((KEY, 11),),
+        (("audit", Cursor(77, "spark", 5)), ("g", Cursor(3, "ephemeral", 6))),
+        (
+            (
+                KEY,
+                TransactionState(12, "run-1", 3, (StagedBatches("t", 2, (uuid_of(9),), 3, "id"),), False, ("run-0",), changed_us=7),
+            ),
+        ),
+        (TransactionKey("dead", ""),),
+    ),
+)
+IDENTITY: Final = LogIdentity("log-1", "boot-1", True, "os", PLACE.topic_id, PLACE.partition, "flights", 2)
+STATE: Final = NodeState(LeaderName(1, 7), 3, ((1, "a"), (2, "b")), 1, "1.7.9", 5)
+TOPIC: Final = TopicSpec("t", "0" * 32, ((1, 2), (2, 1, 3)), b"schema", {"durability": "os"}, {1: Move((2, 3), (2, 1))}, (1,))
+REGISTRATION: Final = BrokerRegistration(3, 17, "h:1", "rack", "h:2", 1 << 20)
+
+
+def golden() -> dict[str, dict[str, str]]:
+    """By format and name: hexadecimal digits, or text as it is stored."""
+    return {"frames": frames(), "stored": stored(), "documents": documents_as_stored(), "messages": messages()}
+
+
+def frames() -> dict[str, str]:
+    """One of each kind of entry."""
+    made = {}
+    for index, operation in enumerate(one_of_each_operation(), start=1):
+        carries = isinstance(operation, Append | Stage)
+        records = len(operation.uuids()) if isinstance(operation, Append) and operation.record_uuids else int(carries)
+        payload = PAYLOAD if carries else b""
+        entry = Entry(
+            index,
+            2,
+            1_000_000 + index,
+            operation,
+            uuid_of(index) if carries else bytes(16),
+            records,
+            len(payload),
+            2 * len(payload),
+        )
+        made[f"{index:02d} {type(operation).__name__}"] = joined([encode(PLACE, entry, (payload,) if payload else ())]).hex()
+    return made
+
+
+def stored() -> dict[str, str]:
+    """Other bytes in a partition's directory."""
+    return {"snapshot": encode_snapshot(PLACE, SNAPSHOT).hex(), "flushed": pack_mark(PLACE, 40).hex()}
+
+
+class _Kept:
+    """What is stored, in place of a disk."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def replace(self, _path: Path, data: bytes) -> None:
+        self.data = data
+
+
+def _identity(identity: LogIdentity) -> str:
+    kept: Any = _Kept()
+    identity.store(Path(), kept)
+    text: str = kept.data.decode()
+    return text
+
+
+def documents_as_stored() -> dict[str, str]:
+    """JSON and text, of ZooKeeper and of a partition's directory."""
+    cut = LogIdentity(**{**_fields(IDENTITY), "cut": Cut(1, 200, 4, "aside-1", "torn")})
+    return {
+        "log.json": _identity(IDENTITY),
+        "log.json with a cut": _identity(cut),
+        "state": documents.dump(documents.state_to_json(STATE)).decode(),
+        "topic": documents.dump(documents.topic_to_json(TOPIC)).decode(),
+        "registration": documents.dump(documents.registration_to_json(REGISTRATION)).decode(),
+        "topic_changes": change_notes.with_change(change_notes.with_change(b"", 4, "a"), 5, "t").decode(),
+    }
+
+
+def _fields(identity: LogIdentity) -> dict[str, Any]:
+    return {name: getattr(identity, name) for name in identity.__dataclass_fields__}
+
+
+def messages() -> dict[str, str]:
+    """Every message of mq.proto, with something in each field."""
+    made = {}
+    for name in sorted(pb.DESCRIPTOR.message_types_by_name):
+        made[name] = filled(getattr(pb, name)).SerializeToString(deterministic=True).hex()
+    return made
+
+
+def filled(kind: Any, depth: int = 3) -> Any:
+    """A message with a value of its own in each field; of a `oneof` the last one stays."""
+    message = kind()
+    for field in kind.DESCRIPTOR.fields:
+        _fill(message, field, depth)
+    return message
+
+
+def _fill(message: Any, field: FieldDescriptor, depth: int) -> None:
+    into = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        key, value = (_value(each, number) for each, number in zip(field.message_type.fields, (1, 2), strict=True))
+        into[key] = value
+    elif field.message_type is not None:
+        if depth:
+            (into.add() if field.is_repeated else into).CopyFrom(filled(_class(field.message_type), depth - 1))
+    elif field.is_repeated:
+        into.extend(_value(field, number) for number in (0, 1))
+    else:
+        setattr(message, field.name, _value(field, 0))
+
+
+def _class(descriptor: Descriptor) -> Any:
+    return getattr(pb, descriptor.name)
+
+
+def _value(field: FieldDescriptor, step: int) -> Any:
+    match field.cpp_type:
+        case FieldDescriptor.CPPTYPE_STRING:
+            text = f"{field.name} {step} ö"
+            return text if field.type == FieldDescriptor.TYPE_STRING else text.encode()
+        case FieldDescriptor.CPPTYPE_BOOL:
+            return True
+        case FieldDescriptor.CPPTYPE_ENUM:
+            return field.enum_type.values[min(1, len(field.enum_type.values) - 1)].number
+        case FieldDescriptor.CPPTYPE_INT32 | FieldDescriptor.CPPTYPE_INT64:
+            return -(field.number * 1_000 + step)
+        case _:
+            return field.number * 1_000 + step
+
+
+def main() -> None:
+    DATA.mkdir(exist_ok=True)
+    UNRELEASED.write_text(json.dumps(golden(), indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
