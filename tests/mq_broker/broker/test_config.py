@@ -1,0 +1,91 @@
+"""What a broker may be told, and which addresses follow from it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.config import BrokerConfig
+from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_protocol.errors import InvalidSetting
+from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX, NAME_BYTES_MAX
+
+HERE = socket.gethostname()
+
+
+def config(listen: str = "127.0.0.1:0", broker: int = 1, **fields: Any) -> BrokerConfig:
+    return BrokerConfig(broker, listen, Path("data"), **fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"broker": 0}, "--id"),
+        ({"broker": 1 << 31}, "--id"),
+        ({"listen": "127.0.0.1"}, "--listen"),
+        ({"advertised": "there"}, "--advertise"),
+        ({"peer_listen": "there:port"}, "--peer-listen"),
+        ({"peer_advertised": "there:70000"}, "--peer-advertise"),
+        ({"message_bytes_max": CLIENT_MESSAGE_BYTES_MAX - 1}, "--message-bytes-max"),
+        ({"message_bytes_max": MESSAGE_BYTES_MAX + 1}, "--message-bytes-max"),
+        ({"connections_max": 0}, "--connections-max"),
+        ({"memory_high": MEMORY_HIGH_FLOOR - 1}, "--memory-high"),
+        ({"memory_high": 1}, "--memory-high"),
+        ({"dedup_memory_max": 0}, "--dedup-memory-max"),
+        ({"topic_name_max": 0}, "--topic-name-max"),
+        ({"topic_name_max": NAME_BYTES_MAX + 1}, "--topic-name-max"),
+    ],
+)
+def test_what_is_out_of_range_is_refused_by_the_name_of_its_option(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidSetting, match=named):
+        config(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"broker": (1 << 31) - 1},
+        {"message_bytes_max": CLIENT_MESSAGE_BYTES_MAX},
+        {"message_bytes_max": MESSAGE_BYTES_MAX},
+        {"connections_max": 1},
+        {"memory_high": 0},
+        {"memory_high": MEMORY_HIGH_FLOOR},
+        {"dedup_memory_max": 1},
+        {"topic_name_max": 1},
+        {"topic_name_max": NAME_BYTES_MAX},
+    ],
+)
+def test_the_ends_of_each_range_are_in_it(fields: dict[str, Any]) -> None:
+    config(**fields)
+
+
+def test_clients_dial_what_was_advertised_or_else_where_it_listens_by_this_machines_name_if_that_is_anywhere() -> None:
+    assert config("127.0.0.1:0").address(7) == "127.0.0.1:7"
+    assert config(advertised="there:9").address(7) == "there:9"
+    for anywhere in ("0.0.0.0:0", "[::]:0", ":0"):
+        assert config(anywhere).address(7) == f"{HERE}:7"
+
+
+def test_brokers_are_served_at_a_free_port_of_the_same_host_unless_another_place_is_given() -> None:
+    assert config("10.0.0.1:7400").peers_at == "10.0.0.1:0"
+    assert config(peer_listen="10.0.0.2:9").peers_at == "10.0.0.2:9"
+
+
+def test_brokers_dial_what_was_advertised_to_them_or_the_host_that_they_or_else_clients_are_told() -> None:
+    assert config("10.0.0.1:7400").peer_address(8) == "10.0.0.1:8"
+    assert config("10.0.0.1:7400", advertised="there:9").peer_address(8) == "10.0.0.1:8"
+    assert config("0.0.0.0:7400", advertised="there:9").peer_address(8) == "there:8"
+    assert config("0.0.0.0:7400").peer_address(8) == f"{HERE}:8"
+    assert config("0.0.0.0:7400", advertised="there:9", peer_listen="10.0.0.2:0").peer_address(8) == "10.0.0.2:8"
+    assert config(peer_advertised="elsewhere:5").peer_address(8) == "elsewhere:5"
+
+
+def test_a_broker_without_a_zookeeper_stands_alone() -> None:
+    assert isinstance(config().make_coordination(), FileCoordination)
+    assert isinstance(config(zookeeper="127.0.0.1:2181").make_coordination(), ZooKeeperCoordination)
+    given: Any = object()
+    assert config(zookeeper="127.0.0.1:2181", coordination=lambda: given).make_coordination() is given
