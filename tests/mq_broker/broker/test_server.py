@@ -203,3 +203,22 @@ def test_a_broker_that_stands_alone_has_no_peer_port(tmp_path: Path) -> None:
         await broker.stop()
 
     asyncio.run(scenario())
+
+
+def test_a_broker_that_has_stopped_leaves_no_threads_behind_that_worked_for_its_clients(tmp_path: Path) -> None:
+    def working() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith(("check-batch", "filter-rows"))]
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", *range(10_000))
+            await broker.fetch("t", 0, 1, filter="n = 1")
+            assert len({name.rpartition("_")[0] for name in working()}) == 2
+
+        async def none() -> bool:
+            return not working()
+
+        await until(none)
+
+    asyncio.run(scenario())

@@ -301,3 +301,24 @@ def test_the_cluster_refuses_what_it_cannot_do(zookeeper: str, tmp_path: Path) -
                 await twin.start()
 
     asyncio.run(scenario())
+
+
+def test_a_broker_that_has_stopped_cleanly_is_named_as_leader_by_no_node(zookeeper: str, tmp_path: Path) -> None:
+    """It stands back while it still has its session: nobody needs to notice first that it is gone."""
+
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            info = await cluster[1].create_topic("t", partitions=2, replicas=3)
+            leader = info.partitions[0].leader
+            await cluster[leader].produce("t", 1)
+            witness = cluster[1 + leader % 3].config.make_coordination()
+            await witness.start(lambda _event: None)
+            try:
+                await cluster[leader].stop()
+                found = await witness.read_state(info.topic_id, 0)
+            finally:
+                await witness.stop()
+            assert found is not None
+            assert found[1].leader is None or found[1].leader.broker != leader
+
+    asyncio.run(scenario())
