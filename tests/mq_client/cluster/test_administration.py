@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -24,6 +25,7 @@ from mq_client.errors import (
     UnknownTransaction,
     Unreachable,
 )
+from mq_client.group_descriptions import described_group, freshness
 from mq_protocol import mq_pb2 as pb
 from tests.mq_client.cluster.scripted import Scripted, told, topic_info
 
@@ -647,3 +649,31 @@ def test_a_group_that_cannot_be_is_refused_before_anything_is_asked(admin: Admin
         with pytest.raises(InvalidRequest):
             refused()
     assert scripted.asked == []
+
+
+# ---------------------------------------------------------------- what a group's description says
+
+
+def test_a_group_is_behind_by_all_its_partitions_together_and_as_old_as_the_oldest() -> None:
+    told_ = [
+        cursor(partition=0, offset=5, log_end_offset=9, lag_bytes=40, lag_us=7),
+        cursor(partition=1, offset=9, log_end_offset=3, lag_bytes=2, lag_us=9),
+    ]
+    found = described_group("g", told_, ["b:3"])
+    assert [each.lag for each in found.cursors] == [4, 0]
+    assert (found.lag, found.lag_bytes, found.lag_us, found.silent) == (4, 42, 9, ("b:3",))
+    assert described_group("g", [], []).lag_us == 0
+    assert [each.member for each in found.cursors] == ["", ""]
+    assert described_group("g", [cursor(members=["only"])], []).cursors[0].member == "only"
+
+
+def test_of_two_words_the_leaders_holds_then_the_newer_leadership_then_the_later_move() -> None:
+    newest = [
+        cursor(offset=1, leads=True),
+        cursor(offset=2, leader_epoch=9),
+        cursor(offset=3, leader_epoch=8, moved_us=7),
+        cursor(offset=4, leader_epoch=8, moved_us=6, log_end_offset=5),
+        cursor(offset=5, leader_epoch=8, moved_us=6, log_end_offset=4),
+    ]
+    for newer, older in itertools.pairwise(newest):
+        assert freshness(newer) > freshness(older)

@@ -302,6 +302,7 @@ def test_a_value_at_the_edge_of_what_fits_is_refused(words: str, given: object, 
     ("words", "given", "kept"),
     [
         ("float", np.int64(16_777_216), 16_777_216.0),
+        ("float", np.float64(0.1), struct.unpack("<f", struct.pack("<f", 0.1))[0]),
         ("float", 0, 0.0),
         ("float", -0.0, 0.0),
         ("decimal(3,2)", Decimal("9.99"), Decimal("9.99")),
