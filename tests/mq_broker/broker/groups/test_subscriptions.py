@@ -381,7 +381,7 @@ def test_a_partition_has_so_many_groups_and_a_group_so_many_members_and_more_are
             assert isinstance(from_wire(third.error), TooManyMembers)
             assert "has 2 members" in third.error.message
             assert isinstance(from_wire(other.error), TooManyGroups)
-            assert "delete groups" in other.error.message
+            assert "delete unused groups" in other.error.message
             positions = [pb.CursorPosition(topic="t", partition=0, offset=0)]
             answer = await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="h", positions=positions, kind="spark"))
             assert isinstance(from_wire(answer.partitions[0].error), TooManyGroups)

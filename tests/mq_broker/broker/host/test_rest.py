@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +20,9 @@ ACK = AppendAck(3, 1, "log", 5, 9, 9, 1)
 REQUEST = TransferLeadership(2, 99)
 
 
-def replica(*, leading: bool, at_rest: bool = True) -> Any:
-    return SimpleNamespace(leading=leading, at_rest=at_rest)
+def replica(*, leading: bool, at_rest: bool = True, contact_ms: int | None = None) -> Any:
+    """Led by broker 2 in epoch 5. `contact_ms`: since when that broker has been in contact."""
+    return SimpleNamespace(leading=leading, at_rest=at_rest, led_by=(2, 5), contact_ms=contact_ms)
 
 
 LEADER, FOLLOWER = replica(leading=True), replica(leading=False)
@@ -62,6 +64,42 @@ def test_a_follower_goes_to_rest_sooner_if_it_has_heard_its_leader_lately() -> N
     assert not silent.settled(FOLLOWER, 600), "heard 500 ms ago: its leader may be gone"
     silent.told(HEARTBEAT, 601)
     assert silent.settled(FOLLOWER, 601)
+
+
+def test_a_follower_whose_leaders_broker_is_in_contact_rests_once_it_has_heard_it_since_that_began() -> None:
+    rest = awake()
+    rest.told(HEARTBEAT, 100)
+    assert not rest.settled(replica(leading=False, contact_ms=101), 700)
+    assert rest.settled(replica(leading=False, contact_ms=100), 60_000), "however long ago: brokers would say if it led no more"
+
+
+@pytest.mark.parametrize("stranger", [replace(HEARTBEAT, leader=3), replace(HEARTBEAT, leader_epoch=4)])
+@pytest.mark.parametrize("contact_ms", [None, 0])
+def test_who_heard_another_leader_last_does_not_rest(stranger: AppendEntries, contact_ms: int | None) -> None:
+    rest = awake()
+    rest.told(HEARTBEAT, 690)
+    rest.told(stranger, 695)
+    assert not rest.settled(replica(leading=False, contact_ms=contact_ms), 700)
+
+
+def test_an_answer_of_who_leads_no_more_or_to_another_epoch_wakes_and_that_leader_must_be_heard_again() -> None:
+    leads = replica(leading=True)
+    rest = asleep()
+    assert not rest.spoken_to(ACK, leads), "it answers a heartbeat of this epoch"
+    assert rest.spoken_to(replace(ACK, leader_epoch=4), leads)
+    follower = asleep(FOLLOWER)
+    assert follower.spoken_to(ACK, FOLLOWER), "a follower is answered by nobody"
+    follower.wake(2_000)
+    assert not follower.spoken_to(ACK, FOLLOWER), "it is awake"
+    follower.told(HEARTBEAT, 2_400)
+    assert not follower.settled(FOLLOWER, 2_000)
+    assert follower.settled(FOLLOWER, 2_500)
+    follower.spoken_to(replace(ACK, follower=2), FOLLOWER)
+    follower.wake(3_000)
+    assert not follower.settled(FOLLOWER, 3_000)
+    assert not follower.settled(FOLLOWER, 3_501)
+    follower.told(HEARTBEAT, 3_502)
+    assert follower.settled(FOLLOWER, 3_502)
 
 
 def test_who_has_something_under_way_does_not_go_to_rest() -> None:
@@ -130,8 +168,8 @@ def test_a_follower_is_patient_for_a_while_after_it_heard_its_leader() -> None:
 class Ticked:
     """A replica that counts its ticks."""
 
-    def __init__(self, *, leading: bool = True, impatient: bool = False) -> None:
-        self.leading, self.closed = leading, False
+    def __init__(self, *, leading: bool = True, impatient: bool = False, in_contact: bool = False) -> None:
+        self.leading, self.closed, self.in_contact = leading, False, in_contact
         self.ticks = self.woken = 0
         self.rest: Any = SimpleNamespace(impatient=lambda _now_ms: impatient)
 
@@ -142,15 +180,25 @@ class Ticked:
         self.woken += 1
 
 
-def test_at_rest_a_leader_is_ticked_and_a_follower_woken_once_it_is_impatient() -> None:
+@pytest.mark.parametrize(
+    ("one", "audit", "ticked", "woken"),
+    [
+        (Ticked(), False, 1, 0),
+        (Ticked(leading=False), False, 0, 0),
+        (Ticked(leading=False, impatient=True), False, 0, 1),
+        (Ticked(in_contact=True), False, 0, 0),
+        (Ticked(leading=False, impatient=True, in_contact=True), False, 0, 0),
+        (Ticked(in_contact=True), True, 1, 0),
+        (Ticked(leading=False, impatient=True), True, 1, 0),
+    ],
+    ids=["leads", "follows", "impatient", "leads in contact", "follows in contact", "audit in contact", "audit"],
+)
+def test_who_is_ticked_and_who_is_woken_at_rest(one: Any, audit: bool, ticked: int, woken: int) -> None:
     ticking = Ticking()
-    leader, patient, impatient = Ticked(), Ticked(leading=False), Ticked(leading=False, impatient=True)
-    for each in (leader, patient, impatient):
-        one: Any = each
-        ticking.add(one)
-        ticking.slept(one)
-        ticking._tick_at_rest(one, 1, 1.0)
-    assert [(each.ticks, each.woken) for each in (leader, patient, impatient)] == [(1, 0), (0, 0), (0, 1)]
+    ticking.add(one)
+    ticking.slept(one)
+    ticking._tick_at_rest(one, 1, 1.0, audit=audit)
+    assert (one.ticks, one.woken) == (ticked, woken)
     assert ticking.awake == 0
 
 
@@ -163,7 +211,7 @@ def test_nothing_is_kept_of_a_replica_that_was_closed_awake_or_at_rest() -> None
     ticking.slept(other)
     one.closed = other.closed = True
     ticking._tick(one, 1, 1.0)
-    ticking._tick_at_rest(other, 1, 1.0)
+    ticking._tick_at_rest(other, 1, 1.0, audit=True)
     assert (one.ticks, other.ticks) == (0, 0)
     assert not ticking._slices
     assert ticking.awake == 0
