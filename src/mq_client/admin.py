@@ -208,11 +208,15 @@ class Admin:
     ) -> TopicDescription:
         """Change a topic while it is in use.
 
-        `partitions`: more than there are; records with a key go by the new number once their producer knows of it. `replicas`:
-        copies of each, on their way when this returns (`moves`). `add_columns`: nullable ones, put behind those of a typed topic,
-        as an Arrow schema or in Spark's words; what is stored already has nulls there, and producers that do not know them go on.
-        `settings`: None for the default again. Raises `UnknownTopic`, `InvalidRequest` for fewer partitions and for any other
-        change of columns, `InvalidSetting` naming those that can be changed, `NotEnoughBrokers`.
+        - `partitions`: the new number, more than before. Records with a key go by the new number once their producer
+          knows it.
+        - `replicas`: copies of each partition. The copies are on their way when this returns: see `moves`.
+        - `add_columns`: nullable columns to add to a typed topic, as an Arrow schema or as Spark's DDL. They are null
+          in stored rows, and in rows of producers that do not know them.
+        - `settings`: None restores the default.
+
+        Raises `UnknownTopic`, `InvalidRequest` for fewer partitions and for any other change of columns,
+        `InvalidSetting` naming the settings that can be changed, `NotEnoughBrokers`.
         """
         check_topic_name(name)
         given = {setting: "" if value is None else str(value) for setting, value in settings.items()}
@@ -228,7 +232,7 @@ class Admin:
         return _describe(answer.topic)
 
     def delete_topic(self, name: str, *, if_empty: bool = False) -> None:
-        """Delete it and everything in it. Raises `UnknownTopic`.
+        """Delete the topic and everything in it. Raises `UnknownTopic`.
 
         `if_empty`: only if it holds no record, else raises `TopicNotEmpty`. That is asked before the deletion: a record
         that is published at the same time may be deleted with the topic.
@@ -248,10 +252,12 @@ class Admin:
         self._connection.forget(name)
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
-        """`{partition: (log_start_offset, log_end_offset)}` of what is committed; `end - start` is the number of records.
+        """`{partition: (log_start_offset, log_end_offset)}` of what is committed; `end - start` is the number of
+        records.
 
-        Each partition's leader answers. Of one that nobody has led for some seconds, its other replicas say what they know to be
-        committed, which may be a little less. Raises `PartitionUnavailable` if they know nothing of it, `UnknownTopic`.
+        Each partition's leader answers. If it has had no leader for some seconds, its other replicas answer with what
+        they know to be committed, which may be a little less. Raises `PartitionUnavailable` if they know nothing of
+        it, `UnknownTopic`.
         """
         found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), or_replicas=True)
         return {number: (found[number].log_start_offset, found[number].log_end_offset) for number in sorted(found)}
@@ -292,18 +298,19 @@ class Admin:
     # ------------------------------------------------------------------ where replicas are
 
     def move_partition(self, topic: str, partition: int, to: Sequence[int]) -> None:
-        """Send a partition on its way to the brokers `to`, in order of rank. It goes on by itself from then on, while the partition
-        is written to and read: `moves` says how far it is. Raises `InvalidRequest`, `UnknownTopic`, `UnknownPartition`."""
+        """Start to move a partition to the brokers `to`, in order of rank. The move continues by itself while the
+        partition is written and read. `moves` shows how far it is. Raises `InvalidRequest`, `UnknownTopic`,
+        `UnknownPartition`."""
         self.start_moves([PartitionMove(topic, partition, (), tuple(to))])
 
     def cancel_move(self, topic: str, partition: int) -> None:
-        """Send it back to where it came from. One that has arrived stays."""
+        """Send the partition back to its former brokers. A partition that has arrived stays."""
         check_topic_name(topic, internal=True)
         request = pb.StartMovesRequest(moves=[pb.PartitionMove(topic=topic, partition=partition)], cancel=True)
         self._connection.ask_any("StartMoves", request, pb.StartMovesResponse, Deadline(self._timeout_ms), [])
 
     def start_moves(self, moves: Sequence[PartitionMove]) -> None:
-        """As `move_partition`, for many: all of a topic or none of it."""
+        """Start many moves, as `move_partition` does: all moves of a topic or none of them."""
         if not moves:
             return
         deadline = Deadline(self._timeout_ms)
@@ -325,7 +332,7 @@ class Admin:
             self._connection.ask_any("StartMoves", request, pb.StartMovesResponse, deadline, [])
 
     def moves(self) -> list[PartitionMove]:
-        """All partitions on their way now, by topic and number."""
+        """All moves that are under way, by topic and partition."""
         return self._moves(0)[0]
 
     def needed_by(self, broker: int) -> int:
@@ -354,8 +361,8 @@ class Admin:
         return [_move(move) for move in found.moves]
 
     def transfer_leadership(self, topic: str, partition: int, to: int) -> None:
-        """Let broker `to` lead: returns once it does. Raises `InvalidRequest` if it holds no replica, `NotEnoughReplicas` if it is
-        not in sync in time."""
+        """Hand leadership over to broker `to`, and return once it leads. Raises `InvalidRequest` if it holds no
+        replica, `NotEnoughReplicas` if it is not in sync in time."""
         check_topic_name(topic, internal=True)
         request = pb.LeadRequest(topic=topic, partition=partition, broker=to)
         deadline = Deadline(self._timeout_ms)
@@ -363,10 +370,11 @@ class Admin:
         self._connection.forget(topic)
 
     def recover_partition(self, topic: str, partition: int, *, from_broker: int | None = None, force: bool = False) -> Recovery:
-        """Let a partition go on whose every in-sync log is gone: from the log of `from_broker`, else from the one that has most.
+        """Unclean recovery of a partition that has lost every in-sync log: it continues with the log of
+        `from_broker`, or with the newest log that is left.
 
-        Raises `InvalidRequest` saying which broker has, or may have, a log in sync: with `force` it is given up. What is lost is in
-        the answer, and readers at a lost offset are told so once.
+        Raises `InvalidRequest` if a broker has, or may have, an in-sync log, and names that broker. With `force` such
+        a log is given up. The answer says what is lost. Readers at a lost offset are told once.
         """
         check_topic_name(topic, internal=True)
         unclear: list[str] = []
@@ -485,8 +493,8 @@ class Admin:
         return dict(sorted(places.items()))
 
     def move_group(self, name: str, positions: Mapping[str, Mapping[int, int]]) -> None:
-        """Move the group's cursors to `positions[topic][partition]`, also back: nobody else can. Members that are running go on
-        from where they are. A Spark query goes by its checkpoint: it only shows another lag until its next report."""
+        """Move the group's cursors to `positions[topic][partition]`, forward or back. Running members continue from
+        where they are. A Spark query follows its checkpoint: it only shows another lag until its next report."""
         check_group_name(name)
         for topic, offsets in positions.items():
             if any(offset < 0 for offset in offsets.values()):
@@ -532,8 +540,9 @@ class Admin:
     # ------------------------------------------------------------------ transactions
 
     def transactions(self, query: str = "") -> list[TransactionDescription]:
-        """What exactly-once queries have decided and staged: all of them, or the one meant, by its id or as it is listed. What pins
-        a journal comes first. Empty if there is nothing. Raises `Unreachable` if no broker answers."""
+        """What exactly-once queries have decided and staged: all queries, or one by its id or its listed name.
+        Queries that keep a journal from being shortened come first. Empty if there are none. Raises `Unreachable` if
+        no broker answers."""
         return list_transactions(self._connection, query, Deadline(self._timeout_ms))
 
     def abort_transaction(self, query: str) -> AbortedTransaction:

@@ -32,22 +32,24 @@ __all__ = ["Consumer", "ConsumerRecord", "RecordQueue"]
 
 
 class Consumer:
-    """Subscribes to topics and yields their records. Thread-safe; iterate it, or take from the queues of `records()`.
+    """Subscribes to topics and yields their records. Thread-safe: iterate it, or take from the queues of `records()`.
 
-    `start`: where to begin in a partition in which the group has no place yet (or always, without a group): "latest", "earliest",
-    an offset, or a datetime. Partitions added while it runs are found within seconds and begin at their first record. `idle_ms`:
-    iteration ends when nothing has come for so long; None: only `stop` ends it. `buffer_bytes_max`: what each broker may have
-    pushed that was not taken. `settle_ms`: how often a group's place is told. `timeout_ms`: for everything that is asked. A record
-    counts as done with when the next one is asked for. `member_id`: this consumer's own, made by chance unless given; while another
-    process has it, `MemberInUse` is raised after 20 s at most.
+    A record is settled when the next one is asked for.
 
-    `ephemeral`: the group, its place in every partition, is deleted 30 s after its last member is gone. All its members say so, or
-    none: who says otherwise than the group was made is refused when a partition is opened (`InvalidRequest`).
+    - `start`: where to begin in a partition in which the group has no cursor, or always without a group: "latest",
+      "earliest", an offset, or a datetime. Partitions that are added later are found within seconds, and begin at
+      their first record.
+    - `idle_ms`: iteration ends when no record has arrived for this time. None: only `stop` ends it.
+    - `buffer_bytes_max`: bytes that each broker may have pushed and that were not taken yet.
+    - `settle_ms`: how often the group's cursor is sent to the brokers. `timeout_ms`: for each request.
+    - `member_id`: the id of this consumer in its group, random unless given. While another live process has it,
+      `MemberInUse` is raised after 20 s at most.
+    - `ephemeral`: the group and its cursors are deleted 30 s after its last member has left. All members must agree
+      on it: a member that says otherwise is refused when a partition is opened (`InvalidRequest`).
+    - `key_deserializer`, `value_deserializer`: turn the bytes of a record into keys and values: "json", "string",
+      "bytes", a callable, or a name of the entry point group `tritonmq.serializers`. serializers.py describes each.
 
-    `key_deserializer`, `value_deserializer`: what to make of the bytes of a record that are there: "json", "string", "bytes", a
-    callable, or a name of the entry point group `tritonmq.serializers` (serializers.py).
-
-    Raises `InvalidSetting` for a value that makes no sense.
+    Raises `InvalidSetting` for a value that is not allowed.
     """
 
     def __init__(

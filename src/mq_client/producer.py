@@ -58,25 +58,32 @@ _partition_of_key = functools.lru_cache(maxsize=1 << 16)(partition_for_key)
 
 
 class Producer:
-    """Publishes to topics. Thread-safe; one for a process is enough.
+    """Publishes records and tables to topics. Thread-safe: one producer for a process is enough.
 
-    Order is kept within a partition, over retries and changes of leader too. A record that is acknowledged is there once.
+    Order is kept within a partition, also over retries and changes of leader. An acknowledged record is in the log
+    once.
 
-    `acks`: "all" (every in-sync replica has it, as durable as the topic says), "leader", "none".
-    `timeout_ms`: from a batch's first record to giving it up: waiting here behind others, and retries, are included.
-    `publish_ms_max`: how long `publish` waits for room before it raises `Overloaded`; half of `timeout_ms` if not given, as later
-    there is always some, when the oldest records have been given up.
-    `retries`: attempts beyond the first within that time. `max_in_flight`: unanswered batches a partition.
-    `linger_ms`: how long a batch waits for more records. `batch_bytes_max`: when it closes at once.
-    `compression`: of batches: None or "none", "lz4", "zstd". "gzip" and "zlib" store zstd, "snappy" lz4: Arrow has no others.
-    `buffer_bytes_max`: what may be unacknowledged in all.
-    `partitioner`: who chooses the partition of a record for which none is named: "key", "sticky", "round_robin", "random", a
-    callable, or a name of the entry point group `tritonmq.partitioners` (partitioners.py says what each does).
-    `key_serializer`, `value_serializer`: what makes bytes of what `publish` is given (of a topic with a schema: of keys only):
-    "json", "string", "bytes", a callable, or a name of the entry point group `tritonmq.serializers` (serializers.py).
-    `metadata_age_ms_max`: partitions and columns that are added to a topic are known after so long; when one is named, at once.
+    - `acks`: when a record counts as sent. "all": every in-sync replica has it, as durably as the topic says.
+      "leader": the leader has it. "none": no answer is waited for.
+    - `timeout_ms`: how long a batch is tried, from its first record on. It includes the wait behind other batches,
+      and retries.
+    - `publish_ms_max`: how long `publish` waits for room in the buffer before it raises `Overloaded`. Default: half
+      of `timeout_ms`.
+    - `retries`: attempts after the first one, within `timeout_ms`. `max_in_flight`: unanswered batches of one
+      partition.
+    - `linger_ms`: how long a batch waits for more records. `batch_bytes_max`: the size at which it is sent at once.
+    - `compression`: None or "none", "lz4", "zstd". "gzip" and "zlib" stand for zstd, "snappy" for lz4, because Arrow
+      has no others.
+    - `buffer_bytes_max`: unacknowledged bytes of all partitions together.
+    - `partitioner`: chooses the partition of a record that names none: "key", "sticky", "round_robin", "random", a
+      callable, or a name of the entry point group `tritonmq.partitioners`. partitioners.py describes each.
+    - `key_serializer`, `value_serializer`: turn keys and values into bytes (for a typed topic only keys): "json",
+      "string", "bytes", a callable, or a name of the entry point group `tritonmq.serializers`. serializers.py
+      describes each.
+    - `metadata_age_ms_max`: the time after which added partitions and columns are known. One that is named is looked
+      up at once.
 
-    Raises `InvalidSetting` for a value that makes no sense. Nothing is connected before the first use.
+    Raises `InvalidSetting` for a value that is not allowed. No connection is made before the first use.
     """
 
     def __init__(
