@@ -46,6 +46,9 @@ class Service:
         self.registrations += 1
         self.registered[me.broker] = me
 
+    async def level(self) -> int:
+        return 1
+
     async def brokers(self) -> dict[int, BrokerRegistration]:
         found = dict(self.registered)
         if self.meanwhile:
