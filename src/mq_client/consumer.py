@@ -37,7 +37,8 @@ class Consumer:
     A record is settled when the next one is asked for.
 
     - `start`: where to begin in a partition in which the group has no cursor, or always without a group: "latest",
-      "earliest", an offset, or a datetime. Partitions that are added later are found within seconds, and begin at
+      "earliest", an offset, or a datetime. An offset outside the log is moved to its nearer end, and a warning says
+      so, once for a topic. Partitions that are added later are found within seconds, and begin at
       their first record.
     - `idle_ms`: iteration ends when no record has arrived for this time. None: only `stop` ends it.
     - `buffer_bytes_max`: bytes that each broker may have pushed and that were not taken yet.

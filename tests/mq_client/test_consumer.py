@@ -69,6 +69,39 @@ def test_a_setting_that_makes_no_sense_is_named(wrong: dict[str, object]) -> Non
         Consumer("127.0.0.1:1", **wrong)  # type: ignore[arg-type]
 
 
+def test_a_start_outside_the_log_is_moved_to_its_end_and_told_once_for_a_topic(
+    admin: Admin, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin.create_topic(topic, partitions=3)
+    with Producer(bootstrap) as producer:
+        for partition in range(3):
+            producer.publish(topic, "early", partition=partition).result(10)
+        with Consumer(bootstrap, start=99) as consumer, Consumer(bootstrap, start=1) as fitting:
+            consumer.subscribe(topic)
+            fitting.subscribe(topic)
+            producer.publish(topic, "late", partition=1).result(10)
+            for each in (consumer, fitting):
+                record = each.take(10_000)
+                assert record is not None
+                assert (record.offset, record.value) == (1, b"late")
+    [words] = [words for words in caplog.messages if "consumed from offset" in words]
+    assert "from offset 1, not 99: it ends at offset 1" in words
+
+
+def test_a_start_below_what_is_kept_is_told(admin: Admin, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+    admin.create_topic(topic)
+    with Producer(bootstrap) as producer:
+        producer.publish(topic, "early").result(10)
+        producer.publish(topic, "late").result(10)
+    admin.purge(topic, before=1)
+    with Consumer(bootstrap, start=0) as consumer:
+        consumer.subscribe(topic)
+        record = consumer.take(10_000)
+        assert record is not None
+        assert record.value == b"late"
+    assert "from offset 1, not 0: what is before offset 1 is no longer kept" in caplog.text
+
+
 def test_what_is_published_after_start_is_pushed(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic, partitions=3)
     publish(bootstrap, topic, range(10), 3)

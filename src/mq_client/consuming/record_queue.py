@@ -49,6 +49,7 @@ class ConsumerRecord(NamedTuple):
 class PartitionPlace:
     """Where a consumer is in one partition. Offsets: each the next one.
 
+    `asked`: the offset at which it was to begin, if it was to begin at one.
     `added`: the topic was given it while it was consumed: without a position it begins at its first record.
     `began`: where it was first opened; `position`: to receive; `taken`: to hand out; `processed`: all below is done with.
     Of the stream it is opened on, whose broker is at `address`: `pushed`: what came, again perhaps; `settled`: what the broker
@@ -69,6 +70,7 @@ class PartitionPlace:
     answered: bool = False
     address: str | None = None
     added: bool = False
+    asked: int | None = None
     in_use: tuple[TritonMQError, Deadline] | None = None
 
     @property

@@ -81,6 +81,7 @@ class Subscriptions:
         self.views: dict[str, TopicView] = {}
         self._settle_s = settle_s
         self._sessions: dict[str, _Session] = {}
+        self._told_of_start: set[str] = set()
         self._held: dict[str, int] = {}  # bytes that are here of what each broker has pushed, on whichever stream
         self._look = False  # something is to be opened now
         self._failed = False  # something is to be opened again, in its time
@@ -326,6 +327,8 @@ class Subscriptions:
     def _activate(self, place: PartitionPlace, offset: int) -> None:
         """It is pushed from `offset` on. What is held of it stays, if nobody else has been given it meanwhile."""
         if place.position < 0:
+            if not self.group and place.asked is not None and place.asked != offset:
+                self._tell_of_start(place, place.asked, offset)
             place.began = place.position = place.taken = place.processed = offset
         elif offset > place.position:
             if not self.group:
@@ -338,6 +341,22 @@ class Subscriptions:
                 place.began = place.processed = offset
                 place.taken = max(place.taken, offset)
         place.active = True
+
+    def _tell_of_start(self, place: PartitionPlace, asked: int, offset: int) -> None:
+        """Once for a topic: its partitions rarely end at the same offset."""
+        if place.topic in self._told_of_start:
+            return
+        self._told_of_start.add(place.topic)
+        why = f"it ends at offset {offset}" if asked > offset else f"what is before offset {offset} is no longer kept"
+        log.warning(
+            "%s-%d: consumed from offset %d, not %d: %s (start=%d is for each partition; this is told once for a topic)",
+            place.topic,
+            place.partition,
+            offset,
+            asked,
+            why,
+            asked,
+        )
 
     @staticmethod
     def _skip(place: PartitionPlace, offset: int) -> None:
@@ -478,6 +497,7 @@ class _Session:
                 request.earliest = True
             else:
                 self._subscriptions.start(request)
+                place.asked = request.offset if request.WhichOneof("start") == "offset" else None
             place.active = False
             wanted.append(request)
         subscriptions = self._subscriptions
