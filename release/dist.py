@@ -22,7 +22,7 @@ from release.description import description, urls
 from release.environments import ROOT, Environment, Failed, run
 
 IN_THE_SOURCES: Final = (
-    *("CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml", "release/site/hooks.py"),
+    *("COMPATIBILITY.md", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml", "release/site/hooks.py"),
     *("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE", "Makefile", "pyproject.toml", "requirements.lock"),
     *("docs/kafka-options.md", "notebooks/README.md", "benchmarks/RESULTS.md", "release/dist.py"),
     *("src/mq_protocol/mq.proto", "tests/conftest.py", "tests/spark/CRASHES.md", "tests/mq_broker/core/scripts"),

@@ -25,6 +25,7 @@ def _readme(title: str, *names: str) -> Callable[[], str]:
 FROM_FILES: Final[Mapping[str, str]] = {
     "architecture.md": "ARCHITECTURE.md",
     "changelog.md": "CHANGELOG.md",
+    "compatibility.md": "COMPATIBILITY.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",
     "benchmarks/results.md": "benchmarks/RESULTS.md",
