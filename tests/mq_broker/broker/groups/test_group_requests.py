@@ -1,0 +1,239 @@
+"""Who may move a group's cursor where, who may delete it, and how groups are listed: each answer for itself, with stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.groups import cursors
+from mq_broker.broker.groups.cursors import Groups
+from mq_broker.core.entries import DeleteGroup, MoveCursor
+from mq_broker.core.machine.state import Cursor
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, NotLeader, TritonMQError, UnknownPartition, from_wire
+from tests.mq_broker.broker.groups.partitions import Led
+
+
+class Part(Led):
+    """Answers what it is asked at once."""
+
+    def __init__(self, name: str = "t", number: int = 0, **kinds: str) -> None:
+        super().__init__(number)
+        self.name = f"{name}-{number}"
+        self.topic = SimpleNamespace(spec=SimpleNamespace(name=name))
+        self.cursors.update({group: Cursor(10, kind, 77) for group, kind in kinds.items()})
+        self.serving = True
+        self.asked: list[tuple[Any, float]] = []
+        self.refuses: TritonMQError | None = None
+
+    async def ask(self, operation: Any, deadline: float) -> None:
+        self.asked.append((operation, deadline))
+        if self.refuses is not None:
+            raise self.refuses
+
+    def lag(self, offset: int) -> tuple[int, int]:
+        return 1_000 + offset, 2_000 + offset
+
+
+class World:
+    """A broker with these partitions. `counting`: whether a member's word counts. `members`: of each group, everywhere."""
+
+    def __init__(self, *parts: Part) -> None:
+        self.parts = parts
+        self.counting = True
+        self.spoken: list[tuple[str, str, bytes, int]] = []
+        self.members: dict[str, list[str]] = {}
+        self.ended: list[tuple[str, str]] = []
+        world: Any = self
+        self.groups = Groups(world, world, lambda _part, group: self.members.get(group, []), self._counts, self._end)
+
+    def _counts(self, _part: object, group: str, member: str, key: bytes, offset: int) -> bool:
+        self.spoken.append((group, member, key, offset))
+        return self.counting
+
+    def _end(self, part: Any, group: str, error: TritonMQError) -> None:
+        assert "was deleted" in str(error)
+        self.ended.append((part.name, group))
+
+    async def get(self, name: str) -> Any:
+        return name
+
+    def leader(self, topic: str, number: int) -> Any:
+        found = [part for part in self.parts if (part.topic.spec.name, part.number) == (topic, number)]
+        if not found:
+            raise UnknownPartition("none")
+        if not found[0].serving:
+            raise NotLeader("ask broker 2", 2)
+        return found[0]
+
+    def partitions(self) -> list[Any]:
+        return list(reversed(self.parts))
+
+    async def move(self, offset: int = 20, group: str = "g", number: int = 0, **fields: Any) -> pb.PartitionOffsets:
+        position = pb.CursorPosition(topic="t", partition=number, offset=offset)
+        answer = await self.groups.move_cursors(pb.MoveCursorsRequest(group=group, positions=[position], **fields), 5.0)
+        [told] = answer.partitions
+        if told.HasField("error"):
+            raise from_wire(told.error)
+        return told
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scenario()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("present", "fields", "written"),
+    [
+        (None, {"kind": "consumer", "member_id": "a"}, MoveCursor("g", 20, "consumer", forward=True)),
+        (None, {"kind": "ephemeral", "member_id": "a"}, MoveCursor("g", 20, "ephemeral", forward=True)),
+        ("ephemeral", {"kind": "consumer", "member_id": "a"}, MoveCursor("g", 20, "ephemeral", forward=True)),
+        ("spark", {"kind": "consumer", "member_id": "a"}, MoveCursor("g", 20, "consumer", forward=True)),
+        (None, {"kind": "spark"}, MoveCursor("g", 20, "spark")),
+        ("spark", {"kind": "spark"}, MoveCursor("g", 20, "spark")),
+        (None, {"reset": True}, MoveCursor("g", 20, "consumer")),
+        (None, {"reset": True, "kind": "spark"}, MoveCursor("g", 20, "spark")),
+        ("spark", {"reset": True}, MoveCursor("g", 20, "spark")),
+        ("consumer", {"reset": True, "kind": "spark"}, MoveCursor("g", 20, "consumer")),
+        (None, {"reset": True, "kind": "consumer"}, MoveCursor("g", 20, "consumer")),
+    ],
+)
+def test_what_is_written_for_whose_word(present: str | None, fields: dict[str, Any], written: MoveCursor) -> None:
+    async def scenario() -> None:
+        part = Part(**({"g": present} if present else {}))
+        told = await World(part).move(**fields)
+        assert part.asked == [(written, 5.0)]
+        assert (told.log_end_offset, told.leader_epoch) == (100, 1)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("present", "fields", "words"),
+    [
+        (None, {}, "kind '' is not known"),
+        (None, {"kind": "nobody"}, "kind 'nobody' is not known"),
+        (None, {"kind": "nobody", "reset": True}, "kind 'nobody' is not known"),
+        (None, {"kind": "consumer"}, "name the member"),
+        (None, {"kind": "ephemeral"}, "name the member"),
+        (None, {"kind": "spark", "group": ""}, "group name"),
+        (None, {"kind": "spark", "group": "e\u0301"}, "looks like"),
+        (None, {"kind": "consumer", "member_id": "a", "member_key": b"short"}, "key"),
+        ("consumer", {"kind": "spark"}, "another kafka"),
+        ("ephemeral", {"kind": "spark"}, "another kafka"),
+    ],
+)
+def test_what_is_refused(present: str | None, fields: dict[str, Any], words: str) -> None:
+    async def scenario() -> None:
+        part = Part(**({"g": present} if present else {}))
+        with pytest.raises(InvalidRequest, match=words):
+            await World(part).move(**fields)
+        assert part.asked == []
+
+    run(scenario)
+
+
+def test_a_members_word_that_does_not_count_is_no_error_and_is_not_written() -> None:
+    async def scenario() -> None:
+        part = Part(g="consumer")
+        world = World(part)
+        world.counting = False
+        told = await world.move(kind="consumer", member_id="a", member_key=b"k" * 16)
+        assert part.asked == []
+        assert told.log_end_offset == 100
+        assert world.spoken == [("g", "a", b"k" * 16, 20)]
+
+    run(scenario)
+
+
+def test_each_position_is_answered_for_itself_at_its_place() -> None:
+    async def scenario() -> None:
+        led, away, full = Part(number=0), Part(number=1), Part(number=2)
+        away.serving = False
+        full.refuses = NotEnoughReplicas("later")
+        positions = [pb.CursorPosition(topic="t", partition=number, offset=5) for number in (3, 2, 1, 0)]
+        request = pb.MoveCursorsRequest(group="g", kind="spark", positions=positions)
+        answer = await World(led, away, full).groups.move_cursors(request, 5.0)
+        codes = [(told.partition, told.error.code if told.HasField("error") else None) for told in answer.partitions]
+        assert codes == [(3, pb.UNKNOWN_PARTITION), (2, pb.NOT_ENOUGH_REPLICAS), (1, pb.NOT_LEADER), (0, None)]
+
+    run(scenario)
+
+
+def test_a_group_with_members_is_deleted_by_force_alone_and_they_are_told() -> None:
+    async def scenario() -> None:
+        part, other = Part(g="consumer"), Part(number=1)
+        world = World(part, other)
+        world.members["g"] = [f"m{number}" for number in range(7)]
+        places = [pb.TopicPartition(topic="t", partition=number) for number in (0, 1)]
+        answer = await world.groups.delete_group(pb.DeleteGroupRequest(group="g", partitions=places), 5.0)
+        assert [told.error.code for told in answer.partitions] == [pb.GROUP_IN_USE] * 2
+        assert "(m0, m1, m2, m3, m4)" in answer.partitions[0].error.message
+        assert (part.asked, world.ended) == ([], [])
+        answer = await world.groups.delete_group(pb.DeleteGroupRequest(group="g", partitions=places, force=True), 5.0)
+        assert not any(told.HasField("error") for told in answer.partitions)
+        assert (part.asked, world.ended) == ([(DeleteGroup("g"), 5.0)], [("t-0", "g"), ("t-1", "g")])
+        world.members.clear()
+        part.refuses = NotEnoughReplicas("later")
+        answer = await world.groups.delete_group(pb.DeleteGroupRequest(group="g", partitions=places[:1]), 5.0)
+        assert [told.error.code for told in answer.partitions] == [pb.NOT_ENOUGH_REPLICAS]
+        with pytest.raises(InvalidRequest):
+            await world.groups.delete_group(pb.DeleteGroupRequest(group=""), 5.0)
+
+    run(scenario)
+
+
+def listed(world: World, **fields: Any) -> list[tuple[str, int, str]]:
+    """All cursors, in as many answers as it takes."""
+
+    async def main() -> list[tuple[str, int, str]]:
+        told: list[tuple[str, int, str]] = []
+        request = pb.GroupsRequest(**fields)
+        while True:
+            answer = await world.groups.groups(request, 0.0)
+            told += [(cursor.topic, cursor.partition, cursor.group) for cursor in answer.cursors]
+            if not answer.more:
+                return told
+            assert answer.cursors
+            last = answer.cursors[-1]
+            request.after.topic, request.after.partition, request.after_group = last.topic, last.partition, last.group
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("answer_bytes", [1, cursors.CURSOR_TOLD_BYTES + 1, 1 << 20])
+def test_cursors_are_listed_in_order_whether_led_here_or_not_in_any_number_of_answers(
+    monkeypatch: pytest.MonkeyPatch, answer_bytes: int
+) -> None:
+    monkeypatch.setattr(cursors, "ANSWER_BYTES_MAX", answer_bytes)
+    parts = Part("a", 0, g="consumer", h="spark"), Part("a", 1, h="spark"), Part("b", 0, g="consumer"), Part("c", 0, g="consumer")
+    parts[2].serving, parts[3].closed = False, True
+    world = World(*parts)
+    assert listed(world) == [("a", 0, "g"), ("a", 0, "h"), ("a", 1, "h"), ("b", 0, "g")]
+    assert listed(world, group="h") == [("a", 0, "h"), ("a", 1, "h")]
+
+
+def test_of_a_cursor_is_told_how_far_behind_it_is_and_who_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    part = Part(g="spark", h="spark")
+    part.serving = False
+    world = World(part)
+    world.members["g"] = ["a", "b" * 100]
+    first = asyncio.run(world.groups.groups(pb.GroupsRequest(group="g"), 0.0)).cursors[0]
+    assert (first.offset, first.log_end_offset, first.moved_us, first.kind, list(first.members)) == (
+        10,
+        100,
+        77,
+        "spark",
+        ["a", "b" * 100],
+    )
+    assert (first.lag_bytes, first.lag_us, first.leads, first.leader_epoch) == (1_010, 2_010, False, 1)
+    for room, told in ((cursors.CURSOR_TOLD_BYTES + 101, 1), (cursors.CURSOR_TOLD_BYTES + 102, 2)):
+        monkeypatch.setattr(cursors, "ANSWER_BYTES_MAX", room)
+        assert len(asyncio.run(world.groups.groups(pb.GroupsRequest(), 0.0)).cursors) == told
