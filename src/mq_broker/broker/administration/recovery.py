@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -141,12 +141,13 @@ class TotalLoss:
     # ------------------------------------------------------------------ asked for
 
     async def replica_status(self, request: pb.ReplicaStatusRequest, deadline: float) -> pb.ReplicaStatusResponse:
-        """What this broker's replica has."""
+        """What this broker's replica has. It looks at its state node, too."""
         status = pb.ReplicaStatusResponse(broker=self._shell.broker)
         place = request.topic_id, request.partition
         partition = next((p for p in self._shell.partitions() if (p.topic.spec.topic_id, p.number) == place), None)
         if partition is not None:
             describe(partition.replica, status)
+            partition.look()
         return status
 
     async def recover(self, request: pb.RecoverRequest, deadline: float) -> pb.RecoverResponse:
@@ -186,6 +187,8 @@ class TotalLoss:
                     choice.state.offset_floor,
                     list(choice.given_up),
                 )
+                look = self._ask_all(topic_id, number, brokers, asyncio.get_running_loop().time() + STATUS_TIMEOUT_S)
+                self._shell.spawn(_without_result(look), f"have the replicas of {name} look at its node")
                 return choice
         raise OutcomeUnknown(f"{name}: its state keeps changing, or the answers were lost: see `tritonmq partition describe`")
 
@@ -244,3 +247,7 @@ class TotalLoss:
             await self._recover(topic, number, asyncio.get_running_loop().time() + STATUS_TIMEOUT_S)
         except TritonMQError as error:
             log.info("%s-%d stays without a leader: %s", topic.spec.name, number, error)
+
+
+async def _without_result(asking: Awaitable[object]) -> None:
+    await asking

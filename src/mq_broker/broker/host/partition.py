@@ -504,6 +504,11 @@ class Partition:
         if now != ReplicasChanged(before.spec.assignment[self.number], before.settings.min_insync_replicas):
             self.feed(now)
 
+    def look(self) -> None:
+        """Read the state node soon, for others may have changed it: a replica at rest reads it hardly ever."""
+        if not self.closed:
+            self._go_out(ReadNode())
+
     def transfer(self, to: int, deadline_ms: int) -> None:
         """Let broker `to` lead as soon as it has everything; this one leads on if that cannot be by the deadline (monotonic)."""
         self.feed(TransferLeadership(to, deadline_ms))

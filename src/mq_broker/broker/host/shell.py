@@ -204,8 +204,10 @@ class Shell:
                     partition.wake(now_ms)
 
     def link_dropped(self, broker: int) -> None:
-        """What was in flight may be lost, as when a link is new."""
-        self._feed_all(PeerConnected(broker))
+        """What was in flight may be lost, as when a link is new. Replicas that are awake send again what is not acknowledged."""
+        for partition in list(self._partitions.values()):
+            if partition.rest.asleep:
+                partition.feed(PeerConnected(broker))
 
     async def listen(self) -> None:
         """Make links anew whose other end has fallen silent. Runs until cancelled."""

@@ -142,6 +142,22 @@ def test_a_recovery_whose_answer_was_lost_is_told_as_done(tmp_path: Path, led_si
     asyncio.run(main())
 
 
+def test_replicas_look_at_the_node_once_it_says_that_the_partition_was_recovered(tmp_path: Path) -> None:
+    """No tick comes to them here, as hardly any does to a replica at rest."""
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, "gone"),)) as broker:
+            topics = Topics(broker.coordination, broker.follow_topics)
+            cluster = Cluster(broker.coordination, BrokerRegistration(1, 1, "here"), lambda: None, lambda: None)
+            total_loss = TotalLoss(broker, cluster, topics, broker.coordination, Calls(PeerProof(1, 1, "c", bytes(32))))
+            topic = await topics.get("t")
+            await until(lambda: broker.hosted(topic, 0) is not None)
+            await total_loss.recover(pb.RecoverRequest(topic="t"), asyncio.get_running_loop().time() + 20)
+            await until(lambda: broker.partition(topic, 0).replica.identity.recovery == 1)
+
+    asyncio.run(main())
+
+
 def test_the_new_epoch_is_above_every_epoch_that_a_replica_has_seen_so_that_all_obey_it() -> None:
     far = 6 + (1 << 20)
     choice = chosen(status(1, "new1"), status(2, "new2", seen_epoch=far), force=True)

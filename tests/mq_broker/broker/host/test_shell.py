@@ -171,6 +171,34 @@ def test_a_group_that_stands_at_lost_offsets_is_behind_by_what_comes_after_them(
     asyncio.run(main())
 
 
+def test_what_a_full_link_dropped_wakes_those_at_rest_at_both_ends(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            partition = await leading(broker)
+
+            async def rests() -> None:
+                await until(lambda: not broker._touched)
+                if not partition.rest.asleep:
+                    partition.rest.asleep = True
+                    broker.ticking.slept(partition)
+
+            await rests()
+            broker.link_beat(2, dropped=False)
+            assert partition.rest.asleep
+            broker.link_beat(2, dropped=True)
+            assert partition.rest.asleep, "it does not follow broker 2"
+            broker.link_beat(1, dropped=True)
+            assert not partition.rest.asleep
+            await rests()
+            broker.link_dropped(2)
+            assert not partition.rest.asleep
+            assert broker.contacts.since(2) is not None
+            broker.link_down(2)
+            assert broker.contacts.since(2) is None
+
+    asyncio.run(main())
+
+
 def test_a_journal_that_the_disk_did_not_let_be_shortened_is_shortened_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
