@@ -14,7 +14,7 @@ import grpc
 import pytest
 from grpc import aio
 
-from mq_client import Lock, LockLost, LockNotAcquired
+from mq_client import Lock, LockLost, LockNotAcquired, forks
 from mq_client import lock as lock_module
 from mq_client.cluster import deadline as deadline_module
 from mq_client.cluster.channels import NOBODY, Client
@@ -121,13 +121,15 @@ def test_a_place_asks_for_the_name_and_is_first_when_it_is_given_a_token(loop: L
 
 
 def test_a_place_that_is_left_has_said_its_last_word_and_was_not_lost(loop: Loop) -> None:
-    one = place()
+    one, told_ = place(), queue.SimpleQueue[bool]()
     loop.say(granted())
     one.wait_first(Deadline(5_000))
+    one.watch(lambda: told_.put(True))
     one.leave()
     assert loop.broker.last_heard.is_set()
     assert loop.broker.cancelled.wait(WAIT_S)
     assert one.loss is None
+    assert told_.empty()
 
 
 def test_a_broker_that_does_not_hear_the_last_word_is_not_waited_for_long(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,6 +143,7 @@ def test_a_broker_that_does_not_hear_the_last_word_is_not_waited_for_long(loop: 
     one.wait_first(Deadline(5_000))
     one.leave()
     assert loop.broker.cancelled.wait(WAIT_S)
+    assert one._ended.wait(WAIT_S)
     assert one.loss is None
 
 
@@ -398,3 +401,18 @@ def test_a_loss_is_told_on_a_thread_of_its_own(brokers: Brokers) -> None:
 def test_a_wait_is_cut_to_what_a_request_can_say() -> None:
     assert lock_module._wait_ms(0) == 0
     assert lock_module._wait_ms(float("inf")) == (1 << 32) - 1
+
+
+def test_a_process_that_was_forked_from_a_client_is_told_that_it_has_no_lock(
+    brokers: Brokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(forks.VARIABLE, "0")
+    monkeypatch.setattr(forks, "_used_here", False)
+    monkeypatch.setattr(forks, "_used_before_the_fork", True)
+    brokers.answers = [9]
+    with pytest.raises(InvalidRequest, match="forked from one in which clients of TritonMQ were in use"):
+        brokers.lock.acquire()
+    assert brokers.seen == []
+    monkeypatch.setattr(forks, "_used_before_the_fork", False)
+    brokers.lock.acquire()
+    assert forks._used_here  # a process that is forked from this one is told so

@@ -67,3 +67,12 @@ def test_a_partition_that_moves_has_the_replicas_of_both_sides_each_once() -> No
     moving: Any = SimpleNamespace(name="t", leaders=(0, 5), info=info)
     assert replicas_of(moving, 1) == [3, 1, 4, 5]
     assert replicas_of(moving, 0) == []
+
+
+def test_readers_that_may_read_anywhere_are_spread_over_all_replicas() -> None:
+    replicas = Replicas(connection(1, 2, 3), "any", "")
+    replicas._random.seed(1)
+    assert {replicas.addresses(view(3), 0)[0] for _ in range(50)} == {"1", "2", "3"}
+    others = Replicas(connection(1, 2, 3), "leader", "")
+    others._random.seed(1)
+    assert {tuple(others.addresses(view(3), 0)) for _ in range(50)} == {("3", "1", "2"), ("3", "2", "1")}

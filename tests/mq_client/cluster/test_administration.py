@@ -18,6 +18,7 @@ from mq_client.errors import (
     InvalidTopicName,
     NotLeader,
     OutcomeUnknown,
+    PartitionUnavailable,
     TopicExists,
     TopicNotEmpty,
     UnknownGroup,
@@ -677,3 +678,13 @@ def test_of_two_words_the_leaders_holds_then_the_newer_leadership_then_the_later
     ]
     for newer, older in itertools.pairwise(newest):
         assert freshness(newer) > freshness(older)
+
+
+def test_offsets_and_bytes_are_those_of_replicas_where_nobody_leads_and_times_are_not(admin: Admin, scripted: Scripted) -> None:
+    say(scripted, topic_info(0))
+    scripted.learn(topic_info(0, epoch=2))
+    offsets(scripted, (3, 5, 4))
+    assert admin.offsets("t") == {0: (3, 5)}
+    assert admin.stored_bytes("t") == {0: 100}
+    with pytest.raises(PartitionUnavailable):
+        admin.offsets_at("t", 1)

@@ -446,3 +446,11 @@ def test_closing_waits_for_the_thread(scripted: Scripted, monkeypatch: pytest.Mo
     watch.close()
     assert ended.is_set()
     assert watch._stopping
+
+
+def test_no_thread_of_a_watch_keeps_the_process(scripted: Scripted, call: Any) -> None:
+    assert OffsetWatch(scripted, ["t"])._thread.daemon
+    stream = started(Watch())
+    assert stream._thread.daemon
+    stream.close()
+    stream._thread.join(WAIT_S)

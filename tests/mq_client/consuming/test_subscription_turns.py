@@ -38,15 +38,19 @@ class Stream:
         self.heard = heard
         self.over = over
         self.said: list[pb.SubscribeRequest] = []
-        self.last_said = False
+        self.last_words = 0
         self.cancelled = False
         self.waited = False
 
     def say(self, request: pb.SubscribeRequest) -> None:
         self.said.append(request)
 
+    @property
+    def last_said(self) -> bool:
+        return self.last_words > 0
+
     def say_last(self) -> None:
-        self.last_said = True
+        self.last_words += 1
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -668,3 +672,40 @@ def test_nothing_is_said_on_a_stream_that_ended(client: Client) -> None:
     for base in range(3):
         big(client, stream, base)  # what was on its way
     assert stream.said == []
+
+
+def test_a_place_is_not_settled_on_a_stream_that_has_not_opened_it_yet(member: Client) -> None:
+    stream = member.stream(1)
+    member.opened(stream, 0, 0)
+    member.push(stream, 0, 0, 2)
+    member.taken()
+    member.subscriptions.queues["t"].done_with_last()
+    stream.over(None)
+    member.look()
+    member.subscriptions._settle()
+    assert member.stream(1).take("settled") == []
+    member.opened(member.stream(1), 0, 0)
+    member.push(member.stream(1), 0, 0, 2)
+    member.subscriptions._settle()
+    assert [[p.offset for p in some] for some in member.stream(1).take("settled")] == [[2]]
+
+
+def test_the_thread_is_started_once_and_does_not_keep_the_process(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client.subscriptions, "_run", lambda: None)
+    client.subscriptions.begin()
+    thread = client.subscriptions._thread
+    assert thread is not None
+    assert thread.daemon
+    client.subscriptions.begin()
+    assert client.subscriptions._thread is thread
+    thread.join()
+
+
+def test_the_last_word_on_a_stream_is_said_once_and_nothing_behind_it(client: Client) -> None:
+    session = client.subscriptions._sessions["b:1"]
+    session.end()
+    session.end()
+    client.stream(1).said.clear()
+    session.give_back(CREDIT)
+    assert client.stream(1).last_words == 1
+    assert client.stream(1).said == []

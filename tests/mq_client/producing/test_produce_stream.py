@@ -184,3 +184,9 @@ def test_a_connection_is_there_once_it_is_ready_and_not_after_a_failure(
     assert connected("b:1", 0.001) is there
     assert channel.connects
     assert channel.callbacks == []
+
+
+def test_a_streams_thread_does_not_keep_the_process(calls: queue.SimpleQueue[Call]) -> None:
+    stream = begun(Sender())
+    assert stream._thread.daemon
+    stream.close(WAIT_S)

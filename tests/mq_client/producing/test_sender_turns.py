@@ -686,3 +686,20 @@ def test_a_refresher_that_was_stopped_asks_nothing(refresher: Refresher, metadat
     refresher.ask("a")
     assert refresher._thread is None
     assert metadata.calls.empty()
+
+
+def test_no_thread_of_a_producer_keeps_the_process(turns: Turns, refresher: Refresher, metadata: Metadata) -> None:
+    with turns.sender.lock:
+        turns.sender.ensure_started()
+        thread = turns.sender._thread
+        turns.sender.ensure_started()
+        assert turns.sender._thread is thread
+    assert thread is not None
+    assert thread.daemon
+    turns.sender.stop(Deadline(5_000))
+    assert not thread.is_alive()
+    refresher.ask("a")
+    assert refresher._thread is not None
+    assert refresher._thread.daemon
+    metadata.answers.put(None)
+    metadata.told.get(timeout=5)
