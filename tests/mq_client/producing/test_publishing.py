@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import uuid as uuids
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -491,3 +493,40 @@ def test_a_topic_that_changed_is_asked_for_again_and_what_was_open_is_closed(pub
     producer.publish("t", b"behind", partition=0)
     assert producer._targets["t"] is not former
     assert [row["value"] for batch in publishing.waiting(producer) for row in batch.rows] == [b"before", b"behind"]
+
+
+def test_a_record_keeps_its_uuid_headers_and_time_where_others_took_the_quick_way(publishing: Publishing) -> None:
+    producer = publishing.producer()
+    for _ in range(2):
+        producer.publish("t", b"plain", partition=0)
+    producer.publish("t", b"own", partition=0, uuid=OWN)
+    for _ in range(2):
+        producer.publish("t", b"plain", partition=0)
+    producer.publish("t", b"headers", partition=0, headers={"h": b"1"})
+    producer.publish("t", b"time", partition=0, timestamp=7)
+    found = publishing.waiting(producer)
+    assert [[row["value"] for row in batch.rows] for batch in found] == [
+        [b"plain", b"plain"],
+        [b"own"],
+        [b"plain", b"plain", b"headers", b"time"],
+    ]
+    assert found[1].uuid == OWN.bytes
+    assert found[2].rows[2]["headers"] == [{"key": "h", "value": b"1"}]
+    assert found[2].rows[3]["timestamp"] == datetime(1970, 1, 1, 0, 0, 0, 7, tzinfo=UTC)
+
+
+def test_a_table_of_records_may_be_spread_by_another_column_than_its_keys(publishing: Publishing) -> None:
+    producer = publishing.producer()
+    producer.publish_batch("t", pa.table({"key": [b"same", b"same"], "value": [b"a", b"b"]}), key_column="value")
+    where = {value: partition for partition, each in values(publishing.waiting(producer)).items() for value in each}
+    assert where == {b"a": partition_for_key(b"a", 3), b"b": partition_for_key(b"b", 3)}
+
+
+def test_a_process_that_ends_closes_the_producers_that_are_left(publishing: Publishing) -> None:
+    producer = publishing.producer()
+    producer_module._close_at_exit(weakref.ref(producer))
+    assert producer._closed
+    gone = weakref.ref(publishing.producer())
+    publishing.made.pop()
+    gc.collect()
+    producer_module._close_at_exit(gone)
