@@ -17,6 +17,9 @@ EXPIRY_MS = SESSION_MS * 4 // 3
 """A session is looked at three times in its time, so it may be found out that much later."""
 
 SEEDS = range(1, 4)
+EACH_SEED = pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.more_seeds if seed > 1 else ()) for seed in SEEDS]
+)
 FAULT_MS = 10_000
 
 
@@ -69,7 +72,7 @@ class Scene:
         return any(host.replica.ready and host.replica.leader_epoch > self.epoch for host in self.hosts())
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@EACH_SEED
 def test_a_killed_leader_is_replaced_within_its_session_and_a_second(seed: int) -> None:
     scene = Scene(seed)
     scene.leader.broker.crash()
@@ -78,14 +81,14 @@ def test_a_killed_leader_is_replaced_within_its_session_and_a_second(seed: int) 
     scene.until(lambda: scene.committed() > before + 5, 6_000)  # clients give up on the dead broker first
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@EACH_SEED
 def test_a_clean_stop_hands_leadership_over_in_well_under_a_second(seed: int) -> None:
     scene = Scene(seed)
     scene.leader.broker.stop_cleanly(5_000)
     scene.until(scene.another_leads, 600)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@EACH_SEED
 def test_a_killed_follower_makes_no_new_leader_and_stops_writes_no_longer_than_its_session(seed: int) -> None:
     scene = Scene(seed)
     scene.followers()[seed % 2].broker.crash()
@@ -96,14 +99,14 @@ def test_a_killed_follower_makes_no_new_leader_and_stops_writes_no_longer_than_i
     assert scene.leader.replica.leader_epoch == scene.epoch
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@EACH_SEED
 def test_a_leader_whose_disk_hangs_lets_another_lead(seed: int) -> None:
     scene = Scene(seed, leader_stuck_ms=5_000)
     scene.leader.broker.disk.sync_ms = (300_000, 300_001)
     scene.until(scene.another_leads, 5_000 + 1_500)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@EACH_SEED
 def test_a_leader_cut_off_from_all_followers_but_not_from_coordination_lets_another_lead(seed: int) -> None:
     scene = Scene(seed, leader_stuck_ms=5_000)
     for host in scene.followers():
@@ -112,7 +115,7 @@ def test_a_leader_cut_off_from_all_followers_but_not_from_coordination_lets_anot
     scene.until(scene.another_leads, 5_000 + 2 * 4_000 + 2_000)  # it drops one, gives up, is found silent, and is dropped
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@EACH_SEED
 def test_a_cut_between_two_of_three_moves_leadership_once_at_most(seed: int) -> None:
     scene = Scene(seed)
     other = scene.followers()[0].broker.number
@@ -122,7 +125,7 @@ def test_a_cut_between_two_of_three_moves_leadership_once_at_most(seed: int) -> 
     assert scene.ready().replica.leader_epoch <= scene.epoch + 1
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@EACH_SEED
 def test_a_leader_that_slept_for_less_than_its_session_drops_nobody(seed: int) -> None:
     scene = Scene(seed, replica_lag_ms_max=1_000)
     version = scene.cluster.coordination.nodes[0].version
@@ -134,7 +137,7 @@ def test_a_leader_that_slept_for_less_than_its_session_drops_nobody(seed: int) -
     assert scene.ready() is scene.leader
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@EACH_SEED
 def test_while_coordination_is_away_a_leader_goes_on(seed: int) -> None:
     scene = Scene(seed)
     scene.cluster.coordination.set_up(False)
