@@ -12,6 +12,7 @@ import pytest
 
 from mq_broker.broker.administration import topics as admin
 from mq_broker.broker.administration.topics import Admin, _Told
+from mq_broker.coordination.interface import BrokerRegistration
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting, OutcomeUnknown, UnknownTopic, Unreachable
@@ -30,7 +31,7 @@ class World:
 
     def __init__(self, *names: str) -> None:
         self.broker = 1
-        self.condition = "connected"
+        self.condition, self.level = "connected", 1
         self.brokers = {broker: self.registration(broker) for broker in (1, 2, 3)}
         self.known = {name: self.topic(name) for name in names or ("t",)}
         self.replicas: dict[int, Any] = {}
@@ -42,10 +43,9 @@ class World:
         self.admin = Admin(world, world, world, world, world)
 
     @staticmethod
-    def registration(broker: int) -> Any:
+    def registration(broker: int) -> BrokerRegistration:
         """Broker 1 takes the smallest messages: batches of 10,001 bytes."""
-        takes = MESSAGE_OVERHEAD_BYTES + 10_000 + broker
-        return SimpleNamespace(broker=broker, incarnation=1, message_bytes_max=takes, address=f"{broker}", rack="")
+        return BrokerRegistration(broker, 1, f"{broker}", message_bytes_max=MESSAGE_OVERHEAD_BYTES + 10_000 + broker)
 
     def topic(self, name: str, partitions: int = 2, schema: bytes = b"") -> Any:
         spec = SimpleNamespace(
