@@ -239,3 +239,22 @@ def test_a_batch_that_was_shortened_is_not_in_doubt_whatever_was_before() -> Non
     made.shortened(one)
     assert (one.in_doubt, one.attempts, one.correlation) == (False, 1, None)
     assert isinstance(made.give_up(one), NotSent)
+
+
+def test_out_of_order_behind_one_that_is_still_on_its_way_makes_it_wait() -> None:
+    made, (first, second) = filled(2)
+    list(send_all(made, 0.0))
+    made.failed(second, OutOfOrder("not yet"), 5.0)
+    assert made.not_before > 5.0
+    assert made.next(5.0) is None
+    made.answered(first, place(0))
+    assert made.next(5.0) is second
+
+
+def test_out_of_order_behind_one_that_failed_too_adds_no_wait_to_its_own() -> None:
+    made, (first, second) = filled(2)
+    list(send_all(made, 0.0))
+    made.failed(first, NotLeader("2 does", 2, 1), 5.0)  # told whom to ask: no wait
+    made.failed(second, OutOfOrder("not yet"), 5.0)
+    assert made.not_before == 0.0
+    assert (first.attempts, second.attempts) == (1, 0)
