@@ -113,7 +113,7 @@ def test_rows_with_columns_of_all_types_come_out_as_they_went_in(topic: str) -> 
     rows = [row | {"s": {"p": "q"}, "m": {"k": 2}}, dict.fromkeys([*row, "s", "m"])]
     assert tritonmq("produce", name, given="\n".join(map(json.dumps, rows)).encode()).returncode == 0
     written = read_all(name)
-    assert [json.loads(line) for line in written.splitlines()] == [rows[0] | {"m": [["k", 2]]}, rows[1]]
+    assert [json.loads(line) for line in written.splitlines()] == rows
     assert tritonmq("produce", name, given=written).returncode == 0, "what consume writes can be produced again"
 
 
