@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import click
 
+from mq_cli.cluster_summary import OLD, ClusterSummary
 from mq_cli.command_group import CommandGroup
 from mq_cli.moving import document, not_over, start_and_watch, wait_options, watch, write_plan
 from mq_cli.output import (
     bootstrap_option,
     counted,
-    duration_text,
     json_option,
     open_admin,
     say,
@@ -23,12 +21,7 @@ from mq_cli.output import (
 )
 
 if TYPE_CHECKING:
-    from mq_client import Admin, ClusterDescription, PartitionDescription
-
-_CATCHING_UP_MS = 5_000
-"""A replica that its leader has heard of within this time lives: it is behind."""
-
-_OLD = "0.2.0 or older"
+    from mq_client import Admin, ClusterDescription
 
 _SHOWN_MAX = 50
 """Partitions not in sync that are listed for people: of a lost broker they may be thousands."""
@@ -48,93 +41,20 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
     with open_admin(bootstrap, timeout_s) as admin:
         described = admin.describe_cluster()
         topics = [admin.describe_topic(name) for name in sorted(admin.list_topics())]
-    partitions = [partition for topic in topics for partition in topic.partitions]
-    leads = Counter(partition.leader for partition in partitions)
-    holds = Counter(broker for partition in partitions for broker in partition.replicas)
-    in_sync = Counter(broker for partition in partitions for broker in partition.isr)
-    leaderless = leads[0]
-    moving = sum(bool(partition.moving_to) for partition in partitions)
-    out_of_sync = [
-        (topic.name, partition, sorted(set(partition.replicas) - set(partition.isr)))
-        for topic in topics
-        for partition in topic.partitions
-        if not set(partition.replicas) <= set(partition.isr)
-    ]
-    behind = len(out_of_sync)
-    absent = sorted(holds.keys() - {broker.id for broker in described.brokers})
+    summary = ClusterSummary(described, topics)
     if as_json:
-        write_json(
-            {
-                "coordination": described.coordination,
-                "level": described.level,
-                "brokers": [
-                    {
-                        "id": broker.id,
-                        "address": broker.address,
-                        "rack": broker.rack,
-                        "release": broker.release or None,
-                        "level": broker.level,
-                        "incarnation": broker.incarnation,
-                        "leads": leads[broker.id],
-                        "replicas": holds[broker.id],
-                        "in_sync": in_sync[broker.id],
-                    }
-                    for broker in described.brokers
-                ],
-                "absent_brokers": absent,
-                "topics": len(topics),
-                "partitions": len(partitions),
-                "partitions_without_leader": leaderless,
-                "partitions_not_fully_in_sync": behind,
-                "partitions_moving": moving,
-                "not_in_sync": [
-                    {
-                        "topic": name,
-                        "partition": partition.partition,
-                        "leader": partition.leader or None,
-                        "brokers": brokers,
-                        "unheard_ms": {str(broker): partition.unheard_ms.get(broker) for broker in brokers},
-                    }
-                    for name, partition, brokers in out_of_sync
-                ],
-            }
-        )
+        write_json(summary.document())
         return
-    write_table(
-        ["#broker", "address", "rack", "release", "#starts", "#leads", "#replicas", "#in sync"],
-        [
-            (
-                broker.id,
-                broker.address,
-                broker.rack,
-                broker.release or _OLD,
-                broker.incarnation,
-                leads[broker.id],
-                holds[broker.id],
-                in_sync[broker.id],
-            )
-            for broker in described.brokers
-        ]
-        + [(broker, "absent", "", "", "", leads[broker], holds[broker], in_sync[broker]) for broker in absent],
-    )
+    write_table(*summary.brokers())
     click.echo()
     click.echo(f"coordination: {described.coordination}")
     click.echo(f"level of features: {described.level}{_level_advice(described)}")
-    click.echo(
-        f"{len(topics)} topics, {len(partitions)} partitions, {leaderless} without a leader, {behind} not fully in sync"
-        + (f", {moving} moving" if moving else "")
-    )
-    if out_of_sync:
+    click.echo(summary.counts())
+    if summary.out_of_sync:
         click.echo()
-        write_table(
-            ["topic", "#partition", "#leader", "not in sync"],
-            [
-                (name, partition.partition, partition.leader or "none", _absences(partition, brokers, absent))
-                for name, partition, brokers in out_of_sync[:_SHOWN_MAX]
-            ],
-        )
-        if behind > _SHOWN_MAX:
-            say(f"and {behind - _SHOWN_MAX} more: --json names all")
+        write_table(*summary.not_in_sync(_SHOWN_MAX))
+        if len(summary.out_of_sync) > _SHOWN_MAX:
+            say(f"and {len(summary.out_of_sync) - _SHOWN_MAX} more: --json names all")
 
 
 def _level_advice(described: ClusterDescription) -> str:
@@ -177,7 +97,7 @@ def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, boot
             }
         )
     else:
-        write_table(["#broker", "release", "#knows level"], [(b.id, b.release or _OLD, b.level) for b in found.brokers])
+        write_table(["#broker", "release", "#knows level"], [(b.id, b.release or OLD, b.level) for b in found.brokers])
         click.echo()
         if found.absent:
             click.echo(f"brokers {list(found.absent)} hold replicas and are not registered: nobody knows their release")
@@ -190,25 +110,6 @@ def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, boot
     newest = max((each.level for each in found.brokers), default=found.level)
     if newest > max(found.target, found.level):
         context.exit(3)
-
-
-def _absences(partition: PartitionDescription, brokers: list[int], absent: Collection[int] = ()) -> str:
-    """The brokers, and since when their leader has not heard of them; one that it hears of is catching up, unless it is absent.
-
-    A leader counts from when it began to lead: it may have led for a moment only.
-    """
-    told = []
-    for broker in brokers:
-        unheard_ms = partition.unheard_ms.get(broker)
-        if unheard_ms is None:
-            told.append(f"{broker}")
-        elif unheard_ms < _CATCHING_UP_MS and broker in absent:
-            told.append(f"{broker} (absent)")
-        elif unheard_ms < _CATCHING_UP_MS:
-            told.append(f"{broker} (catching up)")
-        else:
-            told.append(f"{broker} (not heard of for {duration_text(unheard_ms)})")
-    return ", ".join(told)
 
 
 @cluster.command()

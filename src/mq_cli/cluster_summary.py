@@ -1,0 +1,122 @@
+"""What `tritonmq cluster status` shows: counts over all topics, as tables and as one JSON document."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mq_cli.output import duration_text
+
+if TYPE_CHECKING:
+    from mq_client import ClusterDescription, PartitionDescription, TopicDescription
+
+OLD = "0.2.0 or older"
+"""Brokers tell their release since the one after that."""
+
+_CATCHING_UP_MS = 5_000
+"""A replica that its leader has heard of within this time lives: it is behind."""
+
+
+class ClusterSummary:
+    """Counts what the brokers lead and hold. `out_of_sync`: topic, partition, and the replicas that are not in its ISR."""
+
+    def __init__(self, described: ClusterDescription, topics: Sequence[TopicDescription]) -> None:
+        partitions = [partition for topic in topics for partition in topic.partitions]
+        self._described = described
+        self._topics = len(topics)
+        self._partitions = len(partitions)
+        self._leads = Counter(partition.leader for partition in partitions)
+        self._holds = Counter(broker for partition in partitions for broker in partition.replicas)
+        self._in_sync = Counter(broker for partition in partitions for broker in partition.isr)
+        self._moving = sum(bool(partition.moving_to) for partition in partitions)
+        self._absent = sorted(self._holds.keys() - {broker.id for broker in described.brokers})
+        self.out_of_sync = [
+            (topic.name, partition, sorted(set(partition.replicas) - set(partition.isr)))
+            for topic in topics
+            for partition in topic.partitions
+            if not set(partition.replicas) <= set(partition.isr)
+        ]
+
+    def counts(self) -> str:
+        told = (
+            f"{self._topics} topics, {self._partitions} partitions, {self._leads[0]} without a leader, "
+            f"{len(self.out_of_sync)} not fully in sync"
+        )
+        return told + (f", {self._moving} moving" if self._moving else "")
+
+    def brokers(self) -> tuple[list[str], list[tuple[object, ...]]]:
+        """Columns and rows: the registered brokers, then those that hold replicas and are absent."""
+        rows: list[tuple[object, ...]] = [
+            (broker.id, broker.address, broker.rack, broker.release or OLD, broker.incarnation, *self._share(broker.id))
+            for broker in self._described.brokers
+        ]
+        rows += [(broker, "absent", "", "", "", *self._share(broker)) for broker in self._absent]
+        return ["#broker", "address", "rack", "release", "#starts", "#leads", "#replicas", "#in sync"], rows
+
+    def _share(self, broker: int) -> tuple[int, int, int]:
+        return self._leads[broker], self._holds[broker], self._in_sync[broker]
+
+    def not_in_sync(self, shown_max: int) -> tuple[list[str], list[tuple[object, ...]]]:
+        """Columns and rows of the first `shown_max` partitions that are not fully in sync."""
+        rows: list[tuple[object, ...]] = [
+            (name, partition.partition, partition.leader or "none", absences(partition, brokers, self._absent))
+            for name, partition, brokers in self.out_of_sync[:shown_max]
+        ]
+        return ["topic", "#partition", "#leader", "not in sync"], rows
+
+    def document(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return {
+            "coordination": self._described.coordination,
+            "level": self._described.level,
+            "brokers": [
+                {
+                    "id": broker.id,
+                    "address": broker.address,
+                    "rack": broker.rack,
+                    "release": broker.release or None,
+                    "level": broker.level,
+                    "incarnation": broker.incarnation,
+                    "leads": self._leads[broker.id],
+                    "replicas": self._holds[broker.id],
+                    "in_sync": self._in_sync[broker.id],
+                }
+                for broker in self._described.brokers
+            ],
+            "absent_brokers": self._absent,
+            "topics": self._topics,
+            "partitions": self._partitions,
+            "partitions_without_leader": self._leads[0],
+            "partitions_not_fully_in_sync": len(self.out_of_sync),
+            "partitions_moving": self._moving,
+            "not_in_sync": [
+                {
+                    "topic": name,
+                    "partition": partition.partition,
+                    "leader": partition.leader or None,
+                    "brokers": brokers,
+                    "unheard_ms": {str(broker): partition.unheard_ms.get(broker) for broker in brokers},
+                }
+                for name, partition, brokers in self.out_of_sync
+            ],
+        }
+
+
+def absences(partition: PartitionDescription, brokers: list[int], absent: Collection[int] = ()) -> str:
+    """The brokers, and since when their leader has not heard of them; one that it hears of is catching up, unless it is absent.
+
+    A leader counts from when it began to lead: it may have led for a moment only.
+    """
+    told = []
+    for broker in brokers:
+        unheard_ms = partition.unheard_ms.get(broker)
+        if unheard_ms is None:
+            told.append(f"{broker}")
+        elif unheard_ms < _CATCHING_UP_MS and broker in absent:
+            told.append(f"{broker} (absent)")
+        elif unheard_ms < _CATCHING_UP_MS:
+            told.append(f"{broker} (catching up)")
+        else:
+            told.append(f"{broker} (not heard of for {duration_text(unheard_ms)})")
+    return ", ".join(told)
