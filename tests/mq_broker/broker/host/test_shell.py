@@ -19,11 +19,12 @@ from mq_broker.broker.metadata.topics import Topic
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.machine.state import MachineState, Snapshot
-from mq_broker.core.messages import LeaderName, NodeState, Published
+from mq_broker.core.messages import LeaderName, NodeState, Published, ReplicasChanged
 from mq_broker.rpc.links import Links
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
+from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OutcomeUnknown, StorageFailed, TritonMQError
 from tests.mq_broker.broker import cluster
 from tests.mq_broker.broker.cluster import DEADLINE_S
@@ -195,6 +196,50 @@ def test_what_a_full_link_dropped_wakes_those_at_rest_at_both_ends(tmp_path: Pat
             assert broker.contacts.since(2) is not None
             broker.link_down(2)
             assert broker.contacts.since(2) is None
+
+    asyncio.run(main())
+
+
+def test_a_leader_sends_heartbeats_of_its_own_while_a_registered_replica_does_not_beat(tmp_path: Path) -> None:
+    """As a broker of version 0.2.0, or one whose link is down."""
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            partition = await leading(broker)
+            assert partition.in_contact, "it has nobody to speak to"
+            partition.feed(ReplicasChanged((1, 2)))
+            broker.brokers_seen((LeaderName(1, 1), LeaderName(2, 1)))
+            assert not partition.in_contact
+            broker.link_beat(2, dropped=False)
+            assert partition.in_contact
+            broker.link_down(2)
+            assert not partition.in_contact
+            broker.brokers_seen((LeaderName(1, 1),))
+            assert partition.in_contact, "broker 2 is gone"
+
+    asyncio.run(main())
+
+
+def test_who_leads_no_more_and_who_begins_with_another_log_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[int, str]] = []
+
+    def send(_links: Links, to: int, message: pb.AppendAck) -> None:
+        said.append((to, message.log_id))
+
+    monkeypatch.setattr(Links, "send_ack", send)
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            partition = await leading(broker)
+            former = partition.replica.identity.log_id
+            broker.follow_topics({"id": Topic.of(replace(HERE.spec, assignment=((1, 2),)))})
+            assert said == []
+            broker.session_lost()
+            assert said == [(2, former)]
+            assert not partition.in_contact, "it follows nobody"
+            broker.reopen(partition, "its disk failed")
+            await until(lambda: len(said) == 2)
+            assert said[1][0] == 2
 
     asyncio.run(main())
 
