@@ -16,7 +16,7 @@ from mq_broker.rpc.server import client_options, listen
 from mq_broker.rpc.service import handlers, path
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, encode
-from mq_protocol.limits import CALL_METADATA_BYTES_MAX
+from mq_protocol.limits import CALL_METADATA_BYTES_MAX, PRODUCE_HEADER_BYTES_MAX
 from tests.mq_broker.rpc.test_service import Answering
 
 WAIT_S = 10.0
@@ -125,6 +125,20 @@ def test_a_message_may_be_as_large_as_the_bound_and_no_larger() -> None:
             assert await asyncio.wait_for(call.read(), WAIT_S)
             await call.write(padded(MESSAGE_BYTES_MAX + 1))
             assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    asyncio.run(scenario())
+
+
+def test_what_stands_beside_a_batch_has_a_bound_of_its_own() -> None:
+    """A header is parsed on the loop, and two of its bytes may become an object."""
+
+    async def scenario() -> None:
+        async with served() as address, connect(address) as channel:
+            call: Any = channel.stream_stream(path("Produce"), None, None)()
+            await call.write(encode(Envelope(pb.ProduceHeader(record_uuids=bytes(PRODUCE_HEADER_BYTES_MAX - 100)))))
+            assert await asyncio.wait_for(call.read(), WAIT_S)
+            await call.write(encode(Envelope(pb.ProduceHeader(record_uuids=bytes(PRODUCE_HEADER_BYTES_MAX)))))
+            assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.INVALID_ARGUMENT
 
     asyncio.run(scenario())
 
