@@ -225,7 +225,7 @@ def test_a_follower_without_contact_rests_only_while_its_leader_speaks() -> None
 
 def test_replicas_at_rest_in_contact_are_ticked_for_an_audit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rest, "_REST_SLICES", 2)
-    monkeypatch.setattr(rest, "AUDIT_ROUNDS", 10)
+    monkeypatch.setattr(rest, "AUDIT_ROUNDS", 4)
     ticking = Ticking()
     leader = Idle(True, ticking, contact_ms=0, in_contact=True)
     follower = Idle(False, ticking, contact_ms=0, in_contact=True)
@@ -242,12 +242,12 @@ def test_replicas_at_rest_in_contact_are_ticked_for_an_audit_alone(monkeypatch: 
         before = leader.ticks, follower.ticks, alone.ticks
 
         async def audited() -> bool:
-            return leader.ticks > before[0] and follower.ticks > before[1] and alone.ticks >= before[2] + 8
+            return leader.ticks > before[0] and follower.ticks > before[1] and alone.ticks >= before[2] + 6
 
         await until(audited)
         running.cancel()
         rounds = alone.ticks - before[2]
-        assert max(leader.ticks - before[0], follower.ticks - before[1]) <= rounds // 10 + 2
+        assert max(leader.ticks - before[0], follower.ticks - before[1]) <= rounds // 4 + 2
         assert await asleep()
 
     asyncio.run(scenario())
