@@ -31,7 +31,7 @@ from mq_client.errors import (
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import split
-from mq_protocol.errors import from_wire
+from mq_protocol.error_messages import from_wire
 from mq_protocol.sql.row_filter import parse_filter
 from mq_protocol.transport import from_call
 

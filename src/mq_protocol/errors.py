@@ -21,16 +21,13 @@
         ├── LockLost              somebody else may have had the lock meanwhile
         └── InternalError
 
-Each class has: `code` (the wire's enum), `grpc_status` (the gRPC status name), `retriable`, `definite` (the outcome is known). The
-message names what to do next.
+Each class has: `grpc_status` (the gRPC status name), `retriable`, `definite` (the outcome is known). The message names what to do
+next. How an error goes over the wire is in error_messages.py.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
-
-from mq_protocol import mq_pb2 as pb
-from mq_protocol.limits import ERROR_BYTES_MAX
 
 _CUT = "..."
 
@@ -38,7 +35,6 @@ _CUT = "..."
 class TritonMQError(Exception):
     """The root. `str(error)` is written for the person who reads it; its first words matter most."""
 
-    code: ClassVar[pb.ErrorCode.ValueType] = pb.INTERNAL
     grpc_status: ClassVar[str] = "INTERNAL"
     retriable: ClassVar[bool] = False
     definite: ClassVar[bool] = False
@@ -69,103 +65,86 @@ class UnknownOutcome(TritonMQError):
 class InvalidRequest(RefusedError):
     """The request has no meaning: the message names the field and what is allowed. Correct it."""
 
-    code = pb.INVALID_REQUEST
     grpc_status = "INVALID_ARGUMENT"
 
 
 class RequestTooLarge(RefusedError):
     """One request asks for more than one may. It says how much that is."""
 
-    code = pb.REQUEST_TOO_LARGE
     grpc_status = "INVALID_ARGUMENT"
 
 
 class TooManyGroups(RefusedError):
     """A partition keeps the cursors of as many groups as it takes. Cursors are never forgotten by themselves."""
 
-    code = pb.TOO_MANY_GROUPS
-
 
 class TooManyMembers(RefusedError):
     """A group has as many members at a partition as it takes."""
-
-    code = pb.TOO_MANY_MEMBERS
 
 
 class MemberInUse(RefusedError):
     """A member of the group with that id lives, and whoever asked does not have its key."""
 
-    code = pb.MEMBER_IN_USE
     grpc_status = "ALREADY_EXISTS"
 
 
 class InvalidSetting(RefusedError):
     """A setting or an option is unknown, or its value is not allowed. The message names both, and the nearest right one."""
 
-    code = pb.INVALID_SETTING
     grpc_status = "INVALID_ARGUMENT"
 
 
 class InvalidTopicName(RefusedError):
     """The name cannot be a topic's. The message names the character or the rule."""
 
-    code = pb.INVALID_TOPIC_NAME
     grpc_status = "INVALID_ARGUMENT"
 
 
 class UnknownTopic(RefusedError):
     """No topic has this name, or the topic was deleted. Check the name, or create the topic."""
 
-    code = pb.UNKNOWN_TOPIC
     grpc_status = "NOT_FOUND"
 
 
 class UnknownPartition(RefusedError):
     """The topic has no partition of this number. Partitions are counted from 0."""
 
-    code = pb.UNKNOWN_PARTITION
     grpc_status = "NOT_FOUND"
 
 
 class UnknownGroup(RefusedError):
     """The group has no cursor anywhere: it has never settled a record, or it was deleted."""
 
-    code = pb.UNKNOWN_GROUP
     grpc_status = "NOT_FOUND"
 
 
 class TopicExists(RefusedError):
     """A topic of this name exists already. `--if-not-exists` leaves it as it is."""
 
-    code = pb.TOPIC_EXISTS
     grpc_status = "ALREADY_EXISTS"
 
 
 class SchemaMismatch(RefusedError):
     """The columns or a value do not fit the topic's schema. The message names the column and the value."""
 
-    code = pb.SCHEMA_MISMATCH
     grpc_status = "INVALID_ARGUMENT"
 
 
 class BatchTooLarge(RefusedError):
     """A batch or a record is above the topic's bound. The message names the setting to raise, or send smaller batches."""
 
-    code = pb.BATCH_TOO_LARGE
     grpc_status = "INVALID_ARGUMENT"
 
 
 class CorruptBatch(RefusedError):
     """The batch is no valid Arrow data. Send it again; if it comes again, the client is at fault."""
 
-    code = pb.CORRUPT_BATCH
     grpc_status = "INVALID_ARGUMENT"
 
 
 class OffsetOutOfRange(RefusedError):
     """`next_offset` is the first kept offset after the one asked for; -1 if there is none, or nobody said."""
 
-    code = pb.OFFSET_OUT_OF_RANGE
     grpc_status = "OUT_OF_RANGE"
 
     def __init__(self, message: str, next_offset: int = -1) -> None:
@@ -176,67 +155,52 @@ class OffsetOutOfRange(RefusedError):
 class DataLoss(RefusedError):
     """Records that were to be read are gone. The message says which, and how to go on without them."""
 
-    code = pb.DATA_LOSS
     grpc_status = "DATA_LOSS"
 
 
 class NotEnoughBrokers(RefusedError):
     """Fewer brokers are alive than the topic is to have replicas. Start brokers, or ask for fewer replicas."""
 
-    code = pb.NOT_ENOUGH_BROKERS
-
 
 class ReplayMismatch(RefusedError):
     """A micro-batch that was decided came again with another row count. `onReplayMismatch=keep` keeps what was decided."""
-
-    code = pb.REPLAY_MISMATCH
 
 
 class StaleMicroBatch(RefusedError):
     """A micro-batch older than the last decided one was to be written. The checkpoint is older than the topic."""
 
-    code = pb.STALE_MICRO_BATCH
-
 
 class FencedRun(RefusedError):
     """A newer run of the same query is writing. Only one run of a checkpoint may be active: stop the other one."""
-
-    code = pb.FENCED_RUN
 
 
 class StagedBatchMissing(RefusedError):
     """The decision names a batch that is not staged under its key for its micro-batch. Nothing is decided."""
 
-    code = pb.STAGED_BATCH_MISSING
-
 
 class TransactionAborted(RefusedError):
     """An administrator has fenced the key for ever (`tritonmq transaction abort`)."""
-
-    code = pb.TRANSACTION_ABORTED
 
 
 class TooManyTransactions(RefusedError):
     """The coordinator keeps as many keys as it takes."""
 
-    code = pb.TOO_MANY_TRANSACTIONS
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class UnknownTransaction(RefusedError):
     """Nobody has staged or decided anything under that key."""
 
-    code = pb.UNKNOWN_TRANSACTION
     grpc_status = "NOT_FOUND"
 
 
 class PeerRefused(RefusedError):
-    """A broker does not talk to whoever calls itself another broker. `why` says so by a code: the text tells a stranger little."""
+    """A broker does not talk to whoever calls itself another broker. `why` says so by a code, a `PeerRefusal` of mq.proto: the text
+    tells a stranger little."""
 
-    code = pb.PEER_REFUSED
     grpc_status = "PERMISSION_DENIED"
 
-    def __init__(self, message: str, why: pb.PeerRefusal.ValueType = pb.PEER_REFUSAL_UNKNOWN) -> None:
+    def __init__(self, message: str, why: int = 0) -> None:
         super().__init__(message)
         self.why = why
 
@@ -244,25 +208,17 @@ class PeerRefused(RefusedError):
 class IncompatibleVersion(RefusedError):
     """Two versions of TritonMQ that do not work together, or a cluster whose level of features does not allow something."""
 
-    code = pb.INCOMPATIBLE_VERSION
-
 
 class GroupInUse(RefusedError):
     """A group that has members is not deleted unless one insists."""
-
-    code = pb.GROUP_IN_USE
 
 
 class TopicNotEmpty(RefusedError):
     """A topic that was to be deleted only if it is empty holds records."""
 
-    code = pb.TOPIC_NOT_EMPTY
-
 
 class NotLeader(RetriableError):
     """`leader` is the broker to ask instead, 0 if nobody is known to lead."""
-
-    code = pb.NOT_LEADER
 
     def __init__(self, message: str, leader: int = 0, leader_epoch: int = 0) -> None:
         super().__init__(message)
@@ -273,66 +229,51 @@ class NotLeader(RetriableError):
 class NotEnoughReplicas(RetriableError):
     """Fewer replicas are in sync than `min_insync_replicas`, so the write is refused. Bring brokers back."""
 
-    code = pb.NOT_ENOUGH_REPLICAS
-
 
 class OutOfOrder(RetriableError):
     """The batch that must come before this one is not there yet. Clients send both again by themselves."""
-
-    code = pb.OUT_OF_ORDER
 
 
 class Overloaded(RetriableError):
     """A bound of memory or of waiting requests is reached. Send more slowly, or wait longer."""
 
-    code = pb.OVERLOADED
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class DiskFull(RetriableError):
     """The broker's disk has no room left. Reads go on. Free some space, or lower the topic's retention."""
 
-    code = pb.DISK_FULL
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class StorageFailed(RetriableError):
     """The broker's disk failed a write or a sync. The broker's log names the file; another replica takes over."""
 
-    code = pb.STORAGE_FAILED
-
 
 class CoordinationUnavailable(RetriableError):
     """The broker does not reach ZooKeeper. Topics cannot be changed and leaders not elected until it does."""
-
-    code = pb.COORDINATION_UNAVAILABLE
 
 
 class NotYetWritten(RetriableError):
     """A read has reached the end of the log. Everything before the end has been given; what was asked for beyond it is not there
     yet, and may come."""
 
-    code = pb.NOT_YET_WRITTEN
     grpc_status = "OUT_OF_RANGE"
 
 
 class PartitionUnavailable(RetriableError):
     """No replica of a partition gave what was to be read in time. The records themselves are not touched by that."""
 
-    code = pb.PARTITION_UNAVAILABLE
-
 
 class LockNotAcquired(RetriableError):
     """Somebody else had the lock for as long as the caller would wait."""
 
-    code = pb.LOCK_NOT_ACQUIRED
     grpc_status = "DEADLINE_EXCEEDED"
 
 
 class LockLost(UnknownOutcome):
     """The lock has gone, or may have, before it was released: another may have it. Stop what it protects, and acquire it again."""
 
-    code = pb.LOCK_LOST
     grpc_status = "ABORTED"
     retriable = False
 
@@ -340,30 +281,20 @@ class LockLost(UnknownOutcome):
 class OutcomeUnknown(UnknownOutcome):
     """The answer did not come in time, so the write may have happened. Send it again with the same UUID: there is one copy."""
 
-    code = pb.OUTCOME_UNKNOWN
     grpc_status = "DEADLINE_EXCEEDED"
 
 
 class Unreachable(UnknownOutcome):
     """No broker answered at any of the addresses. Check the addresses, the network and that brokers run."""
 
-    code = pb.UNREACHABLE
     grpc_status = "UNAVAILABLE"
 
 
 class InternalError(UnknownOutcome):
     """A broker failed in a way that it does not explain to clients. Its log has the reason."""
 
-    code = pb.INTERNAL
     grpc_status = "INTERNAL"
     retriable = False
-
-
-def _leaves(cls: type[TritonMQError]) -> list[type[TritonMQError]]:
-    return [cls] + [leaf for sub in cls.__subclasses__() for leaf in _leaves(sub)]
-
-
-_BY_CODE: dict[int, type[TritonMQError]] = {c.code: c for c in _leaves(TritonMQError) if "code" in vars(c)}
 
 
 def shortened(text: str, bytes_max: int) -> str:
@@ -374,28 +305,3 @@ def shortened(text: str, bytes_max: int) -> str:
         encoded = encoded[: bytes_max - len(_CUT)]
         return encoded.decode("utf-8", "ignore") + _CUT
     return encoded.decode()
-
-
-def to_wire(error: TritonMQError) -> pb.Error:
-    """The error as the wire's message; `from_wire` gives back an equal one, but for the end of a text that is too long."""
-    message = pb.Error(code=error.code, message=shortened(str(error), ERROR_BYTES_MAX))
-    if isinstance(error, NotLeader):
-        message.leader = error.leader
-        message.leader_epoch = error.leader_epoch
-    if isinstance(error, OffsetOutOfRange) and error.next_offset >= 0:
-        message.next_offset = error.next_offset
-    if isinstance(error, PeerRefused):
-        message.peer_refusal = error.why
-    return message
-
-
-def from_wire(message: pb.Error) -> TritonMQError:
-    """The exception that the message describes. An unknown code (a newer broker) becomes `InternalError`, never nothing."""
-    cls = _BY_CODE.get(message.code, InternalError)
-    if cls is NotLeader:
-        return NotLeader(message.message, message.leader, message.leader_epoch)
-    if cls is OffsetOutOfRange and message.HasField("next_offset"):
-        return OffsetOutOfRange(message.message, message.next_offset)
-    if cls is PeerRefused:
-        return PeerRefused(message.message, message.peer_refusal)
-    return cls(message.message)

@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError
 
 from mq_protocol import errors, limits
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.error_messages import from_wire, to_wire
 from mq_protocol.errors import InternalError, InvalidRequest, OutcomeUnknown, TritonMQError, Unreachable
 
 Option = tuple[str, int]
@@ -87,7 +88,7 @@ def from_call(error: Any, address: str) -> TritonMQError:
     for key, value in error.trailing_metadata() or ():
         if key == ERROR_METADATA:
             try:
-                return errors.from_wire(pb.Error.FromString(value))
+                return from_wire(pb.Error.FromString(value))
             except DecodeError:
                 break
     status = error.code().name
@@ -97,7 +98,7 @@ def from_call(error: Any, address: str) -> TritonMQError:
 
 def to_call(error: TritonMQError) -> tuple[str, str, tuple[tuple[str, bytes], ...]]:
     """How an error ends a call: the status's name, the text beside it, and the trailing metadata."""
-    wire = errors.to_wire(error)
+    wire = to_wire(error)
     return error.grpc_status, _details(wire.message), ((ERROR_METADATA, wire.SerializeToString()),)
 
 

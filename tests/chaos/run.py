@@ -20,7 +20,7 @@ from mq_client.cluster.channels import open_fetch
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch
 from mq_protocol.envelope import split
-from mq_protocol.errors import from_wire
+from mq_protocol.error_messages import from_wire
 from mq_protocol.limits import SEGMENT_BYTES_FLOOR
 from mq_protocol.transport import from_call
 from tests.chaos.checkpoint import micro_batches

@@ -31,7 +31,7 @@ class Refusals:
 
     def note(self, error: PeerRefused, broker: int = STRANGER) -> None:
         """It was refused. `broker`: who it was, if that is proved."""
-        key = pb.PeerRefusal.Name(error.why), broker
+        key = pb.PeerRefusal.Name(pb.PeerRefusal.ValueType(error.why)), broker
         self.counts[key] += 1
         now = self._clock()
         since, lines, left_out = self._lines.get(key, (now, 0, 0))

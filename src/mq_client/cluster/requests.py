@@ -22,7 +22,7 @@ from mq_client.errors import (
 )
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import from_wire
+from mq_protocol.error_messages import from_wire
 from mq_protocol.names import did_you_mean
 
 _ATTEMPT_MS = 5_000.0

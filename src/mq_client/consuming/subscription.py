@@ -26,7 +26,7 @@ from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_nodes
 from mq_protocol.envelope import Envelope, split
-from mq_protocol.errors import from_wire
+from mq_protocol.error_messages import from_wire
 from mq_protocol.ipc_message import node_count
 from mq_protocol.transport import from_call
 

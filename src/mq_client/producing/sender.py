@@ -37,7 +37,7 @@ from mq_client.producing.produce_stream import ProduceStream
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
-from mq_protocol.errors import from_wire
+from mq_protocol.error_messages import from_wire
 
 _IDLE_S: Final = 1.0
 _FAILURES_MAX: Final = 10_000

@@ -17,7 +17,8 @@ from mq_broker.rpc.service import UNARY, parse, path
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
 from mq_protocol.envelope import Envelope, decode, encode, split
-from mq_protocol.errors import TritonMQError, from_wire
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import MESSAGE_BYTES_MAX
 from mq_protocol.transport import from_call
 

@@ -29,15 +29,8 @@ from mq_client.transactions import TransactionClient
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch, schema_fingerprint, schema_to_bytes
 from mq_protocol.envelope import decode
-from mq_protocol.errors import (
-    BatchTooLarge,
-    InvalidRequest,
-    InvalidSetting,
-    RequestTooLarge,
-    TritonMQError,
-    UnknownTopic,
-    from_wire,
-)
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import BatchTooLarge, InvalidRequest, InvalidSetting, RequestTooLarge, TritonMQError, UnknownTopic
 from mq_protocol.limits import REQUEST_PLACES_MAX, REQUEST_TOPICS_MAX
 from mq_protocol.transport import from_call
 from tests.mq_broker.broker.cluster import Broker, standalone

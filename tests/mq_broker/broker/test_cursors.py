@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, from_wire
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import InvalidRequest
 from tests.mq_broker.broker.cluster import Broker, Subscription, standalone, until
 
 

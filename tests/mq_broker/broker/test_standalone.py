@@ -11,6 +11,7 @@ import pytest
 
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch, schema_fingerprint
+from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     BatchTooLarge,
     CorruptBatch,
@@ -26,7 +27,6 @@ from mq_protocol.errors import (
     TopicExists,
     UnknownPartition,
     UnknownTopic,
-    from_wire,
 )
 from mq_protocol.limits import OFFSETS_OF_A_LIFE
 from tests.mq_broker.broker.cluster import FINGERPRINT, Broker, rows, standalone, until

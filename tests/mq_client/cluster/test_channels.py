@@ -12,8 +12,8 @@ import pytest
 
 from mq_client.cluster import channels
 from mq_client.errors import InternalError, InvalidRequest, NotLeader, OutcomeUnknown, TritonMQError, Unreachable
-from mq_protocol import errors
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.error_messages import to_wire
 from mq_protocol.methods import BROKER
 from mq_protocol.transport import ERROR_METADATA
 
@@ -51,7 +51,7 @@ def ask(address: str, timeout_s: float = 5) -> TritonMQError:
 
 def test_the_brokers_own_error_comes_whole(serve: Serve) -> None:
     def refuse(context: grpc.ServicerContext) -> None:
-        wire = errors.to_wire(NotLeader("2 leads", 2, 7)).SerializeToString()
+        wire = to_wire(NotLeader("2 leads", 2, 7)).SerializeToString()
         context.set_trailing_metadata(((ERROR_METADATA, wire),))
         context.abort(grpc.StatusCode.UNAVAILABLE, "2 leads")
 

@@ -18,7 +18,7 @@ from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.offset_watch import OffsetWatch, _Stream
 from mq_client.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, UnknownTopic
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import to_wire
+from mq_protocol.error_messages import to_wire
 from tests.mq_client.cluster.scripted import Scripted, told, topic_info
 
 WAIT_S = 5.0

@@ -22,7 +22,7 @@ from mq_client.producing.batches import records_to_batch
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import Envelope
-from mq_protocol.errors import to_wire
+from mq_protocol.error_messages import to_wire
 
 WAIT_S = 5.0
 

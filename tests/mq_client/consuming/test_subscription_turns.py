@@ -23,7 +23,7 @@ from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import Envelope
-from mq_protocol.errors import to_wire
+from mq_protocol.error_messages import to_wire
 from mq_protocol.sql.ddl import parse_schema
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
 

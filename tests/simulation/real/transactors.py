@@ -10,7 +10,8 @@ from grpc import aio
 from mq_broker.rpc.service import parse, path
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode, split
-from mq_protocol.errors import FencedRun, StagedBatchMissing, TritonMQError, Unreachable, from_wire
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import FencedRun, StagedBatchMissing, TritonMQError, Unreachable
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
 from mq_protocol.transport import from_call

@@ -22,6 +22,7 @@ from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import Batches, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
+from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import (
     CoordinationUnavailable,
     InvalidRequest,
@@ -31,7 +32,6 @@ from mq_protocol.errors import (
     OffsetOutOfRange,
     SchemaMismatch,
     TritonMQError,
-    to_wire,
 )
 from mq_protocol.limits import FETCH_CHUNK_BYTES, FILTERS_AT_ONCE_MAX, YIELD_EVERY
 

@@ -20,7 +20,8 @@ from mq_broker.core.entries import DeleteGroup, MoveCursor
 from mq_broker.core.machine.state import EPHEMERAL, Cursor
 from mq_broker.core.messages import Refused, Result
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import GroupInUse, InvalidRequest, TritonMQError, UnknownGroup, to_wire
+from mq_protocol.error_messages import to_wire
+from mq_protocol.errors import GroupInUse, InvalidRequest, TritonMQError, UnknownGroup
 from mq_protocol.limits import ANSWER_BYTES_MAX, REQUEST_TIMEOUT_MS
 from mq_protocol.names import check_group_name, check_member_key, check_new_group_name, quoted
 

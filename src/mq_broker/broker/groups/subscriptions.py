@@ -22,7 +22,8 @@ from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import Batches, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
-from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, TritonMQError, UnknownTopic, to_wire
+from mq_protocol.error_messages import to_wire
+from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, TritonMQError, UnknownTopic
 from mq_protocol.limits import FETCH_CHUNK_BYTES
 from mq_protocol.names import check_group_name, check_member_id, check_member_key, check_new_group_name
 

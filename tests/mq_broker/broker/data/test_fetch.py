@@ -20,7 +20,8 @@ from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch
 from mq_protocol.envelope import Envelope
-from mq_protocol.errors import InvalidRequest, NotLeader, NotYetWritten, OffsetOutOfRange, UnknownTopic, from_wire
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import InvalidRequest, NotLeader, NotYetWritten, OffsetOutOfRange, UnknownTopic
 from mq_protocol.limits import FETCH_CHUNK_BYTES
 
 

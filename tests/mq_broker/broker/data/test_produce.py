@@ -21,7 +21,8 @@ from mq_broker.core.messages import Done, RecordsThere, RecordThere, Refused
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import Envelope
-from mq_protocol.errors import InvalidRequest, NotLeader, SchemaMismatch, TritonMQError, from_wire
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import InvalidRequest, NotLeader, SchemaMismatch, TritonMQError
 from mq_protocol.limits import RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
 from tests.mq_broker.broker.cluster import DEADLINE_S, FINGERPRINT, SCHEMA, rows, standalone
 

@@ -17,6 +17,7 @@ from mq_broker.core.messages import Published
 from mq_broker.rpc.callers import caller
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
+from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     InvalidRequest,
     NotLeader,
@@ -26,7 +27,6 @@ from mq_protocol.errors import (
     UnknownGroup,
     UnknownPartition,
     UnknownTopic,
-    from_wire,
 )
 from mq_protocol.limits import FETCH_CHUNK_BYTES
 from tests.mq_broker.broker.groups.partitions import Led, rounds

@@ -21,7 +21,8 @@ from mq_broker.core.entries import MoveCursor, Operation
 from mq_broker.core.machine import admission
 from mq_broker.core.messages import Refused, Result
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, TooManyGroups, TooManyMembers, from_wire
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, TooManyGroups, TooManyMembers
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 
 

@@ -17,7 +17,8 @@ from mq_broker.rpc.service import path
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import decode
-from mq_protocol.errors import OffsetOutOfRange, UnknownTopic, from_wire
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import OffsetOutOfRange, UnknownTopic
 from mq_protocol.limits import READ_BATCHES_MAX
 from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, numbers_in, rows, standalone
 
