@@ -51,3 +51,20 @@ def test_a_version_that_was_changed_on_the_way_breaks_the_proof() -> None:
             setattr(altered, name, value)
         assert PROOF.of_dialler(one, other) != PROOF.of_dialler(one, altered)
         assert PROOF.of_acceptor(one, other) != PROOF.of_acceptor(one, altered)
+
+
+OF_0_2_0 = (
+    "0e3772ed5c132944e4e70fe240efa69b69ab036d19d55dd12adec10cf76b05e5",
+    "37e79b2114e4fc2d7128fb1db0e82a4edcd11bb367325a326129e2e5e090a43e",
+)
+"""What release 0.2.0 proves of the two hellos below, as the broker that dials and as the one that is dialled."""
+
+
+def test_the_proofs_of_the_last_release_are_made_and_understood() -> None:
+    dialler = pb.LinkHello(broker=1, incarnation=5, to=2, nonce=b"d" * 32)
+    acceptor = pb.LinkHello(broker=2, incarnation=3, to=1, nonce=b"a" * 32)
+    for one_is_new in (False, True):
+        if one_is_new:  # and says so: the other one does not look at that
+            dialler.protocol, dialler.protocol_oldest, dialler.release = PROTOCOL, PROTOCOL_OLDEST, "0.3.0"
+        proofs = PROOF.of_dialler(dialler, acceptor).hex(), PROOF.of_acceptor(dialler, acceptor).hex()
+        assert proofs == OF_0_2_0
