@@ -161,6 +161,9 @@ def begin(mutant: Mutant, tests: Sequence[str], output: Path) -> int:
         sys.meta_path.insert(0, Loader(module_of(mutant.file), ROOT / mutant.file, text))
         status = pytest.main([*tests, *QUICKLY, f"--timeout={TEST_S}"], plugins=[InOrder(tests)])
         os._exit(int(status))
+    except Warning:  # pytest raises what a thread failed with when the last test was over
+        traceback.print_exc()
+        os._exit(1)
     except BaseException:  # noqa: BLE001 (a fork that went on would run the parent's code)
         traceback.print_exc()
         os._exit(99)
