@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from tests.simulation.real.cluster import Report, simulate
 from tests.simulation.real.plan import Plan
 
+PROGRESS_SEEDS = 10
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation.real", description=__doc__)
@@ -41,6 +43,8 @@ def main() -> int:
         virtual_s += report.virtual_s
         faults.update(report.faults)
         done.update(report.done)
+        if total["seeds"] % PROGRESS_SEEDS == 0:
+            print(f"{total['seeds']} seeds, {total['failed']} failed, {time.monotonic() - started:.0f} s", file=sys.stderr)
         if tell(report):
             total["failed"] += 1
             if not arguments.keep_going:

@@ -2,7 +2,7 @@
 
 boot      the brokers start, topics are made
 chaos     clients work, the nemesis breaks things
-calm      everything is repaired; within `CALM_S` every partition must be whole again, and every batch acknowledged
+calm      everything is repaired; within `Plan.calm_s` seconds every partition must be whole again, and every batch acknowledged
 judgement the history, and what every replica holds
 """
 
@@ -43,7 +43,6 @@ from tests.simulation.real.transactors import Member, Transactor
 from tests.simulation.real.wires import Network
 from tests.simulation.real.zookeeper import Session, ZooKeeper
 
-CALM_S = 90.0
 BOOT_S = 60.0
 RECORDS_KEPT = 30
 """The nemesis purges no further than so many records before the end that it knows."""
@@ -227,7 +226,10 @@ class Cluster:
             raise Violation(str(error)) from error
         if self._failure:
             raise Violation(self._failure)
-        task.result()
+        try:
+            task.result()
+        except TritonMQError as error:
+            raise Violation(f"a replica does not give what it has: {error!r}") from error
 
     def _broken(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
@@ -265,21 +267,23 @@ class Cluster:
         self.tell("calm")
         nemesis.repair()
         self.stopping = True
-        await self.until(self.oracle.whole, CALM_S, self.oracle.why_not_whole)
+        await self.until(self.oracle.whole, self.plan.calm_s, self.oracle.why_not_whole)
         await self._finish(tasks, clients)
 
     async def _finish(self, tasks: list[asyncio.Task[None]], clients: list[Client]) -> None:
         producing = [task for task, client in zip(tasks, clients, strict=True) if isinstance(client, Producer | Transactor)]
         await self.until(
-            lambda: all(task.done() for task in producing), CALM_S, "every batch is acknowledged or refused, once all is well"
+            lambda: all(task.done() for task in producing),
+            self.plan.calm_s,
+            "every batch is acknowledged or refused, once all is well",
         )
-        await self.until(self.oracle.whole, CALM_S, self.oracle.why_not_whole)
+        await self.until(self.oracle.whole, self.plan.calm_s, self.oracle.why_not_whole)
         self.oracle.conclude()
         ends = {(line["topic"], line["partition"]): line["end"] for line in self.history if line["op"] == "final"}
         readers = [client for client in clients if isinstance(client, Reader | Member)]
         await self.until(
             lambda: all(reader.at >= ends[reader.topic, reader.partition] for reader in readers),
-            CALM_S,
+            self.plan.calm_s,
             "every reader is at the end",
         )
         self.over = True

@@ -69,8 +69,8 @@ class Found:
 
 
 def plans(fault: Fault) -> Iterator[tuple[int, Plan]]:
-    """Of the seeds that plan what the fault needs."""
-    return ((seed, plan) for seed in count(1) if set(fault.needs) <= (plan := Plan.of(seed)).kinds)
+    """Seeds, each with a plan in which what the fault needs happens often."""
+    return ((seed, Plan.aimed(seed, fault.needs)) for seed in count(1))
 
 
 def hunt(fault: Fault, seeds: int) -> Found:

@@ -13,6 +13,7 @@ class Plan:
     brokers: int = 3
     replicas: int = 3
     chaos_s: float = 25.0
+    calm_s: float = 90.0
     session_s: float = 4.0
     latency_s: tuple[float, float] = (0.0002, 0.02)
     disk_latency_s: tuple[float, float] = (0.0001, 0.02)
@@ -25,13 +26,6 @@ class Plan:
     groups: bool = False
 
     @property
-    def kinds(self) -> set[str]:
-        """What it has, for faults that show only where there is that."""
-        small = any(settings["segment_bytes_max"] == "3000" for _, settings in self.topics.values())
-        has = {"small segments": small, "groups": self.groups, "transactions": bool(self.transactors), "os": "o" in self.topics}
-        return set(self.rates) | {kind for kind, there in has.items() if there}
-
-    @property
     def purges(self) -> bool:
         return "purge" in self.rates
 
@@ -42,6 +36,25 @@ class Plan:
         plan.chaos_s, plan.pause_s = 6.0, 0.5
         plan.topics = {"t": (1, plan.topics["t"][1])}
         plan.rates = {kind: 2 * rate for kind, rate in plan.rates.items()}
+        return plan
+
+    @classmethod
+    def aimed(cls, seed: int, needs: tuple[str, ...]) -> Plan:
+        """A short seed in which much of that happens, and little else: for a fault that shows only where it does."""
+        plan = cls.of(seed)
+        random = Random(f"aimed {seed}")
+        plan.brokers, plan.bad_disk = (4, 0) if "move" in needs else (3, 0)
+        plan.chaos_s, plan.calm_s = random.uniform(6, 12), 45.0
+        plan.latency_s, plan.disk_latency_s = (0.0002, 0.005), (0.0001, random.choice((0.005, 0.05)))
+        size = "3000" if "small segments" in needs else "20000"
+        plan.topics = {"t": (random.choice((1, 2)), {"durability": "fsync", "segment_bytes_max": size})}
+        plan.groups, plan.transactors = "groups" in needs, int("transactions" in needs)
+        if "busy" in needs:
+            plan.producers, plan.pause_s, plan.disk_latency_s = 3, 0.05, (0.001, 0.05)
+        kinds = set(needs) - {"small segments", "groups", "transactions", "busy"}
+        if kinds & {"sync fails", "read fails", "disk full"}:
+            plan.bad_disk = random.randint(1, 3)
+        plan.rates = {"kill": 0.2, "isolate": 0.2, **dict.fromkeys(sorted(kinds), 0.6)}
         return plan
 
     @classmethod

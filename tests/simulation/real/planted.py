@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """`where` is "module:Class.method" under mq_broker; `old` must occur in its source exactly once. `needs`: what a seed's plan
-    must have to be counted: kinds of the nemesis, or "small segments", "groups", "transactions", "os"."""
+    """`where` is "module:Class.method" under mq_broker; `old` must occur in its source exactly once. `needs`: what must
+    happen for it to show: kinds of the nemesis, or "small segments", "groups", "transactions", "busy"."""
 
     name: str
     where: str
@@ -34,37 +34,11 @@ SHELL = (
         "pass",
     ),
     Fault(
-        "a partition that is opened is not told which links are up",
-        "broker.host.shell:Shell._open",
-        "for broker in self.links.connected():",
-        "for broker in ():",
-    ),
-    Fault(
         "a replica is deleted that the in-sync set names",
         "broker.host.shell:Shell._released",
         "return not led_here and all(broker != self.broker for broker, _ in state.isr)",
         "return not led_here",
         ("move",),
-    ),
-    Fault(
-        "the loss of the session is not told to partitions",
-        "broker.host.shell:Shell.session_lost",
-        "self._feed_all(SessionLost())",
-        "pass",
-        ("session",),
-    ),
-    Fault(
-        "a link that is down is not told to partitions",
-        "broker.host.shell:Shell.link_down",
-        "self._feed_all(PeerDisconnected(broker))",
-        "pass",
-    ),
-    Fault(
-        "a broker whose session ended does not register again",
-        "broker.metadata.brokers:Cluster.hear",
-        "self._registered = False",
-        "pass",
-        ("session",),
     ),
     Fault(
         "the state node is read once and never again",
@@ -86,38 +60,14 @@ SHELL = (
         ("coordination",),
     ),
     Fault(
-        "a replica sleeps though somebody waits for it",
-        "broker.host.partition:Partition.at_rest",
-        "not self._waiting and self.replica.at_rest",
-        "True",
-    ),
-    Fault(
         "a replica that woke is not ticked",
         "broker.host.quiescence:Ticking.woke",
         "self._awake[partition] = None",
         "pass",
     ),
-    Fault(
-        "entries of a leader lose their last frame on the way in",
-        "broker.host.peer_messages:PeerMessages.hear_entries",
-        "frames = [unpinned(decode_frame(self._place, view)) for view in views]",
-        "frames = [unpinned(decode_frame(self._place, view)) for view in views][: 3]",
-    ),
 )
 
 LINKS = (
-    Fault(
-        "a link that has much to send loses the newest of it",
-        "rpc.links:_Peer.take",
-        "header = pb.LinkHeader()",
-        "header = pb.LinkHeader(); len(self.waiting) > 3 and self.waiting.pop()",
-    ),
-    Fault(
-        "what waited for a link that ended goes out on the next one, its size uncounted",
-        "rpc.links:_Peer.forget",
-        "self.waiting.clear()",
-        "pass",
-    ),
     Fault(
         "a link that is newer does not end the older one",
         "rpc.links:Links._converse",
@@ -145,7 +95,7 @@ STORAGE = (
         "storage.journal.segments:LogFiles._roll",
         "if not self.sync():",
         "if False:",
-        ("all power", "small segments"),
+        ("all power", "small segments", "busy"),
     ),
     Fault(
         "the name of a new segment is not synced",
@@ -159,21 +109,14 @@ STORAGE = (
         "storage.opening.opening:_new_log",
         "files.sync_directory(directory.parent)",
         "pass",
-        ("all power",),
-    ),
-    Fault(
-        "recovery keeps what follows a torn tail",
-        "storage.journal.recovery:_settle_tail",
-        "files.truncate(fd, torn.position)",
-        "pass",
-        ("all power",),
+        ("all power", "topic"),
     ),
     Fault(
         "recovery cuts a torn tail and one whole entry",
         "storage.journal.recovery:_scan",
         "return _Bad(at, str(error))",
         "kept.entries and (kept.entries.pop(), kept.ends.pop()); return _Bad(kept.ends[-1] - base, str(error))",
-        ("all power",),
+        ("all power", "busy"),
     ),
     Fault(
         "the flushed mark runs ahead",
@@ -193,12 +136,14 @@ STORAGE = (
         "storage.journal.segments:LogFiles._truncate",
         "due = self._owed is not None or kept < self._written or order.segment != self._segment",
         "due = False",
+        ("isolate", "pause", "busy"),
     ),
     Fault(
         "an outcome counts though entries were cut since",
         "storage.journal.journal:DiskJournal.settle",
         "if generation > outcome.generation], default",
         "if False], default",
+        ("isolate", "pause", "busy"),
     ),
     Fault(
         "a short write is taken for a whole one",
@@ -206,6 +151,7 @@ STORAGE = (
         "while at < len(parts) and taken >= (nbytes := memoryview(parts[at]).nbytes):\n"
         "            taken -= nbytes\n            at += 1\n        if taken:",
         "at += len(chunk)\n        if False:",
+        ("busy",),
     ),
     Fault(
         "a journal is shortened past what can be read",
