@@ -688,3 +688,9 @@ def test_offsets_and_bytes_are_those_of_replicas_where_nobody_leads_and_times_ar
     assert admin.stored_bytes("t") == {0: 100}
     with pytest.raises(PartitionUnavailable):
         admin.offsets_at("t", 1)
+
+
+def test_a_query_of_which_something_is_staged_is_told_although_a_broker_is_silent(admin: Admin, scripted: Scripted) -> None:
+    transactions(scripted, {"b:1": pb.TransactionsResponse(staged=[staged()]), "b:3": GONE})
+    [found] = admin.transactions("q")
+    assert (found.batches, found.silent) == (1, ("b:3",))

@@ -379,3 +379,22 @@ def test_a_read_waits_for_ever_if_it_is_told_to(scripted: Scripted) -> None:
         Reader(scripted, 0)
     with pytest.raises(InvalidSetting, match="read_from='all'"):
         Reader(scripted, read_from="all")
+
+
+def test_an_offset_before_one_that_is_kept_is_raised_at_once_even_if_that_is_the_first_of_all(reader: Reader, logs: Logs) -> None:
+    logs.play = {"b:1": lambda request: [refused(OffsetOutOfRange("gone", 0))]}
+    with pytest.raises(OffsetOutOfRange):
+        list(reader.read("t", 0, 5, 6))
+    assert len(logs.fetched) == 1
+
+
+def test_waits_are_short_again_after_progress(reader: Reader, logs: Logs, clock: Clock) -> None:
+    def play(request: pb.FetchRequest) -> list[Message]:
+        if len(logs.fetched) == 15:
+            return [stored(0, 1), Broken()]
+        return everything(request) if request.start_offset and len(logs.fetched) > 18 else [Broken()]
+
+    logs.play = dict.fromkeys(("b:1", "b:2", "b:3"), play)
+    assert values(reader.read("t", 0, 0, 2)) == [0, 1]
+    assert max(clock.slept) > 0.07
+    assert min(clock.slept[4:]) <= 0.02
