@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,12 +41,17 @@ class World:
         self.said: dict[int, Any] = {2: status(2, last_index=8)}
         self.asked: list[tuple[str, float]] = []
         self.own = status(1)
+        self.tasks: list[asyncio.Task[None]] = []
         world: Any = self
         self.total_loss = TotalLoss(world, world, world, world, world)
         self.total_loss.replica_status = self._own  # type: ignore[method-assign]
 
     async def _own(self, _request: object, _deadline: float) -> pb.ReplicaStatusResponse:
         return self.own
+
+    def spawn(self, work: Coroutine[Any, Any, None], _name: str) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.create_task(work))
+        return self.tasks[-1]
 
     def all(self) -> list[Any]:
         return [self.topic]
@@ -84,7 +89,9 @@ class World:
 
 def run(scenario: Callable[[World], Awaitable[None]]) -> None:
     async def main() -> None:
-        await asyncio.wait_for(scenario(World()), 20)
+        world = World()
+        await asyncio.wait_for(scenario(world), 20)
+        await asyncio.gather(*world.tasks)
 
     asyncio.run(main())
 
