@@ -100,7 +100,7 @@ def test_partitions_are_added_in_parts_behind_those_that_are_there(tmp_path: Pat
 
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", partitions=2)
+            await broker.create_topic("t", partitions=2, durability="memory")
             await broker.produce("t", 1, partition=1)
             answer = await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=7))
             assert [(p.partition, p.leader) for p in answer.topic.partitions] == [(number, 1) for number in range(7)]
