@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick tests quick-tests style types floors docs dist versions proto lock bench bench-kafka simulate simulate-brokers mutations mutants chaos crashes clean
+.PHONY: demo test quick tests quick-tests style types floors docs dist versions proto lock bench bench-kafka simulate simulate-brokers mutations mutants chaos rolling crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -68,6 +68,10 @@ mutants: $(VENV)/.ready       ## change the product in one place at a time, and 
 MINUTES ?= 5
 chaos: $(VENV)/.ready         ## real processes under fire, judged: make chaos MINUTES=n
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES)
+
+ROLL ?= all
+rolling: $(VENV)/.ready       ## a cluster under load from the last release to this one, back, and again: make rolling ROLL=one is shorter
+	TRITONMQ_ROLL=$(ROLL) $(BIN)/python -m pytest tests/cluster/test_rolling_upgrade.py
 
 CRASHES ?= 200
 SEED ?= 1
