@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 import mq_client  # noqa: F401 - before anything imports gRPC, as applications are told to
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
+from tests.spark.quick_start import spark_home
 
 STARTED = {"zookeeper", "broker", "bootstrap", "cluster", "start_cluster", "spark", "kernel"}
 """Fixtures that start processes."""
@@ -77,6 +79,12 @@ def _rank(item: pytest.Item) -> int:
     if item.get_closest_marker("processes"):
         return 1 if item.get_closest_marker("spark") and item.get_closest_marker("xdist_group") else 2
     return 3
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_spark(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """For every Spark that this process or a child of it starts."""
+    os.environ["SPARK_HOME"] = str(spark_home(tmp_path_factory.mktemp("spark-home") / "home"))
 
 
 @pytest.fixture(scope="session")

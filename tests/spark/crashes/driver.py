@@ -18,10 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from mq_spark.session import configure
+from tests.spark.quick_start import QUICK_JVM
 
 FAILURES_MAX = 100
-QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""The JVM compiles little: it ends before that would pay."""
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from mq_protocol.errors import TritonMQError
 from mq_spark.datasource.failpoints import VARIABLE
 from tests.spark.crashes.brokers import FailingBrokers
 from tests.spark.crashes.cases import Case
-from tests.spark.crashes.driver import QUICK_JVM
 from tests.spark.crashes.injecting import Injection
 from tests.spark.crashes.job import Job, Points, SparkPlace
 from tests.spark.crashes.judging import Verdict
-from tests.spark.crashes.spark_processes import StandaloneSpark, archive_classes, spark_home
+from tests.spark.crashes.spark_processes import StandaloneSpark, archive_classes
+from tests.spark.quick_start import QUICK_JVM, spark_home
 
 _ATTEMPTS = 8
 _COMMON = {"spark.sql.shuffle.partitions": "2"}

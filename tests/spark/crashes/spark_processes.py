@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 
 import psutil
-import pyspark
 
 from mq_dev.embedded_zookeeper import free_port
 from tests.cluster.harness import wait_until
-from tests.spark.crashes.driver import QUICK_JVM, Specification
+from tests.spark.crashes.driver import Specification
+from tests.spark.quick_start import QUICK_JVM
 
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 _END_S = 30.0
@@ -27,18 +27,6 @@ _WORKER_HOSTS = (_HERE, "127.0.0.2")
 def environment(home: Path) -> dict[str, str]:
     own = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": _HERE, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **own}
-
-
-def spark_home(path: Path) -> Path:
-    """A home of Spark's, made of links, without pyspark.zip: Python processes then import the installed package, which is compiled
-    already, and start with a quarter of the CPU. A query's start needs about ten of them.
-    """
-    installed = Path(pyspark.__file__).parent
-    path.mkdir(parents=True)
-    for name in ("bin", "conf", "jars", "sbin"):
-        if (installed / name).exists():
-            (path / name).symlink_to(installed / name)
-    return path
 
 
 def archive_classes(scratch: Path, home: Path) -> str:
