@@ -1,5 +1,4 @@
 """A world of replicas for golden scripts: each line of a script is one event or one delivery, its effects are printed beneath.
-
 Nothing happens by itself: disks flush, links deliver and the coordination service answers when the script says so. The core is the
 real one. Not a simulator: no chance, no virtual time but what `time` gives.
 """

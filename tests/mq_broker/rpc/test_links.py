@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -12,9 +10,8 @@ import pytest
 from grpc import aio
 
 from mq_broker.rpc import links
-from mq_broker.rpc.links import LINK, Links, PeerAddress, _Outgoing, _Peer
+from mq_broker.rpc.links import LINK, PeerAddress, _Outgoing
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.service import stream_handler
 from mq_broker.storage.codec.frame import HEADER_BYTES
@@ -26,122 +23,10 @@ from mq_protocol.limits import (
     LINK_BUFFER_BYTES_MAX,
     LINK_MESSAGE_BYTES,
     MESSAGE_BYTES_MAX,
-    SNAPSHOT_PART_BYTES,
 )
 from mq_protocol.methods import PEER
 from mq_protocol.transport import from_call
-
-DEADLINE_S = 10.0
-SECRET = bytes(range(32))
-
-
-class Heard:
-    """What a listener was told, in order."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[Any, ...]] = []
-        self.beats: list[tuple[int, bool]] = []
-        self._news = asyncio.Event()
-
-    def _hear(self, *event: Any) -> None:
-        self.events.append(event)
-        self._news.set()
-
-    def link_up(self, broker: int) -> None:
-        self._hear("up", broker)
-
-    def link_down(self, broker: int) -> None:
-        self._hear("down", broker)
-
-    def link_beat(self, broker: int, *, dropped: bool) -> None:
-        self.beats.append((broker, dropped))
-
-    def link_dropped(self, broker: int) -> None:
-        self._hear("dropped", broker)
-
-    def hearer(self, topic_id: str, partition: int) -> Heard:
-        return self
-
-    def hear_entries(self, message: pb.AppendEntries, frames: Sequence[memoryview]) -> None:
-        self._hear("append", message.sequence, [bytes(frame) for frame in frames])
-
-    def hear_ack(self, message: pb.AppendAck) -> None:
-        self._hear("ack", message.sequence)
-
-    def hear_snapshot(self, message: pb.SnapshotPart) -> None:
-        self._hear("snapshot", message.sequence, message.part)
-
-    async def until(self, condition: Callable[[list[tuple[Any, ...]]], bool]) -> None:
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                while not condition(self.events):
-                    self._news.clear()
-                    await self._news.wait()
-        except TimeoutError:
-            raise AssertionError(f"heard only {self.events[-20:]}") from None
-
-
-class Node:
-    """One broker's end: its links, served on a port."""
-
-    def __init__(self, broker: int, *, incarnation: int = 1, cluster_id: str = "c", secret: bytes = SECRET) -> None:
-        self.broker = broker
-        self.incarnation = incarnation
-        self.heard = Heard()
-        self.tasks: list[asyncio.Task[None]] = []
-        self.refusals = Refusals()
-        self.readings = 0
-        proof = PeerProof(broker, incarnation, cluster_id, secret)
-        self.links = Links(proof, self.heard, self._spawn, self._read_brokers, self.refusals)
-        self._server, port = listen("127.0.0.1:0")
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PEER.name, {"Link": self.links.handler()}),))
-        self.address = f"127.0.0.1:{port}"
-
-    def _read_brokers(self) -> None:
-        self.readings += 1
-
-    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self.tasks.append(task)
-        return task
-
-    async def start(self) -> None:
-        await self._server.start()
-
-    async def stop(self) -> None:
-        await self.links.close()
-        await self._server.stop(0)
-        for task in self.tasks:
-            assert task.cancelled(), task.exception()
-
-    def knows(self, *others: Node) -> None:
-        """As they know it."""
-        everybody = (self, *others)
-        for node in everybody:
-            node.links.know({o.broker: PeerAddress(o.address, o.incarnation) for o in everybody})
-
-    def knows_of(self, broker: int, incarnation: int = 1) -> None:
-        """That broker is registered; nothing listens at its address."""
-        self.links.know({broker: PeerAddress("127.0.0.1:1", incarnation)})
-
-    def send_entries(self, to: int, sequence: int, *frames: bytes) -> None:
-        sizes = [len(frame) for frame in frames]
-        message = pb.AppendEntries(leader=self.broker, incarnation=self.incarnation, sequence=sequence, frame_bytes=sizes)
-        self.links.send_entries(to, message, frames)
-
-    def send_ack(self, to: int, sequence: int) -> None:
-        self.links.send_ack(to, pb.AppendAck(follower=self.broker, incarnation=self.incarnation, sequence=sequence))
-
-
-@contextlib.asynccontextmanager
-async def nodes(*made: Node) -> AsyncIterator[None]:
-    try:
-        for node in made:
-            await node.start()
-        yield
-    finally:
-        for node in made:
-            await node.stop()
+from tests.mq_broker.rpc.linked import DEADLINE_S, SECRET, Node, nodes, until
 
 
 def test_entries_and_acknowledgements_go_both_ways_in_order() -> None:
@@ -593,78 +478,3 @@ def test_a_broker_without_a_peer_port_is_named_in_the_log_and_not_dialled(caplog
         assert sum("without a peer port" in line for line in caplog.messages) == 1
 
     asyncio.run(scenario())
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not condition():  # noqa: ASYNC110 - of any kind
-            await asyncio.sleep(0.005)
-
-
-def head(sequence: int, partition: int = 0, leader_epoch: int = 1) -> pb.SnapshotPart:
-    return pb.SnapshotPart(leader=1, incarnation=1, topic_id="t", partition=partition, leader_epoch=leader_epoch, sequence=sequence)
-
-
-def snapshots(events: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    return [event for event in events if event[0] == "snapshot"]
-
-
-def test_a_snapshot_larger_than_the_buffer_arrives_whole_and_keeps_nothing_else_out() -> None:
-    parts = LINK_BUFFER_BYTES_MAX // SNAPSHOT_PART_BYTES + 3
-
-    async def scenario() -> None:
-        one, two = Node(1), Node(2)
-        async with nodes(one, two):
-            one.knows(two)
-            await one.heard.until(lambda events: events == [("up", 2)])
-            one.links.send_snapshot(2, head(7), bytes(parts * SNAPSHOT_PART_BYTES - 1))
-            assert one.links.waiting_bytes(2) == 0
-            one.send_ack(2, 1)
-            await two.heard.until(lambda events: len(events) == parts + 2)
-            assert snapshots(two.heard.events) == [("snapshot", 7, part) for part in range(parts)]
-            assert ("ack", 1) in two.heard.events[:4], "it did not wait for the snapshot"
-
-    asyncio.run(scenario())
-
-
-def test_a_snapshot_that_is_on_its_way_is_not_begun_again() -> None:
-    peer = _Peer(2)
-    peer.ended = asyncio.Event()
-    peer.put_snapshot(head(1), bytes(2 * SNAPSHOT_PART_BYTES))
-    peer.put_snapshot(head(2), bytes(2 * SNAPSHOT_PART_BYTES))
-    peer.put_snapshot(head(3, partition=1), bytes(1))
-    first = peer.take().header.snapshot[0]
-    peer.put_snapshot(head(4), bytes(2 * SNAPSHOT_PART_BYTES))
-    second, third = (peer.take().header.snapshot[0] for _ in range(2))
-    assert [(part.sequence, part.part, part.parts) for part in (first, second, third)] == [(2, 0, 2), (2, 1, 2), (3, 0, 1)]
-    assert not peer.something.is_set()
-    peer.put_snapshot(head(5), bytes(2 * SNAPSHOT_PART_BYTES))
-    peer.take()
-    peer.put_snapshot(head(6, leader_epoch=2), bytes(1))
-    assert [part.sequence for part in peer.take().header.snapshot] == [6], "what a leader of old began is of no use"
-
-
-def test_parts_of_a_snapshot_take_turns_with_what_waits_and_are_not_counted_as_waiting() -> None:
-    peer = _Peer(2)
-    peer.ended = asyncio.Event()
-    peer.put_snapshot(head(1), bytes(3 * SNAPSHOT_PART_BYTES))
-    large = _Outgoing(pb.AppendEntries(), None, (), LINK_MESSAGE_BYTES)  # with a part beside it, it is too much for one message
-    for _ in range(2):
-        peer.put(large)
-    taken = []
-    for _ in range(5):
-        header = peer.take().header
-        taken.append((len(header.snapshot), len(header.append)))
-        assert peer.waiting_bytes == sum(outgoing.size for outgoing in peer.waiting)
-    assert taken == [(1, 0), (0, 1), (1, 0), (0, 1), (1, 0)]
-    assert not peer.something.is_set()
-
-
-def test_of_a_snapshot_that_was_on_its_way_when_a_link_ended_nothing_goes_over_the_next_one() -> None:
-    peer = _Peer(2)
-    peer.ended = asyncio.Event()
-    peer.put_snapshot(head(1), bytes(3 * SNAPSHOT_PART_BYTES))
-    peer.take()
-    peer.forget()
-    peer.put_snapshot(head(2), bytes(1))
-    assert [(part.sequence, part.part) for part in peer.take().header.snapshot] == [(2, 0)], "from its first part on"

@@ -2,133 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from mq_client.cluster import connection as connection_module
-from mq_client.cluster import deadline as deadline_module
 from mq_client.cluster.deadline import Deadline
 from mq_client.consuming import subscription
-from mq_client.consuming.record_queue import PartitionPlace
-from mq_client.consuming.subscription import Subscriptions
 from mq_client.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, UnknownTopic, Unreachable
-from mq_client.producing.batches import records_to_batch
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.envelope import Envelope
-from mq_protocol.error_messages import to_wire
 from mq_protocol.sql.ddl import parse_schema
-from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
-
-CREDIT = 1_000
-
-
-class Stream:
-    """What the client says on one stream."""
-
-    def __init__(self, address: str, heard: Any, over: Any) -> None:
-        self.address = address
-        self.heard = heard
-        self.over = over
-        self.said: list[pb.SubscribeRequest] = []
-        self.last_words = 0
-        self.cancelled = False
-        self.waited = False
-
-    def say(self, request: pb.SubscribeRequest) -> None:
-        self.said.append(request)
-
-    @property
-    def last_said(self) -> bool:
-        return self.last_words > 0
-
-    def say_last(self) -> None:
-        self.last_words += 1
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-    def wait_over(self, timeout_s: float) -> bool:
-        self.waited = True
-        return True
-
-    def take(self, field: str) -> list[Any]:
-        """What was said of this kind so far; it is forgotten."""
-        found = [request for request in self.said if (request.settled if field == "settled" else request.HasField(field))]  # type: ignore[arg-type]
-        self.said = [request for request in self.said if request not in found]
-        return [list(request.settled) if field == "settled" else getattr(request, field) for request in found]
-
-
-class Client:
-    """Owns subscriptions without their thread; topic `t` has two partitions, led by brokers 1 and 2."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, group: str = "", **options: Any) -> None:
-        self.streams: list[Stream] = []
-        monkeypatch.setattr(subscription, "PushStream", self._open)
-        clock = Clock()
-        monkeypatch.setattr(connection_module, "time", clock)
-        monkeypatch.setattr(deadline_module, "time", clock)
-        self.connection = Scripted(clock)
-        self.say(topic_info(1, 2))
-
-        def latest(request: pb.SubscribePartition) -> None:
-            request.latest = True
-
-        self.subscriptions = Subscriptions(self.connection, group, "me", latest, 0.01, CREDIT, **options)
-
-    def _open(self, address: str, heard: Any, over: Any, client: Any) -> Stream:
-        stream = Stream(address, heard, over)
-        self.streams.append(stream)
-        return stream
-
-    def say(self, *topics: pb.TopicInfo) -> None:
-        self.connection.clock.now += 1
-        self.connection.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), told(*topics))
-
-    def look(self) -> None:
-        self.subscriptions._follow_leaders()
-
-    def subscribe(self, *topics: str) -> None:
-        for topic in topics:
-            self.subscriptions.add(self.connection.refresh(topic, Deadline(1_000)))
-        self.look()
-
-    def stream(self, number: int) -> Stream:
-        """The newest to broker `number`."""
-        return [stream for stream in self.streams if stream.address == f"b:{number}"][-1]
-
-    def place(self, partition: int = 0, topic: str = "t") -> PartitionPlace:
-        return self.subscriptions.places[topic, partition]
-
-    def hear(self, stream: Stream, header: pb.BatchesHeader, *payloads: memoryview) -> None:
-        async def heard() -> None:
-            await stream.heard(Envelope(header, payloads))
-
-        asyncio.run(heard())
-
-    def opened(self, stream: Stream, partition: int, offset: int = 0, *, active: bool = True, error: Any = None) -> None:
-        said = pb.PartitionOpened(
-            topic="t", partition=partition, offset=offset, active=active, error=None if error is None else to_wire(error)
-        )
-        self.hear(stream, pb.BatchesHeader(opened=[said]))
-
-    def push(self, stream: Stream, partition: int, base: int, count: int, value: bytes = b"v") -> int:
-        payload = memoryview(encode_batch(records_to_batch([], [value] * count, [], [0] * count)))
-        stored = pb.StoredBatch(topic="t", partition=partition, base_offset=base, record_count=count, payload_bytes=len(payload))
-        self.hear(stream, pb.BatchesHeader(batches=[stored]), payload)
-        return len(payload)
-
-    def taken(self) -> list[tuple[int, int]]:
-        """(partition, offset) of all that is here."""
-        queue = self.subscriptions.queues["t"]
-        return [(record.partition, record.offset) for record in (queue.get_nowait() for _ in range(queue.qsize()))]
+from tests.mq_client.cluster.scripted import told, topic_info
+from tests.mq_client.consuming.played_subscription import CREDIT, Client, big
 
 
 @pytest.fixture
@@ -412,12 +300,6 @@ def test_columns_that_nobody_can_tell_of_are_left_out(monkeypatch: pytest.Monkey
 # ---------------------------------------------------------------- credit
 
 
-def big(client: Client, stream: Stream, base: int) -> int:
-    size = client.push(stream, 0, base, 1)
-    assert size * 4 >= CREDIT  # one batch is a portion of credit
-    return size
-
-
 def test_credit_comes_back_in_portions_of_a_quarter(client: Client) -> None:
     session = client.subscriptions._sessions["b:1"]
     client.stream(1).said.clear()
@@ -565,147 +447,3 @@ def test_a_place_that_cannot_be_left_behind_does_not_stop_the_end(
         member.subscriptions.stop(Deadline(1_000), last_is_done=True)
     assert caplog.messages == ["group g may be given some records again: gone"]
     assert member.streams[0].cancelled
-
-
-# ---------------------------------------------------------------- the thread
-
-
-class Looks:
-    """Owns when the thread looks at the leaders, and what happens while it waits. Ends it after the last look."""
-
-    def __init__(self, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.subscriptions = client.subscriptions
-        self.clock = client.connection.clock
-        self.at: list[float] = []
-        self.waits: list[float] = []
-        self.meanwhile: list[Callable[[], object]] = []
-        self._left = 0
-        self._began = self.clock.now
-        monkeypatch.setattr(deadline_module, "time", self.clock)
-        monkeypatch.setattr(deadline_module, "random", SimpleNamespace(Random=lambda: SimpleNamespace(random=lambda: 1.0)))
-        monkeypatch.setattr(self.subscriptions, "_follow_leaders", self._look)
-        monkeypatch.setattr(self.subscriptions._work, "wait", self._wait)
-        self.subscriptions._look = False
-
-    def _look(self) -> None:
-        self.at.append(round(self.clock.now - self._began, 6))
-        self._left -= 1
-        if not self._left:
-            self.subscriptions._stopping = True
-
-    def _wait(self, timeout: float) -> None:
-        self.waits.append(timeout)
-        self.clock.now += timeout
-        if self.meanwhile:
-            self.meanwhile.pop(0)()
-
-    def run(self, count: int) -> list[float]:
-        self._left = count
-        self.subscriptions._run()
-        return self.at
-
-
-@pytest.fixture
-def looks(member: Client, monkeypatch: pytest.MonkeyPatch) -> Looks:
-    """Both partitions are opened; places are settled every 10 ms."""
-    for stream, partition in zip(member.streams, (0, 1), strict=True):
-        member.opened(stream, partition)
-    return Looks(member, monkeypatch)
-
-
-def test_while_all_is_well_the_leaders_are_looked_at_every_five_seconds(looks: Looks) -> None:
-    assert looks.run(3) == [0.0, 5.0, 10.0]
-    assert looks.waits[:3] == [0.01] * 3
-
-
-def test_while_a_partition_is_missing_they_are_looked_at_soon(looks: Looks) -> None:
-    place = looks.subscriptions.places["t", 1]
-    place.answered = False
-    assert looks.run(4) == [0.0, 0.02, 0.06, 0.14]
-    looks.at.clear()
-    looks.subscriptions._stopping = False
-    looks._began = looks.clock.now
-    place.answered, place.address = True, None
-    assert looks.run(2) == [0.0, 0.02]
-
-
-def test_once_all_is_well_again_the_next_waits_are_short_again(looks: Looks) -> None:
-    place = looks.subscriptions.places["t", 1]
-    look, states = looks._look, iter([False, False, True, False, True])
-
-    def looked() -> None:
-        place.answered = next(states)
-        look()
-
-    looks.subscriptions._follow_leaders = looked  # type: ignore[method-assign]
-    assert looks.run(5) == [0.0, 0.02, 0.06, 5.06, 5.08]
-
-
-def test_a_new_topic_is_looked_at_at_once_and_a_failure_only_where_all_was_well(looks: Looks) -> None:
-    def news(name: str) -> Callable[[], object]:
-        return lambda: setattr(looks.subscriptions, name, True)
-
-    looks.meanwhile = [news("_look"), news("_failed")]
-    assert looks.run(3) == [0.0, 0.01, 0.02]
-    looks.at.clear()
-    looks.subscriptions._stopping = False
-    looks._began = looks.clock.now
-    looks.subscriptions.places["t", 1].answered = False
-    looks.meanwhile = [news("_failed")]
-    assert looks.run(2) == [0.0, 0.02]
-
-
-def test_places_are_settled_while_it_waits(looks: Looks, member: Client) -> None:
-    stream = member.stream(1)
-    member.push(stream, 0, 0, 1)
-    member.taken()
-    looks.meanwhile = [member.subscriptions.queues["t"].done_with_last]
-    looks.run(2)
-    assert [[p.offset for p in some] for some in stream.take("settled")] == [[1]]
-
-
-def test_nothing_is_said_on_a_stream_that_ended(client: Client) -> None:
-    stream = client.stream(1)
-    client.opened(stream, 0, 0)
-    stream.over(None)
-    stream.said.clear()
-    for base in range(3):
-        big(client, stream, base)  # what was on its way
-    assert stream.said == []
-
-
-def test_a_place_is_not_settled_on_a_stream_that_has_not_opened_it_yet(member: Client) -> None:
-    stream = member.stream(1)
-    member.opened(stream, 0, 0)
-    member.push(stream, 0, 0, 2)
-    member.taken()
-    member.subscriptions.queues["t"].done_with_last()
-    stream.over(None)
-    member.look()
-    member.subscriptions._settle()
-    assert member.stream(1).take("settled") == []
-    member.opened(member.stream(1), 0, 0)
-    member.push(member.stream(1), 0, 0, 2)
-    member.subscriptions._settle()
-    assert [[p.offset for p in some] for some in member.stream(1).take("settled")] == [[2]]
-
-
-def test_the_thread_is_started_once_and_does_not_keep_the_process(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client.subscriptions, "_run", lambda: None)
-    client.subscriptions.begin()
-    thread = client.subscriptions._thread
-    assert thread is not None
-    assert thread.daemon
-    client.subscriptions.begin()
-    assert client.subscriptions._thread is thread
-    thread.join()
-
-
-def test_the_last_word_on_a_stream_is_said_once_and_nothing_behind_it(client: Client) -> None:
-    session = client.subscriptions._sessions["b:1"]
-    session.end()
-    session.end()
-    client.stream(1).said.clear()
-    session.give_back(CREDIT)
-    assert client.stream(1).last_words == 1
-    assert client.stream(1).said == []

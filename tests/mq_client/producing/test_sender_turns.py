@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import (
     DiskFull,
@@ -21,128 +20,18 @@ from mq_client.errors import (
     OutcomeUnknown,
     OutOfOrder,
     Overloaded,
-    RefusedError,
     StorageFailed,
     TritonMQError,
     UnknownTopic,
     Unreachable,
 )
 from mq_client.producing import sender as sender_module
-from mq_client.producing.accumulator import AccumulatorSettings, Answer
+from mq_client.producing.accumulator import Answer
 from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture, TableOutcome
-from mq_client.producing.sender import Refresher, Sender
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import RECORD_SCHEMA, schema_to_bytes
-from mq_protocol.error_messages import to_wire
-
-T0 = 1_000.0
-DELIVERY_S = 30.0
-STALL_S = sender_module._STALL_S
-
-
-class Clock:
-    """In the place of the sender's `time`."""
-
-    now = T0
-
-    @classmethod
-    def monotonic(cls) -> float:
-        return cls.now
-
-
-class Stream:
-    """A broker's end of a produce stream: what was sent on it."""
-
-    def __init__(self, address: str, on_results: Any, on_broken: Any, _client: object) -> None:
-        self.address = address
-        self.correlations: dict[int, int] = {}
-        self.bytes = 0
-        self.sent: list[pb.ProduceHeader] = []
-        self.closed = False
-        self.on_results = on_results
-        self.on_broken = on_broken
-
-    def send(self, request: Any) -> None:
-        self.sent.append(request.header)
-
-    def close(self, timeout_s: float) -> None:
-        self.closed = True
-
-
-class Asked:
-    """In the refresher's place: what was asked, and what the test says was refused."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, str]] = []
-        self.refused: dict[str, RefusedError] = {}
-
-    def ask(self, topic: str, doubted: str = "") -> None:
-        self.asked.append((topic, doubted))
-
-    def refusal(self, topic: str) -> RefusedError | None:
-        return self.refused.pop(topic, None)
-
-    def stop(self) -> None:
-        pass
-
-
-class Turns:
-    """Owns a sender without its thread. Brokers 1 and 2 are at `b:1` and `b:2`; topic `t` has two partitions."""
-
-    def __init__(self, **settings: Any) -> None:
-        self.connection = Connection("b:1")
-        self.changed: list[str] = []
-        options = {"batch_bytes_max": 1 << 20, "linger_s": 0.0, "delivery_s": DELIVERY_S, "retries": 100, "max_in_flight": 5}
-        age_s_max = settings.pop("metadata_age_s_max", math.inf)
-        acks = settings.pop("acks", pb.ALL)
-        made = AccumulatorSettings(**{**options, "compression": None, **settings})
-        self.lead(1, 1)
-        self.sender = Sender(self.connection, made, acks, self.changed.append, age_s_max)
-        self.asked = Asked()
-        self.sender._refresher = self.asked  # type: ignore[assignment]
-        self.accumulator = self.sender.accumulator
-
-    def lead(self, *leaders: int, epoch: int = 1, topic: str = "t", topic_id: str = "1") -> TopicView:
-        info = pb.TopicInfo(name=topic, topic_id=topic_id, schema=schema_to_bytes(RECORD_SCHEMA))
-        for number, leader in enumerate(leaders):
-            info.partitions.add(partition=number, leader=leader, leader_epoch=epoch, replicas=[1, 2], isr=[1, 2])
-        brokers = [pb.BrokerInfo(id=number, address=f"b:{number}") for number in (1, 2)]
-        self.connection._learn(pb.MetadataResponse(brokers=brokers, topics=[info]))
-        view = self.connection.known_topic(topic)
-        assert view is not None
-        return view
-
-    def publish(self, now: float = T0, partition: int = 0, rows: int = 1, topic: str = "t", **more: Any) -> BatchOutcome:
-        view = self.connection.known_topic(topic)
-        assert view is not None
-        batch = pa.RecordBatch.from_pylist([{"value": b"x"}] * rows, schema=RECORD_SCHEMA)
-        outcome = BatchOutcome(topic)
-        self.accumulator.add_closed(view, partition, batch, outcome, now, **more)
-        return outcome
-
-    def turn(self, now: float = T0) -> tuple[list[pb.ProduceHeader], list[Answer], float]:
-        """What goes out, what ended, and when to look again. Each answer is told, as the thread does."""
-        Clock.now = now
-        ready, answers, wake = self.sender._plan(now)
-        for answer in answers:
-            answer.tell()
-        return [header for _, _, header in ready], answers, wake
-
-    def stream(self, address: str) -> Stream:
-        found: Any = self.sender._streams[address]
-        return found  # type: ignore[no-any-return]
-
-    def results(self, address: str, *results: pb.ProduceResult) -> None:
-        stream: Any = self.stream(address)
-        self.sender._on_results(stream, results)
-
-    def refuse(self, address: str, correlation: int, error: TritonMQError) -> None:
-        self.results(address, pb.ProduceResult(correlation=correlation, error=to_wire(error)))
-
-    def breaks(self, address: str, *, reached: bool = True) -> None:
-        stream: Any = self.stream(address)
-        self.sender._on_broken(stream, Unreachable("gone"), reached)
+from mq_protocol.arrow import RECORD_SCHEMA
+from tests.mq_client.producing.sender_turns import DELIVERY_S, STALL_S, T0, Clock, Stream, Turns
 
 
 @pytest.fixture
@@ -620,86 +509,3 @@ def test_a_thread_that_fails_ends_what_waits_and_says_so_to_who_comes_later(turn
         turns.sender.ensure_started()
     assert turns.sender._thread is not None
     turns.sender._thread.join(5)
-
-
-# ---------------------------------------------------------------- the refresher
-
-
-class Metadata:
-    """In the connection's place: what was refreshed, and an event for each time that it is done."""
-
-    def __init__(self) -> None:
-        import queue
-
-        self.calls: queue.SimpleQueue[tuple[str, set[str]]] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[TritonMQError | None] = queue.SimpleQueue()
-        self.told: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def refresh(self, topic: str, deadline: Deadline, doubted: frozenset[str]) -> None:
-        self.calls.put((topic, set(doubted)))
-        answer = self.answers.get(timeout=5)
-        if answer is not None:
-            raise answer
-
-
-@pytest.fixture
-def metadata() -> Metadata:
-    return Metadata()
-
-
-@pytest.fixture
-def refresher(metadata: Metadata) -> Iterator[Refresher]:
-    asked: Any = metadata
-    made = Refresher(asked, lambda: metadata.told.put(None))
-    yield made
-    made.stop()
-    if made._thread is not None:
-        made._thread.join(5)
-        assert not made._thread.is_alive()
-
-
-def test_topics_are_refreshed_one_after_the_other_and_each_end_is_told(refresher: Refresher, metadata: Metadata) -> None:
-    refresher.ask("a", "b:1")
-    assert metadata.calls.get(timeout=5) == ("a", {"b:1"})
-    refresher.ask("b", "b:1")
-    refresher.ask("b", "b:2")  # asked for already: one more broker is doubted
-    metadata.answers.put(None)
-    metadata.told.get(timeout=5)
-    assert metadata.calls.get(timeout=5) == ("b", {"b:1", "b:2"})
-    metadata.answers.put(Unreachable("nobody"))  # is no refusal
-    metadata.told.get(timeout=5)
-    assert refresher.refusal("a") is None
-    assert refresher.refusal("b") is None
-    assert metadata.calls.empty()
-
-
-def test_a_refusal_is_told_once(refresher: Refresher, metadata: Metadata) -> None:
-    refresher.ask("a")
-    metadata.answers.put(UnknownTopic("gone"))
-    metadata.told.get(timeout=5)
-    assert isinstance(refresher.refusal("a"), UnknownTopic)
-    assert refresher.refusal("a") is None
-
-
-def test_a_refresher_that_was_stopped_asks_nothing(refresher: Refresher, metadata: Metadata) -> None:
-    refresher.stop()
-    refresher.ask("a")
-    assert refresher._thread is None
-    assert metadata.calls.empty()
-
-
-def test_no_thread_of_a_producer_keeps_the_process(turns: Turns, refresher: Refresher, metadata: Metadata) -> None:
-    with turns.sender.lock:
-        turns.sender.ensure_started()
-        thread = turns.sender._thread
-        turns.sender.ensure_started()
-        assert turns.sender._thread is thread
-    assert thread is not None
-    assert thread.daemon
-    turns.sender.stop(Deadline(5_000))
-    assert not thread.is_alive()
-    refresher.ask("a")
-    assert refresher._thread is not None
-    assert refresher._thread.daemon
-    metadata.answers.put(None)
-    metadata.told.get(timeout=5)

@@ -1,0 +1,111 @@
+"""The thread that asks for topics again, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mq_client.cluster.deadline import Deadline
+from mq_client.errors import (
+    TritonMQError,
+    UnknownTopic,
+    Unreachable,
+)
+from mq_client.producing import sender as sender_module
+from mq_client.producing.sender import Refresher
+from tests.mq_client.producing.sender_turns import T0, Clock, Stream, Turns
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> type[Turns]:
+    monkeypatch.setattr(sender_module, "ProduceStream", Stream)
+    monkeypatch.setattr(sender_module, "time", Clock)
+    monkeypatch.setattr(Clock, "now", T0)
+    return Turns
+
+
+@pytest.fixture
+def turns(made: type[Turns]) -> Turns:
+    return made()
+
+
+class Metadata:
+    """In the connection's place: what was refreshed, and an event for each time that it is done."""
+
+    def __init__(self) -> None:
+        import queue
+
+        self.calls: queue.SimpleQueue[tuple[str, set[str]]] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[TritonMQError | None] = queue.SimpleQueue()
+        self.told: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def refresh(self, topic: str, deadline: Deadline, doubted: frozenset[str]) -> None:
+        self.calls.put((topic, set(doubted)))
+        answer = self.answers.get(timeout=5)
+        if answer is not None:
+            raise answer
+
+
+@pytest.fixture
+def metadata() -> Metadata:
+    return Metadata()
+
+
+@pytest.fixture
+def refresher(metadata: Metadata) -> Iterator[Refresher]:
+    asked: Any = metadata
+    made = Refresher(asked, lambda: metadata.told.put(None))
+    yield made
+    made.stop()
+    if made._thread is not None:
+        made._thread.join(5)
+        assert not made._thread.is_alive()
+
+
+def test_topics_are_refreshed_one_after_the_other_and_each_end_is_told(refresher: Refresher, metadata: Metadata) -> None:
+    refresher.ask("a", "b:1")
+    assert metadata.calls.get(timeout=5) == ("a", {"b:1"})
+    refresher.ask("b", "b:1")
+    refresher.ask("b", "b:2")  # asked for already: one more broker is doubted
+    metadata.answers.put(None)
+    metadata.told.get(timeout=5)
+    assert metadata.calls.get(timeout=5) == ("b", {"b:1", "b:2"})
+    metadata.answers.put(Unreachable("nobody"))  # is no refusal
+    metadata.told.get(timeout=5)
+    assert refresher.refusal("a") is None
+    assert refresher.refusal("b") is None
+    assert metadata.calls.empty()
+
+
+def test_a_refusal_is_told_once(refresher: Refresher, metadata: Metadata) -> None:
+    refresher.ask("a")
+    metadata.answers.put(UnknownTopic("gone"))
+    metadata.told.get(timeout=5)
+    assert isinstance(refresher.refusal("a"), UnknownTopic)
+    assert refresher.refusal("a") is None
+
+
+def test_a_refresher_that_was_stopped_asks_nothing(refresher: Refresher, metadata: Metadata) -> None:
+    refresher.stop()
+    refresher.ask("a")
+    assert refresher._thread is None
+    assert metadata.calls.empty()
+
+
+def test_no_thread_of_a_producer_keeps_the_process(turns: Turns, refresher: Refresher, metadata: Metadata) -> None:
+    with turns.sender.lock:
+        turns.sender.ensure_started()
+        thread = turns.sender._thread
+        turns.sender.ensure_started()
+        assert turns.sender._thread is thread
+    assert thread is not None
+    assert thread.daemon
+    turns.sender.stop(Deadline(5_000))
+    assert not thread.is_alive()
+    refresher.ask("a")
+    assert refresher._thread is not None
+    assert refresher._thread.daemon
+    metadata.answers.put(None)
+    metadata.told.get(timeout=5)

@@ -1,0 +1,105 @@
+"""The house rules that a program can check: sizes of files, functions and lines, and `match` statements that are closed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from mq_broker.core import entries, messages
+from mq_broker.storage.journal import segments
+
+ROOT = Path(__file__).parents[1]
+LINES_MAX = 600
+FUNCTION_LINES_MAX = 60
+COLUMNS_MAX = 132
+GENERATED = "_pb2.py"
+
+LONGER = {"tests/simulation/broker.py": 650}
+"""Lines of files that may be longer: the copy of the shell goes once the simulation of real brokers does all that it does."""
+
+LANGUAGE = {
+    name
+    for module in (entries, messages, segments)
+    for name, value in vars(module).items()
+    if isinstance(value, type) and value.__module__ == module.__name__
+}
+"""Operations, events, effects, and orders to the writer: who adds one is told by mypy of every `match` that forgets it."""
+
+
+def python_files(*folders: str) -> list[Path]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", *folders], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    names = listed.stdout.split() or [str(p.relative_to(ROOT)) for folder in folders for p in (ROOT / folder).rglob("*.py")]
+    return [ROOT / name for name in names if name.endswith(".py") and not name.endswith(GENERATED) and (ROOT / name).exists()]
+
+
+ALL = python_files("src", "tests", "benchmarks", "release", "notebooks")
+
+
+def test_there_are_files_to_check() -> None:
+    assert len(ALL) > 400
+    assert {"Append", "TurnEnded", "WriteEntries", "Truncate"} <= LANGUAGE
+
+
+def test_no_file_is_longer_than_it_may_be() -> None:
+    lengths = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in ALL}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGER.get(name, LINES_MAX)} == {}
+    assert all(lengths[name] > LINES_MAX for name in LONGER), "take it off the list"
+
+
+def test_no_line_is_longer_than_it_may_be() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in ALL
+        for number, line in enumerate(path.read_text().split("\n"), 1)
+        if len(re.sub(r"  # (type: ignore|noqa).*", "", line)) > COLUMNS_MAX
+    ]
+    assert long == []
+
+
+def test_no_function_is_longer_than_it_may_be() -> None:
+    long = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in ALL
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno + 1 > FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+def _open_matches(source: str) -> Iterator[int]:
+    """Lines of `match` statements over the language that take what is new for something that they know."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Match):
+            continue
+        named = {
+            ast.unparse(pattern.cls).rpartition(".")[2]
+            for case in node.cases
+            for pattern in ast.walk(case.pattern)
+            if isinstance(pattern, ast.MatchClass)
+        }
+        catches_all = next((case for case in node.cases if _is_wildcard(case.pattern)), None)
+        if named & LANGUAGE and catches_all is not None and "assert_never" not in ast.unparse(catches_all):
+            yield node.lineno
+
+
+def _is_wildcard(pattern: ast.pattern) -> bool:
+    return isinstance(pattern, ast.MatchAs) and pattern.pattern is None
+
+
+def test_matches_over_the_language_take_nothing_new_for_something_known() -> None:
+    """Without a catch-all mypy's `exhaustive-match` demands every case; with `assert_never` in it mypy does as well."""
+    found = {str(path.relative_to(ROOT)): list(_open_matches(path.read_text())) for path in python_files("src")}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_an_open_match_is_found() -> None:
+    closed = "match e:\n    case Append():\n        pass\n    case _:\n        assert_never(e)\n"
+    assert list(_open_matches(closed)) == []
+    assert list(_open_matches(closed.replace("assert_never(e)", "pass"))) == [1]
+    assert list(_open_matches(closed.replace("Append", "Other").replace("assert_never(e)", "pass"))) == []
