@@ -245,7 +245,7 @@ class Oracle:
                 host.partition, f"broker {host.broker.number} follows, and commits {self.story.entry(entry)} first"
             )
         if isinstance(entry.operation, (Append, Stage)):
-            if entry.uuid in life.uuid_at:
+            if entry.uuid in life.uuid_at and life.remembers(entry.uuid):
                 raise self.violation(
                     host.partition, f"batch {entry.uuid!r} is at entry {life.uuid_at[entry.uuid]} and again at {entry.index}"
                 )

@@ -118,6 +118,10 @@ class Life:
     def end(self) -> int:
         return len(self.committed)
 
+    def remembers(self, uuid: bytes) -> bool:
+        """A batch of that UUID must be recognised: the window has it, or it is staged still."""
+        return uuid in self.window or uuid in self._staged
+
     def commit(self, entry: Entry, leader_epoch: int) -> None:
         self.committed.append(entry)
         self.committed_in.append(leader_epoch)
