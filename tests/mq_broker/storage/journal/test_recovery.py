@@ -136,7 +136,7 @@ def test_the_warning_says_what_was_damaged_where_and_where_it_is_kept(tmp_path: 
             await repaired(bed, "checksum", 1, whole[:170] + b"?" + whole[171:])
         (line,) = caplog.messages
         assert "1.log is damaged at byte 100: checksum does not hold for entry 2" in line
-        assert f"kept in {bed.path / 'aside-1'}" in line
+        assert f"in quarantine in {bed.path / 'aside-1'}" in line
 
     on_a_bed(test, tmp_path)
 
