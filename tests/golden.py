@@ -9,12 +9,14 @@ number and stays as it is: what was released is read for ever.
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from mq_broker.coordination import change_notes, documents
+from mq_broker.coordination import file as coordination_file
 from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
 from mq_broker.core.entries import Append, Entry, Stage, StagedBatches, TransactionKey
 from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
@@ -24,6 +26,7 @@ from mq_broker.storage.codec.frame import encode
 from mq_broker.storage.codec.snapshot import encode_snapshot
 from mq_broker.storage.identity import Cut, LogIdentity
 from mq_broker.storage.journal.segments import pack_mark
+from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol import mq_pb2 as pb
 from tests.mq_broker.storage.bed import KEY, PLACE, joined, one_of_each_operation, uuid_of
 
@@ -116,8 +119,26 @@ def documents_as_stored() -> dict[str, str]:
         "state": documents.dump(documents.state_to_json(STATE)).decode(),
         "topic": documents.dump(documents.topic_to_json(TOPIC)).decode(),
         "registration": documents.dump(documents.registration_to_json(REGISTRATION)).decode(),
+        "broker.json": _broker_json(),
+        "coordination.json": _coordination_json(),
         "topic_changes": change_notes.with_change(change_notes.with_change(b"", 4, "a"), 5, "t").decode(),
     }
+
+
+def _broker_json() -> str:
+    with tempfile.TemporaryDirectory() as name:
+        directory = DataDirectory.open(Path(name), 3)
+        directory.join_cluster("c1")
+        directory.close()
+        return (Path(name) / "broker.json").read_text()
+
+
+def _coordination_json() -> str:
+    """All that a broker that stands alone keeps of its cluster."""
+    contents = coordination_file._Contents("c1", {1: 7}, {"t": (4, TOPIC)}, {(TOPIC.topic_id, 1): (9, STATE)}, 5)
+    with tempfile.TemporaryDirectory() as name:
+        coordination_file._store(Path(name), contents)
+        return (Path(name) / "coordination.json").read_text()
 
 
 def _fields(identity: LogIdentity) -> dict[str, Any]:

@@ -11,13 +11,15 @@ import pytest
 from google.protobuf import unknown_fields
 
 from mq_broker.coordination import change_notes, documents
+from mq_broker.coordination import file as coordination_file
 from mq_broker.core.entries import EntryKind
 from mq_broker.storage.codec.frame import decode, encode, unpack_header
 from mq_broker.storage.codec.snapshot import decode_snapshot, encode_snapshot
 from mq_broker.storage.identity import load_identity
 from mq_broker.storage.journal.segments import pack_mark, unpack_mark
+from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol import mq_pb2 as pb
-from tests.golden import DATA, REGISTRATION, UNRELEASED, _identity, golden
+from tests.golden import DATA, REGISTRATION, TOPIC, UNRELEASED, _identity, golden
 from tests.mq_broker.storage.bed import PLACE
 
 RELEASES = sorted(path.stem for path in DATA.glob("*.json"))
@@ -85,6 +87,22 @@ def test_a_registration_and_a_note_of_changes_are_read(release: str) -> None:
     found = kept(release, "documents")
     assert documents.load(found["registration"].encode(), documents.registration_of(3), "x") == REGISTRATION
     assert change_notes.since(found["topic_changes"].encode(), 6, 4) == ["a", "t"]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_data_directory_and_the_file_of_a_lone_broker_are_read_and_written_again(release: str, tmp_path: Path) -> None:
+    found = kept(release, "documents")
+    (tmp_path / "broker.json").write_text(found["broker.json"])
+    directory = DataDirectory.open(tmp_path, 3)
+    directory.close()
+    assert directory.cluster_id == "c1"
+    directory._write_owner()
+    assert (tmp_path / "broker.json").read_text() == found["broker.json"]
+    (tmp_path / "coordination.json").write_text(found["coordination.json"])
+    contents = coordination_file._load(tmp_path)
+    assert contents.topics["t"] == (4, TOPIC)
+    coordination_file._store(tmp_path, contents)
+    assert (tmp_path / "coordination.json").read_text() == found["coordination.json"]
 
 
 @pytest.mark.parametrize("name", ["log.json", "log.json with a cut"])
