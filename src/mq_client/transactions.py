@@ -15,9 +15,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from mq_client.cluster.connection import Connection
-from mq_client.cluster.deadline import Deadline, positive_ms
+from mq_client.cluster.deadline import Backoff, Deadline, positive_ms
 from mq_client.cluster.requests import topic_with
-from mq_client.errors import BatchTooLarge, InvalidRequest, OutcomeUnknown
+from mq_client.errors import BatchTooLarge, InvalidRequest, OutcomeUnknown, Unreachable
 from mq_client.producing.accumulator import AccumulatorSettings
 from mq_client.producing.batches import conform, largest_record_bytes, split_by_size
 from mq_client.producing.futures import TableOutcome
@@ -252,13 +252,21 @@ class TransactionClient:
         return TransactionStatus(answer.batch_id, answer.run_id, answer.row_count, answer.published) if answer.known else None
 
     def staged(self, topic: str, timeout_ms: float | None = None) -> list[StagedBatch]:
-        """What waits for a decision in a topic, from every broker for what it leads."""
-        deadline = self.deadline(timeout_ms)
-        self._connection.refresh(topic, deadline)
-        found: list[StagedBatch] = []
-        for address in self._connection.addresses():
-            told = self._staged_at(address, topic, deadline)
-            found += [StagedBatch(b.topic, b.partition, b.query, b.sink, b.batch_id, b.row_count, b.timestamp_us) for b in told]
+        """What waits for a decision in a topic, from every broker for what it leads.
+
+        Raises `Unreachable` if one that is registered cannot be reached until the time is over.
+        """
+        deadline, backoff = self.deadline(timeout_ms), Backoff()
+        while True:
+            self._connection.refresh(topic, deadline)
+            try:
+                told = [b for address in self._connection.addresses() for b in self._staged_at(address, topic, deadline)]
+                break
+            except Unreachable:  # it restarts, or it is gone and will not be registered for long
+                if deadline.expired:
+                    raise
+                backoff.sleep(deadline)
+        found = [StagedBatch(b.topic, b.partition, b.query, b.sink, b.batch_id, b.row_count, b.timestamp_us) for b in told]
         return sorted(found, key=lambda batch: (batch.partition, batch.timestamp))
 
     def _staged_at(self, address: str, topic: str, deadline: Deadline) -> list[pb.StagedInfo]:

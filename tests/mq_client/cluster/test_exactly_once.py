@@ -27,7 +27,7 @@ from mq_protocol.arrow import decode_batch
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
 from mq_protocol.sql.ddl import parse_schema
-from tests.mq_client.cluster.scripted import Scripted, topic_info
+from tests.mq_client.cluster.scripted import Scripted, told, topic_info
 
 KEY = TransactionKey("query", "sink")
 
@@ -215,6 +215,27 @@ def test_what_is_staged_is_told_by_all_brokers_until_each_has_no_more(client: Tr
     assert [(each.partition, each.timestamp, each.batch_id) for each in found] == [(1, 3, 0), (1, 4, 6), (2, 5, 0)]
     assert (found[0].topic, found[0].query, found[0].sink, found[0].row_count) == ("t", "q", "s", 2)
     assert asked == [("b:1", 0), ("b:1", 77), ("b:2", 0), ("b:3", 0)]
+
+
+def test_what_is_staged_is_asked_again_of_a_broker_that_restarts_until_the_time_is_over(
+    client: TransactionClient, scripted: Scripted
+) -> None:
+    scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), told(topic_info(1, 2)))
+    failures = [Unreachable("refused"), Unreachable("refused")]
+    row = pb.StagedInfo(topic="t", partition=1, query="q", sink="s", row_count=2, timestamp_us=5)
+
+    def answer(address: str, _request: pb.StagedRequest) -> Any:
+        if address == "b:2" and failures:
+            return failures.pop()
+        return pb.StagedResponse(staged=[row] if address == "b:1" else [])
+
+    scripted.answers["Staged"] = answer
+    assert [each.timestamp for each in client.staged("t")] == [5], "what the first broker said is not told twice"
+    before = scripted.clock.now
+    scripted.answers["Staged"] = lambda _address, _request: Unreachable("refused")  # type: ignore[assignment, return-value]
+    with pytest.raises(Unreachable):
+        client.staged("t", 3_000)
+    assert 3.0 <= scripted.clock.now - before < 4.0
 
 
 def test_times_are_positive_and_a_call_may_have_its_own(client: TransactionClient, scripted: Scripted) -> None:
