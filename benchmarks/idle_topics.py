@@ -2,10 +2,11 @@
 
     python -m benchmarks.idle_topics [TOPICS] [--rest SECONDS]
 
-Topics of one partition and three replicas are put into ZooKeeper while no broker runs, as `tritonmq topic create` leaves them
-there: to make them through brokers would take much longer than what is to be measured. A hundred of them, by chance, are asked for
-once a second; to ask for all would cost the brokers as much as to lead them. Processor time is the three brokers' together. Last,
-what they take while all is idle. Ours alone; beside Kafka: `python -m benchmarks.kafka --only growth`.
+Topics of one partition and three replicas are put into ZooKeeper while no broker runs, as `tritonmq topic create`
+leaves them there: to make them through brokers would take much longer than what is to be measured. A hundred of them,
+by chance, are asked for once a second; to ask for all would cost the brokers as much as to lead them. Processor time is
+the three brokers' together. Last, what they take while all is idle. Ours alone; beside Kafka: `python -m
+benchmarks.kafka --only growth`.
 """
 
 from __future__ import annotations
@@ -74,9 +75,13 @@ def start_and_wait(cluster: LocalCluster, names: Sequence[str], what: str) -> No
         found, seconds = led(random.choice(brokers).address, sample), time.monotonic() - began
         while marks and found >= marks[0]:
             spent = sum(processor_seconds(broker.pid) for broker in brokers)
-            print(f"{what}: {marks.pop(0):4.0%} led after {seconds:6.1f} s, {spent:6.1f} s of processor time", flush=True)
+            print(
+                f"{what}: {marks.pop(0):4.0%} led after {seconds:6.1f} s, {spent:6.1f} s of processor time", flush=True
+            )
         if seconds > LED_TIMEOUT_S:
-            raise TimeoutError(f"{found:.0%} of the topics are led {LED_TIMEOUT_S:g} s after the start; {brokers[0].last_words()}")
+            raise TimeoutError(
+                f"{found:.0%} of the topics are led {LED_TIMEOUT_S:g} s after the start; {brokers[0].last_words()}"
+            )
         time.sleep(POLL_S if marks else 0)
 
 
@@ -92,9 +97,13 @@ def rest(cluster: LocalCluster, seconds: float) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.idle_topics", description="How long many idle topics take to be led.")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.idle_topics", description="How long many idle topics take to be led."
+    )
     parser.add_argument("topics", nargs="?", type=int, default=10_000, help="default 10,000")
-    parser.add_argument("--rest", type=float, default=30.0, metavar="SECONDS", help="before and while the idle ones are looked at")
+    parser.add_argument(
+        "--rest", type=float, default=30.0, metavar="SECONDS", help="before and while the idle ones are looked at"
+    )
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
         cluster = LocalCluster(Path(directory) / "cluster", BROKERS)

@@ -3,9 +3,10 @@
     python -m benchmarks.trigger_costs [--triggers N] [--rounds N] [NAME …]
 
 One record a micro-batch, from a topic of one partition to a topic of one partition, one broker on the same machine
-(`durability=os`): what takes time is the trigger. Each way of running is a Spark of its own, for the JVM's settings are fixed when
-it starts; ways are run in turn, `--rounds` times. A micro-batch's time is Spark's own `triggerExecution`; its parts are named in
-`PARTS`. Medians; the first micro-batches, in which workers start and the JVM warms up, are not counted.
+(`durability=os`): what takes time is the trigger. Each way of running is a Spark of its own, for the JVM's settings are
+fixed when it starts; ways are run in turn, `--rounds` times. A micro-batch's time is Spark's own `triggerExecution`;
+its parts are named in `PARTS`. Medians; the first micro-batches, in which workers start and the JVM warms up, are not
+counted.
 
 Not a benchmark of throughput (`make bench`). Run it on an idle machine: on a busy one nothing can be compared.
 """
@@ -52,7 +53,9 @@ TRIGGER_TIMEOUT_S = 60
 
 def measure(bootstrap: str, settings: dict[str, str], triggers: int, scratch: Path, sink: str) -> list[dict[str, int]]:
     """The parts of each counted micro-batch in milliseconds, with `triggerExecution` for the whole."""
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
+    builder = (
+        SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
+    )
     builder = configure(builder.config("spark.sql.shuffle.partitions", "2"))
     for name, value in settings.items():
         builder = builder.config(name, value)
@@ -109,7 +112,9 @@ def table(found: dict[tuple[str, str], list[dict[str, int]]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="benchmarks.trigger_costs", description="What a trigger costs whatever it reads.")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.trigger_costs", description="What a trigger costs whatever it reads."
+    )
     parser.add_argument("ways", nargs="*", metavar="NAME", help=f"of {', '.join(WAYS)}; default: all")
     parser.add_argument("--triggers", type=int, default=30, help="micro-batches counted in each run (default 30)")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each way (default 2)")
@@ -131,7 +136,9 @@ def main(arguments: Sequence[str]) -> None:
             for sink in ("noop", "tritonmq"):
                 for way in chosen:
                     scratch = Path(directory) / f"{turn}-{sink}-{list(WAYS).index(way)}"
-                    found.setdefault((sink, way), []).extend(_in_a_process(cluster.bootstrap, way, sink, given.triggers, scratch))
+                    found.setdefault((sink, way), []).extend(
+                        _in_a_process(cluster.bootstrap, way, sink, given.triggers, scratch)
+                    )
     print(f"configure sets: {', '.join(f'{name}={value}' for name, value in SETTINGS.items())}\n")
     print(table(found))
 

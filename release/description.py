@@ -1,6 +1,8 @@
-"""The README as a package index shows it: there no link of this repository's own leads anywhere, so each is made absolute.
+"""The README as a package index shows it: there no link of this repository's own leads anywhere, so each is made
+absolute.
 
-Where the repository is read is one line of pyproject.toml, `[tool.tritonmq] home`. While that is empty, links become plain text.
+Where the repository is read is one line of pyproject.toml, `[tool.tritonmq] home`. While that is empty, links become
+plain text.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ _FENCE: Final = re.compile(r"^```", re.MULTILINE)
 
 
 def description(readme: str, home: str) -> str:
-    """The text with every relative link led to `home`'s files (GitHub's layout, branch main), or with links' text alone if `home`
-    is empty. What stands in fenced code is left as it is.
+    """The text with every relative link led to `home`'s files (GitHub's layout, branch main), or with links' text alone
+    if `home` is empty. What stands in fenced code is left as it is.
     """
     pieces = _FENCE.split(readme)
     pieces[::2] = [_LINK.sub(lambda found: _absolute(found, home.rstrip("/")), piece) for piece in pieces[::2]]

@@ -1,7 +1,7 @@
 """Builds the wheel and the source distribution into dist/, and tries both in fresh environments: python -m release.dist
 
-Built from a copy of the files that git knows, so that nothing that merely lies about gets in. The wheel is built from the source
-distribution, which shows that this is whole.
+Built from a copy of the files that git knows, so that nothing that merely lies about gets in. The wheel is built from
+the source distribution, which shows that this is whole.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ PACKAGES: Final = (
     "pyspark_tritonmq",
     "tritonmq",
 )
-IN_THE_WHEEL: Final = (*(f"{package}/py.typed" for package in PACKAGES), "mq_protocol/mq.proto", "mq_protocol/mq_pb2.pyi")
+IN_THE_WHEEL: Final = (
+    *(f"{package}/py.typed" for package in PACKAGES),
+    "mq_protocol/mq.proto",
+    "mq_protocol/mq_pb2.pyi",
+)
 READY_SECONDS: Final = 30
 
 
@@ -53,7 +57,9 @@ def main() -> int:
         for each in built:
             check_contents(each, project["project"])
             try_out(each, scratch / "environment", project["project"]["version"])
-            print(f"{each.name}: contents as they should be; installed, imported, a broker produced to and consumed from")
+            print(
+                f"{each.name}: contents as they should be; installed, imported, a broker produced to and consumed from"
+            )
         (ROOT / "dist").mkdir(exist_ok=True)
         for each in built:
             shutil.copy2(each, ROOT / "dist")
@@ -110,7 +116,13 @@ def check_contents(built: Path, project: dict[str, Any]) -> None:
         if top != set(PACKAGES):
             raise Failed(f"{built.name} has the packages {sorted(top)}, not {sorted(PACKAGES)}")
         expected: tuple[str, ...] = IN_THE_WHEEL
-        for line in (f"Version: {project['version']}", "License-Expression: Apache-2.0", "Classifier: ", "Keywords: ", "Author"):
+        for line in (
+            f"Version: {project['version']}",
+            "License-Expression: Apache-2.0",
+            "Classifier: ",
+            "Keywords: ",
+            "Author",
+        ):
             if f"\n{line}" not in metadata:
                 raise Failed(f"{built.name}: its metadata lack {line!r}")
     else:
@@ -140,7 +152,17 @@ def try_out(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    broker: list[str | Path] = [tritonmq, "broker", "--id", "1", "--listen", address, "--data", folder / "data", "--standalone"]
+    broker: list[str | Path] = [
+        tritonmq,
+        "broker",
+        "--id",
+        "1",
+        "--listen",
+        address,
+        "--data",
+        folder / "data",
+        "--standalone",
+    ]
     variables["TRITONMQ_BOOTSTRAP"] = address
     with (folder / "broker.log").open("w") as log:
         process = subprocess.Popen(broker, env=variables, cwd=folder, stdout=log, stderr=log)

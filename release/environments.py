@@ -18,19 +18,24 @@ class Failed(Exception):
     """A command that should have worked did not: what it printed is in the message."""
 
 
-def run(command: Sequence[str | Path], *, timeout_s: float, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> str:
+def run(
+    command: Sequence[str | Path], *, timeout_s: float, cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> str:
     """What the command prints on standard output. Raises `Failed` with both outputs' ends, also after `timeout_s`."""
     try:
         done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired as error:
         raise Failed(f"{command[0]} did not end within {timeout_s} s: {' '.join(map(str, command))}") from error
     if done.returncode:
-        raise Failed(f"{' '.join(map(str, command))}\nexit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
+        raise Failed(
+            f"{' '.join(map(str, command))}\nexit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        )
     return done.stdout
 
 
 def python(version: str) -> Path | None:
-    """An interpreter of that version, e.g. "3.12"; None if there is none here. A pyenv's are found without being activated."""
+    """An interpreter of that version, e.g. "3.12"; None if there is none here. A pyenv's are found without being
+    activated."""
     for candidate in _candidates(version):
         if not candidate.exists():
             continue
@@ -74,7 +79,10 @@ class Environment:
 
     def install(self, *requirements: str | Path) -> None:
         """Raises `Failed` with pip's words."""
-        run([self.python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *requirements], timeout_s=INSTALL_SECONDS)
+        run(
+            [self.python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *requirements],
+            timeout_s=INSTALL_SECONDS,
+        )
 
     def versions(self) -> dict[str, str]:
         """Of everything that is installed, by lower-case name."""
@@ -84,5 +92,9 @@ class Environment:
 
     def variables(self) -> dict[str, str]:
         """The process's environment without what would lead it back to another one's packages."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK_HOME"))}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("PYTHON", "PYSPARK", "SPARK_HOME"))
+        }
         return {**kept, "PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}

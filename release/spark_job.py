@@ -25,7 +25,10 @@ END_SECONDS = 120
 
 def main(arguments: list[str]) -> int:
     connect = arguments == ["--connect"]
-    with tempfile.TemporaryDirectory(prefix="tritonmq-try-") as scratch, LocalCluster(Path(scratch) / "cluster") as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="tritonmq-try-") as scratch,
+        LocalCluster(Path(scratch) / "cluster") as cluster,
+    ):
         with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
             for topic in ("source", "copied"):
                 admin.create_topic(topic, partitions=2, replicas=1)
@@ -33,7 +36,11 @@ def main(arguments: list[str]) -> int:
                 producer.publish("source", str(number).encode(), key=str(number).encode())
         spark = session(connect=connect)
         found = job(spark, cluster.bootstrap, Path(scratch))
-        versions = {"pyspark": spark.version, "tritonmq": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
+        versions = {
+            "pyspark": spark.version,
+            "tritonmq": __version__,
+            "python": ".".join(map(str, sys.version_info[:3])),
+        }
         spark.stop()
     print(json.dumps({**versions, "connect": connect, **found}))
     return 0
@@ -41,7 +48,11 @@ def main(arguments: list[str]) -> int:
 
 def session(*, connect: bool) -> SparkSession:
     if not connect:
-        builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config("spark.log.level", "ERROR")
+        builder = (
+            SparkSession.builder.master("local[2]")
+            .config("spark.ui.enabled", "false")
+            .config("spark.log.level", "ERROR")
+        )
         return configure(builder).getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # for the server, which this process starts
     builder = SparkSession.builder.config("spark.log.level", "ERROR").config("spark.ui.enabled", "false")
@@ -49,7 +60,8 @@ def session(*, connect: bool) -> SparkSession:
 
 
 def job(spark: SparkSession, bootstrap: str, scratch: Path) -> dict[str, int]:
-    """Rows of a batch read, of the sink after a stream and its restart, and of a batch write. Raises for any other number."""
+    """Rows of a batch read, of the sink after a stream and its restart, and of a batch write. Raises for any other
+    number."""
     source = batch(spark, bootstrap, "source")
     read = source.count()
     expect("batch read", read, ROWS)
@@ -71,7 +83,12 @@ def batch(spark: SparkSession, bootstrap: str, topic: str) -> DataFrame:
 
 def stream(spark: SparkSession, bootstrap: str, checkpoint: Path) -> None:
     reader = spark.readStream.format("tritonmq").option("bootstrap.servers", bootstrap).option("subscribe", "source")
-    rows = reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", ROWS // 2).load().select("key", "value")
+    rows = (
+        reader.option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", ROWS // 2)
+        .load()
+        .select("key", "value")
+    )
     writer = rows.writeStream.format("tritonmq").option("bootstrap.servers", bootstrap).option("topic", "copied")
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     if not query.awaitTermination(END_SECONDS):

@@ -2,8 +2,8 @@
 
 python -m release.versions [NAME …]     every row, or those that are named; what came of them goes into docs/versions.md
 
-A row is one wheel of this tree, installed beside the versions that the row names. Then `release/spark_job.py` runs there (batch
-read, stream and restart, batch write, on a real broker), or without Spark what `make dist` tries.
+A row is one wheel of this tree, installed beside the versions that the row names. Then `release/spark_job.py` runs
+there (batch read, stream and restart, batch write, on a real broker), or without Spark what `make dist` tries.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SHOWN: Final = ("pyarrow", "grpcio", "protobuf", "numpy")
 
 @dataclass(frozen=True)
 class Row:
-    """One environment. `extra` of the wheel's; `beside`: requirements that pin what is tried; `refused`: words of the error that
-    must come instead of rows.
+    """One environment. `extra` of the wheel's; `beside`: requirements that pin what is tried; `refused`: words of the
+    error that must come instead of rows.
     """
 
     name: str
@@ -56,8 +56,18 @@ ROWS: Final = (
     Row("connect", "3.11", extra="connect", beside=("pyspark==4.3.*",), connect=True),
     Row("connect-pyspark-4.2", "3.13", extra="connect", beside=("pyspark==4.2.*",), connect=True),
     Row("lowest-bounds", "3.11", extra="", beside=lowest_bounds()),
-    Row("lowest-bounds-with-spark", "3.11", beside=(*(each for each in lowest_bounds() if "pyarrow" not in each), "pyarrow==18.*")),
-    Row("pyspark-4.1", "3.11", extra="", beside=("pyspark==4.1.*", "pandas<3"), refused="needs PySpark 4.2 or later, and this is"),
+    Row(
+        "lowest-bounds-with-spark",
+        "3.11",
+        beside=(*(each for each in lowest_bounds() if "pyarrow" not in each), "pyarrow==18.*"),
+    ),
+    Row(
+        "pyspark-4.1",
+        "3.11",
+        extra="",
+        beside=("pyspark==4.1.*", "pandas<3"),
+        refused="needs PySpark 4.2 or later, and this is",
+    ),
 )
 
 
@@ -91,7 +101,10 @@ def kept(text: str) -> dict[str, str]:
 
 def built(scratch: Path) -> Path:
     """A wheel of this tree."""
-    run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", scratch / "wheel", copied(scratch / "tree")], timeout_s=300)
+    run(
+        [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", scratch / "wheel", copied(scratch / "tree")],
+        timeout_s=300,
+    )
     (wheel,) = (scratch / "wheel").glob("*.whl")
     return wheel
 
@@ -103,12 +116,22 @@ def tried(row: Row, wheel: Path, scratch: Path) -> tuple[str, dict[str, str]]:
         return "not tried: this Python was not on the machine", {}
     folder = scratch / "environment"
     if not row.extra and not row.refused:
-        try_out(wheel, folder, tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"], interpreter, row.beside)
+        try_out(
+            wheel,
+            folder,
+            tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"],
+            interpreter,
+            row.beside,
+        )
         return "works: produce, consume, administer", Environment.at(folder).versions()
     environment = Environment(folder, interpreter)
     environment.install(f"{wheel}[{row.extra}]" if row.extra else wheel, *row.beside)
     versions = environment.versions()
-    job: list[str | Path] = [environment.python, ROOT / "release" / "spark_job.py", *(["--connect"] if row.connect else [])]
+    job: list[str | Path] = [
+        environment.python,
+        ROOT / "release" / "spark_job.py",
+        *(["--connect"] if row.connect else []),
+    ]
     try:
         printed = run(job, timeout_s=JOB_SECONDS, env=environment.variables(), cwd=scratch)
     except Failed as error:
@@ -124,7 +147,9 @@ def tried(row: Row, wheel: Path, scratch: Path) -> tuple[str, dict[str, str]]:
 
 
 def line(row: Row, outcome: str, versions: dict[str, str]) -> str:
-    spark = versions.get("pyspark", "none" if not row.extra and not row.refused else row.beside[0].removeprefix("pyspark=="))
+    spark = versions.get(
+        "pyspark", "none" if not row.extra and not row.refused else row.beside[0].removeprefix("pyspark==")
+    )
     what = "Spark Connect" if row.connect else "lowest versions admitted" if row.name.startswith("lowest") else ""
     shown = " ".join(f"{name} {versions[name]}" for name in SHOWN if name in versions)
     return f"| `{row.name}` | {row.python} | {spark} | {what} | {outcome} | {shown} |"

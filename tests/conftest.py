@@ -1,4 +1,5 @@
-"""What every test may use, and which tests start processes. Dear things are started once, and only if a test asks for them."""
+"""What every test may use, and which tests start processes. Dear things are started once, and only if a test asks for
+them."""
 
 from __future__ import annotations
 
@@ -23,15 +24,17 @@ STARTING = {"LocalCluster", "EmbeddedZooKeeper"}
 SPARK = Path(__file__).parent / "spark"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell starts its background jobs so. Every process that a test starts and interrupts would ignore Ctrl-C as well.
+    # A shell starts its background jobs so. Every process that a test starts and interrupts would ignore Ctrl-C as
+    # well.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark what starts processes, and keep together what shares something dear.
 
-    `make test` runs several processes of pytest side by side. The tests of one group stay in one of them: all that use the Spark
-    session, and all of a file that shares a fixture of its module. This hook comes before the one in which xdist reads groups.
+    `make test` runs several processes of pytest side by side. The tests of one group stay in one of them: all that use
+    the Spark session, and all of a file that shares a fixture of its module. This hook comes before the one in which
+    xdist reads groups.
     """
     if SPARK in item.path.parents:
         item.add_marker("spark")
@@ -62,7 +65,9 @@ def _starts_processes(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function):
         return False
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    return bool(STARTED & {*item.fixturenames, *map(str, parameters)} or STARTING & set(item.function.__code__.co_names))
+    return bool(
+        STARTED & {*item.fixturenames, *map(str, parameters)} or STARTING & set(item.function.__code__.co_names)
+    )
 
 
 def _group(item: pytest.Item) -> str | None:
@@ -73,7 +78,8 @@ def _group(item: pytest.Item) -> str | None:
 
 
 def _rank(item: pytest.Item) -> int:
-    """0: the Spark session's, which are one group and so the longest way. 1: other long groups. 2: other processes. 3: the rest."""
+    """0: the Spark session's, which are one group and so the longest way. 1: other long groups. 2: other processes. 3:
+    the rest."""
     if "spark" in _fixtures(item):
         return 0
     if item.get_closest_marker("processes"):
@@ -89,7 +95,8 @@ def _quick_spark(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """`HOST:PORT` of a real ZooKeeper, one for all tests: each takes a root of its own, and none stops or pauses this server."""
+    """`HOST:PORT` of a real ZooKeeper, one for all tests: each takes a root of its own, and none stops or pauses this
+    server."""
     server = EmbeddedZooKeeper(tmp_path_factory.mktemp("zookeeper"))
     server.start()
     yield server.hosts

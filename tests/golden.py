@@ -2,8 +2,8 @@
 
     python -m tests.golden      writes them into tests/data/unreleased.json
 
-Run it only if a format was changed on purpose, and say so in COMPATIBILITY.md. With a release the file is renamed to the release's
-number and stays as it is: what was released is read for ever.
+Run it only if a format was changed on purpose, and say so in COMPATIBILITY.md. With a release the file is renamed to
+the release's number and stays as it is: what was released is read for ever.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ UNRELEASED: Final = DATA / "unreleased.json"
 
 PAYLOAD: Final = bytes(range(64))
 
-DECIDED: Final = TransactionState(12, "run-1", 3, (StagedBatches("t", 2, (uuid_of(9),), 3, "id"),), False, ("run-0",), changed_us=7)
+DECIDED: Final = TransactionState(
+    12, "run-1", 3, (StagedBatches("t", 2, (uuid_of(9),), 3, "id"),), False, ("run-0",), changed_us=7
+)
 SNAPSHOT: Final = Snapshot(
     40,
     3,
@@ -50,7 +52,9 @@ SNAPSHOT: Final = Snapshot(
         (
             (
                 KEY,
-                TransactionState(12, "run-1", 3, (StagedBatches("t", 2, (uuid_of(9),), 3, "id"),), False, ("run-0",), changed_us=7),
+                TransactionState(
+                    12, "run-1", 3, (StagedBatches("t", 2, (uuid_of(9),), 3, "id"),), False, ("run-0",), changed_us=7
+                ),
             ),
         ),
         (TransactionKey("dead", ""),),
@@ -58,7 +62,9 @@ SNAPSHOT: Final = Snapshot(
 )
 IDENTITY: Final = LogIdentity("log-1", "boot-1", True, "os", PLACE.topic_id, PLACE.partition, "flights", 2)
 STATE: Final = NodeState(LeaderName(1, 7), 3, ((1, "a"), (2, "b")), 1, "1.7.9", 5)
-TOPIC: Final = TopicSpec("t", "0" * 32, ((1, 2), (2, 1, 3)), b"schema", {"durability": "os"}, {1: Move((2, 3), (2, 1))}, (1,))
+TOPIC: Final = TopicSpec(
+    "t", "0" * 32, ((1, 2), (2, 1, 3)), b"schema", {"durability": "os"}, {1: Move((2, 3), (2, 1))}, (1,)
+)
 REGISTRATION: Final = BrokerRegistration(3, 17, "h:1", "rack", "h:2", 1 << 20)
 
 
@@ -84,7 +90,9 @@ def frames() -> dict[str, str]:
             len(payload),
             2 * len(payload),
         )
-        made[f"{index:02d} {type(operation).__name__}"] = joined([encode(PLACE, entry, (payload,) if payload else ())]).hex()
+        made[f"{index:02d} {type(operation).__name__}"] = joined(
+            [encode(PLACE, entry, (payload,) if payload else ())]
+        ).hex()
     return made
 
 

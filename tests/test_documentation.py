@@ -10,7 +10,9 @@ import pytest
 from tests.simulation import test_durability as cases
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md"), *ROOT.glob("benchmarks/*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+)
 SHORT = {
     "S[": "tests/simulation/test_durability.py::test_survived[",
     "N[": "tests/simulation/test_durability.py::test_not_survived[",
@@ -69,7 +71,8 @@ ELSEWHERE = {"_grpcio_metadata.py"}
 
 @pytest.mark.parametrize("room", sorted((ROOT / "src").glob("*/")), ids=lambda path: path.name)
 def test_every_file_that_the_code_names_is_there(room: Path) -> None:
-    """In docstrings and comments: by its path from the repository, from `src` or one of its packages, or by its name alone."""
+    """In docstrings and comments: by its path from the repository, from `src` or one of its packages, or by its name
+    alone."""
     ours = {path.name for folder in ("src", "tests", "benchmarks", "release") for path in (ROOT / folder).rglob("*.py")}
     roots = [ROOT, ROOT / "src", *(ROOT / "src").glob("*/"), ROOT / "src/mq_broker/broker"]
     for path in sorted(room.rglob("*.py")):

@@ -90,7 +90,9 @@ def test_a_registration_and_a_note_of_changes_are_read(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_data_directory_and_the_file_of_a_lone_broker_are_read_and_written_again(release: str, tmp_path: Path) -> None:
+def test_a_data_directory_and_the_file_of_a_lone_broker_are_read_and_written_again(
+    release: str, tmp_path: Path
+) -> None:
     found = kept(release, "documents")
     (tmp_path / "broker.json").write_text(found["broker.json"])
     directory = DataDirectory.open(tmp_path, 3)

@@ -1,4 +1,5 @@
-"""`make bench`: measure, print one table, say what machine it was. `--save` keeps the table in benchmarks/RESULTS.md."""
+"""`make bench`: measure, print one table, say what machine it was. `--save` keeps the table in
+benchmarks/RESULTS.md."""
 
 from __future__ import annotations
 
@@ -20,16 +21,25 @@ from benchmarks.bench.workbench import FULL, QUICK, Workbench
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "RESULTS.md"
 MODULES: Final = ("spark_source", "spark_sink", "produce", "latency", "windows")
-"""Each has `measure(bench)`. Imported when it is its turn. Spark's come first, because Spark has to be started first."""
+"""Each has `measure(bench)`. Imported when it is its turn. Spark's come first, because Spark has to be started
+first."""
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Two cold rounds and less of everything: to see that it works, not to quote.")
-@click.option("--only", multiple=True, type=click.Choice(MODULES), help="Only these figures; may be given more than once.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write every reading to this file.")
+@click.option(
+    "--quick", is_flag=True, help="Two cold rounds and less of everything: to see that it works, not to quote."
+)
+@click.option(
+    "--only", multiple=True, type=click.Choice(MODULES), help="Only these figures; may be given more than once."
+)
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write every reading to this file."
+)
 @click.option("--save", is_flag=True, help=f"Keep the table in {RESULTS.parent.name}/{RESULTS.name}.")
 @click.option(
-    "--data", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Where brokers keep their data during the run."
+    "--data",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="Where brokers keep their data during the run.",
 )
 def main(quick: bool, only: tuple[str, ...], json_path: Path | None, save: bool, data: Path | None) -> None:
     """Measure TritonMQ beside its ceilings, on three brokers on this machine."""

@@ -1,4 +1,5 @@
-"""The ceiling in Spark: a Python data source that yields one Arrow batch in memory again and again, and a sink that drops them.
+"""The ceiling in Spark: a Python data source that yields one Arrow batch in memory again and again, and a sink that
+drops them.
 
 Nothing is read, converted or sent, so what it costs is Spark's own way to Python and back. As a stream it gives
 `rowsPerTrigger` rows a micro-batch until there were `rows`.

@@ -1,7 +1,8 @@
 """What nothing of ours is in: grpcio between processes, and a file. The limits of what TritonMQ stands on.
 
-Messages are `bytes` passed through untouched (no protobuf) on one bidirectional stream, an empty answer to each. Beside the plain
-ceiling, two processes, there is one of the shape that three replicas need: a leader that answers once two followers have.
+Messages are `bytes` passed through untouched (no protobuf) on one bidirectional stream, an empty answer to each. Beside
+the plain ceiling, two processes, there is one of the shape that three replicas need: a leader that answers once two
+followers have.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ def write_and_sync(path: Path, messages: Messages, count: int) -> float:
 
 
 def serve(pipe: Connection, followers: tuple[int, ...]) -> None:
-    """In a child, until the pipe closes: answer on a free port, which the pipe is told; relay to the ports `followers`."""
+    """In a child, until the pipe closes: answer on a free port, which the pipe is told; relay to the ports
+    `followers`."""
     asyncio.run(_serve(pipe, followers))
 
 
@@ -125,7 +127,9 @@ async def _relay(followers: tuple[int, ...], _requests: Any, context: Any) -> No
     async with AsyncExitStack() as open_channels:
         onward: list[Any] = []
         for port in followers:
-            channel: Any = await open_channels.enter_async_context(aio.insecure_channel(f"{HOST}:{port}", options=_OPTIONS))
+            channel: Any = await open_channels.enter_async_context(
+                aio.insecure_channel(f"{HOST}:{port}", options=_OPTIONS)
+            )
             onward.append(channel.stream_stream(f"/{_SERVICE}/Ack")())
 
         async def answer() -> None:

@@ -1,8 +1,8 @@
 """From when a record is due until a subscribed consumer in another process has it, at 1,000 records/s, 3 replicas.
 
-Open loop: a record is due when the schedule says so, whatever became of those before, and carries that time; a producer that falls
-behind is counted against itself. Both processes read the same machine's clock. The ceiling is a grpcio echo to another process at
-the same rate, two messages of the at least four that a replicated push needs.
+Open loop: a record is due when the schedule says so, whatever became of those before, and carries that time; a producer
+that falls behind is counted against itself. Both processes read the same machine's clock. The ceiling is a grpcio echo
+to another process at the same rate, two messages of the at least four that a replicated push needs.
 """
 
 from __future__ import annotations

@@ -55,12 +55,16 @@ class Contestant:
 
 
 def interleave(
-    contestants: Sequence[Contestant], rounds: int, *, warm_ups: int = 1, watch: Callable[[str], None] = lambda _what: None
+    contestants: Sequence[Contestant],
+    rounds: int,
+    *,
+    warm_ups: int = 1,
+    watch: Callable[[str], None] = lambda _what: None,
 ) -> dict[str, list[Readings]]:
     """Every contestant's readings, one per round, in the order of rounds.
 
-    Each round runs all of them and begins one further on than the one before, so that none always follows the same other.
-    `warm_ups` rounds come first and are not counted.
+    Each round runs all of them and begins one further on than the one before, so that none always follows the same
+    other. `warm_ups` rounds come first and are not counted.
     """
     readings: dict[str, list[Readings]] = {contestant.name: [] for contestant in contestants}
     if len(readings) != len(contestants):
@@ -121,7 +125,8 @@ def figure(question: Question, readings: Mapping[str, Sequence[Readings]]) -> Fi
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Open loop: what is due when, whatever has become of what came before. `start_ns` on the clock that the caller uses."""
+    """Open loop: what is due when, whatever has become of what came before. `start_ns` on the clock that the caller
+    uses."""
 
     start_ns: int
     per_second: float

@@ -1,6 +1,7 @@
 """A function in a process of its own, with a pipe to it: the other end of a ceiling, a consumer.
 
-Spawned, not forked: gRPC's threads do not survive a fork. It ends when told, or when the pipe closes because we are gone.
+Spawned, not forked: gRPC's threads do not survive a fork. It ends when told, or when the pipe closes because we are
+gone.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Helper:
     def __enter__(self) -> Helper:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -1,7 +1,7 @@
 """Records in: `publish` one at a time and `publish_batch` of 1 MiB tables, 6 partitions, 3 replicas, acks=all.
 
-MB/s are of the records' values alone, for us and for the ceilings, which carry the same encoded batches. Each run has a topic of
-its own; connecting and creating it are not timed, the last acknowledgement is.
+MB/s are of the records' values alone, for us and for the ceilings, which carry the same encoded batches. Each run has a
+topic of its own; connecting and creating it are not timed, the last acknowledgement is.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def rows_per_table(size: int) -> int:
 
 def tables(size: int) -> list[pa.RecordBatch]:
     """Different tables of one column, `value`, each of which becomes one batch of nearly 1 MiB."""
-    return [pa.record_batch({"value": binary_values(size, rows_per_table(size), seed)}) for seed in range(DIFFERENT_TABLES)]
+    return [
+        pa.record_batch({"value": binary_values(size, rows_per_table(size), seed)}) for seed in range(DIFFERENT_TABLES)
+    ]
 
 
 def encoded(size: int) -> list[bytes]:
@@ -61,7 +63,8 @@ def encoded(size: int) -> list[bytes]:
 
 
 def measure(bench: Workbench) -> list[Figure]:
-    """Figures of both sizes and both durabilities, and what three copies and the disk cost with nothing of ours in between."""
+    """Figures of both sizes and both durabilities, and what three copies and the disk cost with nothing of ours in
+    between."""
     contestants: list[Contestant] = []
     questions: list[Question] = []
     references: list[Question] = []

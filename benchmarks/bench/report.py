@@ -58,7 +58,9 @@ def cells(figure: Figure) -> tuple[str, ...]:
 
 
 def print_figures(console: Console, figures: Sequence[Figure], machine: Mapping[str, str], run: str) -> None:
-    table = Table(title=f"TritonMQ beside its ceilings, {run}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=f"TritonMQ beside its ceilings, {run}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for at, column in enumerate(COLUMNS):
         table.add_column(column, justify="left" if at < 2 else "right")
     for group, members in groupby(figures, key=lambda figure: figure.group):
@@ -84,7 +86,9 @@ def markdown(figures: Sequence[Figure], machine: Mapping[str, str], run: str) ->
     return "\n".join(lines) + "\n"
 
 
-def as_json(figures: Sequence[Figure], machine: Mapping[str, str], run: str, readings: Mapping[str, Sequence[Readings]]) -> str:
+def as_json(
+    figures: Sequence[Figure], machine: Mapping[str, str], run: str, readings: Mapping[str, Sequence[Readings]]
+) -> str:
     document: dict[str, Any] = {
         "run": run,
         "machine": dict(machine),

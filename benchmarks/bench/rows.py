@@ -1,4 +1,5 @@
-"""The rows that are measured with, as Arrow: values of random bytes, what a stream of records has around them, a small type.
+"""The rows that are measured with, as Arrow: values of random bytes, what a stream of records has around them, a small
+type.
 
 Imported by Spark's workers too: nothing of Spark here.
 """
@@ -22,7 +23,8 @@ DDL: Final = {
     "records": "key binary, value binary, topic string, partition int, offset long, timestamp timestamp",
     "typed": TYPED_DDL,
 }
-"""The kinds of rows, as Spark's schemas: what goes into a topic of records, what comes out of one, and what a typed one has."""
+"""The kinds of rows, as Spark's schemas: what goes into a topic of records, what comes out of one, and what a typed one
+has."""
 
 _TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 _START_US: Final = 1_700_000_000_000_000

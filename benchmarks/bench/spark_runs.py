@@ -1,4 +1,5 @@
-"""Running Spark to be timed: a batch read to `noop`, and a stream to its end of which each micro-batch is timed by Spark itself."""
+"""Running Spark to be timed: a batch read to `noop`, and a stream to its end of which each micro-batch is timed by
+Spark itself."""
 
 from __future__ import annotations
 
@@ -25,7 +26,11 @@ def in_memory(bench: Workbench, kind: str, rows: int, tasks: int, per_trigger: i
 
 def topic(bench: Workbench, name: str, per_trigger: int | None = None) -> DataFrame:
     """The topic from its start to its end: a stream if `per_trigger` is given."""
-    options: dict[str, str] = {"bootstrap.servers": bench.cluster.bootstrap, "subscribe": name, "startingOffsets": "earliest"}
+    options: dict[str, str] = {
+        "bootstrap.servers": bench.cluster.bootstrap,
+        "subscribe": name,
+        "startingOffsets": "earliest",
+    }
     if per_trigger is None:
         return bench.spark.read.format("tritonmq").options(**options).load()
     return bench.spark.readStream.format("tritonmq").options(**options, maxOffsetsPerTrigger=str(per_trigger)).load()
@@ -39,8 +44,8 @@ def read_all(frame: DataFrame, rows: int) -> Readings:
 
 
 def stream_all(bench: Workbench, frame: DataFrame, rows: int, sink: str, options: Mapping[str, str]) -> Readings:
-    """A stream of `rows` rows to its end, its checkpoint new. What counts is Spark's time for whole micro-batches that had rows,
-    checkpoint files included, but for the first, in which workers start.
+    """A stream of `rows` rows to its end, its checkpoint new. What counts is Spark's time for whole micro-batches that
+    had rows, checkpoint files included, but for the first, in which workers start.
     """
     writer = frame.writeStream.format(sink).options(**options).option("checkpointLocation", str(bench.scratch()))
     query = writer.outputMode("append").trigger(availableNow=True).start()

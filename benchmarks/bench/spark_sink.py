@@ -1,4 +1,5 @@
-"""Rows from an Arrow batch in memory through Spark into a topic, exactly once, beside the same rows into a sink that drops them."""
+"""Rows from an Arrow batch in memory through Spark into a topic, exactly once, beside the same rows into a sink that
+drops them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Rows out of a topic through Spark to `noop`, beside an Arrow batch in memory yielded by a Python source of the same columns."""
+"""Rows out of a topic through Spark to `noop`, beside an Arrow batch in memory yielded by a Python source of the same
+columns."""
 
 from __future__ import annotations
 

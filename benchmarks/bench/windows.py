@@ -1,9 +1,10 @@
-"""The UUIDs that a partition remembers: the memory of a full window, and how long a snapshot of it holds a broker's event loop.
+"""The UUIDs that a partition remembers: the memory of a full window, and how long a snapshot of it holds a broker's
+event loop.
 
-Each run is a process of its own. It fills a window of 100,000 UUIDs as appended batches do. Then it does what a broker does to
-shorten a journal, and what a follower does that begins anew: the state is taken, encoded and decoded in a thread, and a machine is
-made from it on the loop. Meanwhile the loop asks to be woken every millisecond; how late it is at worst is the longest hold.
-The ceiling remembers the 16 bytes of each UUID and nothing else, and its thread sleeps.
+Each run is a process of its own. It fills a window of 100,000 UUIDs as appended batches do. Then it does what a broker
+does to shorten a journal, and what a follower does that begins anew: the state is taken, encoded and decoded in a
+thread, and a machine is made from it on the loop. Meanwhile the loop asks to be woken every millisecond; how late it is
+at worst is the longest hold. The ceiling remembers the 16 bytes of each UUID and nothing else, and its thread sleeps.
 """
 
 from __future__ import annotations

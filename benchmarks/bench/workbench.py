@@ -1,4 +1,5 @@
-"""What figures are measured on: three brokers and a ZooKeeper, the ceilings' processes, a Spark session; each started on first use.
+"""What figures are measured on: three brokers and a ZooKeeper, the ceilings' processes, a Spark session; each started
+on first use.
 
 `Scale` says how much is measured; a figure's module says what.
 """
@@ -33,7 +34,8 @@ _ROOT: Final = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured: `rounds` that count after `warm_ups` that do not. `work`: of records and bytes; `seconds`: of load."""
+    """How much is measured: `rounds` that count after `warm_ups` that do not. `work`: of records and bytes; `seconds`:
+    of load."""
 
     warm_ups: int
     rounds: int
@@ -83,8 +85,11 @@ class Workbench:
 
     @cached_property
     def spark(self) -> SparkSession:
-        """Ask for it before the cluster: pyspark forks to start Java, and a fork with gRPC's threads running may die of it."""
-        assert not {"cluster", "grpc"} & self.__dict__.keys(), "Spark has to be started before anything speaks gRPC in this process"
+        """Ask for it before the cluster: pyspark forks to start Java, and a fork with gRPC's threads running may die of
+        it."""
+        assert not {"cluster", "grpc"} & self.__dict__.keys(), (
+            "Spark has to be started before anything speaks gRPC in this process"
+        )
         self.watch("starting Spark")
         from pyspark.sql import SparkSession
 
@@ -133,5 +138,7 @@ class Workbench:
     def __enter__(self) -> Workbench:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._opened.close()

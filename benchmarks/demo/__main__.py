@@ -2,8 +2,8 @@
 
     producer ──► flights ──► Spark: join, aggregate ──► flights_enriched, delays
 
-Killed on the way with SIGKILL: the broker that leads most partitions, and the Spark driver while a micro-batch is in flight. The
-exit code is 0 only if both result topics equal, row for row, what pandas computes from the files.
+Killed on the way with SIGKILL: the broker that leads most partitions, and the Spark driver while a micro-batch is in
+flight. The exit code is 0 only if both result topics equal, row for row, what pandas computes from the files.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> float:
 
 
 def last_words(lines: list[str]) -> list[str]:
-    """The end of a driver's log, with the first frames of each Java stack: what was thrown stands above dozens of others."""
+    """The end of a driver's log, with the first frames of each Java stack: what was thrown stands above dozens of
+    others."""
     kept: list[str] = []
     frames = 0
     for line in lines:
@@ -93,7 +94,9 @@ class Driver:
         assert self.process is not None
         if self.process.poll() not in {None, 0}:
             log = (self._work / f"driver-{self._lives}.log").read_text(errors="replace")
-            raise SystemExit("demo failed: the Spark driver ended by itself\n" + "\n".join(last_words(log.splitlines())))
+            raise SystemExit(
+                "demo failed: the Spark driver ended by itself\n" + "\n".join(last_words(log.splitlines()))
+            )
 
     def in_flight(self) -> int | None:
         """The micro-batch of the first query that is planned and not committed, by Spark's own checkpoint files."""
@@ -117,7 +120,8 @@ class Driver:
 
 @dataclass
 class Acknowledged:
-    """What the producer was told. `longest_gap_s`: the longest time between two acknowledgements, a leader's death included."""
+    """What the producer was told. `longest_gap_s`: the longest time between two acknowledgements, a leader's death
+    included."""
 
     rows: int = 0
     last: float = field(default_factory=time.monotonic)
@@ -173,7 +177,9 @@ class Faults:
         victim, led = Counter(before.values()).most_common(1)[0]
         orphans = [place for place, leader in before.items() if leader == victim]
         pid = self._cluster.kill(victim)
-        self._timeline.say(f"kill -9 broker {victim} (pid {pid}), leader of {led} of {len(before)} partitions", style="bold red")
+        self._timeline.say(
+            f"kill -9 broker {victim} (pid {pid}), leader of {led} of {len(before)} partitions", style="bold red"
+        )
         self.leaderless_s = wait_for(
             lambda: all(leader not in {0, victim} for place, leader in self.leaders().items() if place in orphans),
             30,
@@ -188,7 +194,9 @@ class Faults:
         wait_for(lambda: self._driver.in_flight() is not None, 30, "a micro-batch in flight")
         self.batch_in_flight = self._driver.in_flight() or -1
         self._driver.kill()
-        self._timeline.say(f"kill -9 the Spark driver with micro-batch {self.batch_in_flight} in flight", style="bold red")
+        self._timeline.say(
+            f"kill -9 the Spark driver with micro-batch {self.batch_in_flight} in flight", style="bold red"
+        )
         self._driver.start()
         seconds = wait_for(self._driver.streaming, 90, "the driver's restart")
         self._timeline.say(f"the driver streams again from its checkpoint after {seconds:.1f} s", style="green")
@@ -233,7 +241,13 @@ def run(console: Console, work: Path) -> bool:
 
 
 def _stream(
-    console: Console, timeline: Timeline, cluster: LocalCluster, admin: Admin, driver: Driver, flights: pa.Table, work: Path
+    console: Console,
+    timeline: Timeline,
+    cluster: LocalCluster,
+    admin: Admin,
+    driver: Driver,
+    flights: pa.Table,
+    work: Path,
 ) -> bool:
     driver.start()
     wait_for(driver.streaming, 90, "the first micro-batch")
@@ -253,7 +267,9 @@ def _stream(
                 threads.append(faults.in_background(plan.popleft()[1]))
 
         told = produce(cluster.bootstrap, flights, progress)
-    timeline.say(f"all {told.rows:,} flights acknowledged; longest wait for an answer {told.longest_gap_s:.1f} s", style="green")
+    timeline.say(
+        f"all {told.rows:,} flights acknowledged; longest wait for an answer {told.longest_gap_s:.1f} s", style="green"
+    )
     for thread in threads:
         thread.join(timeout=120)
     faults.check()
@@ -285,7 +301,10 @@ def _judge(
 ) -> bool:
     facts = [("rows in", f"{told.rows:,}")]
     equal = told.rows == flights.num_rows
-    for topic, expected in (("flights_enriched", data.expected_enriched(flights)), ("delays", data.expected_delays(flights))):
+    for topic, expected in (
+        ("flights_enriched", data.expected_enriched(flights)),
+        ("delays", data.expected_delays(flights)),
+    ):
         actual = read_all(bootstrap, admin, topic)
         missing, extra = data.compare(expected, actual)
         equal = equal and missing == extra == 0
@@ -295,7 +314,10 @@ def _judge(
         ("seconds without a leader", f"{faults.leaderless_s:.1f}"),
         ("longest wait of the producer", f"{told.longest_gap_s:.1f} s"),
         ("micro-batch in flight when the driver was killed", str(faults.batch_in_flight)),
-        ("rows/s, first flight in to last row out", f"{flights.num_rows / streamed_s:,.0f} (let in over {PRODUCE_SECONDS} s)"),
+        (
+            "rows/s, first flight in to last row out",
+            f"{flights.num_rows / streamed_s:,.0f} (let in over {PRODUCE_SECONDS} s)",
+        ),
         ("seconds in all", f"{timeline.elapsed():.0f}"),
     ]
     console.print(facts_table("Every row compared with the same computed from the files", facts))

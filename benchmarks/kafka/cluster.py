@@ -1,7 +1,7 @@
 """Three Kafka brokers and one controller (KRaft) as child processes on this machine, on loopback addresses.
 
-Set up as Kafka's own distribution has it: its server.properties, heap and JVM flags. The controller is a process of its own, as
-ZooKeeper is one beside ours, so that killing a broker takes no controller with it.
+Set up as Kafka's own distribution has it: its server.properties, heap and JVM flags. The controller is a process of its
+own, as ZooKeeper is one beside ours, so that killing a broker takes no controller with it.
 """
 
 from __future__ import annotations
@@ -67,13 +67,32 @@ class KafkaProcess:
 
     def format(self, cluster: str) -> subprocess.Popen[bytes]:
         """Begin to lay out the data directory: `KafkaCluster` waits for all at once."""
-        arguments = ["java", "-cp", self._classpath, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self.settings)]
+        arguments = [
+            "java",
+            "-cp",
+            self._classpath,
+            "kafka.tools.StorageTool",
+            "format",
+            "-t",
+            cluster,
+            "-c",
+            str(self.settings),
+        ]
         return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     def start(self) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                ["java", f"-Xmx{_HEAP}", f"-Xms{_HEAP}", *_JVM, "-cp", self._classpath, "kafka.Kafka", str(self.settings)],
+                [
+                    "java",
+                    f"-Xmx{_HEAP}",
+                    f"-Xms{_HEAP}",
+                    *_JVM,
+                    "-cp",
+                    self._classpath,
+                    "kafka.Kafka",
+                    str(self.settings),
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -143,7 +162,9 @@ class KafkaCluster:
         for process, port in zip(self.brokers.values(), self._ports, strict=True):
             while not _listens(port):
                 if process.pid is None or time.monotonic() > deadline:
-                    raise KafkaFailed(f"Kafka's node {process.node} does not serve; its log ends with:\n{process.log_tail()}")
+                    raise KafkaFailed(
+                        f"Kafka's node {process.node} does not serve; its log ends with:\n{process.log_tail()}"
+                    )
                 time.sleep(_POLL_S)
 
     def stop(self) -> None:
@@ -162,7 +183,9 @@ class KafkaCluster:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
 

@@ -10,7 +10,8 @@ from benchmarks.bench.measure import Better, Readings, Spread, spread
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Whose readings of a metric are put beside whose. `aim`: how many times as fast TritonMQ is to be, None if nobody said."""
+    """Whose readings of a metric are put beside whose. `aim`: how many times as fast TritonMQ is to be, None if nobody
+    said."""
 
     group: str
     ours: str
@@ -23,7 +24,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One row of the table. `times`: how many times as fast we are, taken within each round; above 1 is always in our favour."""
+    """One row of the table. `times`: how many times as fast we are, taken within each round; above 1 is always in our
+    favour."""
 
     asked: Comparison
     ours: Spread

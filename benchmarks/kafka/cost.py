@@ -1,7 +1,8 @@
 """What records in cost the brokers in processor time: the figure that other work on the machine disturbs least.
 
-The same runs as in produce.py, `os` beside Kafka as it ships, with the three brokers' processor time taken around each. What they
-use while nothing is sent is measured before each run and taken off. Kafka's controller and ZooKeeper are not counted.
+The same runs as in produce.py, `os` beside Kafka as it ships, with the three brokers' processor time taken around each.
+What they use while nothing is sent is measured before each run and taken off. Kafka's controller and ZooKeeper are not
+counted.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def measure(arena: Arena) -> list[Compared]:
         runs: list[tuple[str, Brokers, Callable[[], Readings], float]] = [
             (_ONE, ours, partial(publish, arena, label, size, DURABILITY), megabytes),
             (_TABLES, ours, partial(publish_batch, arena, label, size, DURABILITY), megabytes),
-            (_JAVA, theirs, partial(run_perf, arena, label, size, DURABILITY, _JAVA), 2 * megabytes),  # warming records too
+            # Warming records too
+            (_JAVA, theirs, partial(run_perf, arena, label, size, DURABILITY, _JAVA), 2 * megabytes),
             (_CONFLUENT, theirs, partial(run_python, arena, label, size, DURABILITY, _CONFLUENT), megabytes),
         ]
         contestants = [Contestant(name, partial(_metered, brokers, run, sent)) for name, brokers, run, sent in runs]

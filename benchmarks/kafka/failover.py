@@ -1,7 +1,9 @@
-"""How long nothing can be produced after kill -9 of a partition's leader: the longest time between two acknowledgements.
+"""How long nothing can be produced after kill -9 of a partition's leader: the longest time between two
+acknowledgements.
 
-A topic of one partition, 3 replicas, a record every 10 ms without lingering, as both ship: a dead broker is noticed once its
-session of 4 s has passed, in Kafka of 9 s, and that is most of it. It is started again after each, and waited for until in sync.
+A topic of one partition, 3 replicas, a record every 10 ms without lingering, as both ship: a dead broker is noticed
+once its session of 4 s has passed, in Kafka of 9 s, and that is most of it. It is started again after each, and waited
+for until in sync.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def _ours(arena: Arena) -> Readings:
     with Producer(arena.cluster.bootstrap, linger_ms=0, timeout_ms=_TIMEOUT_MS) as producer:
         for at, _due in enumerate(paced(Schedule(time.time_ns(), PER_SECOND, round(PER_SECOND * SECONDS)))):
             future = producer.publish(topic, b"x")
-            future.add_done_callback(lambda future: done.append(time.monotonic()) if future.exception() is None else None)
+            future.add_done_callback(
+                lambda future: done.append(time.monotonic()) if future.exception() is None else None
+            )
             if at == PER_SECOND:
                 leader = arena.cluster.brokers[arena.admin.describe_topic(topic).partitions[0].leader]
                 leader.kill()

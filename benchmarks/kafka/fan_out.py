@@ -1,7 +1,7 @@
 """How late 1, 12 and 100 consumers of one topic have its records, each all of them: 200 records/s of 100 B, 3 replicas.
 
-All consumers of a side are threads of one process, outside of any group; a hundred also of ten processes, as a hundred applications
-are not one. The percentiles are over all of them.
+All consumers of a side are threads of one process, outside of any group; a hundred also of ten processes, as a hundred
+applications are not one. The percentiles are over all of them.
 """
 
 from __future__ import annotations
@@ -106,7 +106,13 @@ def _theirs(arena: Arena, processes: int, consumers: int) -> Readings:
     bootstrap = arena.kafka.bootstrap
     with ExitStack() as opened:
         taking = [opened.enter_context(arena.another_client()) for _ in range(processes)]
-        given = {"topic": topic, "partitions": PARTITIONS, "consumers": consumers, "warming": WARMING, "expected": count}
+        given = {
+            "topic": topic,
+            "partitions": PARTITIONS,
+            "consumers": consumers,
+            "warming": WARMING,
+            "expected": count,
+        }
         for each in taking:
             each.tell("fan_out", bootstrap=bootstrap, **given, settings={})
         for each in taking:

@@ -1,7 +1,7 @@
 """Gets what is measured against: Kafka's brokers and tools and Spark's connector by Maven, the Python clients by pip.
 
-Into `build/kafka`, once; what is there and was fetched for the same versions stays. Which registries are asked is Maven's and
-pip's own affair: nothing here names one.
+Into `build/kafka`, once; what is there and was fetched for the same versions stays. Which registries are asked is
+Maven's and pip's own affair: nothing here names one.
 """
 
 from __future__ import annotations
@@ -86,9 +86,13 @@ def _python(watch: Callable[[str], None]) -> Path:
 
 def _run(arguments: list[str], directory: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(arguments, cwd=directory, env=environment, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S)
+    done = subprocess.run(
+        arguments, cwd=directory, env=environment, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S
+    )
     if done.returncode:
-        raise click.ClickException(f"{' '.join(arguments[:4])} failed: {(done.stdout + done.stderr)[-_ERROR_CHARACTERS:]}")
+        raise click.ClickException(
+            f"{' '.join(arguments[:4])} failed: {(done.stdout + done.stderr)[-_ERROR_CHARACTERS:]}"
+        )
 
 
 def _fingerprint(source: Path) -> str:

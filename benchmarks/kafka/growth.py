@@ -1,8 +1,9 @@
-"""What partitions, topics and backlogs cost: memory of the brokers, and the time until all is led again after all were killed.
+"""What partitions, topics and backlogs cost: memory of the brokers, and the time until all is led again after all were
+killed.
 
-Clusters of their own, new for each reading. Memory is what is resident and anonymous (the page cache is not counted), processor
-time what they take while nothing is asked of them, in percent of one processor; both summed over the brokers, some seconds after
-the last was made. The time is from the first process to when every partition has a leader.
+Clusters of their own, new for each reading. Memory is what is resident and anonymous (the page cache is not counted),
+processor time what they take while nothing is asked of them, in percent of one processor; both summed over the brokers,
+some seconds after the last was made. The time is from the first process to when every partition has a leader.
 """
 
 from __future__ import annotations
@@ -75,7 +76,10 @@ def measure(arena: Arena) -> list[Compared]:
     few, many, *_rest = found = loads(arena)
     for load in found:
         theirs = f"Kafka, {load.label}"
-        contestants = [Contestant(load.label, partial(_ours, arena, load)), Contestant(theirs, partial(_theirs, arena, load))]
+        contestants = [
+            Contestant(load.label, partial(_ours, arena, load)),
+            Contestant(theirs, partial(_theirs, arena, load)),
+        ]
         asked = [Comparison(GROUP, load.label, theirs, metric, unit, "lower") for metric, unit in _METRICS.items()]
         compared += arena.compare(contestants, asked, warm_ups=0)
         if load is many:  # half as good is twice the memory
@@ -96,7 +100,9 @@ def _ours(arena: Arena, load: Load) -> Readings:
         if load.records:
             with Producer(cluster.bootstrap) as producer:
                 for at in range(load.records // _TABLE_ROWS):
-                    producer.publish_batch(load.names()[0], batch_of("value", _TABLE_ROWS), partition=at % load.partitions)
+                    producer.publish_batch(
+                        load.names()[0], batch_of("value", _TABLE_ROWS), partition=at % load.partitions
+                    )
         readings = _at_rest([broker.pid for broker in cluster.brokers.values()])
         for broker in cluster.brokers.values():
             broker.kill()
@@ -114,7 +120,12 @@ def _theirs(arena: Arena, load: Load) -> Readings:
         given = {"names": load.names(), "partitions": load.partitions, "replicas": REPLICAS, "config": config}
         _ask(arena, "create_topics", cluster, **given)
         if load.records:
-            filling = {"topic": load.names()[0], "partitions": load.partitions, "rows": load.records, "values": _VALUE_BYTES}
+            filling = {
+                "topic": load.names()[0],
+                "partitions": load.partitions,
+                "rows": load.records,
+                "values": _VALUE_BYTES,
+            }
             _ask(arena, "fill", cluster, **filling)
         readings = _at_rest([broker.pid for broker in cluster.brokers.values()])
         for broker in cluster.brokers.values():
@@ -144,12 +155,15 @@ def _wait_led(addresses: Sequence[str], load: Load) -> None:
 
 
 def led(address: str, names: Sequence[str], partitions: int = 1) -> float:
-    """The part of these topics' partitions (so many each) that has a leader, as that broker knows; 0 while it does not answer."""
+    """The part of these topics' partitions (so many each) that has a leader, as that broker knows; 0 while it does not
+    answer."""
     try:
         answer = call_unary(address, "Metadata", pb.MetadataRequest(topics=names), pb.MetadataResponse, _ASK_TIMEOUT_S)
     except TritonMQError:
         return 0.0
-    return sum(bool(partition.leader) for topic in answer.topics for partition in topic.partitions) / (partitions * len(names))
+    return sum(bool(partition.leader) for topic in answer.topics for partition in topic.partitions) / (
+        partitions * len(names)
+    )
 
 
 def _at_rest(pids: Sequence[int | None]) -> Readings:

@@ -39,5 +39,7 @@ def read(path: Path) -> dict[str, Part]:
 
 
 def _row(found: Mapping[str, Any]) -> Compared:
-    spreads = (Spread(**found[name] | {"samples": tuple(found[name]["samples"])}) for name in ("ours", "theirs", "times"))
+    spreads = (
+        Spread(**found[name] | {"samples": tuple(found[name]["samples"])}) for name in ("ours", "theirs", "times")
+    )
     return Compared(Comparison(**found["asked"]), *spreads)

@@ -1,9 +1,9 @@
 """From when a record is due until a consumer in another process has it: 3 replicas, acks=all, 100 B.
 
-Open loop, as in benchmarks/bench/latency.py: a record carries when it was due, so whoever falls behind is counted against
-itself. Both sides are Python processes with the client that a Python user would take: ours, and confluent-kafka, whose work is
-done in C. Each is measured as it comes (ours lingers 2 ms, and while a batch of its own is unanswered; theirs 5) and told not to
-wait.
+Open loop, as in benchmarks/bench/latency.py: a record carries when it was due, so whoever falls behind is counted
+against itself. Both sides are Python processes with the client that a Python user would take: ours, and
+confluent-kafka, whose work is done in C. Each is measured as it comes (ours lingers 2 ms, and while a batch of its own
+is unanswered; theirs 5) and told not to wait.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def measure(arena: Arena) -> list[Compared]:
             contestants.append(Contestant(theirs, partial(_theirs, arena, durability, rate, linger)))
             group = f"push latency, {rate:,} records/s, {DURABILITIES[durability]}"
             asked += [
-                Comparison(group, ours, theirs, metric, "ms", "lower", AIMED.get((rate, metric)) if linger is None else None)
+                Comparison(
+                    group, ours, theirs, metric, "ms", "lower", AIMED.get((rate, metric)) if linger is None else None
+                )
                 for metric in PERCENTS
             ]
         compared += arena.compare(contestants, asked)
@@ -64,7 +66,9 @@ def latency_of_ours(arena: Arena, durability: str, rate: int, linger: int | None
     return percentiles(latencies)
 
 
-def send_ours(arena: Arena, topic: str, rate: float, count: int, linger: int | None, warm: Callable[[], object] | None) -> None:
+def send_ours(
+    arena: Arena, topic: str, rate: float, count: int, linger: int | None, warm: Callable[[], object] | None
+) -> None:
     """Warming records until the consumer has them, which `warm` waits for, then `count` on schedule, acknowledged."""
     padding = bytes(RECORD_BYTES - STAMP_BYTES)
     settings: dict[str, Any] = {} if linger is None else {"linger_ms": linger}

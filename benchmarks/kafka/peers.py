@@ -1,13 +1,16 @@
-"""Other brokers in the produce and latency rows: NATS JetStream, RabbitMQ's quorum queues, Redis Streams, each three nodes.
+"""Other brokers in the produce and latency rows: NATS JetStream, RabbitMQ's quorum queues, Redis Streams, each three
+nodes.
 
-Each with the asyncio client that a Python user would take, beside our `Producer.publish` and `Consumer`; six streams, queues or
-keys where we have six partitions. What an acknowledgement means differs, so each is put beside our durability that is nearest:
+Each with the asyncio client that a Python user would take, beside our `Producer.publish` and `Consumer`; six streams,
+queues or keys where we have six partitions. What an acknowledgement means differs, so each is put beside our durability
+that is nearest:
 
-- JetStream, R3, files: a majority has it in its page cache, synced every two minutes as it ships. Beside `os`, where all in sync
-  have it there.
+- JetStream, R3, files: a majority has it in its page cache, synced every two minutes as it ships. Beside `os`, where
+  all in sync have it there.
 - RabbitMQ, quorum queue of three: a majority has written and synced it. Beside `fsync`, where all in sync have.
-- Redis, two replicas and WAIT 2: all three have it in memory; their append-only files are synced every second. Beside `os`. Nobody
-  takes over by itself when the primary dies: that would be Sentinel's, whose choice need not have what was acknowledged.
+- Redis, two replicas and WAIT 2: all three have it in memory; their append-only files are synced every second. Beside
+  `os`. Nobody takes over by itself when the primary dies: that would be Sentinel's, whose choice need not have what was
+  acknowledged.
 """
 
 from __future__ import annotations
@@ -111,7 +114,9 @@ def _measure(side: _Side, name: str) -> list[Compared]:
             Contestant(theirs, partial(side.produce, label, size)),
         ]
         group = f"other brokers: produce, {label}, {durability} / {name}"
-        compared += arena.compare(contestants, [Comparison(group, "publish", theirs, "records/s", "records/s", "higher")])
+        compared += arena.compare(
+            contestants, [Comparison(group, "publish", theirs, "records/s", "records/s", "higher")]
+        )
     contestants = [
         Contestant("Consumer", partial(latency_of_ours, arena, durability, RATE, None)),
         Contestant(theirs, side.latency),

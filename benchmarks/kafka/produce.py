@@ -1,7 +1,8 @@
 """Records in: our Python producer beside Kafka's Java perf producer and its two common Python clients.
 
-6 partitions, 3 replicas, acks=all, min.insync 2. Each run has a topic of its own and a warm producer; connecting is not timed,
-the last acknowledgement is. Kafka's Java producer is measured as it ships and told to make batches as large as ours.
+6 partitions, 3 replicas, acks=all, min.insync 2. Each run has a topic of its own and a warm producer; connecting is not
+timed, the last acknowledgement is. Kafka's Java producer is measured as it ships and told to make batches as large as
+ours.
 """
 
 from __future__ import annotations
@@ -103,7 +104,16 @@ def run_perf(arena: Arena, label: str, size: int, durability: str, name: str) ->
     done = subprocess.run(
         [
             *("java", "-Xmx512M", "-cp", arena.fetched.classpath, "org.apache.kafka.tools.ProducerPerformance"),
-            *("--bootstrap-server", arena.kafka.bootstrap, "--topic", topic, "--record-size", str(size), "--throughput", "-1"),
+            *(
+                "--bootstrap-server",
+                arena.kafka.bootstrap,
+                "--topic",
+                topic,
+                "--record-size",
+                str(size),
+                "--throughput",
+                "-1",
+            ),
             *("--num-records", str(2 * count), "--warmup-records", str(count)),
             *("--command-property", *(f"{key}={value}" for key, value in properties.items())),
         ],

@@ -15,7 +15,15 @@ from benchmarks.kafka.compare import Compared
 from benchmarks.kafka.kept import Part
 from benchmarks.kafka.seeds import SEEDS
 
-COLUMNS: Final = ("TritonMQ", "unit", "median (min to max)", "beside", "its median (min to max)", "times as fast", "aim")
+COLUMNS: Final = (
+    "TritonMQ",
+    "unit",
+    "median (min to max)",
+    "beside",
+    "its median (min to max)",
+    "times as fast",
+    "aim",
+)
 NOTES: Final = (
     "Contestants ran in turn, round after round, on one machine; “times as fast” is the median of the rounds' own ratios (their "
     "range in brackets): above 1 TritonMQ is faster, for rates and for times alike.",
@@ -79,7 +87,13 @@ def markdown(parts: Sequence[Part], machine: Mapping[str, str]) -> str:
     lines += [f"- {note}" for note in NOTES]
     for part in parts:
         for group, members in _groups([part]):
-            lines += ["", f"## {group}", "", f"{part.run}, {_rounds(members)}; load of the machine before: {part.load}.", ""]
+            lines += [
+                "",
+                f"## {group}",
+                "",
+                f"{part.run}, {_rounds(members)}; load of the machine before: {part.load}.",
+                "",
+            ]
             lines += [f"| {' | '.join(COLUMNS)} |", "|---|---|---:|---|---:|---:|---|"]
             lines += [f"| {' | '.join(cells(row))} |" for row in members]
     lines += ["", "## Figures that others have published", "", _FOREIGN, ""]

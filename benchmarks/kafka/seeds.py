@@ -1,4 +1,5 @@
-"""Figures that the designs which TritonMQ grew from have published, from other hardware: the order of magnitude, never a ratio."""
+"""Figures that the designs which TritonMQ grew from have published, from other hardware: the order of magnitude, never
+a ratio."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the Spark rows share: topics of both kinds filled with the same rows, and how each is read by its own connector."""
+"""What the Spark rows share: topics of both kinds filled with the same rows, and how each is read by its own
+connector."""
 
 from __future__ import annotations
 

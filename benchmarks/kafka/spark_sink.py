@@ -31,13 +31,20 @@ def measure(arena: Arena) -> list[Compared]:
         for durability in DURABILITIES_OF[kind]:
             together = DURABILITIES[durability]
             group = f"Spark sink, {together}"
-            ours, theirs = f"{label}, exactly once", "Kafka, at least once" if kind == "value" else "Kafka, to_json, at least once"
+            ours, theirs = (
+                f"{label}, exactly once",
+                "Kafka, at least once" if kind == "value" else "Kafka, to_json, at least once",
+            )
             contestants = [
                 Contestant(ours, partial(_ours, arena, kind, durability, rows)),
                 Contestant(theirs, partial(_theirs, arena, kind, durability, rows)),
             ]
-            compared += arena.compare(contestants, [Comparison(group, ours, theirs, "rows/s", "rows/s", "higher", 3.0)], warm_ups=1)
-    return sorted(compared, key=lambda row: list(DURABILITIES.values()).index(row.asked.group.removeprefix("Spark sink, ")))
+            compared += arena.compare(
+                contestants, [Comparison(group, ours, theirs, "rows/s", "rows/s", "higher", 3.0)], warm_ups=1
+            )
+    return sorted(
+        compared, key=lambda row: list(DURABILITIES.values()).index(row.asked.group.removeprefix("Spark sink, "))
+    )
 
 
 def _ours(arena: Arena, kind: str, durability: str, rows: int) -> Readings:

@@ -1,11 +1,11 @@
 """Rows out of a topic through Spark to `noop`: our source beside Kafka's connector, as each is used for the same rows.
 
-Typed rows are Arrow columns in ours; in Kafka they are JSON, as people have them there, parsed by `from_json` with the schema
-given. Of 20 columns ours is told which one to read; Spark prunes `from_json` to it by itself.
+Typed rows are Arrow columns in ours; in Kafka they are JSON, as people have them there, parsed by `from_json` with the
+schema given. Of 20 columns ours is told which one to read; Spark prunes `from_json` to it by itself.
 
-Both are measured warm. A first round is never counted, in a quick run neither: in it the JVM compiles. And each reading follows one
-of a few rows that is not timed: Spark ends Python workers that were idle for a minute, and a round of the other contestant may take
-longer than that.
+Both are measured warm. A first round is never counted, in a quick run neither: in it the JVM compiles. And each reading
+follows one of a few rows that is not timed: Spark ends Python workers that were idle for a minute, and a round of the
+other contestant may take longer than that.
 
 There are as many rows as it takes for them, and not for a query's fixed cost, to decide the time of both.
 """
@@ -59,7 +59,10 @@ def measure(arena: Arena) -> list[Compared]:
             arena,
             "wide",
             ("1 of 20 columns", lambda topic: read_ours(arena, topic).schema(f"{_ONE_COLUMN} long").load()),
-            ("Kafka JSON, from_json, 1 of 20", lambda topic: _parsed(arena, topic, "wide").select(f"row.{_ONE_COLUMN}")),
+            (
+                "Kafka JSON, from_json, 1 of 20",
+                lambda topic: _parsed(arena, topic, "wide").select(f"row.{_ONE_COLUMN}"),
+            ),
             30.0,
         ),
     ]
@@ -72,7 +75,9 @@ def _row(arena: Arena, kind: str, ours: tuple[str, Frame], theirs: tuple[str, Fr
     for (name, frame), filled in ((ours, filled_ours), (theirs, filled_theirs)):
         few, all_of_them = filled(arena, kind, FEW_ROWS), filled(arena, kind, rows)
         contestants.append(Contestant(name, partial(_read, frame, few, all_of_them, rows)))
-    return arena.compare(contestants, [Comparison(GROUP, ours[0], theirs[0], "rows/s", "rows/s", "higher", aim)], warm_ups=1)
+    return arena.compare(
+        contestants, [Comparison(GROUP, ours[0], theirs[0], "rows/s", "rows/s", "higher", aim)], warm_ups=1
+    )
 
 
 def _read(frame: Frame, few: str, topic: str, rows: int) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""How late a record is behind a Spark query: produced at 1,000/s into one topic, through Spark as fast as it triggers, out of
-another.
+"""How late a record is behind a Spark query: produced at 1,000/s into one topic, through Spark as fast as it triggers,
+out of another.
 
-The same query for both, with the sinks that they have: ours exactly once, Kafka's at least once. A record carries when it was
-due; what came before the query had found its pace is not counted.
+The same query for both, with the sinks that they have: ours exactly once, Kafka's at least once. A record carries when
+it was due; what came before the query had found its pace is not counted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def measure(arena: Arena) -> list[Compared]:
     assert arena.spark
     arena.start_both()
     contestants = [Contestant(_OURS, partial(_ours, arena)), Contestant(_THEIRS, partial(_theirs, arena))]
-    return arena.compare(contestants, [Comparison(GROUP, _OURS, _THEIRS, metric, "ms", "lower", 1.0) for metric in PERCENTS])
+    return arena.compare(
+        contestants, [Comparison(GROUP, _OURS, _THEIRS, metric, "ms", "lower", 1.0) for metric in PERCENTS]
+    )
 
 
 def _count(arena: Arena) -> int:
@@ -81,9 +83,21 @@ def _theirs(arena: Arena) -> Readings:
     try:
         with ExitStack() as opened:
             consumer = opened.enter_context(arena.another_client())
-            taking = {"topic": out_of, "partitions": PARTITIONS, "warming": WARMING, "expected": _count(arena), "settings": {}}
+            taking = {
+                "topic": out_of,
+                "partitions": PARTITIONS,
+                "warming": WARMING,
+                "expected": _count(arena),
+                "settings": {},
+            }
             consumer.ask("consume", bootstrap=bootstrap, **taking)
-            giving = {"topic": into, "per_second": RATE, "count": _count(arena), "size": RECORD_BYTES, "warming": WARMING}
+            giving = {
+                "topic": into,
+                "per_second": RATE,
+                "count": _count(arena),
+                "size": RECORD_BYTES,
+                "warming": WARMING,
+            }
             arena.client.ask("push", bootstrap=bootstrap, **giving, partitions=PARTITIONS, settings={})
             consumer.hear()
             arena.client.say("go")

@@ -1,8 +1,10 @@
-"""The other brokers' side, run by the Python that has their clients: records in, and push latency. Nothing of ours in it.
+"""The other brokers' side, run by the Python that has their clients: records in, and push latency. Nothing of ours in
+it.
 
-As benchmarks/kafka/client.py: one JSON object a line, `{"do": function, "peer": name, ...}`, answered by what the function yields.
-Each client is used as its documentation says for speed: sends without waiting for each answer, a bounded number unanswered.
-`names` are streams, queues or keys, as many as our topic has partitions; records go to them in turn.
+As benchmarks/kafka/client.py: one JSON object a line, `{"do": function, "peer": name, ...}`, answered by what the
+function yields. Each client is used as its documentation says for speed: sends without waiting for each answer, a
+bounded number unanswered. `names` are streams, queues or keys, as many as our topic has partitions; records go to them
+in turn.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class JetStream:
 
     async def make(self, names: list[str]) -> None:
         for name in names:
-            await _until_made(lambda name=name: self._stream.add_stream(name=name, subjects=[name], num_replicas=_REPLICAS))  # type: ignore[misc]
+            await _until_made(
+                lambda name=name: self._stream.add_stream(name=name, subjects=[name], num_replicas=_REPLICAS)
+            )  # type: ignore[misc]
 
     async def send(self, name: str, value: bytes) -> None:
         await self._stream.publish(name, value, timeout=TIMEOUT_S)
@@ -246,7 +250,9 @@ async def produce(session: Session, names: list[str], size: int, count: int, war
     yield watch.seconds
 
 
-async def push(session: Session, names: list[str], per_second: float, count: int, size: int, warming: int) -> AsyncIterator[str]:
+async def push(
+    session: Session, names: list[str], per_second: float, count: int, size: int, warming: int
+) -> AsyncIterator[str]:
     """Warm up, say so, and after another line on standard input send records that carry when they were due."""
     await session.send_many(names, [bytes(size)] * warming)
     yield "warm"
@@ -262,7 +268,8 @@ async def push(session: Session, names: list[str], per_second: float, count: int
 
 
 async def consume(session: Session, names: list[str], warming: int, expected: int) -> AsyncIterator[str | list[float]]:
-    """Say that it is there, take `warming` records and say so, then `expected` and say how late each was, in milliseconds."""
+    """Say that it is there, take `warming` records and say so, then `expected` and say how late each was, in
+    milliseconds."""
     arrived: asyncio.Queue[float] = asyncio.Queue()
 
     def heard(value: bytes) -> None:

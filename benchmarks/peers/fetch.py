@@ -1,8 +1,8 @@
 """Gets the other brokers' servers as Debian packages, and their Python clients by pip.
 
-Packages are downloaded by `apt-get download` and unpacked by `dpkg-deb` into the user's cache, which takes no rights and changes
-nothing else on the machine; once, what is there stays. Which mirror is asked is apt's own affair. A server that cannot be had is
-left out, and KAFKA.md says so.
+Packages are downloaded by `apt-get download` and unpacked by `dpkg-deb` into the user's cache, which takes no rights
+and changes nothing else on the machine; once, what is there stays. Which mirror is asked is apt's own affair. A server
+that cannot be had is left out, and KAFKA.md says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,20 @@ CACHE: Final = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") 
 FETCH_TIMEOUT_S: Final = 600.0
 _MARK: Final = "fetched"
 _ERLANG: Final = (
-    *("asn1", "base", "crypto", "eldap", "ftp", "inets", "mnesia", "os-mon", "parsetools", "public-key", "runtime-tools", "snmp"),
+    *(
+        "asn1",
+        "base",
+        "crypto",
+        "eldap",
+        "ftp",
+        "inets",
+        "mnesia",
+        "os-mon",
+        "parsetools",
+        "public-key",
+        "runtime-tools",
+        "snmp",
+    ),
     *("ssl", "syntax-tools", "tftp", "tools", "xmerl"),
 )
 PACKAGES: Final[dict[str, tuple[str, ...]]] = {
@@ -97,11 +110,15 @@ def _python(watch: Callable[[str], None]) -> Path:
         _run([sys.executable, "-m", "venv", str(folder)], folder.parent)
         _run([str(python), "-m", "pip", "install", "-q", "-r", str(source)], folder.parent)
     except subprocess.CalledProcessError as error:
-        raise click.ClickException(f"the other brokers' Python clients cannot be had: {error.stderr[-2_000:]}") from error
+        raise click.ClickException(
+            f"the other brokers' Python clients cannot be had: {error.stderr[-2_000:]}"
+        ) from error
     mark.write_text(wanted)
     return python
 
 
 def _run(arguments: Sequence[str], directory: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    subprocess.run(arguments, cwd=directory, env=environment, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=True)
+    subprocess.run(
+        arguments, cwd=directory, env=environment, capture_output=True, text=True, timeout=FETCH_TIMEOUT_S, check=True
+    )

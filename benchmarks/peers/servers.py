@@ -1,7 +1,7 @@
 """The other brokers as child processes on this machine, three nodes each, on loopback addresses.
 
-Each is set up as its documentation says a cluster of three is, with what it writes below one directory. What an acknowledgement of
-each means is said in benchmarks/kafka/peers.py.
+Each is set up as its documentation says a cluster of three is, with what it writes below one directory. What an
+acknowledgement of each means is said in benchmarks/kafka/peers.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ NODES: Final = 3
 START_TIMEOUT_S: Final = 120.0
 STOP_TIMEOUT_S: Final = 20.0
 _POLL_S: Final = 0.1
-_LIBRARIES: Final = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
+_LIBRARIES: Final = (
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+)
 
 
 class PeerFailed(Exception):
@@ -91,7 +96,9 @@ class Peer:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
 
@@ -136,7 +143,9 @@ class Rabbit(Peer):
         config = self.directory / "rabbitmq.conf"
         nodes = [f"rabbit{node}@localhost" for node in range(1, NODES + 1)]
         lines = ["cluster_formation.peer_discovery_backend = classic_config"]
-        lines += [f"cluster_formation.classic_config.nodes.{place} = {node}" for place, node in enumerate(nodes, start=1)]
+        lines += [
+            f"cluster_formation.classic_config.nodes.{place} = {node}" for place, node in enumerate(nodes, start=1)
+        ]
         config.write_text("\n".join(lines) + "\n")
         for node, port in zip(nodes, self.ports, strict=True):
             data = self.directory / node
@@ -155,7 +164,12 @@ class Rabbit(Peer):
         self.wait_until_listening(self.ports)
         waiting = [str(programs / "rabbitmqctl"), "-n", nodes[0], "await_online_nodes", str(NODES), "-t", "60"]
         done = subprocess.run(
-            waiting, env={**os.environ, **common}, cwd=self.directory, capture_output=True, text=True, timeout=START_TIMEOUT_S
+            waiting,
+            env={**os.environ, **common},
+            cwd=self.directory,
+            capture_output=True,
+            text=True,
+            timeout=START_TIMEOUT_S,
         )
         if done.returncode:
             raise PeerFailed(f"RabbitMQ's nodes do not form a cluster: {(done.stdout + done.stderr)[-2_000:]}")

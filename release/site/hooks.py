@@ -34,7 +34,9 @@ FROM_FILES: Final[Mapping[str, str]] = {
 """Pages of the site that are other files of the repository."""
 
 MADE: Final[Mapping[str, Callable[[], str]]] = {
-    "index.md": _readme("TritonMQ", "", "What is promised", "What is not promised", "What is not built yet", "How fast"),
+    "index.md": _readme(
+        "TritonMQ", "", "What is promised", "What is not promised", "What is not built yet", "How fast"
+    ),
     "quickstart.md": _readme("Quick start", "Quick start", "Install"),
     "topics.md": _readme("Topics", "Topics"),
     "reference/topic-settings.md": reference.topic_settings,

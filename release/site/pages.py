@@ -1,8 +1,8 @@
 """Markdown of the repository as pages of the site. Pure: text in, text out.
 
-The same files are read in two places. In the repository a link leads to any file; on the site it can lead to another page only. So
-each relative link is looked up: one that is a page leads there, any other becomes text, or leads to the repository's home if
-pyproject.toml names one.
+The same files are read in two places. In the repository a link leads to any file; on the site it can lead to another
+page only. So each relative link is looked up: one that is a page leads there, any other becomes text, or leads to the
+repository's home if pyproject.toml names one.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def sections(markdown: str) -> dict[str, str]:
 
 
 def chosen(markdown: str, title: str, *names: str) -> str:
-    """A page of those sections, each under its own heading but for the first, whose heading is the page's. Raises `KeyError`."""
+    """A page of those sections, each under its own heading but for the first, whose heading is the page's. Raises
+    `KeyError`."""
     there = sections(markdown)
     first, *others = names
     opening = re.sub(r"\A# .*\n+", "", there[first])
@@ -53,8 +54,8 @@ def chosen(markdown: str, title: str, *names: str) -> str:
 def as_page(markdown: str, origin: str, source: str, pages: Mapping[str, str], home: str = "") -> str:
     """The text of one page.
 
-    `origin`: where the text stands in the repository. `source`: the page's path on the site. `pages`: the path on the site of each
-    file of the repository that is a page. `home`: where the repository is read, or empty.
+    `origin`: where the text stands in the repository. `source`: the page's path on the site. `pages`: the path on the
+    site of each file of the repository that is a page. `home`: where the repository is read, or empty.
     """
     text = _HOW_TO_RUN.sub(r"```\1", markdown)
     out, at = [], 0

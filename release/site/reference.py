@@ -1,4 +1,5 @@
-"""The reference: settings of topics, options of Spark, commands, errors and the Python API, each written from the code itself."""
+"""The reference: settings of topics, options of Spark, commands, errors and the Python API, each written from the code
+itself."""
 
 from __future__ import annotations
 
@@ -32,8 +33,13 @@ def table(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def topic_settings() -> str:
-    rows = ((f"`{each.name}`", each.default, each.allowed, "yes" if each.live else "no", each.reason) for each in SETTINGS.values())
-    head = "`tritonmq topic create NAME --set NAME=VALUE` and `Admin.create_topic(..., NAME=VALUE)` take these settings."
+    rows = (
+        (f"`{each.name}`", each.default, each.allowed, "yes" if each.live else "no", each.reason)
+        for each in SETTINGS.values()
+    )
+    head = (
+        "`tritonmq topic create NAME --set NAME=VALUE` and `Admin.create_topic(..., NAME=VALUE)` take these settings."
+    )
     live = "`tritonmq topic alter` changes those that are marked, while the topic is in use. [Topics](../topics.md) explains them."
     return f"# Topic settings\n\n{GENERATED}\n{head} {live}\n\n" + table(
         ("setting", "default", "allowed", "can be changed", "meaning"), rows
@@ -42,7 +48,9 @@ def topic_settings() -> str:
 
 def spark_options() -> str:
     rows = ((f"`{each.name}`", each.side, each.only or "both", each.default, each.meaning) for each in OPTIONS)
-    head = 'Options of `format("tritonmq")`. An option that is unknown, or belongs to the other side, is refused by name.'
+    head = (
+        'Options of `format("tritonmq")`. An option that is unknown, or belongs to the other side, is refused by name.'
+    )
     more = "[Spark's Kafka connector and this one](../kafka-options.md) compares them with Kafka's."
     return f"# Spark options\n\n{GENERATED}\n{head} {more}\n\n" + table(
         ("option", "side", "stream or batch", "default", "meaning"), rows
@@ -55,7 +63,8 @@ def spark_options() -> str:
 def commands() -> str:
     """Every command with its arguments and options, the broker's included."""
     head = (
-        "`tritonmq COMMAND --help` shows the same. Every command of a cluster takes `--bootstrap`, or reads `TRITONMQ_BOOTSTRAP`."
+        "`tritonmq COMMAND --help` shows the same. "
+        "Every command of a cluster takes `--bootstrap`, or reads `TRITONMQ_BOOTSTRAP`."
     )
     codes = "The exit code is 0 when it is done, 1 when the cluster refused it or could not be asked, 2 when it was used wrongly."
     return f"# Commands\n\n{GENERATED}\n{head} {codes}\n\n" + "".join(_command(cli, "tritonmq"))
@@ -80,7 +89,12 @@ def _command(command: click.Command, path: str) -> Iterator[str]:
             yield from _command(found, f"{path} {name}")
         return
     yield f"```text\n{command.get_usage(context).removeprefix('Usage: ')}\n```\n\n"
-    records = (record for each in command.params if isinstance(each, click.Option) for record in [each.get_help_record(context)])
+    records = (
+        record
+        for each in command.params
+        if isinstance(each, click.Option)
+        for record in [each.get_help_record(context)]
+    )
     yield table(("option", "meaning"), ((f"`{record[0]}`", record[1]) for record in records if record)) + "\n"
 
 
@@ -94,7 +108,9 @@ def errors() -> str:
         "`definite`: the outcome is known. "
         "After an error that is not definite the operation may have happened: ask again with the same UUID."
     )
-    return f"# Errors\n\n{GENERATED}\n{head}\n\n" + table(("error", "kind", "retriable", "definite", "meaning"), _errors())
+    return f"# Errors\n\n{GENERATED}\n{head}\n\n" + table(
+        ("error", "kind", "retriable", "definite", "meaning"), _errors()
+    )
 
 
 def _errors() -> Iterator[tuple[str, ...]]:
@@ -117,12 +133,16 @@ def _errors() -> Iterator[tuple[str, ...]]:
 def client() -> str:
     """The classes of `tritonmq` that need no Spark, those with methods first."""
     names = [name for name in mq_client.__all__ if not _is_error(getattr(mq_client, name))]
-    return _api("Python API", "`from tritonmq import ...` gives all of these.", dict.fromkeys(names, mq_client.__name__))
+    return _api(
+        "Python API", "`from tritonmq import ...` gives all of these.", dict.fromkeys(names, mq_client.__name__)
+    )
 
 
 def spark() -> str:
     return _api(
-        "Spark API", "The data source itself needs no import. These are helpers.", dict.fromkeys(mq_spark.__all__, "mq_spark")
+        "Spark API",
+        "The data source itself needs no import. These are helpers.",
+        dict.fromkeys(mq_spark.__all__, "mq_spark"),
     )
 
 

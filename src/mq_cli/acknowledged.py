@@ -25,8 +25,8 @@ class _Run:
 class Ledger:
     """Owns the futures of what was sent, one for each batch of the producer, until they are answered.
 
-    `line`: the one that is being read. `acknowledged`: messages whose answer was good. `failure`: the first line (as lines go)
-    whose message did not arrive, as far as is known, and why.
+    `line`: the one that is being read. `acknowledged`: messages whose answer was good. `failure`: the first line (as
+    lines go) whose message did not arrive, as far as is known, and why.
     """
 
     def __init__(self) -> None:

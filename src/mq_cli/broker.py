@@ -51,7 +51,9 @@ _LEVELS = ["debug", "info", "warning", "error"]
     help="The broker's id: unique in the cluster, and always the same for a data directory.",
 )
 @click.option("--listen", required=True, metavar="HOST:PORT", help="Address on which clients are served.")
-@click.option("--advertise", default="", metavar="HOST:PORT", help="Address that clients connect to. Default: --listen.")
+@click.option(
+    "--advertise", default="", metavar="HOST:PORT", help="Address that clients connect to. Default: --listen."
+)
 @click.option(
     "--peer-listen",
     default="",
@@ -157,7 +159,10 @@ _LEVELS = ["debug", "info", "warning", "error"]
 )
 @click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug.")
 @click.option(
-    "--stop-at-eof", is_flag=True, hidden=True, help="Stop when standard input ends: with the process that holds its other end."
+    "--stop-at-eof",
+    is_flag=True,
+    hidden=True,
+    help="Stop when standard input ends: with the process that holds its other end.",
 )
 def broker(
     number: int,
@@ -185,9 +190,13 @@ def broker(
 ) -> int:
     """Run one broker until SIGTERM or Ctrl-C, at which it hands over what it leads and ends with status 0."""
     if standalone and (peer_listen or peer_advertise):
-        raise click.UsageError("a broker that stands alone serves no other: leave out --peer-listen and --peer-advertise")
+        raise click.UsageError(
+            "a broker that stands alone serves no other: leave out --peer-listen and --peer-advertise"
+        )
     if standalone == bool(zookeeper):
-        raise click.UsageError("give either --zookeeper HOSTS, for a broker of a cluster, or --standalone, for one without")
+        raise click.UsageError(
+            "give either --zookeeper HOSTS, for a broker of a cluster, or --standalone, for one without"
+        )
     _log_to_stderr("debug" if verbose else log_level)
     wait_without_event_engine()  # before anything of ours imports gRPC
     from mq_broker.broker.config import AutoCreate, BrokerConfig
@@ -270,15 +279,16 @@ async def _serve(config: BrokerConfig, *, stop_at_eof: bool) -> None:
 
 
 def modules_are_loaded() -> None:
-    """What is there before the first partition lives as long as the process. It is taken out of the garbage collector's sight: a
-    full pass would walk over it, and hold up every partition for 12 to 50 ms meanwhile."""
+    """What is there before the first partition lives as long as the process. It is taken out of the garbage collector's
+    sight: a full pass would walk over it, and hold up every partition for 12 to 50 ms meanwhile."""
     gc.collect()
     gc.freeze()
 
 
 @contextlib.contextmanager
 def _coordination(zookeeper: str, data: Path, number: int) -> Iterator[str]:
-    """The addresses to use; for `embedded` of a server that runs as long as the block, alone or as one of an ensemble."""
+    """The addresses to use; for `embedded` of a server that runs as long as the block, alone or as one of an
+    ensemble."""
     name, _, port = zookeeper.partition(":")
     if name != EMBEDDED:
         yield zookeeper
@@ -302,7 +312,8 @@ def _coordination(zookeeper: str, data: Path, number: int) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _in_ensemble(text: str, data: Path, number: int) -> Iterator[str]:
-    """The addresses of an ensemble. If this broker's id is one of its servers', that server runs here, and again when it ends."""
+    """The addresses of an ensemble. If this broker's id is one of its servers', that server runs here, and again when
+    it ends."""
     from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, parse_ensemble
     from mq_protocol.errors import InvalidSetting
 
@@ -314,7 +325,9 @@ def _in_ensemble(text: str, data: Path, number: int) -> Iterator[str]:
         yield ",".join(server.client_address for server in servers)
         return
     server = EmbeddedZooKeeper(data / "zookeeper", number=number, ensemble=servers)
-    _log.info("ZooKeeper %d of %d starts on %s:%d, and waits for most of them", number, len(servers), server.host, server.port)
+    _log.info(
+        "ZooKeeper %d of %d starts on %s:%d, and waits for most of them", number, len(servers), server.host, server.port
+    )
     over = threading.Event()
     keeper = threading.Thread(target=_keep_running, args=(server, over), name="tritonmq-zookeeper", daemon=True)
     try:
@@ -333,7 +346,9 @@ def _keep_running(server: EmbeddedZooKeeper, over: threading.Event) -> None:
     """Start the server again whenever it ends by itself."""
     while not over.wait(_LOOK_AT_ZOOKEEPER_S):
         if server.pid is None:
-            _log.error("ZooKeeper on %s:%d has ended, and is started again: see %s", server.host, server.port, server.log_path)
+            _log.error(
+                "ZooKeeper on %s:%d has ended, and is started again: see %s", server.host, server.port, server.log_path
+            )
             try:
                 server.launch()
             except TritonMQError as error:
@@ -343,4 +358,5 @@ def _keep_running(server: EmbeddedZooKeeper, over: threading.Event) -> None:
 def _log_to_stderr(level: str) -> None:
     log_to_stderr(level)
     if level == "info":
-        logging.getLogger("mq_broker.coordination.kazoo_session.kazoo").setLevel(logging.WARNING)  # tells of every connection
+        # Tells of every connection
+        logging.getLogger("mq_broker.coordination.kazoo_session.kazoo").setLevel(logging.WARNING)

@@ -92,7 +92,9 @@ def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, boot
                 "level": found.level,
                 "target": found.target,
                 "raised": raised,
-                "brokers": [{"id": each.id, "release": each.release or None, "level": each.level} for each in found.brokers],
+                "brokers": [
+                    {"id": each.id, "release": each.release or None, "level": each.level} for each in found.brokers
+                ],
                 "absent_brokers": list(found.absent),
             }
         )
@@ -148,7 +150,8 @@ def moves(as_json: bool, bootstrap: str, timeout_s: float) -> None:
 def balance(plan: bool, no_wait: bool, wait_s: float, as_json: bool, bootstrap: str, timeout_s: float) -> int:
     """Spread replicas and leaders evenly over the live brokers, those just added included, and over their racks.
 
-    What is even already stays where it is. The coordinators' topic gets three replicas as soon as there are brokers for them.
+    What is even already stays where it is. The coordinators' topic gets three replicas as soon as there are brokers for
+    them.
     """
     with open_admin(bootstrap, timeout_s) as admin:
         planned = admin.plan_balance()
@@ -183,7 +186,9 @@ def _check_known(admin: Admin, broker: int) -> None:
 @json_option
 @bootstrap_option
 @timeout_option
-def drain(broker: int, plan: bool, no_wait: bool, wait_s: float, as_json: bool, bootstrap: str, timeout_s: float) -> int:
+def drain(
+    broker: int, plan: bool, no_wait: bool, wait_s: float, as_json: bool, bootstrap: str, timeout_s: float
+) -> int:
     """Move everything off BROKER, so that it can be stopped for good. It may be dead already.
 
     A topic that is created meanwhile may be given to it again: drain it once more then.

@@ -19,7 +19,8 @@ _CATCHING_UP_MS = 5_000
 
 
 class ClusterSummary:
-    """Counts what the brokers lead and hold. `out_of_sync`: topic, partition, and the replicas that are not in its ISR."""
+    """Counts what the brokers lead and hold. `out_of_sync`: topic, partition, and the replicas that are not in its
+    ISR."""
 
     def __init__(self, described: ClusterDescription, topics: Sequence[TopicDescription]) -> None:
         partitions = [partition for topic in topics for partition in topic.partitions]
@@ -104,7 +105,8 @@ class ClusterSummary:
 
 
 def absences(partition: PartitionDescription, brokers: list[int], absent: Collection[int] = ()) -> str:
-    """The brokers, and since when their leader has not heard of them; one that it hears of is catching up, unless it is absent.
+    """The brokers, and since when their leader has not heard of them; one that it hears of is catching up, unless it is
+    absent.
 
     A leader counts from when it began to lead: it may have led for a moment only.
     """

@@ -12,7 +12,8 @@ from mq_protocol.names import did_you_mean
 
 
 class CommandGroup(click.Group):
-    """`lazy` maps a command's name to where it is (`module:name`) and its line in the help, which is shown without importing it."""
+    """`lazy` maps a command's name to where it is (`module:name`) and its line in the help, which is shown without
+    importing it."""
 
     def __init__(self, *arguments: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -27,7 +28,9 @@ class CommandGroup(click.Group):
             self.commands[cmd_name] = getattr(importlib.import_module(module), name)
         return self.commands.get(cmd_name)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         word = args[0]
         if not word.startswith("-") and self.get_command(ctx, word) is None:
             raise click.UsageError(f"no such command: {word!r}{did_you_mean(word, self.list_commands(ctx))}", ctx)
@@ -35,6 +38,8 @@ class CommandGroup(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         loaded = {name: command.get_short_help_str(limit=90) for name, command in self.commands.items()}
-        lines = [(name, self._lazy[name][1] if name in self._lazy else loaded[name]) for name in self.list_commands(ctx)]
+        lines = [
+            (name, self._lazy[name][1] if name in self._lazy else loaded[name]) for name in self.list_commands(ctx)
+        ]
         with formatter.section("Commands"):
             formatter.write_dl(lines)

@@ -1,7 +1,7 @@
 """`tritonmq consume`: the messages of a topic, on standard output, as they come.
 
-Two ways to read. Without an end: pushed, through a Consumer. With `--exit-at-end`: what is there now, by offset, through a Reader.
-What comes is written by messages.py.
+Two ways to read. Without an end: pushed, through a Consumer. With `--exit-at-end`: what is there now, by offset,
+through a Reader. What comes is written by messages.py.
 """
 
 from __future__ import annotations
@@ -76,7 +76,9 @@ def _parse_start(_ctx: click.Context, _param: click.Parameter, value: str) -> St
     metavar="TEXT",
     help="%t topic, %p partition, %o offset, %k key, %s value, %T time (ms), %D time (ISO 8601), %h headers, \\n, \\t.",
 )
-@click.option("--raw", is_flag=True, help="Write bytes unchanged to a terminal too. Default: control characters become escapes.")
+@click.option(
+    "--raw", is_flag=True, help="Write bytes unchanged to a terminal too. Default: control characters become escapes."
+)
 @bootstrap_option
 def consume(
     topic: str,
@@ -102,13 +104,17 @@ def consume(
             "--exit-at-end reads by offset and touches no group: leave out --group, or end with --max or --timeout"
         )
     if tail is not None and (group is not None or start != LATEST):
-        raise click.UsageError("--tail says where to begin, as --from does, and a group begins where it is: give one of them")
+        raise click.UsageError(
+            "--tail says where to begin, as --from does, and a group begins where it is: give one of them"
+        )
     if as_json and template is not None:
         raise click.UsageError("--json and --format are two ways to say the same: give one")
     ask_ms = min(milliseconds(idle_s), REQUEST_TIMEOUT_MS) if idle_s is not None else REQUEST_TIMEOUT_MS
     seen = sys.stdout.isatty()
     # In a group, what the cursor passes must have left our hands; a person wants to see what came.
-    writer = MessageWriter(as_json=as_json, template=template, flush_each=group is not None or seen, for_terminal=seen and not raw)
+    writer = MessageWriter(
+        as_json=as_json, template=template, flush_each=group is not None or seen, for_terminal=seen and not raw
+    )
     with open_admin(bootstrap, ask_ms / 1000) as admin, _asked_to_end() as end:
         described = admin.describe_topic(topic, auto_create=not exit_at_end)
         writer.knows(described)
@@ -151,7 +157,8 @@ def _write_as_they_come(
     written: dict[int, int],
     hint: bool,
 ) -> None:
-    """`count` messages are written already, in each partition those below the offset `written`. `hint`: say so if nothing comes."""
+    """`count` messages are written already, in each partition those below the offset `written`. `hint`: say so if
+    nothing comes."""
     last = began = time.monotonic()
     while not end.is_set() and (count_max is None or count < count_max):
         record = consumer.take(0)
@@ -197,7 +204,9 @@ def _newest(records: list[ConsumerRecord], count: int) -> list[ConsumerRecord]:
     return sorted(records, key=lambda record: (record.timestamp, record.partition, record.offset))[-count:]
 
 
-def _stored(reader: Reader, described: TopicDescription, partition: int, first: int, stop: int) -> Iterator[ConsumerRecord]:
+def _stored(
+    reader: Reader, described: TopicDescription, partition: int, first: int, stop: int
+) -> Iterator[ConsumerRecord]:
     from mq_client.consuming.record_queue import batch_to_records
 
     if first >= stop:
@@ -266,8 +275,8 @@ def _write_what_is_there(
 
 @contextmanager
 def _asked_to_end() -> Iterator[threading.Event]:
-    """Set by Ctrl-C or SIGTERM, so that reading ends between two messages and a group's cursor is where the output is. The second
-    time it is an interrupt, wherever we are."""
+    """Set by Ctrl-C or SIGTERM, so that reading ends between two messages and a group's cursor is where the output is.
+    The second time it is an interrupt, wherever we are."""
     end = threading.Event()
 
     def ask(_number: int, _frame: FrameType | None) -> None:

@@ -1,7 +1,7 @@
 """`tritonmq dev`: a cluster of real processes in the foreground.
 
-Starts, says when it is ready, tells of each process that ends, and ends all in order. Restarts nothing by itself: that a broker can
-be lost, and brought back, is what there is to try.
+Starts, says when it is ready, tells of each process that ends, and ends all in order. Restarts nothing by itself: that
+a broker can be lost, and brought back, is what there is to try.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def dev(count: int, port: int, data: Path | None, zookeeper: bool | None, auto_c
     Prints one line, `ready bootstrap=HOST:PORT,…`, when every broker serves. Ctrl-C ends it.
     """
     if zookeeper is False and count > 1:
-        raise click.UsageError("several brokers need a ZooKeeper between them: leave out --no-zookeeper, or use --brokers 1")
+        raise click.UsageError(
+            "several brokers need a ZooKeeper between them: leave out --no-zookeeper, or use --brokers 1"
+        )
     stop = threading.Event()
 
     def asked_to_stop(_number: int, _frame: FrameType | None) -> None:
@@ -102,7 +104,9 @@ def _watch(cluster: LocalCluster, stop: threading.Event) -> None:
         zookeeper = cluster.zookeeper
         if zookeeper is not None and zookeeper.pid is None and zookeeper not in told:
             told.add(zookeeper)
-            say(f"ZooKeeper has ended: brokers serve, but nothing can be elected or created. Its log: {zookeeper.log_path}")
+            say(
+                f"ZooKeeper has ended: brokers serve, but nothing can be elected or created. Its log: {zookeeper.log_path}"
+            )
 
 
 def _how(status: int) -> str:

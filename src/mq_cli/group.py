@@ -1,4 +1,5 @@
-"""`tritonmq group`: readers that share a cursor: how far behind they are, what they get next, moving and deleting them."""
+"""`tritonmq group`: readers that share a cursor: how far behind they are, what they get next, moving and deleting
+them."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ SHORT_MEMBER = 8
 
 @click.group(
     cls=CommandGroup,
-    lazy={"reset": ("mq_cli.group_reset:reset", "Move a group: to earliest, latest, an offset or a time, or by N records.")},
+    lazy={
+        "reset": (
+            "mq_cli.group_reset:reset",
+            "Move a group: to earliest, latest, an offset or a time, or by N records.",
+        )
+    },
 )
 def group() -> None:
     """List, describe, reset, peek and delete groups."""
@@ -120,7 +126,12 @@ def _short_ids(members: set[str]) -> dict[str, str]:
 @click.argument("name", metavar="GROUP")
 @click.argument("topic")
 @click.option(
-    "--count", "-n", type=click.IntRange(1, 10_000), default=10, show_default=True, help="The largest number of messages."
+    "--count",
+    "-n",
+    type=click.IntRange(1, 10_000),
+    default=10,
+    show_default=True,
+    help="The largest number of messages.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write whole records, one JSON object per line.")
 @bootstrap_option
@@ -142,7 +153,9 @@ def peek(name: str, topic: str, count: int, as_json: bool, bootstrap: str, timeo
 
 @group.command()
 @click.argument("names", metavar="GROUP...", nargs=-1, required=True)
-@click.option("--force", is_flag=True, help="Delete the group even while it has members. Their subscriptions end with an error.")
+@click.option(
+    "--force", is_flag=True, help="Delete the group even while it has members. Their subscriptions end with an error."
+)
 @yes_option
 @bootstrap_option
 @timeout_option

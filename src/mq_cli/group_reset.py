@@ -54,10 +54,17 @@ def _parse_to(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
 )
 @click.option("--by", type=int, metavar="N", help="Move by N records in each partition; a negative N goes back.")
 @click.option(
-    "--partition", "-p", "numbers", type=click.IntRange(min=0), multiple=True, help="Only this partition. May be repeated."
+    "--partition",
+    "-p",
+    "numbers",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Only this partition. May be repeated.",
 )
 @click.option("--plan", is_flag=True, help="Only show what would move.")
-@click.option("--force", is_flag=True, help="Move the group even while it has members. They continue from where they are.")
+@click.option(
+    "--force", is_flag=True, help="Move the group even while it has members. They continue from where they are."
+)
 @json_option
 @bootstrap_option
 @timeout_option
@@ -73,7 +80,8 @@ def reset(
     bootstrap: str,
     timeout_s: float,
 ) -> None:
-    """Move the cursors of GROUP in TOPIC. `--to earliest` reads all again, `--to latest` skips all, `--by -100` goes back.
+    """Move the cursors of GROUP in TOPIC. `--to earliest` reads all again, `--to latest` skips all, `--by -100` goes
+    back.
 
     Refused while the group has members. An offset outside a log is moved to its nearer end.
     """
@@ -92,12 +100,16 @@ def reset(
         times = admin.offsets_at(topic, round(to.timestamp() * 1_000_000)) if isinstance(to, datetime) else {}
         moves = planned(wanted, {c.partition: c.offset for c in cursors}, to=to, by=by, times=times)
         if not moves:
-            raise click.ClickException(unknown_group or f"group {name} has no place in topic {topic} to move by {by}: use --to")
+            raise click.ClickException(
+                unknown_group or f"group {name} has no place in topic {topic} to move by {by}: use --to"
+            )
         if not plan:
             _refuse_members(name, cursors, force=force)
             admin.move_group(name, {topic: {move.partition: move.goal for move in moves}})
     if any(c.kind == _SPARK for c in cursors):
-        say(f"group {name} shows a Spark query, which goes by its checkpoint: this changes what is shown until it reports again")
+        say(
+            f"group {name} shows a Spark query, which goes by its checkpoint: this changes what is shown until it reports again"
+        )
     _write(topic, moves, as_json=as_json)
     if unknown_group and not plan:
         say(f"{unknown_group}; it was made now, `tritonmq group delete {shlex.quote(name)}` forgets it")
@@ -108,7 +120,8 @@ def reset(
 
 
 def _cursors(admin: Admin, name: str, topic: str) -> tuple[list[GroupCursor], str]:
-    """The group's places in the topic; for a group that is not there yet none, and what says so with the nearest name."""
+    """The group's places in the topic; for a group that is not there yet none, and what says so with the nearest
+    name."""
     from mq_client import UnknownGroup
 
     try:
@@ -138,7 +151,8 @@ def planned(
 ) -> list[Move]:
     """Where the group is to be in each partition of `logs[partition] = (start, end)`, within its log.
 
-    `times`: each partition's first offset at or after the time, if `to` is one. With `by`, partitions without a place stay so.
+    `times`: each partition's first offset at or after the time, if `to` is one. With `by`, partitions without a place
+    stay so.
     """
     moves = []
     for number, (start, end) in logs.items():

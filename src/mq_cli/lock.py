@@ -43,9 +43,9 @@ _SIGNALLED: Final = 128
 def lock(name: str, command: tuple[str, ...], wait_s: float | None, bootstrap: str) -> int:
     """Run COMMAND while having the lock NAME, which one holder in the cluster has at a time.
 
-    The exit code is the command's. It is 1 if the lock was not free in time, or was lost: then the command is told to end
-    (SIGTERM), and killed ten seconds later. TRITONMQ_LOCK_TOKEN tells the command its fencing token, which grows from holder to
-    holder.
+    The exit code is the command's. It is 1 if the lock was not free in time, or was lost: then the command is told to
+    end (SIGTERM), and killed ten seconds later. TRITONMQ_LOCK_TOKEN tells the command its fencing token, which grows
+    from holder to holder.
 
     Example: tritonmq lock nightly --wait 60 -- ./report.sh --all
     """
@@ -88,7 +88,8 @@ def _stop(child: subprocess.Popen[bytes]) -> int:
 
 @contextlib.contextmanager
 def _passing_on_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """The command decides what a signal means, and the lock stays until it has ended. A terminal's Ctrl-C reaches it by itself."""
+    """The command decides what a signal means, and the lock stays until it has ended. A terminal's Ctrl-C reaches it by
+    itself."""
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         child.send_signal(number)

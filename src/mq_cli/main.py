@@ -5,7 +5,8 @@
     2   used wrongly: the nearest right word is on standard error
     130 interrupted in the middle of something
 
-Commands live in modules of their own and are imported when they are asked for: `tritonmq --help` loads neither Arrow nor gRPC.
+Commands live in modules of their own and are imported when they are asked for: `tritonmq --help` loads neither Arrow
+nor gRPC.
 """
 
 from __future__ import annotations
@@ -47,11 +48,17 @@ class _Root(CommandGroup):
         "dev": ("mq_cli.dev:dev", "Run a local cluster in the foreground, for trials."),
         "broker": ("mq_cli.broker:broker", "Run one broker."),
         "topic": ("mq_cli.topic:topic", "Create, list, describe, alter, purge and delete topics."),
-        "partition": ("mq_cli.partition:partition", "Describe, move or recover one partition, or hand its leadership over."),
+        "partition": (
+            "mq_cli.partition:partition",
+            "Describe, move or recover one partition, or hand its leadership over.",
+        ),
         "produce": ("mq_cli.produce:produce", "Send the lines of standard input, one message per line."),
         "consume": ("mq_cli.consume:consume", "Write the messages of a topic to standard output."),
         "cluster": ("mq_cli.cluster:cluster", "Show the brokers, balance replicas and leaders, drain a broker."),
-        "transaction": ("mq_cli.transaction:transaction", "Show what exactly-once queries have staged, or abort a dead query."),
+        "transaction": (
+            "mq_cli.transaction:transaction",
+            "Show what exactly-once queries have staged, or abort a dead query.",
+        ),
         "lock": ("mq_cli.lock:lock", "Run a command while it holds a cluster-wide lock."),
         "group": ("mq_cli.group:group", "List, describe, reset, peek and delete groups."),
     },
@@ -61,8 +68,8 @@ class _Root(CommandGroup):
 def cli() -> None:
     """TritonMQ: a fault-tolerant message queue for people who live in PySpark.
 
-    Try it: `tritonmq dev`, and in another terminal `tritonmq topic create greetings`, `echo hello | tritonmq produce greetings`,
-    `tritonmq consume greetings --from earliest`.
+    Try it: `tritonmq dev`, and in another terminal `tritonmq topic create greetings`, `echo hello | tritonmq produce
+    greetings`, `tritonmq consume greetings --from earliest`.
     """
 
 

@@ -1,4 +1,5 @@
-"""Maps as JSON has them: an object where the keys are text, as `tritonmq produce` takes them. Arrow gives a list of pairs.
+"""Maps as JSON has them: an object where the keys are text, as `tritonmq produce` takes them. Arrow gives a list of
+pairs.
 
 Only the column's type says that a list of pairs is a map, and that an empty list is an empty one.
 """
@@ -26,7 +27,9 @@ def _of_fields(kinds: Mapping[str, pa.DataType]) -> Shape | None:
     shapes = {name: shape for name, kind in kinds.items() if (shape := _of(kind)) is not None}
     if not shapes:
         return None
-    return lambda row: {name: shapes[name](value) if name in shapes and value is not None else value for name, value in row.items()}
+    return lambda row: {
+        name: shapes[name](value) if name in shapes and value is not None else value for name, value in row.items()
+    }
 
 
 def _of(kind: pa.DataType) -> Shape | None:

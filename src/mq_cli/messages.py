@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 class MessageWriter:
     """Writes records to standard output, as bytes: what was produced comes out as it went in.
 
-    One way of three: `as_json`, a `template`, or values, a line each. `for_terminal`: what is not seen is written as an escape,
-    since it would command the terminal. Raises `click.BadParameter` for a senseless template.
+    One way of three: `as_json`, a `template`, or values, a line each. `for_terminal`: what is not seen is written as an
+    escape, since it would command the terminal. Raises `click.BadParameter` for a senseless template.
     """
 
-    def __init__(self, *, as_json: bool, template: str | None, flush_each: bool = False, for_terminal: bool = False) -> None:
+    def __init__(
+        self, *, as_json: bool, template: str | None, flush_each: bool = False, for_terminal: bool = False
+    ) -> None:
         self._as_json = as_json
         self._template = None if template is None else _parse_template(template)
         self._flush_each = flush_each
@@ -36,7 +38,8 @@ class MessageWriter:
         self._shape: Shape | None = None
 
     def knows(self, topic: TopicDescription) -> None:
-        """Of this topic's rows the maps whose keys are text are written as objects. Without it they are arrays of pairs."""
+        """Of this topic's rows the maps whose keys are text are written as objects. Without it they are arrays of
+        pairs."""
         from mq_cli.map_objects import row_shape
 
         self._shape = row_shape(topic.schema) if topic.typed else None
@@ -80,7 +83,8 @@ def _parse_template(text: str) -> list[bytes | _Field]:
             parts.append(_ESCAPES[pair])
         elif pair[0] == "%":
             raise click.BadParameter(
-                f"{pair!r} means nothing: use {', '.join('%' + letter for letter in _FIELDS)} or %%", param_hint="--format"
+                f"{pair!r} means nothing: use {', '.join('%' + letter for letter in _FIELDS)} or %%",
+                param_hint="--format",
             )
         else:
             parts.append(pair[0].encode())

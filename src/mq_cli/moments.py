@@ -25,7 +25,8 @@ WORDS: Final = "a time like 2026-01-31T08:30:00Z, or how long ago, like 15m, 2h 
 
 
 def parse_place(text: str) -> str | int | datetime:
-    """Where to begin in a log: "earliest", "latest", an offset or a time. Raises `ValueError` with a sentence for anything else."""
+    """Where to begin in a log: "earliest", "latest", an offset or a time. Raises `ValueError` with a sentence for
+    anything else."""
     if text in (EARLIEST, LATEST):
         return text
     if text.isascii() and text.isdecimal():

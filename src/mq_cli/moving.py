@@ -1,4 +1,5 @@
-"""Replicas on their way, as the command line shows them: what is to move, how far it is, and that it goes on without us.
+"""Replicas on their way, as the command line shows them: what is to move, how far it is, and that it goes on without
+us.
 
 Moves carry themselves once they are started: whoever waits here only watches, and may stop watching at any time.
 """
@@ -38,7 +39,9 @@ def wait_options(command: F) -> F:
         metavar="SECONDS",
         help="How long to watch. After that the moves continue by themselves, and the exit code is 1.",
     )(command)
-    return click.option("--no-wait", is_flag=True, help="Start the moves and exit. They continue by themselves.")(command)
+    return click.option("--no-wait", is_flag=True, help="Start the moves and exit. They continue by themselves.")(
+        command
+    )
 
 
 def document(move: PartitionMove) -> dict[str, Any]:
@@ -59,7 +62,10 @@ def write_plan(moves: Sequence[PartitionMove], *, as_json: bool) -> None:
         return
     write_table(
         ["topic", "#partition", "from", "to", "#replicas moved"],
-        [(m.topic, m.partition, _brokers(m.origin), _brokers(m.target), len(set(m.target) - set(m.origin))) for m in moves],
+        [
+            (m.topic, m.partition, _brokers(m.origin), _brokers(m.target), len(set(m.target) - set(m.origin)))
+            for m in moves
+        ],
     )
 
 

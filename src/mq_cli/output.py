@@ -80,7 +80,8 @@ def checking_what_was_typed() -> Iterator[None]:
 
 
 def open_admin(bootstrap: str, timeout_s: float) -> Admin:
-    """To be closed by the caller, who waits `timeout_s` for each answer. Raises within 2 s if nobody listens anywhere."""
+    """To be closed by the caller, who waits `timeout_s` for each answer. Raises within 2 s if nobody listens
+    anywhere."""
     from mq_client import Admin
     from mq_client.cluster.connection import parse_bootstrap
 
@@ -101,8 +102,8 @@ def write_json(value: Any) -> None:
 
 
 def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """For a person, columns whose name begins with `#` are numbers, set to the right. In a pipe or a file each row is a line with
-    tabs between its cells, for cut and awk: nothing is padded, cut or folded.
+    """For a person, columns whose name begins with `#` are numbers, set to the right. In a pipe or a file each row is a
+    line with tabs between its cells, for cut and awk: nothing is padded, cut or folded.
     """
     if not sys.stdout.isatty():
         click.echo("\t".join(column.removeprefix("#") for column in columns))
@@ -111,15 +112,17 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column.removeprefix("#"), justify="right" if column.startswith("#") else "left", overflow="fold")
+        table.add_column(
+            column.removeprefix("#"), justify="right" if column.startswith("#") else "left", overflow="fold"
+        )
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
     Console(file=sys.stdout, highlight=False).print(table)
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask whoever sits at the terminal, unless `yes` was given. Raises `click.ClickException` unless they agree: in a script, where
-    nobody can be asked, at once."""
+    """Ask whoever sits at the terminal, unless `yes` was given. Raises `click.ClickException` unless they agree: in a
+    script, where nobody can be asked, at once."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -142,11 +145,18 @@ def counting(*, show: bool, total: int | None = None) -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     measure = SpinnerColumn() if total is None else BarColumn()
-    columns = (measure, TextColumn("{task.completed:,.0f} messages"), TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
+    columns = (
+        measure,
+        TextColumn("{task.completed:,.0f} messages"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+    )
     began = time.monotonic()
     with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total, rate="")
-        yield lambda count: bar.update(task, completed=count, rate=f"{count / max(time.monotonic() - began, 1e-3):,.0f}/s")
+        yield lambda count: bar.update(
+            task, completed=count, rate=f"{count / max(time.monotonic() - began, 1e-3):,.0f}/s"
+        )
 
 
 def write(text: str) -> None:
@@ -168,7 +178,11 @@ def time_text(timestamp_us: int) -> str:
     """Microseconds since 1970 as ISO 8601 in UTC; empty for 0."""
     if not timestamp_us:
         return ""
-    return datetime.fromtimestamp(timestamp_us / 1_000_000, tz=UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(timestamp_us / 1_000_000, tz=UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def duration_text(milliseconds: int) -> str:

@@ -1,4 +1,5 @@
-"""`tritonmq partition`: one partition: what is known of it, where it is, who leads it, and what to do when its logs are lost."""
+"""`tritonmq partition`: one partition: what is known of it, where it is, who leads it, and what to do when its logs are
+lost."""
 
 from __future__ import annotations
 
@@ -82,14 +83,24 @@ def _yes(answer: bool) -> str:
 @click.argument("topic")
 @_number
 @click.option(
-    "--to", "target", metavar="BROKER,…", help="The brokers that get the replicas, in order of rank. The first one leads."
+    "--to",
+    "target",
+    metavar="BROKER,…",
+    help="The brokers that get the replicas, in order of rank. The first one leads.",
 )
 @click.option("--cancel", is_flag=True, help="Send the partition back to its former brokers.")
 @wait_options
 @bootstrap_option
 @timeout_option
 def move(
-    topic: str, number: int, target: str | None, cancel: bool, no_wait: bool, wait_s: float, bootstrap: str, timeout_s: float
+    topic: str,
+    number: int,
+    target: str | None,
+    cancel: bool,
+    no_wait: bool,
+    wait_s: float,
+    bootstrap: str,
+    timeout_s: float,
 ) -> int:
     """Move a partition's replicas to other brokers, while it is written to and read.
 
@@ -158,14 +169,19 @@ def lead(topic: str, number: int, broker: int, bootstrap: str, timeout_s: float)
     metavar="BROKER",
     help="The broker whose log is kept. Default: the broker with the newest log.",
 )
-@click.option("--force", is_flag=True, help="Give up logs that are in sync, or may be. Records that only they have are lost.")
+@click.option(
+    "--force", is_flag=True, help="Give up logs that are in sync, or may be. Records that only they have are lost."
+)
 @json_option
 @bootstrap_option
 @timeout_option
-def recover(topic: str, number: int, source: int | None, force: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
+def recover(
+    topic: str, number: int, source: int | None, force: bool, as_json: bool, bootstrap: str, timeout_s: float
+) -> int:
     """Unclean recovery: continue without the in-sync logs, when none of them is left.
 
-    Refused while an in-sync log exists on a live broker, or may exist on a broker that cannot be asked. Start that broker instead.
+    Refused while an in-sync log exists on a live broker, or may exist on a broker that cannot be asked. Start that
+    broker instead.
     """
     with open_admin(bootstrap, timeout_s) as admin:
         _find(admin, topic, number)
@@ -184,7 +200,9 @@ def recover(topic: str, number: int, source: int | None, force: bool, as_json: b
             }
         )
     else:
-        say(f"{topic}-{number} continues with the log of broker {done.broker}, which has the offsets below {done.next_offset}")
+        say(
+            f"{topic}-{number} continues with the log of broker {done.broker}, which has the offsets below {done.next_offset}"
+        )
         for line in what_is_lost(done):
             say(line)
         for broker in done.given_up:
@@ -203,7 +221,9 @@ def what_is_lost(done: Recovery) -> list[str]:
     lost = done.offset_floor - done.next_offset
     if lost <= 0:
         return []
-    return [f"lost: offsets {done.next_offset} to {done.offset_floor - 1} ({counted(lost, 'record')}); new ones begin after"]
+    return [
+        f"lost: offsets {done.next_offset} to {done.offset_floor - 1} ({counted(lost, 'record')}); new ones begin after"
+    ]
 
 
 def _wait_for_leader(admin: Admin, topic: str, number: int) -> int:

@@ -1,7 +1,8 @@
 """`tritonmq produce`: the lines of standard input, a message each.
 
-It stops at the first line that is no message, or whose message did not arrive. What came before that line is sent, and the
-command says which line it is. How lines become rows is in row_texts.py; who has arrived is counted in acknowledged.py.
+It stops at the first line that is no message, or whose message did not arrive. What came before that line is sent, and
+the command says which line it is. How lines become rows is in row_texts.py; who has arrived is counted in
+acknowledged.py.
 """
 
 from __future__ import annotations
@@ -98,7 +99,9 @@ def _parse_timestamp(_ctx: click.Context, _param: click.Parameter, text: str | N
 
 @click.command()
 @click.argument("topic")
-@click.option("--key-separator", "-K", metavar="TEXT", help="The text before the first TEXT in a line is the message's key.")
+@click.option(
+    "--key-separator", "-K", metavar="TEXT", help="The text before the first TEXT in a line is the message's key."
+)
 @click.option(
     "--acks",
     type=click.Choice(["all", "leader", "none"]),
@@ -117,7 +120,9 @@ def _parse_timestamp(_ctx: click.Context, _param: click.Parameter, text: str | N
     help="A header of each message. May be repeated.",
 )
 @click.option("--timestamp", callback=_parse_timestamp, metavar="TIME", help=f"Of each message: {WORDS}. Default: now.")
-@click.option("--csv", "as_csv", is_flag=True, help="The input is CSV. Its first line names the columns, unless --columns does.")
+@click.option(
+    "--csv", "as_csv", is_flag=True, help="The input is CSV. Its first line names the columns, unless --columns does."
+)
 @click.option("--columns", metavar="NAME,…", help="The columns of a CSV input that has no header line.")
 @click.option("--gzip", "gzipped", is_flag=True, help="The input is compressed with gzip.")
 @click.option(
@@ -147,9 +152,9 @@ def produce(
 ) -> None:
     """Send the lines of standard input to TOPIC, a message each, as the bytes that they are.
 
-    Ends when all are acknowledged. With `-K :` the line `a:b` is the message `b` with the key `a`. For a topic with a schema of its
-    own each line is a JSON object of its columns, or with --csv a row of CSV. For a topic of records the columns of CSV are key and
-    value.
+    Ends when all are acknowledged. With `-K :` the line `a:b` is the message `b` with the key `a`. For a topic with a
+    schema of its own each line is a JSON object of its columns, or with --csv a row of CSV. For a topic of records the
+    columns of CSV are key and value.
 
     Stops at the first line that cannot be sent: the lines before it are, and the exit code is 1.
     """
@@ -162,7 +167,9 @@ def produce(
     with open_admin(bootstrap, timeout_s) as admin:
         described = admin.describe_topic(topic, auto_create=True)
     if described.typed and key_separator is not None:
-        raise click.UsageError(f"topic {topic} has a schema of its own: its lines are JSON objects, without keys before them")
+        raise click.UsageError(
+            f"topic {topic} has a schema of its own: its lines are JSON objects, without keys before them"
+        )
     if described.typed and (headers or timestamp is not None):
         raise click.UsageError(
             f"topic {topic} has a schema of its own: its rows have no headers and no timestamp beside its columns"
@@ -177,7 +184,9 @@ def produce(
     with checking_what_was_typed():
         producer = Producer(bootstrap, acks=acks, timeout_ms=milliseconds(timeout_s), compression=compression)
     with producer:
-        count = _send(producer, described, how, show=not quiet and not sys.stdin.isatty(), timeout_s=timeout_s, acks=acks)
+        count = _send(
+            producer, described, how, show=not quiet and not sys.stdin.isatty(), timeout_s=timeout_s, acks=acks
+        )
     if not quiet:
         say(f"{counted(count, 'message')} {_arrived(acks)}")
 
@@ -186,8 +195,11 @@ def _arrived(acks: str) -> str:
     return "sent" if acks == "none" else "acknowledged"
 
 
-def _send(producer: Producer, described: TopicDescription, how: _How, *, show: bool, timeout_s: float, acks: str) -> int:
-    """How many messages have arrived. Raises `click.ClickException` saying where it stopped, if that is not the input's end."""
+def _send(
+    producer: Producer, described: TopicDescription, how: _How, *, show: bool, timeout_s: float, acks: str
+) -> int:
+    """How many messages have arrived. Raises `click.ClickException` saying where it stopped, if that is not the input's
+    end."""
     from mq_cli.acknowledged import Ledger
     from mq_cli.row_texts import UnreadableRow
     from mq_protocol.errors import TritonMQError
@@ -219,7 +231,9 @@ def _lines(last: int) -> str:
     return "" if last < 1 else " (line 1)" if last == 1 else f" (lines 1 to {last})"
 
 
-def _feed(described: TopicDescription, how: _How) -> Callable[[Producer, TopicDescription, _How, Ledger, Progress], None]:
+def _feed(
+    described: TopicDescription, how: _How
+) -> Callable[[Producer, TopicDescription, _How, Ledger, Progress], None]:
     """What sends all of standard input, noting each line and message in the ledger."""
     if how.as_csv:
         return _send_csv

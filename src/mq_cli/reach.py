@@ -1,4 +1,5 @@
-"""Whether anybody listens where a command is about to ask: known at once, where a client of the cluster would go on asking."""
+"""Whether anybody listens where a command is about to ask: known at once, where a client of the cluster would go on
+asking."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ def _why_not(address: str) -> str | None:
     except ConnectionRefusedError:
         return "connection refused"
     except socket.gaierror as error:
-        return "no such host" if error.errno in (socket.EAI_NONAME, _EAI_NODATA) else f"host not found ({error.strerror})"
+        return (
+            "no such host" if error.errno in (socket.EAI_NONAME, _EAI_NODATA) else f"host not found ({error.strerror})"
+        )
     except TimeoutError:
         return None
     except OSError as error:

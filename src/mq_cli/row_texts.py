@@ -1,8 +1,8 @@
 """Rows that come as text, a line of JSON or the cells of a line of CSV: the values that they stand for, by column type.
 
-What JSON or CSV has no type for is text in it, as `tritonmq consume` writes it: times and dates in ISO 8601, decimals, and
-bytes as their UTF-8 or as `{"base64": …}`. Nothing is rounded or guessed. Whether a value fits its column is for the producer
-to say (rows.py of the client). Pure.
+What JSON or CSV has no type for is text in it, as `tritonmq consume` writes it: times and dates in ISO 8601, decimals,
+and bytes as their UTF-8 or as `{"base64": …}`. Nothing is rounded or guessed. Whether a value fits its column is for
+the producer to say (rows.py of the client). Pure.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class JsonRows:
 class CsvRows:
     """Reads lines of CSV whose cells are these columns of a topic with this schema.
 
-    An empty cell is a null; in a string column that allows none it is an empty string. Arrays, maps and structs are JSON.
-    Raises `UnreadableRow` for a column that is not there.
+    An empty cell is a null; in a string column that allows none it is an empty string. Arrays, maps and structs are
+    JSON. Raises `UnreadableRow` for a column that is not there.
     """
 
     def __init__(self, schema: pa.Schema, columns: Sequence[str]) -> None:
@@ -155,7 +155,9 @@ def _of_json(kind: pa.DataType) -> Parse:
         return _map_of(kind)
     if types.is_list(kind):
         element = _nullable(_of_json(kind.value_type))
-        return lambda value: [element(item) for item in value] if isinstance(value, list) else _wrong(value, kind, "an array")
+        return lambda value: (
+            [element(item) for item in value] if isinstance(value, list) else _wrong(value, kind, "an array")
+        )
     if types.is_struct(kind):
         return _struct_of(kind)
     return next(parse for is_it, parse in _PLAIN if is_it(kind))

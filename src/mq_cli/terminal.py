@@ -1,6 +1,7 @@
 """Text from outside, made harmless for a terminal and for a log: what is not seen is written as an escape.
 
-Control characters move the cursor, change colours and titles, and forge lines; format characters turn the direction of text round.
+Control characters move the cursor, change colours and titles, and forge lines; format characters turn the direction of
+text round.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def printable_json(document: str) -> str:
 
 
 class OneLine(logging.Formatter):
-    """Each record is one line, whatever text from outside is in it. A traceback's lines begin with a bar, as no record does."""
+    """Each record is one line, whatever text from outside is in it. A traceback's lines begin with a bar, as no record
+    does."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging names it so
         record.message = printable(record.message)

@@ -38,7 +38,10 @@ def topic() -> None:
 
 
 def _settings_help() -> str:
-    lines = [f"  {setting.name} ({setting.allowed}; default {setting.default}): {setting.reason}" for setting in SETTINGS.values()]
+    lines = [
+        f"  {setting.name} ({setting.allowed}; default {setting.default}): {setting.reason}"
+        for setting in SETTINGS.values()
+    ]
     return "\n\n".join(["Settings:", *lines])
 
 
@@ -52,9 +55,13 @@ def _settings_help() -> str:
     help="Copies of each partition. Default: 3, or as many as there are brokers.",
 )
 @click.option(
-    "--schema", metavar="'a long, b string'", help="The columns, as Spark's DDL. Default: records with key, value and headers."
+    "--schema",
+    metavar="'a long, b string'",
+    help="The columns, as Spark's DDL. Default: records with key, value and headers.",
 )
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, e.g. durability=os. May be repeated.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, e.g. durability=os. May be repeated."
+)
 @click.option("--if-not-exists", is_flag=True, help="If the topic exists, leave it as it is and exit with 0.")
 @json_option
 @bootstrap_option
@@ -123,7 +130,13 @@ def list_topics(as_json: bool, bootstrap: str, timeout_s: float) -> None:
     write_table(
         ["topic", "#partitions", "#replicas", "#without leader", "schema"],
         [
-            (t.name, len(t.partitions), _replicas(t), sum(not p.leader for p in t.partitions), _schema(t) if t.typed else "records")
+            (
+                t.name,
+                len(t.partitions),
+                _replicas(t),
+                sum(not p.leader for p in t.partitions),
+                _schema(t) if t.typed else "records",
+            )
             for t in found
         ],
     )
@@ -197,9 +210,14 @@ def _live_settings() -> str:
 @topic.command(epilog=f"Settings that can be changed: {_live_settings()}.")
 @click.argument("name")
 @click.option(
-    "--partitions", "-p", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), help="The new number of partitions. It can only grow."
+    "--partitions",
+    "-p",
+    type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX),
+    help="The new number of partitions. It can only grow.",
 )
-@click.option("--replicas", "-r", type=click.IntRange(1, REPLICAS_MAX), help="The new number of copies of each partition.")
+@click.option(
+    "--replicas", "-r", type=click.IntRange(1, REPLICAS_MAX), help="The new number of copies of each partition."
+)
 @click.option(
     "--add-column",
     "columns",
@@ -207,7 +225,9 @@ def _live_settings() -> str:
     metavar="'name type'",
     help="A nullable column to add to a typed topic, as Spark's DDL. May be repeated.",
 )
-@click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting to change; `NAME=` restores the default.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting to change; `NAME=` restores the default."
+)
 @wait_options
 @json_option
 @bootstrap_option
@@ -226,13 +246,16 @@ def alter(
 ) -> int:
     """Change the topic NAME while it is in use.
 
-    With more partitions, records that have a key go to other partitions than before. Added columns are null in what is there
-    already, and in what producers write that do not know them; columns are never dropped, renamed or given another type.
+    With more partitions, records that have a key go to other partitions than before. Added columns are null in what is
+    there already, and in what producers write that do not know them; columns are never dropped, renamed or given
+    another type.
     """
     from mq_protocol.sql.ddl import parse_schema
 
     if not (partitions or replicas or columns or settings):
-        raise click.UsageError("say what to change: --partitions, --replicas, --add-column 'name type' or --set NAME=VALUE")
+        raise click.UsageError(
+            "say what to change: --partitions, --replicas, --add-column 'name type' or --set NAME=VALUE"
+        )
     given = {setting: value or None for setting, value in _settings(settings, empty=True).items()}
     with checking_what_was_typed():
         check_topic_name(name)
@@ -242,7 +265,9 @@ def alter(
         changed = admin.alter_topic(name, partitions=partitions, replicas=replicas, add_columns=added, **given)
         if replicas and not no_wait:
             moving = sum(bool(partition.moving_to) for partition in changed.partitions)
-            in_time = watch(admin, wait_s, lambda: sum(m.topic == name for m in admin.moves()), moving) or not_over(wait_s)
+            in_time = watch(admin, wait_s, lambda: sum(m.topic == name for m in admin.moves()), moving) or not_over(
+                wait_s
+            )
             changed = admin.describe_topic(name)
     if as_json:
         write_json(_document(changed))
@@ -258,7 +283,9 @@ def alter(
 
 @topic.command()
 @click.argument("name")
-@click.option("--if-empty", is_flag=True, help="Delete it only if it holds no message, and without asking. Else exit with 1.")
+@click.option(
+    "--if-empty", is_flag=True, help="Delete it only if it holds no message, and without asking. Else exit with 1."
+)
 @yes_option
 @bootstrap_option
 @timeout_option
@@ -291,7 +318,9 @@ def _parse_before(_ctx: click.Context, _param: click.Parameter, text: str | None
 @yes_option
 @bootstrap_option
 @timeout_option
-def purge(name: str, before: int | datetime | None, partition: int | None, yes: bool, bootstrap: str, timeout_s: float) -> None:
+def purge(
+    name: str, before: int | datetime | None, partition: int | None, yes: bool, bootstrap: str, timeout_s: float
+) -> None:
     """Drop messages of the topic NAME now. The topic stays, and its offsets are never given again."""
     with open_admin(bootstrap, timeout_s) as admin:
         admin.describe_topic(name)

@@ -32,8 +32,8 @@ _key = click.argument("key", metavar="KEY")
 def transaction() -> None:
     """What exactly-once queries have staged and decided; abort one that is dead.
 
-    KEY is a query as `list` names it, or its id, as in the checkpoint's `metadata` file; with `:` and the sink behind it where
-    it writes to several. A batch write's id is `app:` and its txnAppId.
+    KEY is a query as `list` names it, or its id, as in the checkpoint's `metadata` file; with `:` and the sink behind
+    it where it writes to several. A batch write's id is `app:` and its txnAppId.
     """
 
 
@@ -42,7 +42,8 @@ def transaction() -> None:
 @bootstrap_option
 @timeout_option
 def list_transactions(as_json: bool, bootstrap: str, timeout_s: float) -> None:
-    """List the queries that have written: what they decided last, what they have staged, and which of them pin a journal."""
+    """List the queries that have written: what they decided last, what they have staged, and which of them pin a
+    journal."""
     with open_admin(bootstrap, timeout_s) as admin:
         found = admin.transactions()
     _say_what_is_missing(found)
@@ -116,8 +117,8 @@ def show(key: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
 def abort(key: str, yes: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
     """Fence the query KEY for ever, and remove what it has staged and not decided.
 
-    For a query that is dead. Nothing is written under its key any more: one that still runs fails at its next micro-batch, and
-    goes on only with a new checkpoint directory. What it had decided is published all the same.
+    For a query that is dead. Nothing is written under its key any more: one that still runs fails at its next
+    micro-batch, and goes on only with a new checkpoint directory. What it had decided is published all the same.
 
     May be given again. Exits with 1 if some of it could not be done yet: the brokers do that later by themselves.
     """
@@ -167,7 +168,11 @@ def _state(each: TransactionDescription) -> str:
     decided = f"micro-batch {each.batch_id} is decided" if each.batch_id >= 0 else "nothing is decided"
     if each.batch_id >= 0:
         decided += " and published" if each.published else ", and not published everywhere yet"
-    return decided + (f" ({time_text(each.changed_us)})" if each.changed_us else "") + (", aborted" if each.aborted else "")
+    return (
+        decided
+        + (f" ({time_text(each.changed_us)})" if each.changed_us else "")
+        + (", aborted" if each.aborted else "")
+    )
 
 
 def _say_what_is_missing(found: Sequence[TransactionDescription]) -> None:

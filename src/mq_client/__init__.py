@@ -2,8 +2,9 @@
 
     from mq_client import Admin, Producer, Consumer, Reader, Lock
 
-Every wait has a deadline. Leader changes, restarts and timeouts are survived inside: what is sent again keeps its UUID, so that
-it is there once. Every error derives from `TritonMQError` and says whether to retry and whether the outcome is known.
+Every wait has a deadline. Leader changes, restarts and timeouts are survived inside: what is sent again keeps its UUID,
+so that it is there once. Every error derives from `TritonMQError` and says whether to retry and whether the outcome is
+known.
 
 The classes are imported when they are first asked for: Spark starts processes that only read, and many of them.
 

@@ -57,8 +57,9 @@ _LEADER_MS = 1_000.0
 
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
-    """`leader` 0: none at the moment. `replicas` in order of rank. `moving_to`: where they will be once the partition's move is
-    over; empty if it does not move. `unheard_ms`: of replicas that are not in sync, for how long their leader has heard nothing."""
+    """`leader` 0: none at the moment. `replicas` in order of rank. `moving_to`: where they will be once the partition's
+    move is over; empty if it does not move. `unheard_ms`: of replicas that are not in sync, for how long their leader
+    has heard nothing."""
 
     partition: int
     leader: int
@@ -71,8 +72,8 @@ class PartitionDescription:
 
 @dataclass(frozen=True, slots=True)
 class PartitionMove:
-    """A partition on its way (or to be sent on its way) from the brokers `origin` to `target`, whose first is to lead. `leader` and
-    `isr` are as of now where the move is under way."""
+    """A partition on its way (or to be sent on its way) from the brokers `origin` to `target`, whose first is to lead.
+    `leader` and `isr` are as of now where the move is under way."""
 
     topic: str
     partition: int
@@ -84,8 +85,8 @@ class PartitionMove:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a recovery kept: the log of `broker`, up to `next_offset`. Offsets from there to below `offset_floor` were given to
-    records that are lost. `given_up`: brokers whose logs are in sync no more and begin anew."""
+    """What a recovery kept: the log of `broker`, up to `next_offset`. Offsets from there to below `offset_floor` were
+    given to records that are lost. `given_up`: brokers whose logs are in sync no more and begin anew."""
 
     broker: int
     next_offset: int
@@ -118,13 +119,19 @@ class Admin:
     # ------------------------------------------------------------------ topics
 
     def create_topic(
-        self, name: str, *, partitions: int = 1, replicas: int = 1, schema: pa.Schema | str | None = None, **settings: object
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        replicas: int = 1,
+        schema: pa.Schema | str | None = None,
+        **settings: object,
     ) -> TopicDescription:
         """Make a topic; it can be written to and read from when this returns.
 
         `schema`: an Arrow schema or Spark's words (`"a long, b string"`); None for a topic of records. `settings`: see
-        `mq_protocol.names.SETTINGS`, e.g. `durability="os"`. Raises `TopicExists`, `InvalidTopicName`, `InvalidSetting` with the
-        nearest right name, `InvalidRequest` for a schema that cannot be stored, `NotEnoughBrokers`.
+        `mq_protocol.names.SETTINGS`, e.g. `durability="os"`. Raises `TopicExists`, `InvalidTopicName`, `InvalidSetting`
+        with the nearest right name, `InvalidRequest` for a schema that cannot be stored, `NotEnoughBrokers`.
         """
         check_new_topic_name(name)
         given = {setting: str(value) for setting, value in settings.items()}
@@ -157,7 +164,8 @@ class Admin:
         return self.describe_topic(name)
 
     def _wait_until_known(self, name: str, deadline: Deadline, partitions: int = 0, schema: bytes = b"") -> None:
-        """Until each broker that answers knows the topic, its partitions and columns: the next request may go to any of them."""
+        """Until each broker that answers knows the topic, its partitions and columns: the next request may go to any of
+        them."""
         limit = deadline.at_most(_SPREAD_MS)
         for address in self._connection.addresses():
             request = pb.MetadataRequest(topics=[name])
@@ -194,7 +202,8 @@ class Admin:
             for topic in answer.topics:
                 for known, told in zip(info.partitions, topic.partitions, strict=False):
                     if told.leader == answer.answered_by and told.leader_epoch >= known.leader_epoch:
-                        known.CopyFrom(told)  # only a leader knows its in-sync set exactly; others learn of it when they ask
+                        # Only a leader knows its in-sync set exactly; others learn of it when they ask
+                        known.CopyFrom(told)
         return _describe(info)
 
     def alter_topic(
@@ -224,7 +233,9 @@ class Admin:
         view = self._connection.refresh(name, deadline)
         # All columns as they are to be: asked twice, after a lost answer, it is the same change.
         schema = b"" if add_columns is None else schema_to_bytes(_with_columns(view, add_columns))
-        request = pb.AlterTopicRequest(name=name, partitions=partitions or 0, replicas=replicas or 0, settings=given, schema=schema)
+        request = pb.AlterTopicRequest(
+            name=name, partitions=partitions or 0, replicas=replicas or 0, settings=given, schema=schema
+        )
         answer = self._connection.ask_any("AlterTopic", request, pb.AlterTopicResponse, deadline, [])
         self._connection.forget(name)
         if partitions or schema:
@@ -275,12 +286,12 @@ class Admin:
     def purge(self, topic: str, partition: int | None = None, before: int | datetime | None = None) -> dict[int, int]:
         """Drop records now: `{partition: log_start_offset}` as it is then. Offsets are never given again.
 
-        `partition` None: of all partitions. `before`: an offset, or a time by the brokers' clocks; records from there on
-        stay. `before` None: all that is committed by now goes. An offset beyond the end of a log drops all of it. Batches
-        that a query has staged and not yet published are kept.
+        `partition` None: of all partitions. `before`: an offset, or a time by the brokers' clocks; records from there
+        on stay. `before` None: all that is committed by now goes. An offset beyond the end of a log drops all of it.
+        Batches that a query has staged and not yet published are kept.
 
-        A partition without a leader is waited for. Raises `OutcomeUnknown` naming the partitions that did not answer; it
-        does no harm to ask again. Raises `UnknownTopic`, `UnknownPartition`, `InvalidRequest`.
+        A partition without a leader is waited for. Raises `OutcomeUnknown` naming the partitions that did not answer;
+        it does no harm to ask again. Raises `UnknownTopic`, `UnknownPartition`, `InvalidRequest`.
         """
         check_topic_name(topic)
         if isinstance(before, int) and before < 0:
@@ -345,8 +356,8 @@ class Admin:
         return [_move(move) for move in found.moves], found.held
 
     def plan_drain(self, broker: int) -> list[PartitionMove]:
-        """The moves that would leave nothing on that broker, alive or dead. Raises `NotEnoughBrokers` naming the topic that has too
-        many replicas for the others."""
+        """The moves that would leave nothing on that broker, alive or dead. Raises `NotEnoughBrokers` naming the topic
+        that has too many replicas for the others."""
         if broker < 1:
             raise InvalidRequest(f"broker {broker} is no broker's id: `describe_cluster` names those that live")
         return self._plan(broker)
@@ -369,7 +380,9 @@ class Admin:
         self._connection.ask_leader(topic, partition, "Lead", request, pb.LeadResponse, deadline, _TRANSFER_MS)
         self._connection.forget(topic)
 
-    def recover_partition(self, topic: str, partition: int, *, from_broker: int | None = None, force: bool = False) -> Recovery:
+    def recover_partition(
+        self, topic: str, partition: int, *, from_broker: int | None = None, force: bool = False
+    ) -> Recovery:
         """Unclean recovery of a partition that has lost every in-sync log: it continues with the log of
         `from_broker`, or with the newest log that is left.
 
@@ -380,7 +393,9 @@ class Admin:
         unclear: list[str] = []
         request = pb.RecoverRequest(topic=topic, partition=partition, from_broker=from_broker or 0, force=force)
         try:
-            found = self._connection.ask_any("Recover", request, pb.RecoverResponse, Deadline(self._timeout_ms), unclear)
+            found = self._connection.ask_any(
+                "Recover", request, pb.RecoverResponse, Deadline(self._timeout_ms), unclear
+            )
         except InvalidRequest as error:
             if unclear:
                 raise OutcomeUnknown(f"an answer was lost, and then: {error}; see `describe_topic`") from error
@@ -397,8 +412,8 @@ class Admin:
         return ClusterDescription(in_order, found.coordination, found.answered_by, max(found.level, 1))
 
     def upgrade_cluster(self, *, plan: bool = False, force: bool = False) -> Upgrade:
-        """Raise the cluster's level of features to the highest that every registered broker knows; with `plan` only say what
-        it would be. It is never lowered: afterwards no broker of an older release can take part.
+        """Raise the cluster's level of features to the highest that every registered broker knows; with `plan` only say
+        what it would be. It is never lowered: afterwards no broker of an older release can take part.
 
         Raises `IncompatibleVersion` while brokers that hold replicas are not registered, unless `force`.
         """
@@ -419,7 +434,8 @@ class Admin:
         return [described_group(name, by_group[name], silent) for name in sorted(by_group)]
 
     def describe_group(self, name: str) -> GroupDescription:
-        """Its cursors, lag and members. Raises `UnknownGroup` with the nearest name, `Unreachable` if no broker answers."""
+        """Its cursors, lag and members. Raises `UnknownGroup` with the nearest name, `Unreachable` if no broker
+        answers."""
         check_group_name(name)
         cursors, silent = self._cursors(name)
         if not cursors:
@@ -432,8 +448,8 @@ class Admin:
     def peek(self, topic: str, group: str, count: int = 10) -> list[ConsumerRecord]:
         """The next records that the group is not done with, `count` at most (and 16 MiB), of all partitions together.
 
-        They are taken from the partitions in turn and given by partition and offset. Nothing is moved. What a member was
-        given and is not done with is among them. A partition in which the group has no place is read from its first
+        They are taken from the partitions in turn and given by partition and offset. Nothing is moved. What a member
+        was given and is not done with is among them. A partition in which the group has no place is read from its first
         record. Raises `UnknownGroup` for a group that has no place in any partition of the topic, `UnknownTopic`,
         `InvalidRequest`, `PartitionUnavailable`.
         """
@@ -447,21 +463,25 @@ class Admin:
             raise self._unknown_group(group)
         if not places:
             near = did_you_mean(topic, {cursor.topic for cursor in cursors})
-            raise UnknownGroup(f"group {group!r} has no place in topic {topic!r}{near}: consume or move the group there first")
+            raise UnknownGroup(
+                f"group {group!r} has no place in topic {topic!r}{near}: consume or move the group there first"
+            )
         return peek(self._connection, topic, places, count, self._timeout_ms)
 
     def delete_group(self, name: str, *, force: bool = False) -> None:
         """Delete the group: its place in every partition is forgotten, for good and by all replicas.
 
         Raises `GroupInUse` while it has members; with `force` they are ended (`UnknownGroup`). A query of Spark's is no
-        member: one that still runs makes its group again. A partition none of whose brokers answers keeps its place: ask
-        again once it has a leader. Raises `UnknownGroup` with the nearest name, `OutcomeUnknown` naming the partitions
-        without an answer; it does no harm to ask again.
+        member: one that still runs makes its group again. A partition none of whose brokers answers keeps its place:
+        ask again once it has a leader. Raises `UnknownGroup` with the nearest name, `OutcomeUnknown` naming the
+        partitions without an answer; it does no harm to ask again.
         """
         described = self.describe_group(name)
         members = sorted({member for cursor in described.cursors for member in cursor.members})
         if members and not force:
-            raise GroupInUse(f"group {name!r} has members ({', '.join(members[:5])}): stop them first, or delete it by force")
+            raise GroupInUse(
+                f"group {name!r} has members ({', '.join(members[:5])}): stop them first, or delete it by force"
+            )
         partitions: dict[str, list[int]] = {}
         for cursor in described.cursors:
             partitions.setdefault(cursor.topic, []).append(cursor.partition)
@@ -483,7 +503,9 @@ class Admin:
         if time_us is None and to not in ("earliest", "latest") and not (isinstance(to, int) and to >= 0):
             raise InvalidRequest(f"to={to!r} is no place: give 'earliest', 'latest', an offset or a datetime")
         places: dict[int, int] = {}
-        for number, found in ask_offsets(self._connection, topic, Deadline(self._timeout_ms), timestamp_us=time_us).items():
+        for number, found in ask_offsets(
+            self._connection, topic, Deadline(self._timeout_ms), timestamp_us=time_us
+        ).items():
             first, end = found.log_start_offset, found.log_end_offset
             if isinstance(to, int):
                 places[number] = min(max(to, first), end)
@@ -502,8 +524,8 @@ class Admin:
         move_cursors(self._connection, name, positions, Deadline(self._timeout_ms), reset=True)
 
     def _cursors(self, group: str) -> tuple[list[pb.GroupCursor], list[str]]:
-        """Every cursor, and which brokers did not answer. Each replica tells what it knows: the leader's word holds, and without
-        one the newest.
+        """Every cursor, and which brokers did not answer. Each replica tells what it knows: the leader's word holds,
+        and without one the newest.
         """
         deadline = Deadline(self._timeout_ms)
         self._connection.metadata(deadline)
@@ -546,11 +568,13 @@ class Admin:
         return list_transactions(self._connection, query, Deadline(self._timeout_ms))
 
     def abort_transaction(self, query: str) -> AbortedTransaction:
-        """Fence a dead query's key for ever, and remove what it has staged and not decided. What it has decided is published.
+        """Fence a dead query's key for ever, and remove what it has staged and not decided. What it has decided is
+        published.
 
-        `query`: its id, or its name as listed, with ":" and the sink behind it if it writes to several. Idempotent: whatever dies
-        on the way, ask again. From then on the query is refused as `TransactionAborted`. Raises `UnknownTransaction` if nobody has
-        staged or decided anything under that name, `InvalidRequest` if several sinks are meant.
+        `query`: its id, or its name as listed, with ":" and the sink behind it if it writes to several. Idempotent:
+        whatever dies on the way, ask again. From then on the query is refused as `TransactionAborted`. Raises
+        `UnknownTransaction` if nobody has staged or decided anything under that name, `InvalidRequest` if several sinks
+        are meant.
         """
         return abort_transaction(self._connection, query, Deadline(self._timeout_ms))
 
@@ -562,18 +586,28 @@ class Admin:
     def __enter__(self) -> Admin:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
 def _move(move: pb.PartitionMove) -> PartitionMove:
-    return PartitionMove(move.topic, move.partition, tuple(move.origin), tuple(move.target), move.leader, tuple(move.isr))
+    return PartitionMove(
+        move.topic, move.partition, tuple(move.origin), tuple(move.target), move.leader, tuple(move.isr)
+    )
 
 
 def _describe(info: pb.TopicInfo) -> TopicDescription:
     partitions = [
         PartitionDescription(
-            p.partition, p.leader, p.leader_epoch, tuple(p.replicas), tuple(p.isr), tuple(p.moving_to), dict(p.unheard_ms)
+            p.partition,
+            p.leader,
+            p.leader_epoch,
+            tuple(p.replicas),
+            tuple(p.isr),
+            tuple(p.moving_to),
+            dict(p.unheard_ms),
         )
         for p in info.partitions
     ]

@@ -1,7 +1,8 @@
 """Consumes topics: records are pushed by the brokers as they are committed; nothing is polled for.
 
-Alone, a consumer is given every record of its topics. In a group, each partition is given to one member at a time, and the group's
-place is kept by the brokers: at least once, each record again if its member is gone before it was done with.
+Alone, a consumer is given every record of its topics. In a group, each partition is given to one member at a time, and
+the group's place is kept by the brokers: at least once, each record again if its member is gone before it was done
+with.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class Consumer:
             ephemeral=ephemeral,
         )
         self._subscriptions.deserialize = record_deserializer(
-            deserializer_of("key_deserializer", key_deserializer), deserializer_of("value_deserializer", value_deserializer)
+            deserializer_of("key_deserializer", key_deserializer),
+            deserializer_of("value_deserializer", value_deserializer),
         )
         self._running = False
         self._stopped = False
@@ -97,8 +99,9 @@ class Consumer:
     # ------------------------------------------------------------------ what to consume
 
     def subscribe(self, topics: str | Iterable[str]) -> None:
-        """Consume these too, from now on. On a started consumer it returns once every partition has been opened, so that what is
-        published after it is delivered. Raises `UnknownTopic` with the nearest name, and subscribes to none then.
+        """Consume these too, from now on. On a started consumer it returns once every partition has been opened, so
+        that what is published after it is delivered. Raises `UnknownTopic` with the nearest name, and subscribes to
+        none then.
         """
         names = [topics] if isinstance(topics, str) else list(topics)
         for name in names:
@@ -118,7 +121,8 @@ class Consumer:
             self._subscriptions.remove(name)
 
     def subscription(self) -> frozenset[str]:
-        """The topics subscribed to; not one that has ended with an error (deleted, say), which can be subscribed to anew."""
+        """The topics subscribed to; not one that has ended with an error (deleted, say), which can be subscribed to
+        anew."""
         with self._subscriptions.changed:
             return frozenset(self._subscriptions.views)
 
@@ -138,7 +142,8 @@ class Consumer:
         self._subscriptions.wait_opened(topics, Deadline(self._timeout_ms))
 
     def stop(self, timeout_ms: float | None = None) -> None:
-        """Settle what was handed out, and end. A second call does nothing; a stopped consumer cannot be started again."""
+        """Settle what was handed out, and end. A second call does nothing; a stopped consumer cannot be started
+        again."""
         self._stop(timeout_ms, last_is_done=True)
 
     def _stop(self, timeout_ms: float | None, *, last_is_done: bool) -> None:
@@ -156,8 +161,8 @@ class Consumer:
     def take(self, timeout_ms: float | None = None) -> ConsumerRecord | None:
         """The next record of any topic, waiting up to `timeout_ms` (None: until stopped). None if none came.
 
-        Raises the error that ended a topic's subscription, once its records have been taken; `NotDeserialized` for a record that
-        the deserializers cannot read, behind which the next call goes on.
+        Raises the error that ended a topic's subscription, once its records have been taken; `NotDeserialized` for a
+        record that the deserializers cannot read, behind which the next call goes on.
         """
         record, deserialize = self._take(timeout_ms), self._subscriptions.deserialize
         return record if record is None or deserialize is None else deserialize(record)
@@ -203,7 +208,9 @@ class Consumer:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         # A block that failed did not finish its record: in a group it is given again.
         self._stop(None, last_is_done=error is None)
 
@@ -234,7 +241,9 @@ def _start_of(start: str | int | datetime) -> SetStart:
             return _at_latest
         case _:
             hint = did_you_mean(str(start), ("earliest", "latest"))
-            raise InvalidSetting(f"start={start!r} is not known{hint}: give 'earliest', 'latest', an offset or a datetime")
+            raise InvalidSetting(
+                f"start={start!r} is not known{hint}: give 'earliest', 'latest', an offset or a datetime"
+            )
 
 
 def _at_earliest(request: pb.SubscribePartition) -> None:

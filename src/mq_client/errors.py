@@ -1,4 +1,5 @@
-"""The errors that a client raises: those of the protocol, and one of its own. The tree is drawn in mq_protocol.errors."""
+"""The errors that a client raises: those of the protocol, and one of its own. The tree is drawn in
+mq_protocol.errors."""
 
 from __future__ import annotations
 

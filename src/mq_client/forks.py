@@ -1,11 +1,12 @@
 """What gRPC does when this process forks: nothing. Importing mq_client sees to that, before gRPC is imported.
 
-gRPC's handlers of forks start its threads anew in every child. PySpark starts Java by `subprocess` with a `preexec_fn`, and that is
-a fork: while the child closes the files that it inherited, those threads find their sockets gone and abort it. About two in a
-hundred such children died while a producer was at work, and to the user PySpark then fails with JAVA_GATEWAY_EXITED.
+gRPC's handlers of forks start its threads anew in every child. PySpark starts Java by `subprocess` with a `preexec_fn`,
+and that is a fork: while the child closes the files that it inherited, those threads find their sockets gone and abort
+it. About two in a hundred such children died while a producer was at work, and to the user PySpark then fails with
+JAVA_GATEWAY_EXITED.
 
-The price: a process that is forked, and does not become another program, cannot use gRPC if its parent had used it by then. It is
-told so (`check_usable`), where it would wait for ever. One whose parent had only imported gRPC can.
+The price: a process that is forked, and does not become another program, cannot use gRPC if its parent had used it by
+then. It is told so (`check_usable`), where it would wait for ever. One whose parent had only imported gRPC can.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _used_before_the_fork = False
 
 
 def leave_children_alone() -> None:
-    """Turn gRPC's handlers of forks off, unless the environment already says what they are to do. To be called before anything
-    imports gRPC, which reads the variable once: if it is too late, a warning says what to do instead.
+    """Turn gRPC's handlers of forks off, unless the environment already says what they are to do. To be called before
+    anything imports gRPC, which reads the variable once: if it is too late, a warning says what to do instead.
     """
     if VARIABLE in os.environ:
         return

@@ -34,7 +34,8 @@ class GroupCursor:
 
     @property
     def member(self) -> str:
-        """The one of `members` that has the partition, or is to have it as soon as another hands it over; "" if there is none."""
+        """The one of `members` that has the partition, or is to have it as soon as another hands it over; "" if there
+        is none."""
         return member_of_partition(self.members, self.partition) if self.members else ""
 
 
@@ -87,4 +88,6 @@ def described_group(name: str, cursors: Sequence[pb.GroupCursor], silent: Sequen
         )
         for c in cursors
     ]
-    return GroupDescription(name, tuple(sorted(described, key=lambda cursor: (cursor.topic, cursor.partition))), tuple(silent))
+    return GroupDescription(
+        name, tuple(sorted(described, key=lambda cursor: (cursor.topic, cursor.partition))), tuple(silent)
+    )

@@ -1,7 +1,7 @@
 """A lock among all clients of a cluster, first come, first served, with a fencing token.
 
-A broker queues for the client and keeps its place while their stream lasts. Not here: the queue itself, which the brokers keep in
-ZooKeeper, or in the one broker's memory.
+A broker queues for the client and keeps its place while their stream lasts. Not here: the queue itself, which the
+brokers keep in ZooKeeper, or in the one broker's memory.
 """
 
 from __future__ import annotations
@@ -49,17 +49,18 @@ class Lock:
         with Lock("127.0.0.1:7400", "nightly-report") as lock:
             write_report(fencing_token=lock.token)
 
-    What is promised. Of all holders of a name each has a higher `token` than those before it, for as long as the cluster lives. A
-    holder that stops without a word (killed, its machine gone) frees the lock. A holder whose broker stops loses it, and is told
-    before the next one has it.
+    What is promised. Of all holders of a name each has a higher `token` than those before it, for as long as the
+    cluster lives. A holder that stops without a word (killed, its machine gone) frees the lock. A holder whose broker
+    stops loses it, and is told before the next one has it.
 
-    What is not promised: that there is no moment with two holders. A process that was paused goes on, until it looks, beside the
-    next holder. Mutual exclusion is by the token alone: hand it to what the lock protects, and let that refuse a token below the
-    highest that it has seen.
+    What is not promised: that there is no moment with two holders. A process that was paused goes on, until it looks,
+    beside the next holder. Mutual exclusion is by the token alone: hand it to what the lock protects, and let that
+    refuse a token below the highest that it has seen.
 
     `timeout_ms`: how long `acquire` waits for the lock; 0: take it only if it is free. `on_lost(lock)` is called
-    once, on a thread of its own, when the lock is lost before it was released. One `Lock` stands for one holder: threads that are
-    to exclude each other need one each. Raises `InvalidRequest` for a name that cannot be, `InvalidSetting`.
+    once, on a thread of its own, when the lock is lost before it was released. One `Lock` stands for one holder:
+    threads that are to exclude each other need one each. Raises `InvalidRequest` for a name that cannot be,
+    `InvalidSetting`.
     """
 
     def __init__(
@@ -100,7 +101,8 @@ class Lock:
 
     @property
     def token(self) -> int:
-        """The holder's fencing token, above 0. Raises `LockLost` if the lock is lost, `InvalidRequest` if it is not held."""
+        """The holder's fencing token, above 0. Raises `LockLost` if the lock is lost, `InvalidRequest` if it is not
+        held."""
         place = self._place
         if place is None:
             raise InvalidRequest(f"lock {self.name!r} is not held: acquire it first")
@@ -113,14 +115,16 @@ class Lock:
     def acquire(self, timeout_ms: float | None = None) -> int:
         """Wait for the lock, and have it. The token.
 
-        `timeout_ms`: as for the class, for this time. Besides, brokers have ten seconds to answer at all. A client whose broker
-        stops while it waits queues again at another, behind all others. Raises `LockNotAcquired` if it was not free in that time,
-        `InvalidRequest` if this object has it already, `Unreachable` if no broker answered.
+        `timeout_ms`: as for the class, for this time. Besides, brokers have ten seconds to answer at all. A client
+        whose broker stops while it waits queues again at another, behind all others. Raises `LockNotAcquired` if it was
+        not free in that time, `InvalidRequest` if this object has it already, `Unreachable` if no broker answered.
         """
         waiting = Deadline(self._timeout_ms if timeout_ms is None else _wait_ms(timeout_ms))
         with self._busy:
             if self._place is not None:
-                raise InvalidRequest(f"this object has lock {self.name!r} already: release it first, or make another object")
+                raise InvalidRequest(
+                    f"this object has lock {self.name!r} already: release it first, or make another object"
+                )
             forks.check_usable()
             forks.note_used()
             place = self._queue(waiting, Deadline(waiting.timeout_ms + _ANSWER_MS))
@@ -143,7 +147,9 @@ class Lock:
         self.acquire()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             self.release()
         except LockLost:
@@ -152,7 +158,9 @@ class Lock:
 
     def _lose(self) -> None:
         if self._on_lost is not None:  # on the loop that carries all streams it would hold up other locks
-            threading.Thread(target=self._on_lost, args=(self,), name=f"tritonmq-lock-lost {self.name}", daemon=True).start()
+            threading.Thread(
+                target=self._on_lost, args=(self,), name=f"tritonmq-lock-lost {self.name}", daemon=True
+            ).start()
 
     def _queue(self, waiting: Deadline, reaching: Deadline) -> _Place:
         backoff = Backoff()
@@ -161,7 +169,9 @@ class Lock:
             self._connection.metadata(reaching)
         while True:
             for address in self._anywhere():
-                place = self._queued = _Place(address, self.name, int(waiting.remaining_s * 1000), self._connection.client)
+                place = self._queued = _Place(
+                    address, self.name, int(waiting.remaining_s * 1000), self._connection.client
+                )
                 try:
                     place.wait_first(reaching)
                     return place
@@ -202,8 +212,8 @@ def _wait_ms(timeout_ms: float) -> float:
 
 
 class _Place:
-    """A place in the queue at one broker: one stream. `taken`: the broker has said so. `token`: 0 until it is the first. `loss`:
-    why it ended after that, if it did by itself."""
+    """A place in the queue at one broker: one stream. `taken`: the broker has said so. `token`: 0 until it is the
+    first. `loss`: why it ended after that, if it did by itself."""
 
     def __init__(self, address: str, name: str, wait_ms: int, client: Client) -> None:
         self.token = 0
@@ -230,7 +240,9 @@ class _Place:
             self.token = self._first.result(deadline.remaining_s)
         except concurrent.futures.TimeoutError:
             self.cancel()
-            raise Unreachable(f"broker at {self._address} has not said in time whether lock {self._name!r} is free") from None
+            raise Unreachable(
+                f"broker at {self._address} has not said in time whether lock {self._name!r} is free"
+            ) from None
 
     def watch(self, on_loss: Callable[[], None]) -> None:
         self._loop.call(self._set_on_loss, on_loss)
@@ -284,7 +296,11 @@ class _Place:
                     await self._listen()
                 finally:
                     self._call.cancel()
-            self._end(LockLost(f"lock {self._name!r} is lost: the broker at {self._address} ended the stream; acquire it again"))
+            self._end(
+                LockLost(
+                    f"lock {self._name!r} is lost: the broker at {self._address} ended the stream; acquire it again"
+                )
+            )
         except grpc.RpcError as error:
             self._end(from_call(error, self._address))
         except TimeoutError:
@@ -322,7 +338,9 @@ class _Place:
         if not self._first.done():
             self._first.set_exception(why)
         elif not self._leaving:
-            self.loss = why if isinstance(why, LockLost) else LockLost(f"lock {self._name!r} is lost: {why}; acquire it again")
+            self.loss = (
+                why if isinstance(why, LockLost) else LockLost(f"lock {self._name!r} is lost: {why}; acquire it again")
+            )
         self._ended.set()
         if self.loss is not None and self._on_loss is not None:
             self._on_loss()

@@ -17,7 +17,9 @@ PEEK_BYTES_MAX: Final = 16 << 20
 """Of what brokers send: an answer that is held in memory at once."""
 
 
-def peek(connection: Connection, topic: str, places: Mapping[int, int], count: int, timeout_ms: float) -> list[ConsumerRecord]:
+def peek(
+    connection: Connection, topic: str, places: Mapping[int, int], count: int, timeout_ms: float
+) -> list[ConsumerRecord]:
     """The first `count` records at or after `places[partition]`, from the partitions in turn.
 
     A partition without a place is read from its first record.

@@ -1,4 +1,5 @@
-"""What installed packages offer by name: entry points of the groups `tritonmq.partitioners` and `tritonmq.serializers`."""
+"""What installed packages offer by name: entry points of the groups `tritonmq.partitioners` and
+`tritonmq.serializers`."""
 
 from __future__ import annotations
 
@@ -13,13 +14,16 @@ def plugin_names(group: str) -> list[str]:
 
 
 def load_plugin(group: str, name: str) -> object | None:
-    """What goes by that name, imported; None if nothing does. Raises `InvalidSetting` if several do, or it cannot be imported."""
+    """What goes by that name, imported; None if nothing does. Raises `InvalidSetting` if several do, or it cannot be
+    imported."""
     found = list(entry_points(group=group, name=name))
     if not found:
         return None
     if len({point.value for point in found}) > 1:
         packages = ", ".join(sorted(point.dist.name for point in found if point.dist is not None))
-        raise InvalidSetting(f"{name!r} is offered by several packages under {group}: {packages}; uninstall all but one")
+        raise InvalidSetting(
+            f"{name!r} is offered by several packages under {group}: {packages}; uninstall all but one"
+        )
     try:
         loaded: object = found[0].load()
     except Exception as error:

@@ -1,4 +1,5 @@
-"""Publishes records and tables: the part of the client that applications meet. What it does is in accumulator, lanes and sender."""
+"""Publishes records and tables: the part of the client that applications meet. What it does is in accumulator, lanes
+and sender."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ from mq_protocol.partitioner import key_bytes, partition_for_key, partitions_for
 
 _ACKS: Final = {"all": pb.ALL, "leader": pb.LEADER, "none": pb.NONE}
 _COMPRESSIONS: Final = {"none": None, "lz4": "lz4", "zstd": "zstd", "gzip": "zstd", "zlib": "zstd", "snappy": "lz4"}
-"""Arrow's buffers know lz4 and zstd alone, and every reader of Arrow knows those. The other names stand for the nearest of the two:
-zstd makes 1 MB of JSON smaller than gzip in a quarter of the time, lz4 as small as snappy in a sixth."""
+"""Arrow's buffers know lz4 and zstd alone, and every reader of Arrow knows those. The other names stand for the nearest
+of the two: zstd makes 1 MB of JSON smaller than gzip in a quarter of the time, lz4 as small as snappy in a sixth."""
 
 _BATCH_BYTES: Final = 1 << 20
 _BUFFER_BYTES: Final = 64 << 20
@@ -105,10 +106,14 @@ class Producer:
         value_serializer: str | Serializer | None = None,
     ) -> None:
         if acks not in _ACKS:
-            raise InvalidSetting(f"acks={acks!r} is not known{did_you_mean(str(acks), _ACKS)} (it is one of {', '.join(_ACKS)})")
+            raise InvalidSetting(
+                f"acks={acks!r} is not known{did_you_mean(str(acks), _ACKS)} (it is one of {', '.join(_ACKS)})"
+            )
         if compression is not None and compression not in _COMPRESSIONS:
             hint = did_you_mean(str(compression), _COMPRESSIONS)
-            raise InvalidSetting(f"compression={compression!r} is not known{hint} (it is one of {', '.join(_COMPRESSIONS)})")
+            raise InvalidSetting(
+                f"compression={compression!r} is not known{hint} (it is one of {', '.join(_COMPRESSIONS)})"
+            )
         if retries < 0:
             raise InvalidSetting(f"retries={retries} is negative: 0 means to try once")
         if max_in_flight < 1:
@@ -116,11 +121,17 @@ class Producer:
         if linger_ms < 0:
             raise InvalidSetting(f"linger_ms={linger_ms} is negative: 0 means to send at once")
         if not 1 <= batch_bytes_max <= limits.BATCH_BYTES_CEILING:
-            raise InvalidSetting(f"batch_bytes_max={batch_bytes_max} is out of range: give 1 to {limits.BATCH_BYTES_CEILING}")
+            raise InvalidSetting(
+                f"batch_bytes_max={batch_bytes_max} is out of range: give 1 to {limits.BATCH_BYTES_CEILING}"
+            )
         if buffer_bytes_max < batch_bytes_max:
-            raise InvalidSetting(f"buffer_bytes_max={buffer_bytes_max} is below batch_bytes_max={batch_bytes_max}: raise it")
+            raise InvalidSetting(
+                f"buffer_bytes_max={buffer_bytes_max} is below batch_bytes_max={batch_bytes_max}: raise it"
+            )
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
-        self._publish_ms_max = self._timeout_ms / 2 if publish_ms_max is None else positive_ms("publish_ms_max", publish_ms_max)
+        self._publish_ms_max = (
+            self._timeout_ms / 2 if publish_ms_max is None else positive_ms("publish_ms_max", publish_ms_max)
+        )
         self._buffer_bytes_max = buffer_bytes_max
         self._metadata_age_s_max = positive_ms("metadata_age_ms_max", metadata_age_ms_max) / 1000
         self._connection = Connection(bootstrap)
@@ -161,15 +172,17 @@ class Producer:
     ) -> RecordFuture:
         """Send one record; its future tells where it is, or why it is not there.
 
-        `value`: bytes or text for a topic of records (what `value_serializer` takes, if there is one), a dict of columns for a
-        topic with its own schema. `key` decides the partition (as Kafka's default partitioner does) unless `partition` is given;
-        without either, records go to the partitions in turn, some dozens at a time. Another `partitioner` may choose otherwise.
-        `timestamp`: microseconds since 1970 or a datetime with a zone; the clock's time if not given.
-        `uuid`: the record's own. Sent again, by anyone and among whatever others, it is answered with the first one's place, as
-        long as the partition remembers it (`dedup_uuids_max`). Without key or partition it also decides the partition.
+        `value`: bytes or text for a topic of records (what `value_serializer` takes, if there is one), a dict of
+        columns for a topic with its own schema. `key` decides the partition (as Kafka's default partitioner does)
+        unless `partition` is given; without either, records go to the partitions in turn, some dozens at a time.
+        Another `partitioner` may choose otherwise. `timestamp`: microseconds since 1970 or a datetime with a zone; the
+        clock's time if not given. `uuid`: the record's own. Sent again, by anyone and among whatever others, it is
+        answered with the first one's place, as long as the partition remembers it (`dedup_uuids_max`). Without key or
+        partition it also decides the partition.
 
         Raises at once what can be known at once: `UnknownTopic`, `UnknownPartition`, `BatchTooLarge`, `SchemaMismatch`,
-        `InvalidRequest`; `Overloaded` when no room was made within `publish_ms_max`; `Unreachable` when no broker answers.
+        `InvalidRequest`; `Overloaded` when no room was made within `publish_ms_max`; `Unreachable` when no broker
+        answers.
         """
         target = self._quick.get(topic)
         if (
@@ -268,7 +281,9 @@ class Producer:
                 f"topic {name!r} has its own schema: give a dict of its columns ({', '.join(target.view.schema.names)})"
             )
         if headers is not None or timestamp is not None:
-            raise InvalidRequest(f"topic {name!r} has its own schema: it has no place for headers or timestamp; make them columns")
+            raise InvalidRequest(
+                f"topic {name!r} has its own schema: it has no place for headers or timestamp; make them columns"
+            )
         assert target.rows is not None
         try:
             values, size = target.rows.fit(row)
@@ -280,7 +295,9 @@ class Producer:
                 return self._publish(name, row, key, None, partition, None, uuid)  # made anew, without a schema
             values, size = target.rows.fit(row)
         if size > target.record_bytes_max:
-            raise BatchTooLarge(f"row of {size} bytes is above {name!r}'s record_bytes_max={target.record_bytes_max}: raise it")
+            raise BatchTooLarge(
+                f"row of {size} bytes is above {name!r}'s record_bytes_max={target.record_bytes_max}: raise it"
+            )
         key = None if key is None else to_bytes(key, "key")
         own = None if uuid is None else _uuid_bytes(uuid)
         fitted = target
@@ -298,8 +315,8 @@ class Producer:
     def _choose(
         self, target: Target, key: bytes | None, partition: int | None, uuid: bytes | None = None
     ) -> tuple[Target, int | None]:
-        """The partition, None if it may be any, and the target that has it. Without anything else the UUID decides: sent again by
-        anyone, the record must meet its first copy."""
+        """The partition, None if it may be any, and the target that has it. Without anything else the UUID decides:
+        sent again by anyone, the record must meet its first copy."""
         if partition is None:
             count, choice = len(target.open), self._choice
             if uuid is not None and (key is None or not choice.by_key):
@@ -324,14 +341,14 @@ class Producer:
     ) -> TableFuture:
         """Send a table; its future tells where its rows are, once all of them are there.
 
-        Columns are matched by name and must have the topic's types; a topic of records needs `value` and may have `key`,
-        `headers`, `timestamp`. Rows go to `partition`; or to the partition of their `key_column`'s value (for a topic of records:
-        of their key, if they have any); or to the partitions in turn. The table is split into batches of at most
-        `batch_bytes_max`; it is atomic only if it fits one. With `uuid`, sending the same table again, split alike, makes no
-        second copy.
+        Columns are matched by name and must have the topic's types; a topic of records needs `value` and may have
+        `key`, `headers`, `timestamp`. Rows go to `partition`; or to the partition of their `key_column`'s value (for a
+        topic of records: of their key, if they have any); or to the partitions in turn. The table is split into batches
+        of at most `batch_bytes_max`; it is atomic only if it fits one. With `uuid`, sending the same table again, split
+        alike, makes no second copy.
 
-        Raises at once `SchemaMismatch` naming the column, `BatchTooLarge`, `UnknownTopic`, `UnknownPartition`; `Overloaded` when no
-        room was made within `publish_ms_max` (then batches before may be on their way).
+        Raises at once `SchemaMismatch` naming the column, `BatchTooLarge`, `UnknownTopic`, `UnknownPartition`;
+        `Overloaded` when no room was made within `publish_ms_max` (then batches before may be on their way).
         """
         target = self._targets.get(topic) or self._target(topic)
         if target.view.typed and not set(target.view.schema.names).issuperset(batch.schema.names):
@@ -354,7 +371,9 @@ class Producer:
                 piece_uuid = None if uuid is None else _piece_uuid(_uuid_bytes(uuid), at, len(pieces), piece.num_rows)
                 with self._lock:
                     self._make_room(piece.nbytes)
-                    self._accumulator.add_closed(view, chosen, piece, outcome.piece(), time.monotonic(), uuid=piece_uuid)
+                    self._accumulator.add_closed(
+                        view, chosen, piece, outcome.piece(), time.monotonic(), uuid=piece_uuid
+                    )
                     self._sender.work.notify()
         finally:
             outcome.complete()
@@ -373,7 +392,9 @@ class Producer:
             parts = [(None, table)]
         else:
             if key_column not in table.schema.names:
-                raise InvalidRequest(f"key_column={key_column!r} is no column{did_you_mean(key_column, table.schema.names)}")
+                raise InvalidRequest(
+                    f"key_column={key_column!r} is no column{did_you_mean(key_column, table.schema.names)}"
+                )
             found = self._partitions_of(target, table.column(key_column).combine_chunks())
             parts = [(None if at < 0 else at, rows) for at, rows in split_by_partition(table, found)]
         for chosen, rows in parts:
@@ -395,21 +416,26 @@ class Producer:
         if pick is None or not self._choice.by_key:
             return np.asarray(partitions_for_keys(keys, count))
         name = target.view.name
-        return np.array([-1 if key is None else pick(name, key, count) for key in key_bytes(keys).to_pylist()], np.int32)
+        return np.array(
+            [-1 if key is None else pick(name, key, count) for key in key_bytes(keys).to_pylist()], np.int32
+        )
 
     # ------------------------------------------------------------------ the end
 
     def flush(self, timeout_ms: float | None = None) -> None:
         """Wait until everything published so far has its answer.
 
-        Raises the first error of a record or table whose future nobody has looked at, so that no loss goes unseen; `OutcomeUnknown`
-        if answers are still missing after `timeout_ms` (default: as long as they can take).
+        Raises the first error of a record or table whose future nobody has looked at, so that no loss goes unseen;
+        `OutcomeUnknown` if answers are still missing after `timeout_ms` (default: as long as they can take).
         """
-        self._sender.flush(Deadline(self._timeout_ms + 1_000 if timeout_ms is None else positive_ms("timeout_ms", timeout_ms)))
+        self._sender.flush(
+            Deadline(self._timeout_ms + 1_000 if timeout_ms is None else positive_ms("timeout_ms", timeout_ms))
+        )
         self._raise_failures()
 
     def close(self, timeout_ms: float | None = None) -> None:
-        """Flush, then end threads and streams. Raises as `flush` does, once all is closed. A second call does nothing."""
+        """Flush, then end threads and streams. Raises as `flush` does, once all is closed. A second call does
+        nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -425,7 +451,9 @@ class Producer:
     def __enter__(self) -> Producer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             self.close()
         except TritonMQError:
@@ -441,7 +469,8 @@ class Producer:
         return self._target_of(view)
 
     def _target_with(self, topic: str, partition: int = 0, columns: Collection[str] = ()) -> Target:
-        """The topic with a partition and columns that it has not had so far as is known here: asked for before that is an error."""
+        """The topic with a partition and columns that it has not had so far as is known here: asked for before that is
+        an error."""
         view = topic_with(self._connection, topic, [partition], Deadline(self._timeout_ms), columns=columns)
         return self._target_of(view)
 
@@ -458,7 +487,8 @@ class Producer:
             return found
 
     def _forget(self, topic: str) -> None:
-        """Under the sender's lock: the topic is not what it was (made anew, perhaps): the next record asks for it again."""
+        """Under the sender's lock: the topic is not what it was (made anew, perhaps): the next record asks for it
+        again."""
         target = self._targets.pop(topic, None)
         if target is not None:
             self._accumulator.drop_target(target, time.monotonic())
@@ -482,7 +512,8 @@ class Producer:
 
 
 def _partition_of_uuid(uuid: bytes, partitions: int) -> int:
-    """The same in every process and release. Not the hash of keys, which takes ten times as long for what is seldom seen twice."""
+    """The same in every process and release. Not the hash of keys, which takes ten times as long for what is seldom
+    seen twice."""
     return zlib.crc32(uuid) % partitions
 
 
@@ -505,7 +536,8 @@ def _uuid_bytes(uuid: uuids.UUID | bytes | str) -> bytes:
 
 
 def _piece_uuid(uuid: bytes, index: int, count: int, rows: int) -> bytes:
-    """A table's own UUID if it is one batch; else one for each that depends on the split, so that another split is not mistaken."""
+    """A table's own UUID if it is one batch; else one for each that depends on the split, so that another split is not
+    mistaken."""
     return uuid if count == 1 else uuids.uuid5(uuids.UUID(bytes=uuid), f"{index}/{count}/{rows}").bytes
 
 

@@ -39,7 +39,8 @@ _ALL_COLUMNS_AGE_S = 1.0
 """Who reads all columns is to be given those just added: after so long it is asked again which there are."""
 
 _LEADER_AGE_S = 1.0
-"""A leader that says where the log ends may have been deposed without knowing: after so long it is asked again who leads."""
+"""A leader that says where the log ends may have been deposed without knowing: after so long it is asked again who
+leads."""
 
 _ATTEMPT_MS = 10_000.0
 """For one stream of a read that can go on at another replica: one that hangs must not take all the time there is."""
@@ -59,11 +60,13 @@ class _Read(NamedTuple):
 
 
 class Reader:
-    """Reads records by offset, as often as one likes. Touches no group. Thread-safe; each `read` is a stream of its own.
+    """Reads records by offset, as often as one likes. Touches no group. Thread-safe; each `read` is a stream of its
+    own.
 
-    `timeout_ms`: how long a read goes on trying while nothing comes. `read_from`: "leader" asks a partition's leader first, "any" a
-    replica in `rack` if that is given, else one by chance; both go on at another replica if that one fails, and both give committed
-    records only. `payload_bytes`: how much has come so far, as a measure of what `columns` and `filter` save.
+    `timeout_ms`: how long a read goes on trying while nothing comes. `read_from`: "leader" asks a partition's leader
+    first, "any" a replica in `rack` if that is given, else one by chance; both go on at another replica if that one
+    fails, and both give committed records only. `payload_bytes`: how much has come so far, as a measure of what
+    `columns` and `filter` save.
 
     Raises `InvalidSetting` for a value that makes no sense.
     """
@@ -96,25 +99,33 @@ class Reader:
     ) -> Iterator[pa.RecordBatch]:
         """The records `start .. end - 1` as they are stored, cut to exactly these offsets.
 
-        `start` None: from the first record that is kept. `end` None: to the end of the log as it is now. An `end` beyond that is
-        waited for: what is there comes at once, the rest as it is published.
+        `start` None: from the first record that is kept. `end` None: to the end of the log as it is now. An `end`
+        beyond that is waited for: what is there comes at once, the rest as it is published.
 
-        `timeout_ms` None: raises when nothing has come for the reader's `timeout_ms`. A number: the read ends after that time in
-        all, with what has come by then. `max_bytes`: ends before the record with which more than that would have been sent, but
-        gives one at least.
+        `timeout_ms` None: raises when nothing has come for the reader's `timeout_ms`. A number: the read ends after
+        that time in all, with what has come by then. `max_bytes`: ends before the record with which more than that
+        would have been sent, but gives one at least.
 
-        All batches of a read have the same columns, those that the topic has when it begins; what was stored before a column was
-        added has nulls there. `columns`: only these, in this order. `filter`: only rows for which it holds
+        All batches of a read have the same columns, those that the topic has when it begins; what was stored before a
+        column was added has nulls there. `columns`: only these, in this order. `filter`: only rows for which it holds
         (mq_protocol/sql/row_filter.py has its grammar). What is left out never leaves the broker, unless that is not
         worth the work.
 
-        Raises `NotYetWritten` when the log has ended before `end` and nothing more came, `OffsetOutOfRange` for a `start` beyond
-        the end of the log or for records that are no longer kept, `PartitionUnavailable` when no replica answered. All that came
-        before has been given by then. Raises at once `UnknownTopic`, `UnknownPartition`, `SchemaMismatch` for a column that the
-        topic lacks, `InvalidSetting` for a filter that is not understood, `InvalidRequest`, `Unreachable`.
+        Raises `NotYetWritten` when the log has ended before `end` and nothing more came, `OffsetOutOfRange` for a
+        `start` beyond the end of the log or for records that are no longer kept, `PartitionUnavailable` when no replica
+        answered. All that came before has been given by then. Raises at once `UnknownTopic`, `UnknownPartition`,
+        `SchemaMismatch` for a column that the topic lacks, `InvalidSetting` for a filter that is not understood,
+        `InvalidRequest`, `Unreachable`.
         """
         pieces = self.read_stored(
-            topic, partition, start, end, columns=columns, filter=filter, chunk_bytes_max=chunk_bytes_max, timeout_ms=timeout_ms
+            topic,
+            partition,
+            start,
+            end,
+            columns=columns,
+            filter=filter,
+            chunk_bytes_max=chunk_bytes_max,
+            timeout_ms=timeout_ms,
         )
         if max_bytes is not None and max_bytes < 1:
             raise InvalidSetting(f"max_bytes={max_bytes} must be positive")
@@ -144,12 +155,16 @@ class Reader:
             age_s_max=math.inf if columns is not None else _ALL_COLUMNS_AGE_S,
         )
         if start is None or end is None:
-            asked = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), partitions=[partition], or_replicas=True)
+            asked = ask_offsets(
+                self._connection, topic, Deadline(self._timeout_ms), partitions=[partition], or_replicas=True
+            )
             start = asked[partition].log_start_offset if start is None else start
             end = max(start, asked[partition].log_end_offset) if end is None else end
         if not 0 <= start <= end:
             raise InvalidRequest(f"cannot read offsets {start} to {end} of {topic!r}: give 0 <= start <= end")
-        return self._follow(view, _Read(partition, start, end, wanted_of(view, columns, filter), chunk_bytes_max, until))
+        return self._follow(
+            view, _Read(partition, start, end, wanted_of(view, columns, filter), chunk_bytes_max, until)
+        )
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """`{partition: (log_start_offset, log_end_offset)}`, asked now: as `Admin.offsets`."""
@@ -159,7 +174,8 @@ class Reader:
     def _follow(self, view: TopicView, read: _Read) -> Iterator[StoredSlice]:
         """Fetch after fetch, each from where the one before broke off, until the end of what is to be read.
 
-        Replicas are asked in turn, each once; after the last it waits a moment, looks at who leads, and begins with the first.
+        Replicas are asked in turn, each once; after the last it waits a moment, looks at who leads, and begins with the
+        first.
         """
         position, backoff, deadline = read.start, Backoff(), Deadline(self._timeout_ms)
         untried = self._replicas.addresses(view, read.partition)
@@ -170,7 +186,9 @@ class Reader:
             try:
                 if not untried:
                     raise NotLeader(f"topic {view.name!r} partition {read.partition} has no leader at the moment")
-                for piece in self._fetch(untried[0], self._request(view, read, position), read, alone=len(untried) == 1):
+                for piece in self._fetch(
+                    untried[0], self._request(view, read, position), read, alone=len(untried) == 1
+                ):
                     position = piece.end_offset
                     yield piece
                     if read.until is not None and read.until.expired:
@@ -198,11 +216,16 @@ class Reader:
             backoff.sleep(deadline if read.until is None else read.until)
             former, view = view, self._look_again(view, read.until or deadline, last, doubted)
             if position > read.start and view.topic_id != former.topic_id:
-                raise UnknownTopic(f"topic {view.name!r} was deleted and made again while it was read: begin anew to read that one")
+                raise UnknownTopic(
+                    f"topic {view.name!r} was deleted and made again while it was read: begin anew to read that one"
+                )
             untried = self._replicas.addresses(view, read.partition)
 
-    def _over(self, view: TopicView, read: _Read, position: int, deadline: Deadline, last: TritonMQError | None) -> bool:
-        """Whether the time that was given is over. Raises what holds, where that was not to end the read with what has come."""
+    def _over(
+        self, view: TopicView, read: _Read, position: int, deadline: Deadline, last: TritonMQError | None
+    ) -> bool:
+        """Whether the time that was given is over. Raises what holds, where that was not to end the read with what has
+        come."""
         limit = deadline if read.until is None else read.until
         if not limit.expired:
             return False
@@ -247,7 +270,8 @@ class Reader:
         )
 
     def _fetch(self, address: str, request: pb.FetchRequest, read: _Read, *, alone: bool) -> Iterator[StoredSlice]:
-        """One stream. Its time limit only bounds a broker that has stopped: a slow reader begins another where it was."""
+        """One stream. Its time limit only bounds a broker that has stopped: a slow reader begins another where it
+        was."""
         limit = Deadline(self._timeout_ms if alone else min(self._timeout_ms / 2, _ATTEMPT_MS))
         if read.until is not None:
             limit = limit.at_most(read.until.remaining_s * 1000)
@@ -281,7 +305,9 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

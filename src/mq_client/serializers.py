@@ -49,14 +49,18 @@ def _to_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-_BUILT_IN: Final = {"bytes": _Pair(_bytes, bytes), "string": _Pair(_string, bytes.decode), "json": _Pair(_to_json, json.loads)}
+_BUILT_IN: Final = {
+    "bytes": _Pair(_bytes, bytes),
+    "string": _Pair(_string, bytes.decode),
+    "json": _Pair(_to_json, json.loads),
+}
 
 
 def serializer_of(setting: str, given: str | Serializer | None) -> Serializer | None:
     """What is to be called with each value; None if nothing is. `setting`: its name, for errors.
 
-    Raises `InvalidSetting` for a name that is not known. What is answered raises `InvalidRequest` for a value that cannot be
-    serialized.
+    Raises `InvalidSetting` for a name that is not known. What is answered raises `InvalidRequest` for a value that
+    cannot be serialized.
     """
     if given is None:
         return None
@@ -67,7 +71,9 @@ def serializer_of(setting: str, given: str | Serializer | None) -> Serializer | 
         try:
             found = serialize(value)
         except Exception as error:
-            raise InvalidRequest(f"{setting} cannot serialize {type(value).__name__}: {type(error).__name__}: {error}") from error
+            raise InvalidRequest(
+                f"{setting} cannot serialize {type(value).__name__}: {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(found, bytes):
             raise InvalidRequest(f"{setting} answered {type(found).__name__}, not bytes: encode it")
         return found
@@ -84,7 +90,9 @@ def deserializer_of(setting: str, given: str | Deserializer | None) -> Deseriali
     return deserialize
 
 
-def record_deserializer(key: Deserializer | None, value: Deserializer | None) -> Callable[[ConsumerRecord], ConsumerRecord] | None:
+def record_deserializer(
+    key: Deserializer | None, value: Deserializer | None
+) -> Callable[[ConsumerRecord], ConsumerRecord] | None:
     """What makes of a record as it came the one to hand out; None if that is the same. Raises `NotDeserialized`."""
     if key is None and value is None:
         return None

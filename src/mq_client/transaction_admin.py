@@ -1,7 +1,7 @@
 """Transactions as an administrator sees them: what queries have staged and decided, and a dead query's key aborted.
 
-Queries are named by the first 16 hexadecimal digits of the SHA-256 of their id, since whoever knows an id can write in the query's
-name. `Admin` offers these functions as its methods.
+Queries are named by the first 16 hexadecimal digits of the SHA-256 of their id, since whoever knows an id can write in
+the query's name. `Admin` offers these functions as its methods.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ _BROKER_MS = 3_000.0
 
 @dataclass(frozen=True, slots=True)
 class StagedSum:
-    """What one query has staged in one partition and nobody has decided yet. `bytes` as stored; `since_us`: when the oldest batch
-    was staged, microseconds since 1970. `pins`: it keeps the partition's journal from being shortened by retention."""
+    """What one query has staged in one partition and nobody has decided yet. `bytes` as stored; `since_us`: when the
+    oldest batch was staged, microseconds since 1970. `pins`: it keeps the partition's journal from being shortened by
+    retention."""
 
     topic: str
     partition: int
@@ -36,10 +37,12 @@ class StagedSum:
 
 @dataclass(frozen=True, slots=True)
 class TransactionDescription:
-    """One query writing to one sink. `query` is its name in listings. `batch_id`: the last decided micro-batch, -1 if there is
-    none, or its coordinator did not answer; `published`: all that is decided is published. `changed_us`: when that was, else 0.
+    """One query writing to one sink. `query` is its name in listings. `batch_id`: the last decided micro-batch, -1 if
+    there is none, or its coordinator did not answer; `published`: all that is decided is published. `changed_us`: when
+    that was, else 0.
 
-    `silent`: addresses of brokers that did not answer; what only they know is missing. `left_out`: so much more is known.
+    `silent`: addresses of brokers that did not answer; what only they know is missing. `left_out`: so much more is
+    known.
     """
 
     query: str
@@ -55,7 +58,8 @@ class TransactionDescription:
 
     @property
     def key(self) -> str:
-        """What to give to `transaction show` and `abort`: the query alone, if it writes to topics that its rows name."""
+        """What to give to `transaction show` and `abort`: the query alone, if it writes to topics that its rows
+        name."""
         return f"{self.query}:{self.sink}" if self.sink else self.query
 
     @property
@@ -81,9 +85,9 @@ class TransactionDescription:
 
 @dataclass(frozen=True, slots=True)
 class AbortedTransaction:
-    """What an abort did. `batch_id`: the last micro-batch that had been decided before, -1 if none; `published`: it is readable
-    everywhere. `discarded`: staged batches that were removed now. `unreached`: where there may be more, and why; the brokers remove
-    those by themselves once they can."""
+    """What an abort did. `batch_id`: the last micro-batch that had been decided before, -1 if none; `published`: it is
+    readable everywhere. `discarded`: staged batches that were removed now. `unreached`: where there may be more, and
+    why; the brokers remove those by themselves once they can."""
 
     query: str
     sink: str
@@ -100,14 +104,17 @@ def list_transactions(connection: Connection, query: str, deadline: Deadline) ->
 
 
 def abort_transaction(connection: Connection, query: str, deadline: Deadline) -> AbortedTransaction:
-    """Raises `UnknownTransaction`, `InvalidRequest` if several sinks are meant, and what went wrong until the deadline."""
+    """Raises `UnknownTransaction`, `InvalidRequest` if several sinks are meant, and what went wrong until the
+    deadline."""
     if not query:
         raise InvalidRequest("name the query to abort, as `transactions` lists it")
     backoff = Backoff()
     while True:
         found, where = _ask_all(connection, query, deadline)
         chosen = _only(found.values(), query)
-        request = pb.AbortTransactionRequest(query=chosen.query, sink=chosen.sink, timeout_ms=int(900 * deadline.remaining_s) or 1)
+        request = pb.AbortTransactionRequest(
+            query=chosen.query, sink=chosen.sink, timeout_ms=int(900 * deadline.remaining_s) or 1
+        )
         address = where[chosen.query, chosen.sink]
         try:
             answer = connection.ask(address, "AbortTransaction", request, pb.AbortTransactionResponse, deadline)
@@ -117,7 +124,12 @@ def abort_transaction(connection: Connection, query: str, deadline: Deadline) ->
         else:
             if answer.known:
                 return AbortedTransaction(
-                    chosen.query, chosen.sink, answer.batch_id, answer.published, answer.discarded, tuple(answer.unreached)
+                    chosen.query,
+                    chosen.sink,
+                    answer.batch_id,
+                    answer.published,
+                    answer.discarded,
+                    tuple(answer.unreached),
                 )
             if deadline.expired:  # whoever told of it did not know it a moment later: another leads by now
                 raise UnknownTransaction(f"transaction {chosen.key} was not found again: ask once more")
@@ -150,7 +162,9 @@ def _ask_all(
     for address in addresses:
         limit = deadline.at_most(_BROKER_MS) if len(addresses) > 1 else deadline
         try:
-            answer = connection.ask(address, "Transactions", pb.TransactionsRequest(query=query), pb.TransactionsResponse, limit)
+            answer = connection.ask(
+                address, "Transactions", pb.TransactionsRequest(query=query), pb.TransactionsResponse, limit
+            )
         except TritonMQError as error:
             silent.append(address)
             if len(silent) == len(addresses) or not error.retriable:
@@ -163,7 +177,13 @@ def _ask_all(
             before = found.get(key)
             if before is None or before.changed_us < known.changed_us:
                 found[key] = TransactionDescription(
-                    known.query, known.sink, known.batch_id, known.row_count, known.published, known.aborted, known.changed_us
+                    known.query,
+                    known.sink,
+                    known.batch_id,
+                    known.row_count,
+                    known.published,
+                    known.aborted,
+                    known.changed_us,
                 )
         for s in answer.staged:
             key = s.query, s.sink

@@ -1,7 +1,8 @@
 """The client's side of exactly-once writing: stage batches, decide that they count, ask what was decided.
 
-For the Spark sink. A staged batch is replicated and invisible; a decision names those that count, and the coordinator on the
-brokers publishes them even if the one who decided is gone. Asking for the same decision again gives the same answer.
+For the Spark sink. A staged batch is replicated and invisible; a decision names those that count, and the coordinator
+on the brokers publishes them even if the one who decided is gone. Asking for the same decision again gives the same
+answer.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class TransactionKey(NamedTuple):
 
 
 class StagedPart(NamedTuple):
-    """A line of a manifest: the staged batches of one partition, in the order in which they are to be published. `topic_id`: that
-    of the topic that they were staged in; empty if it is not to be checked."""
+    """A line of a manifest: the staged batches of one partition, in the order in which they are to be published.
+    `topic_id`: that of the topic that they were staged in; empty if it is not to be checked."""
 
     topic: str
     partition: int
@@ -53,7 +54,8 @@ class StagedPart(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """`already_decided`: this micro-batch had been decided before, with `row_count` rows; what was staged now does not count."""
+    """`already_decided`: this micro-batch had been decided before, with `row_count` rows; what was staged now does not
+    count."""
 
     already_decided: bool
     row_count: int
@@ -70,8 +72,8 @@ class TransactionStatus(NamedTuple):
 
 
 class StagedBatch(NamedTuple):
-    """A batch that waits for a decision. `query`: the query's name in listings. `timestamp`: when it was staged, microseconds since
-    1970."""
+    """A batch that waits for a decision. `query`: the query's name in listings. `timestamp`: when it was staged,
+    microseconds since 1970."""
 
     topic: str
     partition: int
@@ -87,16 +89,21 @@ class Stage:
 
     def __init__(self, client: TransactionClient, key: TransactionKey, batch_id: int, run_id: str) -> None:
         self._client = client
-        self._stage = pb.StageOf(key=pb.TransactionKey(query_id=key.query_id, sink=key.sink), batch_id=batch_id, run_id=run_id)
+        self._stage = pb.StageOf(
+            key=pb.TransactionKey(query_id=key.query_id, sink=key.sink), batch_id=batch_id, run_id=run_id
+        )
         self._outcome = TableOutcome("", 0)
         self._uuids: dict[tuple[str, int, str], list[bytes]] = {}  # by topic, partition, topic id
         self._rows: dict[tuple[str, int, str], int] = {}
 
-    def add(self, topic: str, partition: int, table: pa.RecordBatch | pa.Table, timeout_ms: float | None = None) -> None:
-        """Send these rows, to be staged under fresh UUIDs. Returns once there is room for them, not once they are staged.
+    def add(
+        self, topic: str, partition: int, table: pa.RecordBatch | pa.Table, timeout_ms: float | None = None
+    ) -> None:
+        """Send these rows, to be staged under fresh UUIDs. Returns once there is room for them, not once they are
+        staged.
 
-        Columns as for `Producer.publish_batch`. Raises `SchemaMismatch`, `BatchTooLarge`, `UnknownTopic`, `UnknownPartition`,
-        `Overloaded`.
+        Columns as for `Producer.publish_batch`. Raises `SchemaMismatch`, `BatchTooLarge`, `UnknownTopic`,
+        `UnknownPartition`, `Overloaded`.
         """
         topic_id, sent = self._client.send(topic, partition, table, self._stage, self._outcome, timeout_ms)
         if sent:
@@ -111,7 +118,9 @@ class Stage:
         try:
             future.result(deadline.remaining_s + 1)
         except TimeoutError:
-            raise OutcomeUnknown(f"staging was not acknowledged within {deadline.timeout_ms:.0f} ms: run the task again") from None
+            raise OutcomeUnknown(
+                f"staging was not acknowledged within {deadline.timeout_ms:.0f} ms: run the task again"
+            ) from None
         return [
             StagedPart(topic, partition, tuple(uuids), self._rows[topic, partition, topic_id], topic_id)
             for (topic, partition, topic_id), uuids in self._uuids.items()
@@ -174,7 +183,9 @@ class TransactionClient:
         now_us = None if view.typed else time.time_ns() // 1000
         rows = conform(table, view.schema, topic, now_us=now_us, first_columns=view.first_columns)
         if not view.typed and (largest := largest_record_bytes(rows)) > view.settings.record_bytes_max:
-            raise BatchTooLarge(f"record of {largest} bytes is above {topic!r}'s record_bytes_max={view.settings.record_bytes_max}")
+            raise BatchTooLarge(
+                f"record of {largest} bytes is above {topic!r}'s record_bytes_max={view.settings.record_bytes_max}"
+            )
         most = view.settings.batch_bytes_max - limits.BATCH_OVERHEAD_BYTES
         sent: list[tuple[bytes, int]] = []
         for piece in split_by_size(rows, min(_STAGE_BATCH_BYTES, most), most):
@@ -206,10 +217,11 @@ class TransactionClient:
     ) -> Decision:
         """Decide that micro-batch `batch_id` is exactly this manifest; returns once all of it is published.
 
-        Idempotent. `once`: the key is for this decision alone, and may be forgotten an hour after it is published. Raises
-        `ReplayMismatch` (decided before with another row count, unless `keep_on_mismatch`), `StaleMicroBatch`, `FencedRun`,
-        `StagedBatchMissing` (one of them is not staged by this query for this micro-batch; nothing is decided then),
-        `TransactionAborted`, `TooManyTransactions`, and `OutcomeUnknown` when no answer came in time: ask again.
+        Idempotent. `once`: the key is for this decision alone, and may be forgotten an hour after it is published.
+        Raises `ReplayMismatch` (decided before with another row count, unless `keep_on_mismatch`), `StaleMicroBatch`,
+        `FencedRun`, `StagedBatchMissing` (one of them is not staged by this query for this micro-batch; nothing is
+        decided then), `TransactionAborted`, `TooManyTransactions`, and `OutcomeUnknown` when no answer came in time:
+        ask again.
         """
         query_id, sink = _checked(key)
         parts = [part for part in manifest if part.uuids]
@@ -221,7 +233,11 @@ class TransactionClient:
             row_count=sum(part.row_count for part in parts),
             manifest=[
                 pb.StagedBatches(
-                    topic=part.topic, partition=part.partition, uuids=part.uuids, row_count=part.row_count, topic_id=part.topic_id
+                    topic=part.topic,
+                    partition=part.partition,
+                    uuids=part.uuids,
+                    row_count=part.row_count,
+                    topic_id=part.topic_id,
                 )
                 for part in parts
             ],
@@ -247,9 +263,19 @@ class TransactionClient:
         request = pb.TransactionStatusRequest(key=pb.TransactionKey(query_id=query_id, sink=sink))
         coordinator = self._coordinator(query_id, sink, deadline)
         answer = self._connection.ask_leader(
-            TRANSACTIONS_TOPIC, coordinator, "TransactionStatus", request, pb.TransactionStatusResponse, deadline, _ATTEMPT_MS
+            TRANSACTIONS_TOPIC,
+            coordinator,
+            "TransactionStatus",
+            request,
+            pb.TransactionStatusResponse,
+            deadline,
+            _ATTEMPT_MS,
         )
-        return TransactionStatus(answer.batch_id, answer.run_id, answer.row_count, answer.published) if answer.known else None
+        return (
+            TransactionStatus(answer.batch_id, answer.run_id, answer.row_count, answer.published)
+            if answer.known
+            else None
+        )
 
     def staged(self, topic: str, timeout_ms: float | None = None) -> list[StagedBatch]:
         """What waits for a decision in a topic, from every broker for what it leads.
@@ -260,13 +286,17 @@ class TransactionClient:
         while True:
             self._connection.refresh(topic, deadline)
             try:
-                told = [b for address in self._connection.addresses() for b in self._staged_at(address, topic, deadline)]
+                told = [
+                    b for address in self._connection.addresses() for b in self._staged_at(address, topic, deadline)
+                ]
                 break
             except Unreachable:  # it restarts, or it is gone and will not be registered for long
                 if deadline.expired:
                     raise
                 backoff.sleep(deadline)
-        found = [StagedBatch(b.topic, b.partition, b.query, b.sink, b.batch_id, b.row_count, b.timestamp_us) for b in told]
+        found = [
+            StagedBatch(b.topic, b.partition, b.query, b.sink, b.batch_id, b.row_count, b.timestamp_us) for b in told
+        ]
         return sorted(found, key=lambda batch: (batch.partition, batch.timestamp))
 
     def _staged_at(self, address: str, topic: str, deadline: Deadline) -> list[pb.StagedInfo]:
@@ -297,7 +327,9 @@ class TransactionClient:
     def __enter__(self) -> TransactionClient:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -1,1 +1,2 @@
-"""Clusters on one machine, for `tritonmq dev`, tests, benchmarks and notebooks: broker processes and a ZooKeeper server."""
+"""Clusters on one machine, for `tritonmq dev`, tests, benchmarks and notebooks: broker processes and a ZooKeeper
+server."""

@@ -1,7 +1,8 @@
-"""A real ZooKeeper server as a child process, from the jars that pyspark carries: for `tritonmq dev`, tests, a first cluster.
+"""A real ZooKeeper server as a child process, from the jars that pyspark carries: for `tritonmq dev`, tests, a first
+cluster.
 
-Not an imitation. Alone it is one server, on a loopback address. Several are an ensemble: one beside each of three brokers or more,
-which serves as long as most of them run. pyspark is looked up, never imported.
+Not an imitation. Alone it is one server, on a loopback address. Several are an ensemble: one beside each of three
+brokers or more, which serves as long as most of them run. pyspark is looked up, never imported.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ class EnsembleServer(NamedTuple):
 class EmbeddedZooKeeper:
     """Owns one server process and its data directory. May be killed and started again on the same directory and port.
 
-    `port` 0 takes a free one, kept from then on. The log is `zookeeper.log` in the data directory. `ensemble`: the servers of which
-    this one is number `number`, which says its address too.
+    `port` 0 takes a free one, kept from then on. The log is `zookeeper.log` in the data directory. `ensemble`: the
+    servers of which this one is number `number`, which says its address too.
     """
 
     def __init__(
@@ -127,8 +128,8 @@ class EmbeddedZooKeeper:
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
-        """Return when this server answers: one of an ensemble, when most of them run. Raises `CoordinationUnavailable` saying what
-        is missing or what the server said."""
+        """Return when this server answers: one of an ensemble, when most of them run. Raises `CoordinationUnavailable`
+        saying what is missing or what the server said."""
         self.launch()
         timeout_s = ENSEMBLE_TIMEOUT_S if self._ensemble else START_TIMEOUT_S
         deadline = time.monotonic() + timeout_s
@@ -150,13 +151,18 @@ class EmbeddedZooKeeper:
     def _check_port(self) -> None:
         if _serves(self.host, self.port):
             at = f"{self.host}:{self.port}"
-            raise CoordinationUnavailable(f"a ZooKeeper already listens on {at}: use it (--zookeeper {at}), or choose another port")
+            raise CoordinationUnavailable(
+                f"a ZooKeeper already listens on {at}: use it (--zookeeper {at}), or choose another port"
+            )
 
     def _is_mine(self) -> bool:
-        """Whether what answers on the port is the server that keeps its data here: another may have been quicker to take it."""
+        """Whether what answers on the port is the server that keeps its data here: another may have been quicker to
+        take it."""
         if not _serves(self.host, self.port):
             return False
-        return f"dataDir={self.data_dir / 'data'}{os.sep}" in _asked(self.host, self.port, b"conf").decode(errors="replace")
+        return f"dataDir={self.data_dir / 'data'}{os.sep}" in _asked(self.host, self.port, b"conf").decode(
+            errors="replace"
+        )
 
     def launch(self) -> None:
         """Start the process, and do not wait for it to answer. Nothing to do if it runs."""
@@ -168,13 +174,19 @@ class EmbeddedZooKeeper:
         with self.log_path.open("ab") as log:
             # A process group of its own: Ctrl-C in the terminal is for whoever started us, who stops the brokers first.
             self._process = subprocess.Popen(  # noqa: S603 (our own command line)
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=self.data_dir, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.data_dir,
+                start_new_session=True,
             )
         with contextlib.suppress(OSError):
             self._pid_path.write_text(f"{self._process.pid} {os.getpid()} {_started(os.getpid())}")
 
     def _end_what_was_left(self) -> None:
-        """End the server that a former owner of this directory left running when it was killed. One whose owner lives is not."""
+        """End the server that a former owner of this directory left running when it was killed. One whose owner lives
+        is not."""
         with contextlib.suppress(OSError, ValueError):
             left, owner, owner_started = map(int, self._pid_path.read_text().split())
             with contextlib.suppress(OSError):
@@ -255,7 +267,8 @@ class EmbeddedZooKeeper:
             f"-Xmx{HEAP_MB}m",
             "-XX:+UseSerialGC",
             "-XX:TieredStopAtLevel=1",  # starts a third sooner; a server this small is never bound by its compiler
-            "-Dzookeeper.preAllocSize=4096",  # kB of log reserved at a time; 64 MB would be most of a small cluster's disk
+            # kB of log reserved at a time; 64 MB would be most of a small cluster's disk
+            "-Dzookeeper.preAllocSize=4096",
             f"-Dlog4j2.configurationFile={logging}",
             "-cp",
             os.pathsep.join(str(jar) for jar in jars),
@@ -269,7 +282,9 @@ def parse_ensemble(text: str) -> tuple[EnsembleServer, ...]:
     servers = []
     for part in text.split(","):
         found = _SERVER.fullmatch(part.strip())
-        ports = [int(port) for port in found["ports"].split(":")[1:]] if found and found["ports"] else list(_ENSEMBLE_PORTS)
+        ports = (
+            [int(port) for port in found["ports"].split(":")[1:]] if found and found["ports"] else list(_ENSEMBLE_PORTS)
+        )
         if found is None or not all(0 < port < 65_536 for port in ports) or len(set(ports)) < len(ports):
             raise InvalidSetting(
                 f"ZooKeeper server {part!r} is not ID@HOST or ID@HOST:PEERPORT:ELECTIONPORT:CLIENTPORT: give e.g. "
@@ -280,7 +295,9 @@ def parse_ensemble(text: str) -> tuple[EnsembleServer, ...]:
     if len(set(numbers)) < len(numbers) or not all(0 < number < 256 for number in numbers):
         raise InvalidSetting(f"ZooKeeper servers {numbers} must have ids of their own, from 1 to 255")
     if len(servers) < _ENSEMBLE_MIN:
-        raise InvalidSetting(f"an ensemble of {len(servers)} survives no loss: name {_ENSEMBLE_MIN} servers or more, or none")
+        raise InvalidSetting(
+            f"an ensemble of {len(servers)} survives no loss: name {_ENSEMBLE_MIN} servers or more, or none"
+        )
     return tuple(servers)
 
 
@@ -330,14 +347,16 @@ def _asked(host: str, port: int, word: bytes) -> bytes:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on, from below the range out of which systems give ports to outgoing connections: a server that is
-    killed and started again must find its port free. No other call in this process is given the same while there are others: whom
-    it was given to may not listen yet."""
+    """A port that nobody listens on, from below the range out of which systems give ports to outgoing connections: a
+    server that is killed and started again must find its port free. No other call in this process is given the same
+    while there are others: whom it was given to may not listen yet."""
     for port in itertools.islice(_ports_by_chance(), 200):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind((host, port))
             return port
-    raise CoordinationUnavailable(f"no free port among {_PORTS[0]} to {_PORTS[1]} on {host}: end some of what listens there")
+    raise CoordinationUnavailable(
+        f"no free port among {_PORTS[0]} to {_PORTS[1]} on {host}: end some of what listens there"
+    )
 
 
 @functools.cache

@@ -1,7 +1,8 @@
-"""Brokers and a ZooKeeper as child processes on this machine: what `tritonmq dev`, the tests, the demo and the benchmarks start.
+"""Brokers and a ZooKeeper as child processes on this machine: what `tritonmq dev`, the tests, the demo and the
+benchmarks start.
 
-Real processes through the real command, on loopback addresses. Restarts nothing by itself: whoever owns it decides. Not for
-production: there every broker has a machine and a supervisor of its own.
+Real processes through the real command, on loopback addresses. Restarts nothing by itself: whoever owns it decides. Not
+for production: there every broker has a machine and a supervisor of its own.
 """
 
 from __future__ import annotations
@@ -65,16 +66,16 @@ class BrokerProcess:
         return None if self._process is None else self._process.poll()
 
     def start(self) -> None:
-        """Return at once: `LocalCluster.wait_until_serving` waits. Raises `ClusterFailed` if something listens on its port: that
-        might be another cluster's broker, and answer in this one's place."""
+        """Return at once: `LocalCluster.wait_until_serving` waits. Raises `ClusterFailed` if something listens on its
+        port: that might be another cluster's broker, and answer in this one's place."""
         if self.pid is not None:
             return
         with socket.socket() as probe:
             if probe.connect_ex((HOST, self.port)) == 0:
                 raise ClusterFailed(f"something listens on {self.address} already: end it, or choose another port")
         with self.log_path.open("ab") as log:
-            # A session of its own: Ctrl-C in the terminal is for whoever started us. Its standard input is a pipe that we hold:
-            # when we are gone, however that happened, the broker sees it end and stops.
+            # A session of its own: Ctrl-C in the terminal is for whoever started us. Its standard input is a pipe that
+            # we hold: when we are gone, however that happened, the broker sees it end and stops.
             self._process = subprocess.Popen(  # noqa: S603 (our own command line)
                 [sys.executable, "-m", self.module, *self.arguments, "--stop-at-eof"],
                 stdin=subprocess.PIPE,
@@ -124,12 +125,19 @@ class BrokerProcess:
 class LocalCluster:
     """Owns N broker processes with ids 1 to N, and their ZooKeeper if there is more than one (or `zookeeper` is true).
 
-    All that they keep is below `directory`, which outlives them: `start` after `stop` goes on with the same data. Brokers listen on
-    `port`, `port` + 1, …; 0 takes free ones. `arguments` go to every broker's command line as they are.
+    All that they keep is below `directory`, which outlives them: `start` after `stop` goes on with the same data.
+    Brokers listen on `port`, `port` + 1, …; 0 takes free ones. `arguments` go to every broker's command line as they
+    are.
     """
 
     def __init__(
-        self, directory: Path, brokers: int = 1, *, port: int = 0, zookeeper: bool | None = None, arguments: Sequence[str] = ()
+        self,
+        directory: Path,
+        brokers: int = 1,
+        *,
+        port: int = 0,
+        zookeeper: bool | None = None,
+        arguments: Sequence[str] = (),
     ) -> None:
         self.directory = directory.absolute()
         self.zookeeper: EmbeddedZooKeeper | None = None
@@ -154,7 +162,9 @@ class LocalCluster:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     @property
@@ -166,9 +176,12 @@ class LocalCluster:
         """The ZooKeeper's; empty if there is none."""
         return "" if self.zookeeper is None else self.zookeeper.hosts
 
-    def start(self, progress: Callable[[str], None] = lambda _step: None, go_on: Callable[[], None] = lambda: None) -> None:
-        """Return when every broker serves. `progress` is told each step; `go_on` is called while waiting, and may raise to end it.
-        Raises `ClusterFailed`, or as ZooKeeper's start does. What was started before runs on: `stop` ends it."""
+    def start(
+        self, progress: Callable[[str], None] = lambda _step: None, go_on: Callable[[], None] = lambda: None
+    ) -> None:
+        """Return when every broker serves. `progress` is told each step; `go_on` is called while waiting, and may raise
+        to end it. Raises `ClusterFailed`, or as ZooKeeper's start does. What was started before runs on: `stop` ends
+        it."""
         self.directory.mkdir(parents=True, exist_ok=True)
         if self.zookeeper is not None:
             progress(f"starting ZooKeeper on {self.zookeeper.hosts}")
@@ -180,7 +193,10 @@ class LocalCluster:
         self.wait_until_serving(go_on=go_on)
 
     def wait_until_serving(
-        self, ids: Sequence[int] | None = None, timeout_s: float = START_TIMEOUT_S, go_on: Callable[[], None] = lambda: None
+        self,
+        ids: Sequence[int] | None = None,
+        timeout_s: float = START_TIMEOUT_S,
+        go_on: Callable[[], None] = lambda: None,
     ) -> None:
         """Until each of those brokers (default: all) answers and sees all of them registered."""
         deadline = time.monotonic() + timeout_s
@@ -202,7 +218,8 @@ class LocalCluster:
             time.sleep(_POLL_S if waiting else 0)
 
     def stop(self) -> None:
-        """Brokers first, all at once, each handing over what it leads; then ZooKeeper. Kills what does not end in time."""
+        """Brokers first, all at once, each handing over what it leads; then ZooKeeper. Kills what does not end in
+        time."""
         for broker in self.brokers.values():
             broker.terminate()
         deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -228,7 +245,9 @@ class LocalCluster:
 
     def logs(self) -> str:
         """The end of everybody's log, for whoever has to find out why."""
-        parts = [f"---- broker {broker.id} (status {broker.status})\n{broker.log_tail()}" for broker in self.brokers.values()]
+        parts = [
+            f"---- broker {broker.id} (status {broker.status})\n{broker.log_tail()}" for broker in self.brokers.values()
+        ]
         if self.zookeeper is not None:
             parts.append(f"---- zookeeper\n{self.zookeeper.log_tail()}")
         return "\n".join(parts)

@@ -1,9 +1,9 @@
 """Which of gRPC's two ways to wait for sockets a process uses. Not the wire, but both of its ends need it.
 
-From 1.80 on gRPC's core waits on threads of its own (its "EventEngine") in Python too, and hands every event on to the thread that
-waits for it. The way before, in which that thread waits for the socket itself, is a wake-up less for each message: a fifth
-less processor time for small ones, a quarter for 1 MiB (benchmarks/NOTES.md). It can still be chosen, as long as gRPC calls it an
-experiment; it chooses once, when it is imported.
+From 1.80 on gRPC's core waits on threads of its own (its "EventEngine") in Python too, and hands every event on to the
+thread that waits for it. The way before, in which that thread waits for the socket itself, is a wake-up less for each
+message: a fifth less processor time for small ones, a quarter for 1 MiB (benchmarks/NOTES.md). It can still be chosen,
+as long as gRPC calls it an experiment; it chooses once, when it is imported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Batches on the wire and on disk: one encapsulated Arrow IPC record batch message, without its schema, which is the topic's.
+"""Batches on the wire and on disk: one encapsulated Arrow IPC record batch message, without its schema, which is the
+topic's.
 
-Encoding, decoding without a copy, the schema's fingerprint, and `check_untrusted`: all that a broker verifies before it stores a
-batch that came from outside. Not here: what a batch means (offsets, UUIDs), and fitting a user's table to a topic (mq_client).
+Encoding, decoding without a copy, the schema's fingerprint, and `check_untrusted`: all that a broker verifies before it
+stores a batch that came from outside. Not here: what a batch means (offsets, UUIDs), and fitting a user's table to a
+topic (mq_client).
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ RECORD_SCHEMA: pa.Schema = pa.schema(
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
         pa.field(
-            "headers", pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])))
+            "headers",
+            pa.list_(pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))),
         ),
         pa.field("timestamp", pa.timestamp("us", tz="UTC")),
     ]
 )
-"""What a topic of records stores. Field for field what Spark's Arrow conversion has, so that batches go to Spark as stored."""
+"""What a topic of records stores. Field for field what Spark's Arrow conversion has, so that batches go to Spark as
+stored."""
 
 _PREFIX_BYTES = 8  # continuation marker and length before a message's metadata
 _METADATA_LENGTH = struct.Struct("<i")
@@ -47,8 +51,8 @@ def schema_to_bytes(schema: pa.Schema) -> bytes:
 
 
 def schema_from_bytes(data: Buffer) -> pa.Schema:
-    """The schema of `schema_to_bytes`; empty bytes mean the record schema. Raises `CorruptBatch`, also for extension types: what
-    they carry would be parsed by whatever code is registered for them."""
+    """The schema of `schema_to_bytes`; empty bytes mean the record schema. Raises `CorruptBatch`, also for extension
+    types: what they carry would be parsed by whatever code is registered for them."""
     if not data:
         return RECORD_SCHEMA
     check_schema_message(memoryview(data))
@@ -64,8 +68,9 @@ def schema_from_bytes(data: Buffer) -> pa.Schema:
 
 
 def schema_fingerprint(schema: pa.Schema) -> int:
-    """64 bits of names, types and nullability, in order; the same in every process and release. Metadata does not count, nor do the
-    names that Arrow gives to the elements of lists and the entries of maps (libraries differ in them, the bytes do not).
+    """64 bits of names, types and nullability, in order; the same in every process and release. Metadata does not
+    count, nor do the names that Arrow gives to the elements of lists and the entries of maps (libraries differ in them,
+    the bytes do not).
     """
     digest = hashlib.blake2b(digest_size=8)
     for field in schema:
@@ -74,7 +79,8 @@ def schema_fingerprint(schema: pa.Schema) -> int:
 
 
 def schema_nodes(schema: pa.Schema) -> int:
-    """How many nodes a batch of the schema has (`mq_protocol.ipc_message.node_count`): more columns have more of them."""
+    """How many nodes a batch of the schema has (`mq_protocol.ipc_message.node_count`): more columns have more of
+    them."""
     return _demands_of(schema).nodes
 
 
@@ -90,13 +96,15 @@ def encode_batch(batch: pa.RecordBatch, compression: str | None = None) -> pa.Bu
     return stream.slice(0, written).slice(_schema_message_bytes(stream))
 
 
-def decode_batch(payload: Buffer | pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None = None) -> pa.RecordBatch:
+def decode_batch(
+    payload: Buffer | pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None = None
+) -> pa.RecordBatch:
     """The batch, its values in place (views of `payload`) unless it is compressed.
 
-    `columns`: only these, in this order; columns that are not named are not decompressed. A batch of another version of the schema
-    (mq_protocol/evolution.py) is read as well: columns that it lacks are null, those that `schema` lacks are left out. For payloads
-    that a broker has checked: values are trusted. Raises `CorruptBatch` for what Arrow cannot read, `SchemaMismatch` for a column
-    that the schema lacks.
+    `columns`: only these, in this order; columns that are not named are not decompressed. A batch of another version of
+    the schema (mq_protocol/evolution.py) is read as well: columns that it lacks are null, those that `schema` lacks are
+    left out. For payloads that a broker has checked: values are trusted. Raises `CorruptBatch` for what Arrow cannot
+    read, `SchemaMismatch` for a column that the schema lacks.
     """
     buffer = payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload)
     if columns is not None:
@@ -121,10 +129,10 @@ def check_untrusted(
 ) -> int:
     """Everything that must hold before a batch from outside is stored; its bytes once decompressed.
 
-    In this order, so that nothing costs more than what has been bounded: size; exactly one record batch message; rows as claimed
-    (1 to BATCH_RECORDS_MAX); columns and buffers as the schema has them, within the body; declared decompressed size; then it is
-    decoded and its values are validated in full, nulls in columns that allow none included.
-    Raises `BatchTooLarge`, `CorruptBatch` or `SchemaMismatch`.
+    In this order, so that nothing costs more than what has been bounded: size; exactly one record batch message; rows
+    as claimed (1 to BATCH_RECORDS_MAX); columns and buffers as the schema has them, within the body; declared
+    decompressed size; then it is decoded and its values are validated in full, nulls in columns that allow none
+    included. Raises `BatchTooLarge`, `CorruptBatch` or `SchemaMismatch`.
     """
     if len(payload) > batch_bytes_max:
         raise BatchTooLarge(
@@ -136,7 +144,9 @@ def check_untrusted(
     if record_count < 1:
         raise CorruptBatch("corrupt batch: it has no records; leave it out")
     if record_count > limits.BATCH_RECORDS_MAX:
-        raise BatchTooLarge(f"batch of {record_count} records is above {limits.BATCH_RECORDS_MAX}: send smaller batches")
+        raise BatchTooLarge(
+            f"batch of {record_count} records is above {limits.BATCH_RECORDS_MAX}: send smaller batches"
+        )
     demands = _demands_of(schema)
     _check_layout(message, demands)
     decoded_bytes = message.decoded_bytes()
@@ -159,7 +169,8 @@ def check_untrusted(
 
 
 def _texts(fields: Iterable[pa.Field]) -> Iterator[str]:
-    """Every name and time zone. Arrow keeps their bytes unread, and raises `UnicodeDecodeError` here if they are no UTF-8."""
+    """Every name and time zone. Arrow keeps their bytes unread, and raises `UnicodeDecodeError` here if they are no
+    UTF-8."""
     for field in fields:
         kind = field.type
         yield field.name
@@ -178,7 +189,9 @@ def _decoded(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None
         return reader.read_next_batch().select(list(columns))
 
 
-def _decoded_shorter(buffer: pa.Buffer, schema: pa.Schema, there: pa.Schema, columns: Sequence[str] | None) -> pa.RecordBatch:
+def _decoded_shorter(
+    buffer: pa.Buffer, schema: pa.Schema, there: pa.Schema, columns: Sequence[str] | None
+) -> pa.RecordBatch:
     """A batch that has only the first columns of the schema, those of `there`."""
     wanted = schema.names if columns is None else columns
     try:
@@ -188,12 +201,15 @@ def _decoded_shorter(buffer: pa.Buffer, schema: pa.Schema, there: pa.Schema, col
     if not wanted:
         return found  # it has its rows, which a batch made of no columns would not
     fields = [schema.field(name) for name in wanted]
-    arrays = [found.column(field.name) if field.name in there.names else pa.nulls(len(found), field.type) for field in fields]
+    arrays = [
+        found.column(field.name) if field.name in there.names else pa.nulls(len(found), field.type) for field in fields
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema if columns is None else pa.schema(fields))
 
 
 def _beginning(schema: pa.Schema, nodes: int) -> pa.Schema | None:
-    """The first columns of the schema, those that have so many nodes together; None unless that is some and not all of them."""
+    """The first columns of the schema, those that have so many nodes together; None unless that is some and not all of
+    them."""
     known = _demands_of(schema).beginnings
     if nodes not in known:
         found, left = None, nodes
@@ -281,7 +297,8 @@ def _layout(kind: pa.DataType) -> Iterator[int]:
 class _Demands(NamedTuple):
     """What a schema asks of each of its batches: worked out once, since a batch of one record is checked as any other.
 
-    `required`: the columns, by place, in which some null is not allowed. `beginnings`: former versions that were met, by nodes.
+    `required`: the columns, by place, in which some null is not allowed. `beginnings`: former versions that were met,
+    by nodes.
     """
 
     schema: pa.Schema  # kept, so that its id stays its own
@@ -298,7 +315,9 @@ def _demands_of(schema: pa.Schema) -> _Demands:
     found = _demands.get(id(schema))
     if found is None:
         layout = [buffers for field in schema for buffers in _layout(field.type)]
-        required = tuple((at, field) for at, field in enumerate(schema) if not field.nullable or _has_required(field.type))
+        required = tuple(
+            (at, field) for at, field in enumerate(schema) if not field.nullable or _has_required(field.type)
+        )
         found = _Demands(schema, len(layout), sum(layout), required, {})
         if len(_demands) >= _DEMANDS_MAX:
             _demands.clear()

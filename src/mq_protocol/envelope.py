@@ -1,8 +1,8 @@
 """Messages of the form `{Header header = 1; bytes payload = 2;}`, written and read without copying the payload twice.
 
-protobuf copies a `bytes` field when it is set and again when it is serialised, and once more when it is parsed. Here the header
-alone goes through protobuf; the payload is joined to it on the way out and is a view of the received message on the way in. The
-bytes are those that protobuf itself would write.
+protobuf copies a `bytes` field when it is set and again when it is serialised, and once more when it is parsed. Here
+the header alone goes through protobuf; the payload is joined to it on the way out and is a view of the received message
+on the way in. The bytes are those that protobuf itself would write.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def encode(envelope: Envelope[H]) -> bytes:
 def decode(data: bytes, header_type: type[H], header_bytes_max: int | None = None) -> Envelope[H]:
     """The envelope whose payload is a view of `data`.
 
-    Raises `RequestTooLarge` for a header above `header_bytes_max`, and `InvalidRequest` for anything but the two fields in their
-    order: this is the first thing that a stranger's bytes meet.
+    Raises `RequestTooLarge` for a header above `header_bytes_max`, and `InvalidRequest` for anything but the two fields
+    in their order: this is the first thing that a stranger's bytes meet.
     """
     view = memoryview(data)
     header = header_type()
@@ -91,7 +91,9 @@ def decode(data: bytes, header_type: type[H], header_bytes_max: int | None = Non
     if at + length > len(view):
         raise InvalidRequest("malformed message: it ends within its header; speak protobuf as in mq.proto")
     if header_bytes_max is not None and length > header_bytes_max:
-        raise RequestTooLarge(f"a message's header of {length} bytes is above {header_bytes_max}: only the payload may be large")
+        raise RequestTooLarge(
+            f"a message's header of {length} bytes is above {header_bytes_max}: only the payload may be large"
+        )
     try:
         header.ParseFromString(data[at : at + length])
     except Exception as error:  # protobuf's DecodeError has no common public base across its implementations
@@ -103,7 +105,9 @@ def decode(data: bytes, header_type: type[H], header_bytes_max: int | None = Non
         raise InvalidRequest("malformed message: only a payload may follow the header; speak protobuf as in mq.proto")
     length, at = _read_varint(view, at + 1)
     if at + length != len(view):
-        raise InvalidRequest("malformed message: the payload does not end where the message does; speak protobuf as in mq.proto")
+        raise InvalidRequest(
+            "malformed message: the payload does not end where the message does; speak protobuf as in mq.proto"
+        )
     return Envelope(header, (view[at:],))
 
 

@@ -32,7 +32,8 @@ def code_of(error: TritonMQError) -> pb.ErrorCode.ValueType:
 
 
 def to_wire(error: TritonMQError) -> pb.Error:
-    """The error as the wire's message; `from_wire` gives back an equal one, but for the end of a text that is too long."""
+    """The error as the wire's message; `from_wire` gives back an equal one, but for the end of a text that is too
+    long."""
     message = pb.Error(code=code_of(error), message=shortened(str(error), ERROR_BYTES_MAX))
     if isinstance(error, NotLeader):
         message.leader = error.leader
@@ -45,7 +46,8 @@ def to_wire(error: TritonMQError) -> pb.Error:
 
 
 def from_wire(message: pb.Error) -> TritonMQError:
-    """The exception that the message describes. An unknown code (a newer broker) becomes `InternalError`, never nothing."""
+    """The exception that the message describes. An unknown code (a newer broker) becomes `InternalError`, never
+    nothing."""
     cls = _CLASSES.get(message.code, InternalError)
     if cls is NotLeader:
         return NotLeader(message.message, message.leader, message.leader_epoch)

@@ -21,8 +21,8 @@
         ├── LockLost              somebody else may have had the lock meanwhile
         └── InternalError
 
-Each class has: `grpc_status` (the gRPC status name), `retriable`, `definite` (the outcome is known). The message names what to do
-next. How an error goes over the wire is in error_messages.py.
+Each class has: `grpc_status` (the gRPC status name), `retriable`, `definite` (the outcome is known). The message names
+what to do next. How an error goes over the wire is in error_messages.py.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class MemberInUse(RefusedError):
 
 
 class InvalidSetting(RefusedError):
-    """A setting or an option is unknown, or its value is not allowed. The message names both, and the nearest right one."""
+    """A setting or an option is unknown, or its value is not allowed. The message names both, and the nearest right
+    one."""
 
     grpc_status = "INVALID_ARGUMENT"
 
@@ -131,7 +132,8 @@ class SchemaMismatch(RefusedError):
 
 
 class BatchTooLarge(RefusedError):
-    """A batch or a record is above the topic's bound. The message names the setting to raise, or send smaller batches."""
+    """A batch or a record is above the topic's bound. The message names the setting to raise, or send smaller
+    batches."""
 
     grpc_status = "INVALID_ARGUMENT"
 
@@ -163,7 +165,8 @@ class NotEnoughBrokers(RefusedError):
 
 
 class ReplayMismatch(RefusedError):
-    """A micro-batch that was decided came again with another row count. `onReplayMismatch=keep` keeps what was decided."""
+    """A micro-batch that was decided came again with another row count. `onReplayMismatch=keep` keeps what was
+    decided."""
 
 
 class StaleMicroBatch(RefusedError):
@@ -195,8 +198,8 @@ class UnknownTransaction(RefusedError):
 
 
 class PeerRefused(RefusedError):
-    """A broker does not talk to whoever calls itself another broker. `why` says so by a code, a `PeerRefusal` of mq.proto: the text
-    tells a stranger little."""
+    """A broker does not talk to whoever calls itself another broker. `why` says so by a code, a `PeerRefusal` of
+    mq.proto: the text tells a stranger little."""
 
     grpc_status = "PERMISSION_DENIED"
 
@@ -206,7 +209,8 @@ class PeerRefused(RefusedError):
 
 
 class IncompatibleVersion(RefusedError):
-    """Two versions of TritonMQ that do not work together, or a cluster whose level of features does not allow something."""
+    """Two versions of TritonMQ that do not work together, or a cluster whose level of features does not allow
+    something."""
 
 
 class GroupInUse(RefusedError):
@@ -255,8 +259,8 @@ class CoordinationUnavailable(RetriableError):
 
 
 class NotYetWritten(RetriableError):
-    """A read has reached the end of the log. Everything before the end has been given; what was asked for beyond it is not there
-    yet, and may come."""
+    """A read has reached the end of the log. Everything before the end has been given; what was asked for beyond it is
+    not there yet, and may come."""
 
     grpc_status = "OUT_OF_RANGE"
 
@@ -272,14 +276,16 @@ class LockNotAcquired(RetriableError):
 
 
 class LockLost(UnknownOutcome):
-    """The lock has gone, or may have, before it was released: another may have it. Stop what it protects, and acquire it again."""
+    """The lock has gone, or may have, before it was released: another may have it. Stop what it protects, and acquire
+    it again."""
 
     grpc_status = "ABORTED"
     retriable = False
 
 
 class OutcomeUnknown(UnknownOutcome):
-    """The answer did not come in time, so the write may have happened. Send it again with the same UUID: there is one copy."""
+    """The answer did not come in time, so the write may have happened. Send it again with the same UUID: there is one
+    copy."""
 
     grpc_status = "DEADLINE_EXCEEDED"
 
@@ -298,8 +304,8 @@ class InternalError(UnknownOutcome):
 
 
 def shortened(text: str, bytes_max: int) -> str:
-    """The beginning of the text that takes at most so many bytes in UTF-8, with three dots behind it where something is left out.
-    Surrogates, which UTF-8 cannot carry, are written as escapes."""
+    """The beginning of the text that takes at most so many bytes in UTF-8, with three dots behind it where something is
+    left out. Surrogates, which UTF-8 cannot carry, are written as escapes."""
     encoded = text.encode("utf-8", "backslashreplace")
     if len(encoded) > bytes_max:
         encoded = encoded[: bytes_max - len(_CUT)]

@@ -1,7 +1,9 @@
-"""What the columns of a topic may become: nullable ones are added behind those that there are, and nothing else ever changes.
+"""What the columns of a topic may become: nullable ones are added behind those that there are, and nothing else ever
+changes.
 
-So each version of a topic's schema is the beginning of the next. A stored batch carries no schema; how many nodes it has says of
-which version it is (`mq_protocol.arrow.decode_batch`), and a reader of any version can read it: what it lacks is null. Pure.
+So each version of a topic's schema is the beginning of the next. A stored batch carries no schema; how many nodes it
+has says of which version it is (`mq_protocol.arrow.decode_batch`), and a reader of any version can read it: what it
+lacks is null. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ _INSTEAD: Final = "leave it out where it is read (.schema(...), columns=), or ma
 
 
 def extended(topic: str, schema: pa.Schema, added: pa.Schema) -> pa.Schema:
-    """The schema with these columns behind its own. Raises `InvalidRequest` for a name that is there, or a NOT NULL column."""
+    """The schema with these columns behind its own. Raises `InvalidRequest` for a name that is there, or a NOT NULL
+    column."""
     present = {field.name.lower(): field for field in schema}
     for field in added:
         known = present.get(field.name.lower())
@@ -34,14 +37,17 @@ def extended(topic: str, schema: pa.Schema, added: pa.Schema) -> pa.Schema:
 
 
 def check_extension(topic: str, before: pa.Schema, after: pa.Schema) -> None:
-    """Raises `InvalidRequest` unless `after` is `before`, or that and nullable columns behind it; says what to do instead."""
+    """Raises `InvalidRequest` unless `after` is `before`, or that and nullable columns behind it; says what to do
+    instead."""
     for at, field in enumerate(before):
         found = after.field(at) if at < len(after) else None
         if found is None or (found.name != field.name and field.name not in after.names):
             renamed = "" if found is None else f" (nor be called {found.name!r} from now on)"
             raise InvalidRequest(f"column {field.name!r} of topic {topic!r} cannot be dropped{renamed}: {_INSTEAD}")
         if found.name != field.name:
-            raise InvalidRequest(f"column {field.name!r} of topic {topic!r} must stay where it is: add columns behind the others")
+            raise InvalidRequest(
+                f"column {field.name!r} of topic {topic!r} must stay where it is: add columns behind the others"
+            )
         if found.type != field.type or found.nullable != field.nullable:
             is_now, asked = _words(field), _words(found)
             raise InvalidRequest(

@@ -1,7 +1,8 @@
-"""Reads flatbuffers that a stranger made: the tables that Arrow's metadata consists of, every position checked against the end.
+"""Reads flatbuffers that a stranger made: the tables that Arrow's metadata consists of, every position checked against
+the end.
 
-That all positions lie within the bytes says nothing about what the whole becomes: tables and texts may be pointed at any number
-of times. Who walks over them must count (schema_message.py).
+That all positions lie within the bytes says nothing about what the whole becomes: tables and texts may be pointed at
+any number of times. Who walks over them must count (schema_message.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Reads the metadata of one Arrow IPC record batch message from bytes that a stranger made, before anything else touches them.
+"""Reads the metadata of one Arrow IPC record batch message from bytes that a stranger made, before anything else
+touches them.
 
 Exactly the tables needed (Message, RecordBatch, FieldNode, Buffer, BodyCompression). It decodes no values:
 `mq_protocol.arrow.check_untrusted` does, once this has bounded what decoding costs.
@@ -20,7 +21,8 @@ _METADATA_V5 = 4
 _RECORD_BATCH = 3
 _HEADER_NAMES = {1: "a schema", 2: "a dictionary batch", 4: "a tensor", 5: "a sparse tensor"}
 _CODECS = {0: "lz4", 1: "zstd"}
-_PAIRS_MAX = 6 * SCHEMA_FIELDS_MAX  # two nodes for a map, three buffers for each: sixteen bytes here are 120 of Python's
+# Two nodes for a map, three buffers for each: sixteen bytes here are 120 of Python's
+_PAIRS_MAX = 6 * SCHEMA_FIELDS_MAX
 
 _LENGTH = struct.Struct("<q")
 
@@ -36,7 +38,8 @@ class RecordBatchMessage:
     body: memoryview
 
     def decoded_bytes(self) -> int:
-        """Bytes of all buffers once decompressed, as they declare. Raises `CorruptBatch` for a declaration that makes no sense."""
+        """Bytes of all buffers once decompressed, as they declare. Raises `CorruptBatch` for a declaration that makes
+        no sense."""
         if self.codec is None:
             return sum(size for _, size in self.buffers)
         total = 0
@@ -55,8 +58,8 @@ class RecordBatchMessage:
 
 
 def node_count(payload: memoryview) -> int:
-    """How many nodes a record batch message has: columns, nested ones counted. For one that was checked when it was stored: no more
-    than that is looked at. Raises `CorruptBatch` if it has none to tell."""
+    """How many nodes a record batch message has: columns, nested ones counted. For one that was checked when it was
+    stored: no more than that is looked at. Raises `CorruptBatch` if it has none to tell."""
     return _checked_before(payload).count(1)
 
 
@@ -76,12 +79,15 @@ def _checked_before(payload: memoryview) -> Table:
 
 
 def read_record_batch_message(payload: memoryview) -> RecordBatchMessage:
-    """Exactly one encapsulated record batch message, nothing before or behind it. Raises `CorruptBatch` saying what is wrong."""
+    """Exactly one encapsulated record batch message, nothing before or behind it. Raises `CorruptBatch` saying what is
+    wrong."""
     if len(payload) < _PREFIX.size:
         raise CorruptBatch(f"corrupt batch: {len(payload)} bytes are no Arrow message")
     marker, metadata_bytes = _PREFIX.unpack_from(payload)
     if marker != _CONTINUATION:
-        raise CorruptBatch("corrupt batch: an Arrow message begins with FF FF FF FF; send an encapsulated record batch message")
+        raise CorruptBatch(
+            "corrupt batch: an Arrow message begins with FF FF FF FF; send an encapsulated record batch message"
+        )
     if not 0 < metadata_bytes <= len(payload) - _PREFIX.size:
         raise CorruptBatch(f"corrupt batch: metadata of {metadata_bytes} bytes does not fit {len(payload)} bytes")
     if metadata_bytes % 8:

@@ -6,7 +6,8 @@ from typing import Final
 
 # -- names
 NAME_BYTES_MAX: Final = 255
-"""A new topic, group, member, column or rack, in UTF-8: a file name's bound on every file system that brokers run on."""
+"""A new topic, group, member, column or rack, in UTF-8: a file name's bound on every file system that brokers run
+on."""
 
 NAME_CHARACTERS_MAX: Final = 255
 """A topic or group that exists: names were once counted in characters, and stay usable."""
@@ -14,15 +15,17 @@ NAME_CHARACTERS_MAX: Final = 255
 PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 REPLICAS_MAX: Final = 9
 MEMBERS_MAX: Final = 64
-"""Brokers that hold a partition, or are named in sync, while it moves: of every place that it was sent to on the way."""
+"""Brokers that hold a partition, or are named in sync, while it moves: of every place that it was sent to on the
+way."""
 
 TOPIC_DOCUMENT_BYTES_MAX: Final = 512 << 10
-"""A topic as the coordination service keeps it. ZooKeeper takes 1 MiB in one request, with what is written beside it, and ends the
-session of who sends more: that of a broker, with all that it leads."""
+"""A topic as the coordination service keeps it. ZooKeeper takes 1 MiB in one request, with what is written beside it,
+and ends the session of who sends more: that of a broker, with all that it leads."""
 
 
 ID_BYTES_MAX: Final = 1_024
-"""A query id, a sink or a run id, in UTF-8: they stand in every staged batch and decision, and coordinators remember them."""
+"""A query id, a sink or a run id, in UTF-8: they stand in every staged batch and decision, and coordinators remember
+them."""
 
 QUOTED_CHARACTERS_MAX: Final = 200
 """Text from outside in a log or an error: enough to know it by."""
@@ -40,10 +43,12 @@ LISTED_TRANSACTIONS_MAX: Final = 5_000
 """Lines of one kind in a broker's answer about transactions: a few megabytes, with the longest names."""
 
 MICRO_BATCH_ID_MAX: Final = 1 << 62
-"""Micro-batch ids of Spark count from 0, and `txnVersion` is an application's own number: a time in nanoseconds is below it too."""
+"""Micro-batch ids of Spark count from 0, and `txnVersion` is an application's own number: a time in nanoseconds is
+below it too."""
 
 GROUPS_PER_PARTITION_MAX: Final = 10_000
-"""Groups whose cursors a partition keeps, about half a kilobyte each on every replica: those of queries that ended stay."""
+"""Groups whose cursors a partition keeps, about half a kilobyte each on every replica: those of queries that ended
+stay."""
 
 GROUP_MEMBERS_MAX: Final = 1_000
 """Members of a group at one partition. One of them has it; the others wait."""
@@ -103,8 +108,8 @@ BATCH_DECODED_BYTES_CEILING: Final = 256 << 20
 BATCH_RECORDS_MAX: Final = 1_000_000
 
 RECORD_UUIDS_MAX: Final = 4_000
-"""Records of a batch whose records have UUIDs of their own. Each is looked up, and remembered, by itself, on the broker's loop:
-so many take some 20 ms, and 64 kB of the message's header."""
+"""Records of a batch whose records have UUIDs of their own. Each is looked up, and remembered, by itself, on the
+broker's loop: so many take some 20 ms, and 64 kB of the message's header."""
 
 SCHEMA_FIELDS_MAX: Final = 4_096
 """Fields of a schema, nested ones counted: the metadata of every batch has a line for each."""
@@ -113,13 +118,15 @@ SCHEMA_DEPTH_MAX: Final = 32
 """Types within types; Arrow itself reads 64."""
 
 DEDUP_UUIDS_MAX: Final = 100_000
-"""Batches back that a retry is recognised, a partition, by default (`dedup_uuids_max`): 100 s of 1,000 batches a second."""
+"""Batches back that a retry is recognised, a partition, by default (`dedup_uuids_max`): 100 s of 1,000 batches a
+second."""
 
 DEDUP_UUIDS_FLOOR: Final = 100
 DEDUP_UUIDS_CEILING: Final = 10_000_000
 
 DEDUP_MEMORY_MAX: Final = 1 << 30
-"""What the UUIDs of all partitions of a broker may take before it says so: some 230 full windows of the default size."""
+"""What the UUIDs of all partitions of a broker may take before it says so: some 230 full windows of the default
+size."""
 
 DEDUP_MS_FLOOR: Final = 60_000
 """What `dedup_ms` can be lowered to: a producer goes on asking for some time after a first answer was lost."""
@@ -128,37 +135,40 @@ RETENTION_MS_FLOOR: Final = 1_000
 """Below this a batch could be dropped before a reader that is on time has seen it."""
 
 OFFSETS_OF_A_LIFE: Final = 1 << 40
-"""When the logs of a partition are lost and nobody can say how far they went, offsets go on at the next multiple of this: more than
-any log has given, and few enough for eight million such losses. So two offsets tell whether one happened between them."""
+"""When the logs of a partition are lost and nobody can say how far they went, offsets go on at the next multiple of
+this: more than any log has given, and few enough for eight million such losses. So two offsets tell whether one
+happened between them."""
 
 
 def next_life(offset: int) -> int:
-    """Where offsets go on after a loss, if `offset` is the highest that is known to have been given, or the one after it."""
+    """Where offsets go on after a loss, if `offset` is the highest that is known to have been given, or the one after
+    it."""
     return (offset // OFFSETS_OF_A_LIFE + 1) * OFFSETS_OF_A_LIFE
 
 
 EPOCHS_AHEAD_MAX: Final = 1 << 20
-"""How far a message's leader epoch may be above that of the state node as last read. A broker that is further behind reads the
-node; a message that is still further ahead is of no leader."""
+"""How far a message's leader epoch may be above that of the state node as last read. A broker that is further behind
+reads the node; a message that is still further ahead is of no leader."""
 
 # -- wire
 MESSAGE_OVERHEAD_BYTES: Final = 1 << 20
 """What a message may have beside a batch."""
 
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_CEILING + MESSAGE_OVERHEAD_BYTES
-"""gRPC's bound on a message between brokers, and from a broker to a client: the largest batch and its header. What a broker takes
-from clients can be raised to this."""
+"""gRPC's bound on a message between brokers, and from a broker to a client: the largest batch and its header. What a
+broker takes from clients can be raised to this."""
 
 CLIENT_MESSAGE_BYTES_MAX: Final = 17 << 20
-"""What a broker takes in one message from a client, by default (`--message-bytes-max`): a decision of the sink, or a batch of 16
-MiB. gRPC holds a whole message before anybody sees it."""
+"""What a broker takes in one message from a client, by default (`--message-bytes-max`): a decision of the sink, or a
+batch of 16 MiB. gRPC holds a whole message before anybody sees it."""
 
 CONNECTIONS_MAX: Final = 2_000
 """From clients, to one broker, by default (`--connections-max`): a process has two, whatever it does."""
 
 STREAMS_PER_CONNECTION_MAX: Final = 1_000
-"""Requests and streams at once on one connection; more wait in the client. A hundred is gRPC's advice, but all consumers of a
-process share a connection, and a stream that waits there says nothing. An idle stream takes 30 kB of a broker."""
+"""Requests and streams at once on one connection; more wait in the client. A hundred is gRPC's advice, but all
+consumers of a process share a connection, and a stream that waits there says nothing. An idle stream takes 30 kB of a
+broker."""
 
 STREAMS_PER_CHANNEL: Final = 500
 """How many subscriptions a client opens on one connection before it makes another."""
@@ -179,13 +189,15 @@ CALL_METADATA_BYTES_MAX: Final = 8 << 10
 """Headers of one call."""
 
 ERROR_BYTES_MAX: Final = 4 << 10
-"""An error's text in UTF-8. It travels in HTTP/2 headers, in base64 there, and gRPC takes 8 KiB of headers for certain."""
+"""An error's text in UTF-8. It travels in HTTP/2 headers, in base64 there, and gRPC takes 8 KiB of headers for
+certain."""
 
 ERROR_STATUS_BYTES_MAX: Final = 1 << 10
 """The same text in gRPC's status, for tools that know only gRPC. There each byte beyond ASCII takes three."""
 
 REQUEST_BYTES_MAX: Final = 1 << 20
-"""A request with one answer: what a client means to ask fits many times over. A decision may have `MANIFEST_BYTES_MAX`."""
+"""A request with one answer: what a client means to ask fits many times over. A decision may have
+`MANIFEST_BYTES_MAX`."""
 
 PLACES_REQUEST_BYTES_MAX: Final = 4 << 20
 """A request that names partitions of any topics: `REQUEST_PLACES_MAX` of them, with the longest names."""
@@ -194,7 +206,8 @@ REQUEST_TOPICS_MAX: Final = 1_000
 """Topics named in one question about metadata: a client names those that it uses."""
 
 REQUEST_PLACES_MAX: Final = 10_000
-"""Partitions named in one request: all of the largest topic. Each costs a broker about a kilobyte until it is answered."""
+"""Partitions named in one request: all of the largest topic. Each costs a broker about a kilobyte until it is
+answered."""
 
 REQUEST_SETTINGS_MAX: Final = 100
 """Settings given to a topic at once; there are about ten."""
@@ -209,7 +222,8 @@ PRODUCE_HEADER_BYTES_MAX: Final = 64 << 10
 """What is said about a batch beside its payload: names and ids of at most a few kilobytes."""
 
 ANSWER_BYTES_MAX: Final = 4 << 20
-"""Where an answer that lists things ends and says that there is more. Encoding this much holds up a broker for about 30 ms."""
+"""Where an answer that lists things ends and says that there is more. Encoding this much holds up a broker for about 30
+ms."""
 
 YIELD_EVERY: Final = 500
 """After so many elements of a list that somebody else has made, other work gets its turn."""
@@ -218,7 +232,8 @@ FETCH_CHUNK_BYTES: Final = 1 << 20
 """grpcio moves about 1.8 GB/s at 1 MiB a message; larger gains nothing."""
 
 READ_BATCHES_MAX: Final = 1_000
-"""Stored batches in one answer. Each takes the loop some 15 microseconds, and a few megabytes may be ten thousand of them."""
+"""Stored batches in one answer. Each takes the loop some 15 microseconds, and a few megabytes may be ten thousand of
+them."""
 
 FILTER_CHARACTERS_MAX: Final = 4_096
 """A filter travels with every fetch: a page of text says what a person can mean."""
@@ -230,25 +245,30 @@ FILTER_DEPTH_MAX: Final = 32
 """Parentheses and NOTs within one another: what Python's stack bears many times over."""
 
 FILTERS_AT_ONCE_MAX: Final = 2
-"""Fetches whose rows a broker filters at the same time, in threads: more would take the processors from its own work."""
+"""Fetches whose rows a broker filters at the same time, in threads: more would take the processors from its own
+work."""
 
 PRODUCE_IN_FLIGHT_BYTES_MAX: Final = 64 << 20
 """What one Produce stream may have unanswered; more waits in TCP, not in the broker's memory."""
 
 LINK_MESSAGE_BYTES: Final = 2 << 20
-"""Where a message between brokers stops gathering: enough for throughput, little enough not to hold up what comes behind it."""
+"""Where a message between brokers stops gathering: enough for throughput, little enough not to hold up what comes
+behind it."""
 
 LINK_BUFFER_BYTES_MAX: Final = 64 << 20
 """What may wait for a slow peer; past it entries are dropped, and the core sends them again."""
 
 SNAPSHOT_PART_BYTES: Final = 1 << 20
-"""How a partition's state travels to a follower that begins anew: little enough not to hold up entries of other partitions."""
+"""How a partition's state travels to a follower that begins anew: little enough not to hold up entries of other
+partitions."""
 
 SNAPSHOT_BYTES_MAX: Final = 64 << 20
-"""What a link may have sent of a snapshot that has not arrived whole, besides its UUIDs: some hundred thousand transaction keys."""
+"""What a link may have sent of a snapshot that has not arrived whole, besides its UUIDs: some hundred thousand
+transaction keys."""
 
 SNAPSHOT_UUID_BYTES: Final = 40
-"""What a snapshot takes for each UUID that the partition remembers, at most: 16 bytes, and three steps of some bytes each."""
+"""What a snapshot takes for each UUID that the partition remembers, at most: 16 bytes, and three steps of some bytes
+each."""
 
 # -- time
 SESSION_TIMEOUT_MS: Final = 4_000
@@ -258,15 +278,17 @@ REQUEST_TIMEOUT_MS: Final = 30_000
 CONNECT_TIMEOUT_MS: Final = 10_000
 
 GROUP_HANDOVER_MS: Final = 3_000
-"""How long a group's member may take to settle what it holds before the partition goes to another, which is then given it again."""
+"""How long a group's member may take to settle what it holds before the partition goes to another, which is then given
+it again."""
 
 LOCK_SILENCE_MS_MAX: Final = 5_000
-"""A client that has heard nothing of its lock for so long takes it for lost. Brokers end a silent connection after ten seconds at
-the earliest, so the holder knows first."""
+"""A client that has heard nothing of its lock for so long takes it for lost. Brokers end a silent connection after ten
+seconds at the earliest, so the holder knows first."""
 
 # -- storage
 SEGMENT_BYTES_MAX: Final = 128 << 20
-"""A segment's size, by default: small to copy or delete at once, large enough that ten thousand partitions have few files."""
+"""A segment's size, by default: small to copy or delete at once, large enough that ten thousand partitions have few
+files."""
 
 SEGMENT_BYTES_FLOOR: Final = 64 << 10
 SEGMENT_BYTES_CEILING: Final = 4 << 30
@@ -278,7 +300,8 @@ JOURNAL_CACHES_BYTES_MAX: Final = 256 << 20
 """The same, of all partitions of a broker together: ten thousand of them must not take ten thousand times as much."""
 
 WRITER_PENDING_BYTES_MAX: Final = 256 << 20
-"""What may wait for a broker's one writer thread: about a second of a fast disk. Past it appends are refused, not queued."""
+"""What may wait for a broker's one writer thread: about a second of a fast disk. Past it appends are refused, not
+queued."""
 
 WRITER_PENDING_ORDERS_MAX: Final = 200_000
 """The same for tiny entries, which cost by number, not by size."""

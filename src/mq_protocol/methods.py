@@ -1,8 +1,9 @@
 """Every method that brokers serve: one row each, for whoever serves it and for whoever calls it.
 
-A row says the method's name, the messages that go in and out, how they go, and what one request may cost. `mq.proto` says the first
-three to other languages; a test holds the two against each other. To add a method: its messages and its line in `mq.proto`
-(`make proto`), its row here, and a method of the same name in snake case in the part of the broker that it is about.
+A row says the method's name, the messages that go in and out, how they go, and what one request may cost. `mq.proto`
+says the first three to other languages; a test holds the two against each other. To add a method: its messages and its
+line in `mq.proto` (`make proto`), its row here, and a method of the same name in snake case in the part of the broker
+that it is about.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Kind(Enum):
 
 
 class Elements(NamedTuple):
-    """A list in a request: at most `most` elements. `once`: the fields in which no two elements may be alike (none: the whole
-    element); None: elements may be alike."""
+    """A list in a request: at most `most` elements. `once`: the fields in which no two elements may be alike (none: the
+    whole element); None: elements may be alike."""
 
     most: int
     once: tuple[str, ...] | None = None
@@ -41,8 +42,8 @@ class Elements(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Of one method. `lists`: every list of messages, texts or bytes in the request, by the path of its field. `advice`: what to do
-    where a request has too many bytes."""
+    """Of one method. `lists`: every list of messages, texts or bytes in the request, by the path of its field.
+    `advice`: what to do where a request has too many bytes."""
 
     bytes_max: int = limits.REQUEST_BYTES_MAX
     lists: Mapping[str, Elements] = field(default_factory=dict)
@@ -90,17 +91,25 @@ _BATCHES: Final = Bound(limits.MESSAGE_BYTES_MAX)
 
 def _places(*lists: str) -> Bound:
     """Of a request with lists of places: topic and partition, each once."""
-    return Bound(limits.PLACES_REQUEST_BYTES_MAX, dict.fromkeys(lists, Elements(limits.REQUEST_PLACES_MAX, ("topic", "partition"))))
+    return Bound(
+        limits.PLACES_REQUEST_BYTES_MAX,
+        dict.fromkeys(lists, Elements(limits.REQUEST_PLACES_MAX, ("topic", "partition"))),
+    )
 
 
 def _manifest(lines: str, advice: str = _LESS) -> Bound:
     """Of a request with lines of a manifest, each with the UUIDs of its batches."""
     uuids = Elements(limits.MANIFEST_BYTES_MAX // 16)
-    return Bound(limits.MANIFEST_BYTES_MAX, {lines: Elements(limits.MANIFEST_LINES_MAX), f"{lines}.uuids": uuids}, advice)
+    return Bound(
+        limits.MANIFEST_BYTES_MAX, {lines: Elements(limits.MANIFEST_LINES_MAX), f"{lines}.uuids": uuids}, advice
+    )
 
 
 _METADATA: Final = Method(
-    "Metadata", pb.MetadataRequest, pb.MetadataResponse, bound=Bound(lists={"topics": Elements(limits.REQUEST_TOPICS_MAX, ())})
+    "Metadata",
+    pb.MetadataRequest,
+    pb.MetadataResponse,
+    bound=Bound(lists={"topics": Elements(limits.REQUEST_TOPICS_MAX, ())}),
 )
 _TRANSACTION_STATUS: Final = Method("TransactionStatus", pb.TransactionStatusRequest, pb.TransactionStatusResponse)
 
@@ -127,7 +136,10 @@ BROKER: Final = Service(
     Method("DeleteGroup", pb.DeleteGroupRequest, pb.DeleteGroupResponse, bound=_places("partitions")),
     Method("Purge", pb.PurgeRequest, pb.PurgeResponse, bound=_places("positions")),
     Method(
-        "Decide", pb.DecideRequest, pb.DecideResponse, bound=_manifest("manifest", "write fewer, larger batches in one micro-batch")
+        "Decide",
+        pb.DecideRequest,
+        pb.DecideResponse,
+        bound=_manifest("manifest", "write fewer, larger batches in one micro-batch"),
     ),
     _TRANSACTION_STATUS,
     Method("Staged", pb.StagedRequest, pb.StagedResponse),
@@ -158,7 +170,12 @@ PEER: Final = Service(
     _METADATA,
     Method("ReplicaStatus", pb.ReplicaStatusRequest, pb.ReplicaStatusResponse),
     Method("Publish", pb.PublishRequest, pb.PublishResponse, bound=_STAGED),
-    Method("Discard", pb.DiscardRequest, pb.DiscardResponse, bound=Bound(lists={"uuids": Elements(limits.DISCARD_UUIDS_MAX)})),
+    Method(
+        "Discard",
+        pb.DiscardRequest,
+        pb.DiscardResponse,
+        bound=Bound(lists={"uuids": Elements(limits.DISCARD_UUIDS_MAX)}),
+    ),
     Method("AreStaged", pb.AreStagedRequest, pb.AreStagedResponse, bound=_STAGED),
     Method("AbortKey", pb.AbortKeyRequest, pb.AbortTransactionResponse),
     Method("Fence", pb.FenceRequest, pb.FenceResponse, bound=_manifest("kept")),

@@ -26,10 +26,11 @@ FOR_EVER = "forever"
 TRANSACTIONS_TOPIC = "__transactions"
 """Whose partitions' leaders are the transaction coordinators."""
 
-_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})  # controls, format characters, surrogates, separators of lines and paragraphs
+# Controls, format characters, surrogates, separators of lines and paragraphs
+_UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
-# Path separators, control characters, surrogates, private use and non-characters: what ZooKeeper refuses in a node's name. The
-# comma separates topics wherever a list of them is written (`subscribe`, the command line).
+# Path separators, control characters, surrogates, private use and non-characters: what ZooKeeper refuses in a node's
+# name. The comma separates topics wherever a list of them is written (`subscribe`, the command line).
 _FORBIDDEN = re.compile("[/,\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]")
 
 
@@ -38,8 +39,8 @@ _NEAR: Final = 0.6
 
 
 def nearest(word: str, words: Iterable[str]) -> str | None:
-    """The one of `words` that `word` was most likely meant to be, ignoring case; None if none is near, or if the search would take
-    long: brokers search for strangers, and to rate two long words against each other takes a millisecond.
+    """The one of `words` that `word` was most likely meant to be, ignoring case; None if none is near, or if the search
+    would take long: brokers search for strangers, and to rate two long words against each other takes a millisecond.
     """
     candidates = list(islice(words, limits.NEAREST_CANDIDATES_MAX + 1))
     if len(word) > limits.NEAREST_WORD_CHARACTERS_MAX or len(candidates) > limits.NEAREST_CANDIDATES_MAX:
@@ -68,13 +69,15 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
 
 
 def check_topic_name(name: str, *, internal: bool = False) -> None:
-    """Whether there can be a topic of that name. Raises `InvalidTopicName`, saying which character or rule. `internal`: names
-    beginning with `__` are meant. A new topic must also pass `check_new_topic_name`."""
+    """Whether there can be a topic of that name. Raises `InvalidTopicName`, saying which character or rule. `internal`:
+    names beginning with `__` are meant. A new topic must also pass `check_new_topic_name`."""
     fault = _fault(name)
     if fault:
         raise InvalidTopicName(f"topic name {quoted(name)} {fault}")
     if name.startswith(INTERNAL_PREFIX) and not internal:
-        raise InvalidTopicName(f"topic name {name!r} begins with {INTERNAL_PREFIX!r}, which is kept for the brokers' own topics")
+        raise InvalidTopicName(
+            f"topic name {name!r} begins with {INTERNAL_PREFIX!r}, which is kept for the brokers' own topics"
+        )
 
 
 def check_new_topic_name(name: str, bytes_max: int = limits.NAME_BYTES_MAX) -> None:
@@ -86,8 +89,8 @@ def check_new_topic_name(name: str, bytes_max: int = limits.NAME_BYTES_MAX) -> N
 
 
 def check_group_name(name: str) -> None:
-    """Whether there can be a group of that name. Raises `InvalidRequest`, saying which character or rule. A new group must also
-    pass `check_new_group_name`."""
+    """Whether there can be a group of that name. Raises `InvalidRequest`, saying which character or rule. A new group
+    must also pass `check_new_group_name`."""
     fault = _fault(name)
     if fault:
         raise InvalidRequest(f"group name {quoted(name)} {fault}")
@@ -121,7 +124,8 @@ def check_lock_name(name: str) -> None:
 
 
 def check_column_name(name: str) -> None:
-    """For a column that is to be made; nested ones too. Names in back-quotes may hold any mark. Raises `InvalidRequest`."""
+    """For a column that is to be made; nested ones too. Names in back-quotes may hold any mark. Raises
+    `InvalidRequest`."""
     fault = _fault_of_new(name, limits.NAME_BYTES_MAX)
     if fault:
         raise InvalidRequest(f"column name {quoted(name)} {fault}")
@@ -135,8 +139,8 @@ def check_rack(name: str) -> None:
 
 
 def check_id(what: str, text: str) -> None:
-    """Whether an id that a client chose (of a query, a sink, a run) is short enough to be kept with each batch. It may hold any
-    character: it is quoted wherever it is shown. Raises `InvalidRequest`."""
+    """Whether an id that a client chose (of a query, a sink, a run) is short enough to be kept with each batch. It may
+    hold any character: it is quoted wherever it is shown. Raises `InvalidRequest`."""
     count = len(text.encode("utf-8", "surrogatepass"))
     if count > limits.ID_BYTES_MAX:
         raise InvalidRequest(f"a {what} of {count} bytes is too long: at most {limits.ID_BYTES_MAX} are allowed")
@@ -174,7 +178,8 @@ def _fault(name: str) -> str | None:
 
 
 def _fault_of_new(name: str, bytes_max: int) -> str | None:
-    """What was once taken and is not taken any more: names that look like others, forge lines or change how text runs."""
+    """What was once taken and is not taken any more: names that look like others, forge lines or change how text
+    runs."""
     if not name:
         return "is empty: give it at least one character"
     if len(name) > bytes_max:  # before anything looks at each character
@@ -222,7 +227,8 @@ class OnTotalLoss(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    """A topic's settings, every one with its value. Sizes in bytes. Retention and `dedup_ms` None: nothing is dropped."""
+    """A topic's settings, every one with its value. Sizes in bytes. Retention and `dedup_ms` None: nothing is
+    dropped."""
 
     durability: Durability
     min_insync_replicas: int
@@ -239,8 +245,9 @@ class TopicSettings:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line of the table. `default` is for people; `reason` says what the setting is for and why it is bounded. `live`: it
-    can be changed while the topic is in use; replicas that differ in another would part, or take it only when they restart."""
+    """One line of the table. `default` is for people; `reason` says what the setting is for and why it is bounded.
+    `live`: it can be changed while the topic is in use; replicas that differ in another would part, or take it only
+    when they restart."""
 
     name: str
     default: str
@@ -336,18 +343,22 @@ _SIZE = re.compile(r"(?P<number>[0-9][0-9_]*)\s*(?P<unit>|[kmg]|[kmg]i?b)", re.I
 def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
     """The settings of a topic with that many replicas, defaults filled in.
 
-    Sizes are bytes, or `64KiB`, `4MiB`, `1GiB` (also `4m`: powers of two always). Raises `InvalidSetting` naming the setting, what
-    it was given and what is allowed; for an unknown name, the nearest right one.
+    Sizes are bytes, or `64KiB`, `4MiB`, `1GiB` (also `4m`: powers of two always). Raises `InvalidSetting` naming the
+    setting, what it was given and what is allowed; for an unknown name, the nearest right one.
     """
     for name in given:
         if name not in SETTINGS:
             known = ", ".join(SETTINGS)
-            raise InvalidSetting(f"unknown topic setting {name!r}{did_you_mean(name, SETTINGS)} (settings are: {known})")
+            raise InvalidSetting(
+                f"unknown topic setting {name!r}{did_you_mean(name, SETTINGS)} (settings are: {known})"
+            )
 
     def size(name: str, default: int, low: int, high: int) -> int:
         return _integer(given, name, default, low, high, parse_size)
 
-    batch_bytes_max = size("batch_bytes_max", limits.BATCH_BYTES_MAX, limits.BATCH_BYTES_FLOOR, limits.BATCH_BYTES_CEILING)
+    batch_bytes_max = size(
+        "batch_bytes_max", limits.BATCH_BYTES_MAX, limits.BATCH_BYTES_FLOOR, limits.BATCH_BYTES_CEILING
+    )
     record_ceiling = batch_bytes_max - limits.BATCH_OVERHEAD_BYTES
     durability = _durability(given.get("durability", Durability.FSYNC.value))
     return TopicSettings(
@@ -355,7 +366,10 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
         min_insync_replicas=_integer(given, "min_insync_replicas", replicas // 2 + 1, 1, replicas, int),
         batch_bytes_max=batch_bytes_max,
         batch_decoded_bytes_max=size(
-            "batch_decoded_bytes_max", limits.BATCH_DECODED_BYTES_MAX, batch_bytes_max, limits.BATCH_DECODED_BYTES_CEILING
+            "batch_decoded_bytes_max",
+            limits.BATCH_DECODED_BYTES_MAX,
+            batch_bytes_max,
+            limits.BATCH_DECODED_BYTES_CEILING,
         ),
         record_bytes_max=size("record_bytes_max", min(limits.RECORD_BYTES_MAX, record_ceiling), 1, record_ceiling),
         segment_bytes_max=size(
@@ -374,7 +388,9 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
 def _durability(text: str) -> Durability:
     words = [durability.value for durability in Durability]
     if text not in words:
-        raise InvalidSetting(f"durability={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)})")
+        raise InvalidSetting(
+            f"durability={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)})"
+        )
     return Durability(text)
 
 
@@ -383,7 +399,9 @@ def _on_total_loss(text: str | None, durability: Durability) -> OnTotalLoss:
     if text is None:
         return OnTotalLoss.RECOVER if durability is Durability.MEMORY else OnTotalLoss.STOP
     if text not in words:
-        raise InvalidSetting(f"on_total_loss={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)})")
+        raise InvalidSetting(
+            f"on_total_loss={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)})"
+        )
     if text == OnTotalLoss.RECOVER.value and durability is not Durability.MEMORY:
         raise InvalidSetting(
             f"on_total_loss=recover would drop by itself what durability={durability.value} promises to keep: "
@@ -420,7 +438,9 @@ def _unless_for_ever(given: Mapping[str, str], name: str, low: int, parse: Calla
     return _integer(given, name, 0, low, (1 << 62), parse)
 
 
-def _integer(given: Mapping[str, str], name: str, default: int, low: int, high: int, parse: Callable[[str], int]) -> int:
+def _integer(
+    given: Mapping[str, str], name: str, default: int, low: int, high: int, parse: Callable[[str], int]
+) -> int:
     if name not in given:
         return default
     try:

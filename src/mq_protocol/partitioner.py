@@ -1,4 +1,5 @@
-"""Which partition a key belongs to: the hash of Kafka's default partitioner (murmur2), so keys land where Kafka's users expect.
+"""Which partition a key belongs to: the hash of Kafka's default partitioner (murmur2), so keys land where Kafka's users
+expect.
 
 Not here: how records without a key are spread (the producer's business).
 """
@@ -21,7 +22,8 @@ _MULTIPLIER = 0x5BD1E995
 _MASK = 0xFFFFFFFF
 
 _VECTOR_KEY_BYTES_MAX = 256
-"""Longer keys are hashed one by one: the vectorised form makes a pass over the column for every four bytes of its longest key."""
+"""Longer keys are hashed one by one: the vectorised form makes a pass over the column for every four bytes of its
+longest key."""
 
 
 def murmur2(key: bytes) -> int:
@@ -53,8 +55,8 @@ def coordinator_partition(query_id: str, sink: str, partitions: int) -> int:
 def partitions_for_keys(keys: pa.Array, partitions: int) -> NDArray[np.int32]:
     """The partition of each key of a column, `-1` where the key is null.
 
-    Strings are hashed as UTF-8, `int` and `long` as big-endian, as Kafka's serializers write them. Raises `InvalidRequest` for a
-    column of any other type.
+    Strings are hashed as UTF-8, `int` and `long` as big-endian, as Kafka's serializers write them. Raises
+    `InvalidRequest` for a column of any other type.
     """
     assert partitions > 0
     column = key_bytes(keys)
@@ -74,7 +76,8 @@ def partitions_for_keys(keys: pa.Array, partitions: int) -> NDArray[np.int32]:
 
 
 def key_bytes(keys: pa.Array) -> pa.Array:
-    """The keys of a column as the bytes that are hashed. Raises `InvalidRequest` for a type that is not one of those."""
+    """The keys of a column as the bytes that are hashed. Raises `InvalidRequest` for a type that is not one of
+    those."""
     kind = keys.type
     if pa.types.is_int32(kind) or pa.types.is_int64(kind):
         width = kind.bit_width // 8
@@ -85,11 +88,16 @@ def key_bytes(keys: pa.Array) -> pa.Array:
         return keys if len(keys) else pa.array([b""], pa.binary()).slice(0, 0)
     if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind) or pa.types.is_fixed_size_binary(kind):
         return key_bytes(keys.cast(pa.binary()))
-    raise InvalidRequest(f"a key column of type {kind} cannot be hashed to a partition: use string, binary, int or long")
+    raise InvalidRequest(
+        f"a key column of type {kind} cannot be hashed to a partition: use string, binary, int or long"
+    )
 
 
-def _murmur2_columns(data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
-    """`murmur2` of every `data[start : start + length]` at once. uint32 arithmetic wraps, which is what the hash wants."""
+def _murmur2_columns(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> NDArray[np.uint32]:
+    """`murmur2` of every `data[start : start + length]` at once. uint32 arithmetic wraps, which is what the hash
+    wants."""
     multiplier = np.uint32(_MULTIPLIER)
     h = np.uint32(_SEED) ^ lengths.astype(np.uint32)
     words = lengths >> 2

@@ -1,7 +1,8 @@
 """Bounds one Arrow IPC schema message from bytes that a stranger made, before Arrow makes fields of them.
 
-A flatbuffer may point at one table or text any number of times, and Arrow makes a new object, or a copy, each time: a kilobyte can
-become gigabytes. So everything is counted as often as it is pointed at. Layouts as in the Arrow format's Schema.fbs.
+A flatbuffer may point at one table or text any number of times, and Arrow makes a new object, or a copy, each time: a
+kilobyte can become gigabytes. So everything is counted as often as it is pointed at. Layouts as in the Arrow format's
+Schema.fbs.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _FIELD_NAME, _FIELD_TYPE_KIND, _FIELD_TYPE, _FIELD_CHILDREN, _FIELD_METADATA = 0
 
 
 def check_schema_message(data: memoryview) -> None:
-    """Raises `CorruptBatch` unless it is one schema message, with at most `SCHEMA_FIELDS_MAX` fields and `REQUEST_BYTES_MAX` bytes
-    of names and metadata in all."""
+    """Raises `CorruptBatch` unless it is one schema message, with at most `SCHEMA_FIELDS_MAX` fields and
+    `REQUEST_BYTES_MAX` bytes of names and metadata in all."""
     if len(data) < _PREFIX.size:
         raise CorruptBatch(f"corrupt schema: {len(data)} bytes are no Arrow message")
     marker, metadata_bytes = _PREFIX.unpack_from(data)
@@ -44,7 +45,8 @@ def check_schema_message(data: memoryview) -> None:
 
 
 class _Walk:
-    """Owns the counts of one message: its fields, nested ones too, and bytes of text, each as often as it is pointed at."""
+    """Owns the counts of one message: its fields, nested ones too, and bytes of text, each as often as it is pointed
+    at."""
 
     def __init__(self) -> None:
         self._fields = 0

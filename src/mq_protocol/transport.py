@@ -1,8 +1,9 @@
-"""What both ends of the wire must agree on beside the messages: options of connections, errors, and what a gRPC status means.
+"""What both ends of the wire must agree on beside the messages: options of connections, errors, and what a gRPC status
+means.
 
-An error travels whole in the trailing metadata of a call; the status beside it is for people, and for tools that know only gRPC. A
-call that ends without one was ended by gRPC itself, and `from_call` says what that means: the same for clients and for brokers.
-Statuses are named here, not imported: nothing of this needs gRPC.
+An error travels whole in the trailing metadata of a call; the status beside it is for people, and for tools that know
+only gRPC. A call that ends without one was ended by gRPC itself, and `from_call` says what that means: the same for
+clients and for brokers. Statuses are named here, not imported: nothing of this needs gRPC.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Option = tuple[str, int]
 MESSAGE_OPTIONS: Final[tuple[Option, ...]] = (
     ("grpc.max_receive_message_length", limits.MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", limits.MESSAGE_BYTES_MAX),
-    # A machine that vanished, and a process that is stopped, are noticed in 15 s; a killed process closes its connection at once.
+    # A machine that vanished, and a process that is stopped, are noticed in 15 s; a killed process closes its
+    # connection at once.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),  # for the far machine's TCP
     ("grpc.http2.ping_timeout_ms", 5_000),  # for the far process, which gRPC would wait a minute for
@@ -83,8 +85,8 @@ MEANINGS: Final[dict[str, tuple[type[TritonMQError], str]]] = {
 
 
 def from_call(error: Any, address: str) -> TritonMQError:
-    """What a failed gRPC call to the broker at `address` means: the error that the far side raised, if it gave one; else what its
-    status means. `error`: what gRPC raised, synchronous or not."""
+    """What a failed gRPC call to the broker at `address` means: the error that the far side raised, if it gave one;
+    else what its status means. `error`: what gRPC raised, synchronous or not."""
     for key, value in error.trailing_metadata() or ():
         if key == ERROR_METADATA:
             try:
@@ -105,6 +107,9 @@ def to_call(error: TritonMQError) -> tuple[str, str, tuple[tuple[str, bytes], ..
 def _details(text: str) -> str:
     """The beginning of the text that fits the status as gRPC writes it, percent-encoded."""
     bytes_max = limits.ERROR_STATUS_BYTES_MAX
-    while len(urllib.parse.quote(short := errors.shortened(text, bytes_max), safe=_UNENCODED)) > limits.ERROR_STATUS_BYTES_MAX:
+    while (
+        len(urllib.parse.quote(short := errors.shortened(text, bytes_max), safe=_UNENCODED))
+        > limits.ERROR_STATUS_BYTES_MAX
+    ):
         bytes_max = bytes_max * 2 // 3
     return short

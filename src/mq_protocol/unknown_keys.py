@@ -1,8 +1,9 @@
-"""Keys of a stored document that this version does not know: a newer version has written them, and every write keeps them.
+"""Keys of a stored document that this version does not know: a newer version has written them, and every write keeps
+them.
 
-Brokers of two versions share these documents during a rolling upgrade. Each of them reads a document, changes what it knows and
-writes the whole of it. What it does not know travels beside the rest as one JSON text (`NodeState.unknown`, `TopicSpec.unknown`,
-`Move.unknown`), which nobody looks into.
+Brokers of two versions share these documents during a rolling upgrade. Each of them reads a document, changes what it
+knows and writes the whole of it. What it does not know travels beside the rest as one JSON text (`NodeState.unknown`,
+`TopicSpec.unknown`, `Move.unknown`), which nobody looks into.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _DEPTH_MAX: Final = 16
 
 
 def unknown_keys(document: dict[str, Any], known: Collection[str], bytes_max: int) -> str:
-    """The keys that are not `known`, with their values, as JSON; empty if there are none. Raises `ValueError` for too much."""
+    """The keys that are not `known`, with their values, as JSON; empty if there are none. Raises `ValueError` for too
+    much."""
     rest = {key: value for key, value in document.items() if key not in known}
     if not rest:
         return ""

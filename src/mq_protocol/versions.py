@@ -2,11 +2,11 @@
 
 Three numbers, each raised by hand:
 
-- `PROTOCOL`: what this release speaks on the wire. It also speaks every protocol from `PROTOCOL_OLDEST` on. Two ends work together
-  if their ranges overlap. It is raised when the other end must know of a change.
-- `LEVEL`: the highest level of features that this release knows. The cluster's own level is in the coordination service. An
-  operator raises it (`tritonmq cluster upgrade`) once every broker knows the next one. Until then leaders write nothing of it,
-  so that brokers of the last release can read everything, and can be started again.
+- `PROTOCOL`: what this release speaks on the wire. It also speaks every protocol from `PROTOCOL_OLDEST` on. Two ends
+  work together if their ranges overlap. It is raised when the other end must know of a change.
+- `LEVEL`: the highest level of features that this release knows. The cluster's own level is in the coordination
+  service. An operator raises it (`tritonmq cluster upgrade`) once every broker knows the next one. Until then leaders
+  write nothing of it, so that brokers of the last release can read everything, and can be started again.
 
 Release 0.2.0 says none of them. It counts as protocol 1 and level 1.
 """
@@ -44,10 +44,16 @@ class Versions:
     def said(cls, protocol: int, protocol_oldest: int, release: str = "", level: int = 0) -> Versions:
         """What was read from a message or a document, where 0 is what an older release leaves out."""
         newest = max(protocol, FIRST)
-        return cls(newest, min(max(protocol_oldest, FIRST), newest), release[:_RELEASE_CHARACTERS_MAX], max(level, FIRST))
+        return cls(
+            newest, min(max(protocol_oldest, FIRST), newest), release[:_RELEASE_CHARACTERS_MAX], max(level, FIRST)
+        )
 
     def __str__(self) -> str:
-        spoken = str(self.protocol) if self.protocol == self.protocol_oldest else f"{self.protocol_oldest} to {self.protocol}"
+        spoken = (
+            str(self.protocol)
+            if self.protocol == self.protocol_oldest
+            else f"{self.protocol_oldest} to {self.protocol}"
+        )
         release = ascii(self.release)[1:-1] or (_UNNAMED if self.protocol == FIRST else "")
         return f"release {release}, protocol {spoken}" if release else f"protocol {spoken}"
 
@@ -67,7 +73,8 @@ def ours() -> Versions:
 
 
 def check_overlap(here: str, mine: Versions, there: str, theirs: Versions) -> None:
-    """Raises `IncompatibleVersion`, which names both and says which of them to upgrade. `here`, `there`: what they are called."""
+    """Raises `IncompatibleVersion`, which names both and says which of them to upgrade. `here`, `there`: what they are
+    called."""
     if not mine.overlaps(theirs):
         older = here if mine.protocol < theirs.protocol_oldest else there
         raise IncompatibleVersion(

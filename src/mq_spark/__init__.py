@@ -1,6 +1,8 @@
-"""TritonMQ for Spark. The data source itself is found by its name, `format("tritonmq")`: nothing has to be imported for it.
+"""TritonMQ for Spark. The data source itself is found by its name, `format("tritonmq")`: nothing has to be imported for
+it.
 
-Whatever wants more than pyspark is imported when it is first asked for: Spark looks through this package for every Python source.
+Whatever wants more than pyspark is imported when it is first asked for: Spark looks through this package for every
+Python source.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
-"""Rows that a query cannot decode: set aside with what is known of them, instead of stopping the query or being lost in silence.
+"""Rows that a query cannot decode: set aside with what is known of them, instead of stopping the query or being lost in
+silence.
 
     decoded = stream.withColumn("order", try_from_json("value", "id long, amount double"))
     out = or_dead_letter(decoded, "order", topic="orders", dead_letters="orders.dead")
     out.writeStream.format("tritonmq")...start()                 # no option topic: the rows name theirs
 
-Each row of `out` goes to one of the two topics, all by the sink's one decision for the micro-batch: a dead letter is there exactly
-once, as every other row is. A query with another sink takes `dead_letters` in foreachBatch. Columns only: nothing is written here.
+Each row of `out` goes to one of the two topics, all by the sink's one decision for the micro-batch: a dead letter is
+there exactly once, as every other row is. A query with another sink takes `dead_letters` in foreachBatch. Columns only:
+nothing is written here.
 
-A dead letter is a record with the key and the value as they came, so that it can be sent again once the decoder is mended; its
-headers say why it is here and where it was, under the names of `HEADERS`, as text.
+A dead letter is a record with the key and the value as they came, so that it can be sent again once the decoder is
+mended; its headers say why it is here and where it was, under the names of `HEADERS`, as text.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ HEADERS: Final = {
     "query": "tritonmq.query",
     "batch": "tritonmq.batch",
 }
-"""What a dead letter's headers are called: why it is one, where it was, and which micro-batch of which query could not use it."""
+"""What a dead letter's headers are called: why it is one, where it was, and which micro-batch of which query could not
+use it."""
 
 ERROR_CHARACTERS_MAX: Final = 1_000
 
@@ -52,7 +55,8 @@ _WORK: Final = StructType([StructField("query", StringType()), StructField("batc
 def try_from_json(column: Column | str, schema: StructType | str, options: Mapping[str, str] | None = None) -> Column:
     """Spark's `from_json` as `struct<row, error>`: one of the two is null. For text or bytes; a null is an error.
 
-    Carried out by the JVM. `options` are Spark's for JSON, `mode` and `columnNameOfCorruptRecord` apart, which are used here.
+    Carried out by the JVM. `options` are Spark's for JSON, `mode` and `columnNameOfCorruptRecord` apart, which are used
+    here.
     """
     columns = _columns(schema)
     wanted = StructType([*columns.fields, StructField(_CORRUPT, StringType())])
@@ -69,8 +73,9 @@ def try_from_json(column: Column | str, schema: StructType | str, options: Mappi
 def try_decode(column: Column | str, decode: Callable[[Any], Mapping[str, Any]], schema: StructType | str) -> Column:
     """A Python function's results as `struct<row, error>`: one of the two is null.
 
-    `decode` gets one value (bytes for a record's value, None for a null) and returns a row as a mapping by column name; what it
-    raises becomes the error, and so does a result that does not fit `schema`. It runs in Spark's Python workers.
+    `decode` gets one value (bytes for a record's value, None for a null) and returns a row as a mapping by column name;
+    what it raises becomes the error, and so does a result that does not fit `schema`. It runs in Spark's Python
+    workers.
     """
     columns = _columns(schema)
     row_type = to_arrow_type(columns, timezone="UTC")
@@ -111,12 +116,14 @@ def or_dead_letter(
     key: str = "key",
     value: str = "value",
 ) -> DataFrame:
-    """Rows for the sink without its option `topic`: what was decoded goes to `topic`, the rest as records to `dead_letters`.
+    """Rows for the sink without its option `topic`: what was decoded goes to `topic`, the rest as records to
+    `dead_letters`.
 
-    `tried`: the column of `frame` that one of the functions above made. `rows`: what is written of a row that was decoded; without
-    it the decoded columns, for a typed topic that has them. For a topic of records give it columns key and value. `key`, `value`:
-    the columns that a dead letter keeps; `key` may be missing. `frame` must still have the source's columns topic, partition,
-    offset and timestamp (of a typed topic: the option includeMetadata). Raises `InvalidRequest` for a column that is missing.
+    `tried`: the column of `frame` that one of the functions above made. `rows`: what is written of a row that was
+    decoded; without it the decoded columns, for a typed topic that has them. For a topic of records give it columns key
+    and value. `key`, `value`: the columns that a dead letter keeps; `key` may be missing. `frame` must still have the
+    source's columns topic, partition, offset and timestamp (of a typed topic: the option includeMetadata). Raises
+    `InvalidRequest` for a column that is missing.
     """
     _check(frame, tried, value)
     decoded = f.col(tried)["error"].isNull()
@@ -130,7 +137,10 @@ def or_dead_letter(
         raise InvalidRequest("column 'topic' is where the rows go: name it otherwise, or let the argument topic say it")
     dead = _letter(frame, tried, key, value)
     chosen = [
-        f.when(decoded, good[name].cast(written.schema[name].dataType) if name not in dead else good[name].cast(_type(name)))
+        f.when(
+            decoded,
+            good[name].cast(written.schema[name].dataType) if name not in dead else good[name].cast(_type(name)),
+        )
         .otherwise(dead.get(name))
         .alias(name)
         for name in good
@@ -190,7 +200,9 @@ def _micro_batch(errors: pa.Array) -> pa.Array:
         context.getLocalProperty(name) if context is not None else None
         for name in ("sql.streaming.queryId", "streaming.sql.batchId")
     ]
-    return pa.StructArray.from_arrays([pa.repeat(pa.scalar(each, pa.string()), len(errors)) for each in found], ["query", "batch"])
+    return pa.StructArray.from_arrays(
+        [pa.repeat(pa.scalar(each, pa.string()), len(errors)) for each in found], ["query", "batch"]
+    )
 
 
 def _place(frame: DataFrame, name: str) -> str:
@@ -213,7 +225,9 @@ def _batch_function(function: Callable[[pa.Array], pa.Array], result: StructType
 def _columns(schema: StructType | str) -> StructType:
     columns = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(columns, StructType):
-        raise InvalidRequest(f"schema {str(schema)[:100]!r} is no list of columns: write it as 'id long, amount double'")
+        raise InvalidRequest(
+            f"schema {str(schema)[:100]!r} is no list of columns: write it as 'id long, amount double'"
+        )
     return columns
 
 

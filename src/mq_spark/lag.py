@@ -1,8 +1,9 @@
 """How far behind the running queries are, inside Spark: in records, in bytes, in seconds, by topic and partition.
 
-A query's progress says where its checkpoint stands; the brokers say where the logs end and how old the next record is. Both are put
-together here, after every micro-batch and at an interval between them: a query that hangs makes no progress, and its lag grows. Not
-here: the reports of the tasks (datasource/progress.py), which do without a listener and tell what has been read, not committed.
+A query's progress says where its checkpoint stands; the brokers say where the logs end and how old the next record is.
+Both are put together here, after every micro-batch and at an interval between them: a query that hangs makes no
+progress, and its lag grows. Not here: the reports of the tasks (datasource/progress.py), which do without a listener
+and tell what has been read, not committed.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ ENDED_QUERIES_MAX: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class TopicLag:
-    """What a query has not read of one topic: `records`, their stored size in `bytes`, and `seconds`, how old the oldest is."""
+    """What a query has not read of one topic: `records`, their stored size in `bytes`, and `seconds`, how old the
+    oldest is."""
 
     topic: str
     partitions: tuple[GroupCursor, ...]
@@ -76,7 +78,8 @@ class TopicLag:
 class QueryLag:
     """How far behind a query is. `group`: under which name `tritonmq group describe` shows the same.
 
-    `batch_id`: the micro-batch after which it stood here. `running` False: measured once more after the query had ended.
+    `batch_id`: the micro-batch after which it stood here. `running` False: measured once more after the query had
+    ended.
     """
 
     query_id: str
@@ -118,15 +121,18 @@ class _Query:
 
 
 class LagListener(StreamingQueryListener):
-    """`spark.streams.addListener(LagListener("host:7400"))`: measures how far behind every query with a TritonMQ source is.
+    """`spark.streams.addListener(LagListener("host:7400"))`: measures how far behind every query with a TritonMQ source
+    is.
 
-    Owns a thread, clients, and the newest measurement of each query (`latest`). What is measured is logged at level INFO, given to
-    `on_lag` in that thread, and written to `topic`, which must have `LAG_SCHEMA`. The brokers are told where Spark's checkpoint
-    stands, under the group `<group_prefix>-<query id>`, of partitions that no task has read too: `tritonmq group describe` agrees,
-    right after the last micro-batch as well. A query whose source has the option groupIdPrefix wants the same here.
+    Owns a thread, clients, and the newest measurement of each query (`latest`). What is measured is logged at level
+    INFO, given to `on_lag` in that thread, and written to `topic`, which must have `LAG_SCHEMA`. The brokers are told
+    where Spark's checkpoint stands, under the group `<group_prefix>-<query id>`, of partitions that no task has read
+    too: `tritonmq group describe` agrees, right after the last micro-batch as well. A query whose source has the option
+    groupIdPrefix wants the same here.
 
-    `interval_s`: between measurements of a query that makes no progress. `timeout_ms`: for each question to the brokers; what fails
-    is logged and measured again later. Raises `InvalidSetting`; for `topic` also `UnknownTopic`, `Unreachable`, `InvalidRequest`.
+    `interval_s`: between measurements of a query that makes no progress. `timeout_ms`: for each question to the
+    brokers; what fails is logged and measured again later. Raises `InvalidSetting`; for `topic` also `UnknownTopic`,
+    `Unreachable`, `InvalidRequest`.
     """
 
     def __init__(
@@ -162,7 +168,8 @@ class LagListener(StreamingQueryListener):
             return dict(self._latest)
 
     def close(self) -> None:
-        """Measure once more what has news, and end the thread. Take the listener from Spark first (`removeListener`)."""
+        """Measure once more what has news, and end the thread. Take the listener from Spark first
+        (`removeListener`)."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -175,7 +182,9 @@ class LagListener(StreamingQueryListener):
     def __enter__(self) -> LagListener:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # -------------------------------------------------------------- what Spark tells; none of it waits for a broker
@@ -240,7 +249,9 @@ class LagListener(StreamingQueryListener):
         positions = query.positions
         try:
             self._tell(group, query, positions)
-        except TritonMQError as error:  # a partition without a leader: what the brokers knew before can be shown nevertheless
+        except (
+            TritonMQError
+        ) as error:  # a partition without a leader: what the brokers knew before can be shown nevertheless
             log.info("the brokers were not told where query %s stands: %s", query.name or query_id, error)
         try:
             cursors = self._admin.describe_group(group).cursors
@@ -297,7 +308,8 @@ class _LagTopic:
 
     def __init__(self, bootstrap: str, topic: str, admin: Admin) -> None:
         self._schema = parse_schema(LAG_SCHEMA)
-        if list(admin.describe_topic(topic).schema)[: len(self._schema)] != list(self._schema):  # more columns may have been added
+        # More columns may have been added
+        if list(admin.describe_topic(topic).schema)[: len(self._schema)] != list(self._schema):
             raise InvalidRequest(
                 f"topic {topic!r} cannot take lag: create one with the schema mq_spark.LAG_SCHEMA ({LAG_SCHEMA!r})"
             )
@@ -359,7 +371,8 @@ def _positions(progress: StreamingQueryProgress) -> Offsets:
 
 
 def _offsets(description: str, end: str) -> Offsets:
-    """Nothing for another source's: Spark names a Python source by its class only, so the form of its offsets decides."""
+    """Nothing for another source's: Spark names a Python source by its class only, so the form of its offsets
+    decides."""
     if ".python." not in description:
         return {}
     try:

@@ -1,4 +1,5 @@
-"""One call for a Spark session that works well with TritonMQ. Exactness needs none of it; each setting says what it is for.
+"""One call for a Spark session that works well with TritonMQ. Exactness needs none of it; each setting says what it is
+for.
 
 spark = configure(SparkSession.builder.master("local[4]")).getOrCreate()
 """
@@ -27,16 +28,19 @@ FAST_CHECKPOINTS: Final = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
 }
-"""Two checkpoint files a trigger cost 90 to 200 ms on a local disk, and 40 with these; but their renaming is not atomic."""
+"""Two checkpoint files a trigger cost 90 to 200 ms on a local disk, and 40 with these; but their renaming is not
+atomic."""
 
 
 def configure(builder: SparkSession.Builder, *, fast_checkpoints: bool = False) -> SparkSession.Builder:
     """The builder, with the settings above and with Spark's workers running this interpreter.
 
-    The interpreter matters most: Spark runs `python3` as the PATH has it, and in a virtual environment that is not activated the
-    only symptom is that the format "tritonmq" is not found. A PYSPARK_PYTHON that is already set is left alone.
+    The interpreter matters most: Spark runs `python3` as the PATH has it, and in a virtual environment that is not
+    activated the only symptom is that the format "tritonmq" is not found. A PYSPARK_PYTHON that is already set is left
+    alone.
 
-    `fast_checkpoints`: for a checkpoint on a local disk that may lose the log of a micro-batch when the machine crashes.
+    `fast_checkpoints`: for a checkpoint on a local disk that may lose the log of a micro-batch when the machine
+    crashes.
 
     Raises `ImportError` for a PySpark below 4.2.
     """

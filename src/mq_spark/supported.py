@@ -1,4 +1,5 @@
-"""Which PySpark this package works with. An older one lacks parts that streams need, and fails in ways that name nothing."""
+"""Which PySpark this package works with. An older one lacks parts that streams need, and fails in ways that name
+nothing."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ import re
 from typing import Final
 
 PYSPARK_MIN: Final = (4, 2)
-"""The first PySpark whose Python streaming sources can limit a micro-batch, and end at what was there when they began."""
+"""The first PySpark whose Python streaming sources can limit a micro-batch, and end at what was there when they
+began."""
 
 
 def check_pyspark() -> None:
     """Raises `ImportError`, with both versions and what to install, for a PySpark that is too old.
 
-    tritonmq without its extra `spark` installs beside any PySpark, a cluster's own for example: pip checks nothing there.
+    tritonmq without its extra `spark` installs beside any PySpark, a cluster's own for example: pip checks nothing
+    there.
     """
     import pyspark
 

@@ -3,8 +3,8 @@
     from tritonmq import Admin, Producer, Consumer, Reader, Lock   # the client: needs no Spark and no Java
     from tritonmq import configure, LagListener                 # for Spark sessions: needs PySpark
 
-Each name is imported from its own package (`mq_client`, `mq_spark`) when it is first asked for: a program that only produces never
-loads PySpark. Spark finds `format("tritonmq")` by itself, with nothing imported.
+Each name is imported from its own package (`mq_client`, `mq_spark`) when it is first asked for: a program that only
+produces never loads PySpark. Spark finds `format("tritonmq")` by itself, with nothing imported.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def _of_spark(name: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "pyspark":
             raise
-        raise ImportError(f"tritonmq.{name} is for Spark, and PySpark is not installed: pip install 'pyspark>=4.2'") from None
+        raise ImportError(
+            f"tritonmq.{name} is for Spark, and PySpark is not installed: pip install 'pyspark>=4.2'"
+        ) from None
 
 
 def __dir__() -> list[str]:

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from benchmarks.bench.measure import Contestant, Question, Readings, Schedule, figure, interleave, paced, percentile, spread
+from benchmarks.bench.measure import (
+    Contestant,
+    Question,
+    Readings,
+    Schedule,
+    figure,
+    interleave,
+    paced,
+    percentile,
+    spread,
+)
 
 
 def recorded(name: str, log: list[str]) -> Contestant:
@@ -85,7 +95,8 @@ class Clock:
 
 
 def test_a_schedule_is_kept_however_slow_the_work_is() -> None:
-    """Three records are due a second apart; the first takes 2.5 s. The second and the third are stamped with when they were due."""
+    """Three records are due a second apart; the first takes 2.5 s. The second and the third are stamped with when they
+    were due."""
     clock = Clock()
     stamps = []
     for due in paced(Schedule(1_000_000_000, 1, 4), clock_ns=lambda: clock.now_ns, sleep=clock.sleep):

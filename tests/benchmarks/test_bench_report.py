@@ -11,7 +11,9 @@ from rich.console import Console
 from benchmarks.bench.measure import Figure, spread
 from benchmarks.bench.report import as_json, markdown, number, print_figures, ratio_text
 
-THROUGHPUT = Figure("in", "publish", "MB/s", "MB/s", "higher", spread([80.0, 90.0]), "wire", spread([160.0, 180.0]), spread([0.5]))
+THROUGHPUT = Figure(
+    "in", "publish", "MB/s", "MB/s", "higher", spread([80.0, 90.0]), "wire", spread([160.0, 180.0]), spread([0.5])
+)
 LATENCY = Figure("push", "to Consumer", "p99", "ms", "lower", spread([2.5]), "echo", spread([0.5]), spread([5.0]))
 
 

@@ -11,5 +11,11 @@ def test_what_was_thrown_is_shown_however_long_its_stack() -> None:
         ["SparkException: not serializable", *stack, "Caused by: IllegalStateException: size", *stack, "\t... 64 more"]
     )
     first = stack[:FRAMES_SHOWN]
-    assert shown == ["SparkException: not serializable", *first, "Caused by: IllegalStateException: size", *first, "\t... 64 more"]
+    assert shown == [
+        "SparkException: not serializable",
+        *first,
+        "Caused by: IllegalStateException: size",
+        *first,
+        "\t... 64 more",
+    ]
     assert len(last_words(["WARN"] * 1000)) == LINES_SHOWN

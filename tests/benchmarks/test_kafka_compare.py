@@ -1,4 +1,5 @@
-"""What `make bench-kafka` makes of readings: one direction for all ratios, aims, and rows that outlive a run of others."""
+"""What `make bench-kafka` makes of readings: one direction for all ratios, aims, and rows that outlive a run of
+others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`python -m tests.chaos --minutes N`: real brokers, ZooKeeper and clients under fire, and a checker that judges what they saw.
+"""`python -m tests.chaos --minutes N`: real brokers, ZooKeeper and clients under fire, and a checker that judges what
+they saw.
 
 Ends with 1 if anything was found; the history is kept then, and the command that runs the same faults again is printed.
 """
@@ -28,8 +29,12 @@ def main() -> int:
     parser.add_argument("--nemesis", default=",".join(NEMESES), metavar="A,B", help=f"of {', '.join(NEMESES)}")
     parser.add_argument("--brokers", type=int, default=3, choices=(3, 4, 5), help="from 4 on replicas are moved, too")
     parser.add_argument("--rate", type=float, default=20.0, help="operations a second of each thread that writes")
-    parser.add_argument("--session-ms", type=int, default=2_000, help="brokers' sessions with ZooKeeper; longer on a busy machine")
-    parser.add_argument("--spark", action="store_true", help="a Spark query too, topic to topic, killed and started again")
+    parser.add_argument(
+        "--session-ms", type=int, default=2_000, help="brokers' sessions with ZooKeeper; longer on a busy machine"
+    )
+    parser.add_argument(
+        "--spark", action="store_true", help="a Spark query too, topic to topic, killed and started again"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep histories, data and logs there")
     parser.add_argument("--save", action="store_true", help="append rows to tests/chaos/RESULTS.md")
     arguments = parser.parse_args()
@@ -77,7 +82,9 @@ def main() -> int:
 
 
 def _version() -> str:
-    told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
+    told = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+    )
     return told.stdout.strip() or "?"
 
 

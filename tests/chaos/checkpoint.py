@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 
 class MicroBatch(NamedTuple):
-    """One that Spark planned: the source's offsets by partition, `start` to `end` - 1. `committed`: Spark knows it to be done."""
+    """One that Spark planned: the source's offsets by partition, `start` to `end` - 1. `committed`: Spark knows it to
+    be done."""
 
     number: int
     start: dict[int, int]

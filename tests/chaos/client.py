@@ -2,9 +2,10 @@
 
     python -m tests.chaos.client ROLE --name NAME --bootstrap ADDRESSES --history FILE --state FILE --topics t:3,u:2
 
-Roles: `producer` publishes records and batches, by partition, by key and to one partition alone; `reader` reads by offset and is
-pushed the same; `member` is one of a group; `transactor` stages and decides, and gives some up. May be killed at any moment: what
-it was about has an unknown outcome then. Ends with 3 if it could not finish its work in time once it was told to.
+Roles: `producer` publishes records and batches, by partition, by key and to one partition alone; `reader` reads by
+offset and is pushed the same; `member` is one of a group; `transactor` stages and decides, and gives some up. May be
+killed at any moment: what it was about has an unknown outcome then. Ends with 3 if it could not finish its work in time
+once it was told to.
 """
 
 from __future__ import annotations
@@ -138,7 +139,11 @@ def _settled(recorder: Recorder, number: int, done: Future[Any]) -> None:
         return
     told = done.result()
     if hasattr(told, "places"):
-        offsets = [offset for place in told.places for offset in range(place.base_offset, place.base_offset + place.record_count)]
+        offsets = [
+            offset
+            for place in told.places
+            for offset in range(place.base_offset, place.base_offset + place.record_count)
+        ]
     else:
         offsets = [told.offset]
     recorder.write("send", state="ok", id=number, partition=told.partition, offsets=offsets)
@@ -148,8 +153,12 @@ def _settled(recorder: Recorder, number: int, done: Future[Any]) -> None:
 
 
 def read(work: Work) -> None:
-    """One by offset, one that lags, one pushed; all read each record of each partition once, from the first to the last."""
-    threads = [threading.Thread(target=_follow, args=(work, suffix, pause_s)) for suffix, pause_s in (("r", POLL_S), ("l", LAG_S))]
+    """One by offset, one that lags, one pushed; all read each record of each partition once, from the first to the
+    last."""
+    threads = [
+        threading.Thread(target=_follow, args=(work, suffix, pause_s))
+        for suffix, pause_s in (("r", POLL_S), ("l", LAG_S))
+    ]
     threads.append(threading.Thread(target=_listen, args=(work,)))
     for thread in threads:
         thread.start()
@@ -182,7 +191,9 @@ def _follow(work: Work, suffix: str, pause_s: float) -> None:
                 return
 
 
-def _read_on(recorder: Recorder, reader: Reader, positions: dict[tuple[str, int], int], place: tuple[str, int], end: int) -> bool:
+def _read_on(
+    recorder: Recorder, reader: Reader, positions: dict[tuple[str, int], int], place: tuple[str, int], end: int
+) -> bool:
     """Whether it has come to `end`; what retention has taken before it could be read is written down."""
     topic, partition = place
     if positions[place] >= end:
@@ -202,7 +213,8 @@ def _read_on(recorder: Recorder, reader: Reader, positions: dict[tuple[str, int]
 
 
 class _Warnings(logging.Handler):
-    """Counts how often a consumer's log says of a partition that it goes on elsewhere: all that a consumer says of it."""
+    """Counts how often a consumer's log says of a partition that it goes on elsewhere: all that a consumer says of
+    it."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -278,7 +290,8 @@ def _started(work: Work, recorder: Recorder, group: str | None) -> Consumer | No
 
 
 def join(work: Work) -> None:
-    """A member of the group. Each record is written down before the next is asked for, which says that it is done with."""
+    """A member of the group. Each record is written down before the next is asked for, which says that it is done
+    with."""
     with work.recorder("") as recorder:
         consumer = _started(work, recorder, GROUP)
         if consumer is None:
@@ -291,14 +304,17 @@ def join(work: Work) -> None:
 
 def deliver(recorder: Recorder, record: ConsumerRecord) -> None:
     value = record.value.decode()
-    recorder.write("deliver", group=GROUP, topic=record.topic, partition=record.partition, offsets=[record.offset], values=[value])
+    recorder.write(
+        "deliver", group=GROUP, topic=record.topic, partition=record.partition, offsets=[record.offset], values=[value]
+    )
 
 
 # ---------------------------------------------------------------------- transactor
 
 
 def transact(work: Work) -> None:
-    """Micro-batches as Spark's sink has them: the same again after a crash, until it is decided; some are given up undecided."""
+    """Micro-batches as Spark's sink has them: the same again after a crash, until it is decided; some are given up
+    undecided."""
     query, life = work.name.rpartition(".")[::2]
     [(topic, partitions)] = work.topics.items()
     key = (query, topic)
@@ -334,7 +350,12 @@ def transact(work: Work) -> None:
             work.state.write_text(str(batch))
 
 
-ROLES: Final[dict[str, Callable[[Work], None]]] = {"producer": produce, "reader": read, "member": join, "transactor": transact}
+ROLES: Final[dict[str, Callable[[Work], None]]] = {
+    "producer": produce,
+    "reader": read,
+    "member": join,
+    "transactor": transact,
+}
 
 
 def main() -> int:

@@ -13,7 +13,8 @@ import psutil
 
 ROOT = Path(__file__).parents[2]
 FINISH_S = 150.0
-"""A patient producer gives a record up after half a minute; readers take a minute to say that they cannot reach the end."""
+"""A patient producer gives a record up after half a minute; readers take a minute to say that they cannot reach the
+end."""
 
 
 class ClientProcess:

@@ -23,7 +23,8 @@ _FILL_S = 5.0
 
 
 class FireCluster(Cluster):
-    """Owns what `Cluster` owns, the network between all of it, and the brokers' disks where `disks` is asked for and permitted.
+    """Owns what `Cluster` owns, the network between all of it, and the brokers' disks where `disks` is asked for and
+    permitted.
 
     `bootstrap` and what brokers advertise lead through the network; the harness's own questions about a process do not.
     """
@@ -146,7 +147,8 @@ class FireCluster(Cluster):
             self.start_broker(number)
 
     def supervise(self) -> list[str]:
-        """Start again what ended by itself, as a supervisor does; the last words of each. For when nothing is down on purpose."""
+        """Start again what ended by itself, as a supervisor does; the last words of each. For when nothing is down on
+        purpose."""
         said = []
         for number, broker in self.brokers.items():
             if broker.status is not None:

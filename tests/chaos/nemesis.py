@@ -1,6 +1,8 @@
-"""What is done to the cluster: each nemesis strikes some victims, holds, and heals. A seed gives kinds, victims and times.
+"""What is done to the cluster: each nemesis strikes some victims, holds, and heals. A seed gives kinds, victims and
+times.
 
-Only who leads, and which brokers hold what, is the cluster's own doing. A nemesis may be one of several that hold at the same time.
+Only who leads, and which brokers hold what, is the cluster's own doing. A nemesis may be one of several that hold at
+the same time.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from tests.cluster.harness import wait_until
 
 LEADER_S: Final = 10.0
 ROLL_S: Final = 60.0
-"""In which everything is to be in sync again after one broker of a rolling restart; the next one is left running otherwise."""
+"""In which everything is to be in sync again after one broker of a rolling restart; the next one is left running
+otherwise."""
 
 Heal = Callable[[], None]
 Span = tuple[float, float]
@@ -71,7 +74,9 @@ class Ground:
                 number = self.chance.randrange(self.topics[topic])
                 otherwise = self.chance.choice(ids)
                 try:
-                    found = wait_until(lambda: self._partition(topic, number), f"a leader of {topic}-{number}", LEADER_S)
+                    found = wait_until(
+                        lambda: self._partition(topic, number), f"a leader of {topic}-{number}", LEADER_S
+                    )
                 except AssertionError:  # another fault that still holds has left none
                     return "one", [otherwise]
                 return how, [found.leader if how == "leader" else found.replicas[len(found.replicas) // 2]]
@@ -79,14 +84,19 @@ class Ground:
                 raise ValueError(f"{how!r} is no way to choose")
 
     def partition(self) -> tuple[random.Random, str, PartitionDescription]:
-        """One that is led, and chance for what is to be done to it: how much of that is used depends on how the cluster is.
+        """One that is led, and chance for what is to be done to it: how much of that is used depends on how the cluster
+        is.
 
         Raises `TritonMQError` if nobody says, `AssertionError` if nobody leads it in time.
         """
         chance = random.Random(self.chance.getrandbits(64))
         topic = chance.choice(sorted(self.topics))
         number = chance.randrange(self.topics[topic])
-        return chance, topic, wait_until(lambda: self._partition(topic, number), f"a leader of {topic}-{number}", LEADER_S)
+        return (
+            chance,
+            topic,
+            wait_until(lambda: self._partition(topic, number), f"a leader of {topic}-{number}", LEADER_S),
+        )
 
     def _partition(self, topic: str, number: int) -> PartitionDescription | None:
         found = self.cluster.admin.describe_topic(topic).partitions[number]
@@ -99,8 +109,8 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Nemesis:
-    """`hold`: how long it lasts, in sessions. `forgets`: a broker loses what it had only in memory. `needs_disks`: file systems of
-    the test's own. `needs`: a client role that must be there. `brokers`: how many there must be."""
+    """`hold`: how long it lasts, in sessions. `forgets`: a broker loses what it had only in memory. `needs_disks`: file
+    systems of the test's own. `needs`: a client role that must be there. `brokers`: how many there must be."""
 
     strike: Callable[[Ground], Strike]
     hold: Span
@@ -157,7 +167,9 @@ def _zookeeper_pause(ground: Ground) -> Strike:
     return Strike("zookeeper", "ZooKeeper paused", ground.cluster.resume_zookeeper)
 
 
-def _wires(ground: Ground, whom: str, what: str, pairs: list[tuple[str, str]], hurt: Callable[[str, str], None]) -> Strike:
+def _wires(
+    ground: Ground, whom: str, what: str, pairs: list[tuple[str, str]], hurt: Callable[[str, str], None]
+) -> Strike:
     def heal() -> None:
         for a, b in pairs:
             ground.cluster.network.mend(a, b)
@@ -175,12 +187,16 @@ def _cut_pair(ground: Ground) -> Strike:
 def _cut_one_way(ground: Ground) -> Strike:
     a, b = ground.pair()
     network = ground.cluster.network
-    return _wires(ground, "pair", f"what {a} sends does not reach {b}", [(a, b)], lambda a, b: network.cut(a, b, both_ways=False))
+    return _wires(
+        ground, "pair", f"what {a} sends does not reach {b}", [(a, b)], lambda a, b: network.cut(a, b, both_ways=False)
+    )
 
 
 def _reset_pair(ground: Ground) -> Strike:
     a, b = ground.pair()
-    return _wires(ground, "pair", f"connections of {a} and {b} reset, new ones refused", [(a, b)], ground.cluster.network.reset)
+    return _wires(
+        ground, "pair", f"connections of {a} and {b} reset, new ones refused", [(a, b)], ground.cluster.network.reset
+    )
 
 
 def _slow(ground: Ground) -> Strike:
@@ -236,7 +252,8 @@ def _nothing() -> None:
 
 
 def _asked(ask: Callable[[], Strike]) -> Strike:
-    """What is asked of the cluster may be refused while something else is broken: that is no fault, and shows in the table."""
+    """What is asked of the cluster may be refused while something else is broken: that is no fault, and shows in the
+    table."""
     try:
         return ask()
     except (TritonMQError, AssertionError) as error:
@@ -271,7 +288,8 @@ def _move(ground: Ground) -> Strike:
 
 
 def _drain(ground: Ground) -> Strike:
-    """Everything off one broker; when it heals, the load is spread evenly again, whether the broker is empty by then or not."""
+    """Everything off one broker; when it heals, the load is spread evenly again, whether the broker is empty by then or
+    not."""
     admin, victim = ground.cluster.admin, ground.chance.choice(ground.cluster.ids)
     moves = admin.plan_drain(victim)
     admin.start_moves(moves)

@@ -1,10 +1,11 @@
 """A network that can be hurt: every connection to a broker, and of a broker to ZooKeeper, goes through here.
 
-Brokers are told to advertise an address of this proxy, so whoever dials one comes here. Who dialled is found by the other end of
-the connection: the process that owns that port. So each pair of brokers has its own rules, each way its own, without any privilege.
+Brokers are told to advertise an address of this proxy, so whoever dials one comes here. Who dialled is found by the
+other end of the connection: the process that owns that port. So each pair of brokers has its own rules, each way its
+own, without any privilege.
 
-A cut loses nothing that TCP had accepted: like a cut cable it only holds it, and mended, what was held goes on, late. A reset ends
-the connections and refuses new ones.
+A cut loses nothing that TCP had accepted: like a cut cable it only holds it, and mended, what was held goes on, late. A
+reset ends the connections and refuses new ones.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class _Rule:
 
 
 class Network:
-    """Owns a thread with an event loop, the listening sockets, the connections and the rules. Methods are called from outside it.
+    """Owns a thread with an event loop, the listening sockets, the connections and the rules. Methods are called from
+    outside it.
 
     `owners`: the process of each broker now, None for one that does not run.
     """
@@ -58,7 +60,8 @@ class Network:
         self._thread.start()
 
     def listen(self, to: str, port: int, dialler: str | None = None) -> int:
-        """A port at which `to`, which listens on `port`, is reached. `dialler`: who alone uses it; else it is found out."""
+        """A port at which `to`, which listens on `port`, is reached. `dialler`: who alone uses it; else it is found
+        out."""
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             # A task of our own: one that asyncio makes of a coroutine complains aloud when it is cancelled.

@@ -16,11 +16,13 @@ from tests.history.recording import read
 
 RESULTS: Final = Path(__file__).with_name("RESULTS.md")
 WINDOW_NS: Final = 10_000_000_000
-"""A silence that begins so long after a fault has healed is not its doing, and none is counted beyond the next one's strike."""
+"""A silence that begins so long after a fault has healed is not its doing, and none is counted beyond the next one's
+strike."""
 
 
 def silences(outcome: Outcome) -> dict[tuple[str, str], list[float]]:
-    """Of each fault that held alone, by kind and victims: the longest time in which some partition acknowledged nothing, in ms."""
+    """Of each fault that held alone, by kind and victims: the longest time in which some partition acknowledged
+    nothing, in ms."""
     begun: dict[tuple[str, int], tuple[str, int]] = {}
     times: dict[tuple[str, int], list[int]] = defaultdict(list)
     for line in read(outcome.history):
@@ -42,7 +44,8 @@ def silences(outcome: Outcome) -> dict[tuple[str, str], list[float]]:
 
 
 def _longest(times: list[int], fault: Applied, until: int) -> int:
-    """The longest stretch without any of `times` that begins while the fault holds or soon after, up to `until` at most."""
+    """The longest stretch without any of `times` that begins while the fault holds or soon after, up to `until` at
+    most."""
     here = [fault.began, *times[bisect_right(times, fault.began) : bisect_right(times, until)], until]
     return max((b - a for a, b in pairwise(here) if a < fault.healed + WINDOW_NS), default=0)
 
@@ -63,12 +66,18 @@ def story(outcome: Outcome) -> str:
     for key in sorted(applied):
         measured = quiet.get(key, [])
         median, longest = (f"{statistics.median(measured):,.0f}", f"{max(measured):,.0f}") if measured else ("-", "-")
-        lines.append(f"{key[0]:<16} {key[1]:<10} {len(applied[key]):>5} {max(applied[key]):>17,.0f} {median:>19} {longest:>11}")
-    lines.append(f"{len(outcome.applied)} faults" + (f"; left out: {', '.join(outcome.left_out)}" if outcome.left_out else ""))
+        lines.append(
+            f"{key[0]:<16} {key[1]:<10} {len(applied[key]):>5} {max(applied[key]):>17,.0f} {median:>19} {longest:>11}"
+        )
+    lines.append(
+        f"{len(outcome.applied)} faults" + (f"; left out: {', '.join(outcome.left_out)}" if outcome.left_out else "")
+    )
     if outcome.elastic:
         lines.append("by command: " + ", ".join(f"{count} {what}" for what, count in sorted(outcome.elastic.items())))
     if outcome.ended:
-        lines.append(f"{outcome.ended} times a broker ended because ZooKeeper did not answer while it started; started again")
+        lines.append(
+            f"{outcome.ended} times a broker ended because ZooKeeper did not answer while it started; started again"
+        )
     for op in ("send", "txn"):
         told = ", ".join(f"{operations[f'{op} {state}']:,} {state}" for state in ("ok", "fail", "unknown"))
         lines.append(f"{op}: {operations[f'{op} invoke']:,} begun, {told}")
@@ -85,7 +94,12 @@ def save(outcome: Outcome, version: str, command: str) -> None:
     """One more row in RESULTS.md."""
     s, operations = outcome.settings, outcome.verdict.operations
     quiet = silences(outcome)
-    failover = [ms for (kind, whom), found in quiet.items() if kind in ("kill", "pause-long") and whom == "leader" for ms in found]
+    failover = [
+        ms
+        for (kind, whom), found in quiet.items()
+        if kind in ("kill", "pause-long") and whom == "leader"
+        for ms in found
+    ]
     ok, fail = operations["send ok"], operations["send fail"]
     cells = [
         datetime.now(UTC).strftime("%Y-%m-%d"),

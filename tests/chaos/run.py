@@ -40,7 +40,8 @@ WHOLE_S: Final = 120.0
 NO_ZOOKEEPER: Final = re.compile("no answer from ZooKeeper|no ZooKeeper answers")
 
 SPARK_FINISH_S: Final = 300.0
-"""A driver that was just started again needs half a minute before it does anything, and the last copying two at most."""
+"""A driver that was just started again needs half a minute before it does anything, and the last copying two at
+most."""
 
 LISTEN_AGAIN_MS: Final = 2_000
 REPLICAS: Final = 3
@@ -59,8 +60,8 @@ WAIT_UNTIL_WHOLE: Final = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run is. `topics` and `partitions`: of records; of one more, `retention_bytes` of each partition only; one is
-    for transactions."""
+    """What a run is. `topics` and `partitions`: of records; of one more, `retention_bytes` of each partition only; one
+    is for transactions."""
 
     directory: Path
     seed: int
@@ -150,7 +151,11 @@ class Run:
     def _create_topics(self, admin: Admin, recorder: Recorder) -> None:
         s = self.settings
         for topic, partitions in self.all_topics.items():
-            short = {"retention_bytes": s.retention_bytes, "segment_bytes_max": SEGMENT_BYTES_FLOOR} if topic == SHORT else {}
+            short = (
+                {"retention_bytes": s.retention_bytes, "segment_bytes_max": SEGMENT_BYTES_FLOOR}
+                if topic == SHORT
+                else {}
+            )
             admin.create_topic(topic, partitions=partitions, replicas=REPLICAS, durability=s.durability, **short)
         recorder.write("retention", topic=SHORT, records=s.retention_bytes // RECORD_BYTES_MAX)
 
@@ -173,9 +178,24 @@ class Run:
         client.start()
 
     def _arguments(self, role: str, name: str, bootstrap: str, topics: dict[str, int], life: str) -> list[str]:
-        arguments = ["tests.chaos.client", role, "--name", life, "--bootstrap", bootstrap, "--rate", str(self.settings.rate)]
+        arguments = [
+            "tests.chaos.client",
+            role,
+            "--name",
+            life,
+            "--bootstrap",
+            bootstrap,
+            "--rate",
+            str(self.settings.rate),
+        ]
         arguments += ["--topics", ",".join(f"{topic}:{count}" for topic, count in topics.items())]
-        return [*arguments, "--state", str(self._parts / f"{name}.state"), "--history", str(self._parts / f"{life}.jsonl")]
+        return [
+            *arguments,
+            "--state",
+            str(self._parts / f"{name}.state"),
+            "--history",
+            str(self._parts / f"{life}.jsonl"),
+        ]
 
     def _of(self, *roles: str) -> list[ClientProcess]:
         return [client for client in self._clients if client.role in roles]
@@ -192,12 +212,16 @@ class Run:
             forgets = ground.survivors and any(NEMESES[name].forgets for name in (names[0], other))
             if self.chance.random() < TWO_AT_ONCE and not forgets:
                 names.append(other)
-            elif forgets and not self._whole(ground.cluster):  # else the last who remembers might be the one to be killed
+            elif forgets and not self._whole(
+                ground.cluster
+            ):  # else the last who remembers might be the one to be killed
                 return
             self._hear(ground.cluster.supervise())
             for fault in apply(ground, names, self.settings.session_ms / 1000):
                 self.outcome.applied.append(fault)
-                recorder.write("note", what=fault.what, kind=fault.kind, whom=fault.whom, began=fault.began, healed=fault.healed)
+                recorder.write(
+                    "note", what=fault.what, kind=fault.kind, whom=fault.whom, began=fault.began, healed=fault.healed
+                )
             pause_s = self.chance.uniform(0.0, self.settings.session_ms / 1000)
             if self.chance.random() < WAIT_UNTIL_WHOLE and not self._whole(ground.cluster):
                 return
@@ -232,7 +256,8 @@ class Run:
     # ------------------------------------------------------------------ peace
 
     def _peace(self, cluster: FireCluster, recorder: Recorder) -> None:
-        """Heal, let everybody finish, and read all of it: from leaders, from every replica, and through the group once more."""
+        """Heal, let everybody finish, and read all of it: from leaders, from every replica, and through the group once
+        more."""
         cluster.heal()
         if not self._whole(cluster):
             return
@@ -241,14 +266,18 @@ class Run:
         problems += finish_all(self._of("spark"), SPARK_FINISH_S)
         problems += finish_all(self._of("reader"))
         try:
-            wait_until(lambda: _caught_up(cluster, self.topics), f"the group {GROUP} is at the end of everything", WHOLE_S)
+            wait_until(
+                lambda: _caught_up(cluster, self.topics), f"the group {GROUP} is at the end of everything", WHOLE_S
+            )
             for topic in self.topics:
                 recorder.write("drained", group=GROUP, topic=topic)
         except AssertionError as error:
             problems.append(str(error))
         problems += finish_all(self._of("member"))
         with Recorder(self._parts / "final.jsonl", "final") as final:
-            last: list[Callable[[], None]] = [partial(self._read_all, cluster, topic, final) for topic in self.all_topics]
+            last: list[Callable[[], None]] = [
+                partial(self._read_all, cluster, topic, final) for topic in self.all_topics
+            ]
             last += [partial(self._tell_what_spark_wrote, cluster, final)] if self.settings.spark else []
             last += [partial(self._listen_again, cluster, final)]
             for reading in last:
@@ -271,13 +300,18 @@ class Run:
             self.outcome.records += end - start
             _write_final(final, topic, partition, start, end, stored)
             for replica in described.partitions[partition].replicas if end > start else ():
-                fetch = partial(_fetch, cluster.brokers[replica].address, topic, described.schema, partition, start, end)
+                fetch = partial(
+                    _fetch, cluster.brokers[replica].address, topic, described.schema, partition, start, end
+                )
                 # As a list: a replica that does not know of the end yet is asked again from the start.
-                pieces = wait_until(lambda fetch=fetch: list(fetch()), f"broker {replica} has {topic}-{partition} up to {end}")  # type: ignore[misc]
+                pieces = wait_until(
+                    lambda fetch=fetch: list(fetch()), f"broker {replica} has {topic}-{partition} up to {end}"
+                )  # type: ignore[misc]
                 _write_final(final, topic, partition, start, end, pieces, replica=replica)
 
     def _tell_what_spark_wrote(self, cluster: FireCluster, final: Recorder) -> None:
-        """Each micro-batch as a transaction: its values are the source's at the offsets that Spark wrote down for it."""
+        """Each micro-batch as a transaction: its values are the source's at the offsets that Spark wrote down for
+        it."""
         reader, done = Reader(cluster.bootstrap), dict.fromkeys(range(self.settings.partitions), 0)
         for planned in micro_batches(self._checkpoint, SPARK_SOURCE):
             values = [
@@ -306,9 +340,13 @@ class Run:
 
 
 def _caught_up(cluster: FireCluster, topics: dict[str, int]) -> bool:
-    cursors = {(cursor.topic, cursor.partition): cursor.offset for cursor in cluster.admin.describe_group(GROUP).cursors}
+    cursors = {
+        (cursor.topic, cursor.partition): cursor.offset for cursor in cluster.admin.describe_group(GROUP).cursors
+    }
     return all(
-        cursors.get((topic, number), 0) >= end for topic in topics for number, (_, end) in cluster.admin.offsets(topic).items()
+        cursors.get((topic, number), 0) >= end
+        for topic in topics
+        for number, (_, end) in cluster.admin.offsets(topic).items()
     )
 
 
@@ -328,7 +366,13 @@ def _fetch(address: str, topic: str, schema: pa.Schema, partition: int, start: i
 
 
 def _write_final(
-    final: Recorder, topic: str, partition: int, start: int, end: int, pieces: Iterable[Piece], replica: int | None = None
+    final: Recorder,
+    topic: str,
+    partition: int,
+    start: int,
+    end: int,
+    pieces: Iterable[Piece],
+    replica: int | None = None,
 ) -> None:
     """One line for each stored batch, and one at least: an empty partition has an end too."""
     more = {} if replica is None else {"replica": replica}
@@ -336,4 +380,6 @@ def _write_final(
     for base_offset, batch in pieces:
         values = [value.decode() for value in batch.column("value").to_pylist()]
         offsets = list(range(base_offset, base_offset + len(values)))
-        final.write("final", topic=topic, partition=partition, start=start, end=end, offsets=offsets, values=values, **more)
+        final.write(
+            "final", topic=topic, partition=partition, start=start, end=end, offsets=offsets, values=values, **more
+        )

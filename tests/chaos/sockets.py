@@ -1,6 +1,8 @@
-"""Which process has the other end of a connection on this machine. Linux: asks the kernel for that one socket, then looks at fds.
+"""Which process has the other end of a connection on this machine. Linux: asks the kernel for that one socket, then
+looks at fds.
 
-Reading the table of all connections would do as well, and take longer than gRPC waits for a connection on a machine with many.
+Reading the table of all connections would do as well, and take longer than gRPC waits for a connection on a machine
+with many.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A Spark driver under fire: copies one topic into another, exactly once, until standard input ends; then what is left, and ends.
+"""A Spark driver under fire: copies one topic into another, exactly once, until standard input ends; then what is left,
+and ends.
 
     python -m tests.chaos.spark_job --bootstrap ADDRESSES --state CHECKPOINT --source TOPIC --sink TOPIC
 
-What it has written is not recorded by it but told by its checkpoint (checkpoint.py), when all is over. A query that fails is
-started again here, as a supervisor would; a killed process is started again by the run.
+What it has written is not recorded by it but told by its checkpoint (checkpoint.py), when all is over. A query that
+fails is started again here, as a supervisor would; a killed process is started again by the run.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ def main() -> int:
         end.set()
 
     threading.Thread(target=wait_for_end, daemon=True).start()
-    builder = short_session().config("spark.sql.streaming.minBatchesToRetain", "1000000")  # its log is the record of what was done
+    # Its log is the record of what was done
+    builder = short_session().config("spark.sql.streaming.minBatchesToRetain", "1000000")
     spark = builder.config("spark.sql.warehouse.dir", str(arguments.state.parent / "warehouse")).getOrCreate()
     copy(spark, arguments, end)
     return 0 if finish(spark, arguments) else 3

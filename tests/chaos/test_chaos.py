@@ -21,7 +21,9 @@ SEED = 11
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     directory = tmp_path_factory.mktemp("chaos") / "run"
-    settings = Settings(directory, SEED, durability="os", seconds=SECONDS, session_ms=3_000, partitions=2, rate=10.0, producers=1)
+    settings = Settings(
+        directory, SEED, durability="os", seconds=SECONDS, session_ms=3_000, partitions=2, rate=10.0, producers=1
+    )
     return Run(settings).go()
 
 
@@ -39,9 +41,14 @@ def lines(outcome: Outcome) -> list[Line]:
 
 
 def acknowledged(lines: list[Line]) -> tuple[str, str]:
-    """The topic and value of a record that was acknowledged, not the first and not the last, where everything is kept."""
+    """The topic and value of a record that was acknowledged, not the first and not the last, where everything is
+    kept."""
     done = {(line["process"], line["id"]) for line in lines if line["op"] == "send" and line["state"] == "ok"}
-    sent = [line for line in lines if line["op"] == "send" and (line["process"], line["id"]) in done and line.get("topic") == "a"]
+    sent = [
+        line
+        for line in lines
+        if line["op"] == "send" and (line["process"], line["id"]) in done and line.get("topic") == "a"
+    ]
     chosen = sent[len(sent) // 2]
     return chosen["topic"], chosen["values"][0]
 
@@ -75,7 +82,9 @@ def test_a_refusal_that_happened_after_all_would_be_reported(lines: list[Line]) 
     sent = next(line for line in lines if line["op"] == "send" and value in line.get("values", ()))
     refused = [
         {**line, "state": "fail"}
-        if line["op"] == "send" and line["state"] == "ok" and (line["process"], line["id"]) == (sent["process"], sent["id"])
+        if line["op"] == "send"
+        and line["state"] == "ok"
+        and (line["process"], line["id"]) == (sent["process"], sent["id"])
         else line
         for line in lines
     ]

@@ -11,7 +11,9 @@ def test_each_micro_batch_begins_where_the_one_before_ended_and_is_committed_if_
     for log in ("offsets", "commits"):
         (tmp_path / log).mkdir()
     for number, end in enumerate((0, 10, 15)):
-        (tmp_path / "offsets" / f"{number}").write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"in":{{"0":{end},"1":{2 * end}}}}}')
+        (tmp_path / "offsets" / f"{number}").write_text(
+            f'v1\n{{"batchWatermarkMs":0}}\n{{"in":{{"0":{end},"1":{2 * end}}}}}'
+        )
         (tmp_path / "offsets" / f".{number}.crc").write_bytes(b"x")
     for number in (0, 1):
         (tmp_path / "commits" / f"{number}").write_text("v1\n{}")

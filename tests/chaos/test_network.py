@@ -118,7 +118,9 @@ def test_another_pair_is_not_touched(network: Network, dialled: socket.socket, p
     assert answer(dialled, b"still") == b"still"
 
 
-def test_who_is_no_broker_is_a_client(network: Network, owners: dict[str, int | None], echo: Echo, dialled: socket.socket) -> None:
+def test_who_is_no_broker_is_a_client(
+    network: Network, owners: dict[str, int | None], echo: Echo, dialled: socket.socket
+) -> None:
     del owners["1"]
     network.cut(CLIENTS, "2")
     with socket.create_connection((HOST, network.listen("2", echo.port)), timeout=NOT_SOON_S) as client:
@@ -126,7 +128,9 @@ def test_who_is_no_broker_is_a_client(network: Network, owners: dict[str, int | 
     assert answer(dialled, b"broker 1 was known") == b"broker 1 was known"
 
 
-def test_a_reset_pair_loses_its_connections_and_gets_no_new_ones(network: Network, dialled: socket.socket, echo: Echo) -> None:
+def test_a_reset_pair_loses_its_connections_and_gets_no_new_ones(
+    network: Network, dialled: socket.socket, echo: Echo
+) -> None:
     network.reset("1", "2")
     with pytest.raises(ConnectionResetError):
         dialled.recv(100)

@@ -22,7 +22,9 @@ def outcome(path: Path, acknowledged: dict[int, list[int]], faults: list[Applied
         for number, at in enumerate(times):
             lines.append({"at": 0, "process": process, "op": "send", "state": "invoke", "id": number, "topic": "t"})
             lines[-1] |= {"partition": partition, "values": [f"{process}-{number}"]}
-            lines.append({"at": at * MS, "process": process, "op": "send", "state": "ok", "id": number, "offsets": [number]})
+            lines.append(
+                {"at": at * MS, "process": process, "op": "send", "state": "ok", "id": number, "offsets": [number]}
+            )
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return Outcome(Settings(path.parent, seed=7, seconds=60), path, applied=faults)
 

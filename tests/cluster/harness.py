@@ -19,7 +19,8 @@ _LOOK_S = 0.05
 
 
 def wait_until(condition: Callable[[], Any], what: str, deadline_s: float = WAIT_S) -> Any:
-    """The first true answer. Errors of the cluster count as not yet. Raises `AssertionError` naming `what` at the deadline."""
+    """The first true answer. Errors of the cluster count as not yet. Raises `AssertionError` naming `what` at the
+    deadline."""
     deadline = time.monotonic() + deadline_s
     last: object = None
     while True:
@@ -104,7 +105,9 @@ class Cluster(LocalCluster):
             leaders = self.leaders(topic)
             return leaders if all(leader not in (0, other_than) for leader in leaders.values()) else None
 
-        found: dict[int, int] = wait_until(all_led, f"every partition of {topic} has a leader other than {other_than}", deadline_s)
+        found: dict[int, int] = wait_until(
+            all_led, f"every partition of {topic} has a leader other than {other_than}", deadline_s
+        )
         return found
 
     def wait_for_isr(self, topic: str, size: int, deadline_s: float = WAIT_S) -> None:

@@ -1,4 +1,5 @@
-"""Columns added by command to a topic in use, while one of three brokers is dead: whoever leads afterwards knows them."""
+"""Columns added by command to a topic in use, while one of three brokers is dead: whoever leads afterwards knows
+them."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ pytestmark = pytest.mark.cluster
 TOPIC = "rows"
 
 
-def test_old_and_new_producers_write_and_all_is_read_over_changes_of_leader(start_cluster: Callable[..., Cluster]) -> None:
+def test_old_and_new_producers_write_and_all_is_read_over_changes_of_leader(
+    start_cluster: Callable[..., Cluster],
+) -> None:
     cluster = start_cluster(3, arguments=("--session-timeout-ms", "2000"))
     cluster.admin.create_topic(TOPIC, replicas=3, min_insync_replicas=2, schema="n long")
     with Producer(cluster.bootstrap) as old, Producer(cluster.bootstrap) as new:
@@ -35,7 +38,9 @@ def test_old_and_new_producers_write_and_all_is_read_over_changes_of_leader(star
         old.publish(TOPIC, {"n": 3}).result(30)
         new.publish(TOPIC, {"n": 4, "word": "v"}).result(30)
     with Reader(cluster.bootstrap) as reader:
-        found = [row for batch in reader.read(TOPIC, 0, filter="word IS NULL OR word != 'v'") for row in batch.to_pylist()]
+        found = [
+            row for batch in reader.read(TOPIC, 0, filter="word IS NULL OR word != 'v'") for row in batch.to_pylist()
+        ]
         assert found == [{"n": 0, "word": None}, {"n": 1, "word": None}, {"n": 2, "word": "w"}, {"n": 3, "word": None}]
     shown = tritonmq("consume", TOPIC, "--from", "earliest", "--exit-at-end", "--bootstrap", cluster.bootstrap)
     rows = [json.loads(line) for line in shown.stdout.splitlines()]

@@ -1,4 +1,5 @@
-"""Every kind of client at work while leaders are killed and stopped: nothing lost, nothing twice, order kept, no error."""
+"""Every kind of client at work while leaders are killed and stopped: nothing lost, nothing twice, order kept, no
+error."""
 
 from __future__ import annotations
 
@@ -103,12 +104,21 @@ def test_clients_survive_the_death_and_the_sleep_of_leaders(start_cluster: Calla
     count = len(futures)
 
     wait_until(lambda: len(alone.records) >= count, "the consumer has everything")
-    wait_until(lambda: len({int(r.value) for m in members for r in list(m.records)}) == count, "the group has everything")
-    with Producer(cluster.bootstrap) as producer:  # each partition is pushed in order: what should not come would come before these
-        futures += [producer.publish("t", b"%d" % n, partition=n % PARTITIONS) for n in range(count, count + PARTITIONS)]
-    wait_until(lambda: {int(r.value) for r in list(alone.records)} >= set(range(count, count + PARTITIONS)), "the last of each")
+    wait_until(
+        lambda: len({int(r.value) for m in members for r in list(m.records)}) == count, "the group has everything"
+    )
+    # Each partition is pushed in order: what should not come would come before these
+    with Producer(cluster.bootstrap) as producer:
+        futures += [
+            producer.publish("t", b"%d" % n, partition=n % PARTITIONS) for n in range(count, count + PARTITIONS)
+        ]
+    wait_until(
+        lambda: {int(r.value) for r in list(alone.records)} >= set(range(count, count + PARTITIONS)), "the last of each"
+    )
     count += PARTITIONS
-    wait_until(lambda: len({int(r.value) for m in members for r in list(m.records)}) == count, "the group has these too")
+    wait_until(
+        lambda: len({int(r.value) for m in members for r in list(m.records)}) == count, "the group has these too"
+    )
     for listening in (alone, *members):
         listening.end()
     by_place = {(record.partition, record.offset): record.value for record in alone.records}
@@ -127,7 +137,11 @@ def test_clients_survive_the_death_and_the_sleep_of_leaders(start_cluster: Calla
     watch.close()
     with Reader(cluster.bootstrap) as reader:
         for partition, (start, end) in ends.items():
-            read = [int(value) for batch in reader.read("t", partition, start, end) for value in batch.column("value").to_pylist()]
+            read = [
+                int(value)
+                for batch in reader.read("t", partition, start, end)
+                for value in batch.column("value").to_pylist()
+            ]
             assert read == list(range(partition, count, PARTITIONS))
 
 

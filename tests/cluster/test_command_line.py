@@ -1,4 +1,5 @@
-"""The command line against a real broker: what goes in by `produce` comes out by `consume`, and every refusal says why."""
+"""The command line against a real broker: what goes in by `produce` comes out by `consume`, and every refusal says
+why."""
 
 from __future__ import annotations
 
@@ -80,7 +81,9 @@ def test_rows_of_a_typed_topic_are_json(topic: str) -> None:
     assert b"nothing acknowledged, stopped at line 1" in wrong.stderr
 
 
-@pytest.mark.parametrize("bad", [b"x" * 2_000_000, b'{"id": "1"}', b'{"id": 1'], ids=["too long", "of another type", "cut off"])
+@pytest.mark.parametrize(
+    "bad", [b"x" * 2_000_000, b'{"id": "1"}', b'{"id": 1'], ids=["too long", "of another type", "cut off"]
+)
 def test_what_cannot_be_sent_is_named_by_its_line_and_what_came_before_is_there(topic: str, bad: bytes) -> None:
     good = b'{"id": 1}'
     if bad.startswith(b"{"):
@@ -107,7 +110,9 @@ def test_ctrl_c_says_what_was_acknowledged_by_then(topic: str) -> None:
 
 def test_rows_with_columns_of_all_types_come_out_as_they_went_in(topic: str) -> None:
     name = f"{topic}.typed"
-    schema = "i int, d decimal(5,2), t timestamp, x date, b binary, a array<int>, s struct<p:string>, m map<string,long>"
+    schema = (
+        "i int, d decimal(5,2), t timestamp, x date, b binary, a array<int>, s struct<p:string>, m map<string,long>"
+    )
     assert tritonmq("topic", "create", name, "--schema", schema).returncode == 0
     row = {"i": 1, "d": "1.10", "t": "2026-01-31T08:30:00Z", "x": "2026-01-31", "b": {"base64": "AP8="}, "a": [1, None]}
     rows = [row | {"s": {"p": "q"}, "m": {"k": 2}}, dict.fromkeys([*row, "s", "m"])]
@@ -123,7 +128,10 @@ def test_csv_goes_into_typed_topics_and_topics_of_records(topic: str) -> None:
     given = b'name,id\n"a, ""b""",1\n,2\n"two\nlines",3\nx,four\ny,5\n'
     result = tritonmq("produce", name, "--csv", given=given)
     assert result.returncode == 1
-    assert b"3 messages acknowledged (lines 1 to 5), stopped at line 6: column 'id': \"four\" is no integer" in result.stderr
+    assert (
+        b"3 messages acknowledged (lines 1 to 5), stopped at line 6: column 'id': \"four\" is no integer"
+        in result.stderr
+    )
     rows = [json.loads(line) for line in read_all(name).splitlines()]
     assert rows == [{"id": 1, "name": 'a, "b"'}, {"id": 2, "name": None}, {"id": 3, "name": "two\nlines"}]
     assert tritonmq("produce", topic, "--csv", "--columns", "key,value", given=b"k,v\n").returncode == 0
@@ -317,7 +325,15 @@ def test_listings_are_tables_and_json(topic: str) -> None:
     assert topic in [found["name"] for found in json.loads(tritonmq("topic", "list", "--json").stdout)]
     described = json.loads(tritonmq("topic", "describe", topic, "--json").stdout)
     assert described["partitions"] == [
-        {"partition": 0, "leader": 1, "leader_epoch": 1, "replicas": [1], "isr": [1], "log_start_offset": 0, "log_end_offset": 2}
+        {
+            "partition": 0,
+            "leader": 1,
+            "leader_epoch": 1,
+            "replicas": [1],
+            "isr": [1],
+            "log_start_offset": 0,
+            "log_end_offset": 2,
+        }
         | {"bytes": described["partitions"][0]["bytes"]}
     ]
     status = json.loads(tritonmq("cluster", "status", "--json").stdout)

@@ -1,4 +1,5 @@
-"""Replicas, leaders and brokers come and go by command while records are written: nothing lost, nothing twice, no request fails."""
+"""Replicas, leaders and brokers come and go by command while records are written: nothing lost, nothing twice, no
+request fails."""
 
 from __future__ import annotations
 
@@ -137,7 +138,9 @@ def test_a_broker_is_added_and_another_drained_and_stopped(start_cluster: StartC
         command(cluster, "cluster", "balance")
         counts = holds(cluster, "wide", TOPIC)
         assert max(counts.values()) - min(counts[broker] for broker in (1, 2, 3, 4)) <= 1
-        wait_until(lambda: cluster.admin.plan_balance() == [], "the last hand-over is over, and nothing is left to balance")
+        wait_until(
+            lambda: cluster.admin.plan_balance() == [], "the last hand-over is over, and nothing is left to balance"
+        )
         load.more(100)
         drained = command(cluster, "cluster", "drain", "2")
         assert "broker 2 holds nothing any more" in drained
@@ -165,7 +168,10 @@ def test_leaders_change_and_all_brokers_restart_in_turn_and_no_request_fails(sta
         for broker in (1, 2, 3):
             stop_cleanly(cluster, broker)
             load.more(50)
-            wait_until(lambda away=broker: away in not_in_sync(cluster), "it is told which replica is not in sync, and since when")
+            wait_until(
+                lambda away=broker: away in not_in_sync(cluster),
+                "it is told which replica is not in sync, and since when",
+            )
             cluster.restart(broker)
             cluster.wait_for_isr(TOPIC, 3)
             load.more(50)
@@ -214,7 +220,9 @@ def test_readers_are_told_once_what_was_lost_and_go_on_behind_it(
     cluster.restart(goes, wait=False)
     cluster.restart(stays, wait=False)
     cluster.wait_until_serving()
-    assert cluster.leaders(TOPIC) == {0: 0}, "the log in sync is another now, and the other one lacks what was acknowledged"
+    assert cluster.leaders(TOPIC) == {0: 0}, (
+        "the log in sync is another now, and the other one lacks what was acknowledged"
+    )
     said = command(cluster, "partition", "recover", TOPIC, "0", "--from", str(goes))
     assert "which has the offsets below 100" in said
     assert f"given up: the log of broker {stays}" in said
@@ -270,4 +278,6 @@ def test_a_memory_topic_goes_on_after_all_brokers_restarted(start_cluster: Start
     with GentleLoad(cluster.bootstrap) as load:
         load.more(100)
     expect_exactly_what_was_acknowledged(cluster, load)
-    assert cluster.admin.offsets(TOPIC)[0][0] == OFFSETS_OF_A_LIFE, "offsets never restart: who stood at 50 is told, not given 50"
+    assert cluster.admin.offsets(TOPIC)[0][0] == OFFSETS_OF_A_LIFE, (
+        "offsets never restart: who stood at 50 is told, not given 50"
+    )

@@ -1,4 +1,5 @@
-"""Three brokers that bring their own ZooKeeper: an ensemble of real servers, one beside each, that survives the loss of one."""
+"""Three brokers that bring their own ZooKeeper: an ensemble of real servers, one beside each, that survives the loss of
+one."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def test_brokers_go_on_when_one_of_them_is_killed_with_its_zookeeper(tmp_path: P
 
     def command(n: int) -> Command:
         data = str(tmp_path / str(n))
-        return Command("broker", "--id", str(n), "--listen", listen[n], "--data", data, "--zookeeper", f"embedded:{servers}")
+        return Command(
+            "broker", "--id", str(n), "--listen", listen[n], "--data", data, "--zookeeper", f"embedded:{servers}"
+        )
 
     def zookeeper(n: int) -> int:
         return int((tmp_path / str(n) / "zookeeper" / "zookeeper.pid").read_text().split()[0])
@@ -43,7 +46,11 @@ def test_brokers_go_on_when_one_of_them_is_killed_with_its_zookeeper(tmp_path: P
             os.kill(zookeeper(killed), signal.SIGKILL)
             producer.publish("before", "2").result(60)  # a leader is elected
         admin.create_topic("after", replicas=2)  # and the ensemble takes writes
-        values = [v for batch in Reader(",".join(listen.values())).read("before", 0) for v in batch.column("value").to_pylist()]
+        values = [
+            v
+            for batch in Reader(",".join(listen.values())).read("before", 0)
+            for v in batch.column("value").to_pylist()
+        ]
         assert values == [b"1", b"2"]
 
         back = stack.enter_context(command(killed))

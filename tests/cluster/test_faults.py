@@ -1,4 +1,5 @@
-"""Real processes, killed and paused: what was acknowledged is there, once, and in order. One fault a test, each in seconds."""
+"""Real processes, killed and paused: what was acknowledged is there, once, and in order. One fault a test, each in
+seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ StartCluster = Callable[..., Cluster]
 
 
 class Load:
-    """Owns a thread that publishes 0, 1, 2, … to one partition until told to stop, and remembers which were acknowledged."""
+    """Owns a thread that publishes 0, 1, 2, … to one partition until told to stop, and remembers which were
+    acknowledged."""
 
     def __init__(self, bootstrap: str) -> None:
         self.acknowledged: list[int] = []
@@ -127,7 +129,9 @@ def test_brokers_serve_while_zookeeper_is_away_and_elect_when_it_is_back(start_c
         wait_until(lambda: cluster.admin.describe_cluster().coordination == "suspended", "brokers that miss ZooKeeper")
         load.more(500)
         cluster.start_zookeeper()
-        wait_until(lambda: cluster.admin.describe_cluster().coordination == "connected", "brokers that have ZooKeeper again")
+        wait_until(
+            lambda: cluster.admin.describe_cluster().coordination == "connected", "brokers that have ZooKeeper again"
+        )
         cluster.kill(leader)
         load.more(200)
         assert cluster.leader(TOPIC) != leader

@@ -1,4 +1,5 @@
-"""A broker whose disk is full: refuses clearly, goes on serving what it has, and takes more when there is room again."""
+"""A broker whose disk is full: refuses clearly, goes on serving what it has, and takes more when there is room
+again."""
 
 from __future__ import annotations
 
@@ -36,8 +37,8 @@ def readable(bootstrap: str) -> list[int]:
 
 
 def published(producer: Producer, number: int) -> BaseException | None:
-    """None once it is acknowledged, else why it is surely not in the log. An attempt that is under way when the time is over
-    leaves that open: it is asked for again, with the same UUID."""
+    """None once it is acknowledged, else why it is surely not in the log. An attempt that is under way when the time is
+    over leaves that open: it is asked for again, with the same UUID."""
     name = uuid.uuid4()
     refused: BaseException | None = None
     for _ in range(ATTEMPTS_MAX):

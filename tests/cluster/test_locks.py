@@ -22,7 +22,8 @@ class _At(Lock):
 
 
 class Client(threading.Thread):
-    """Queues for the lock. `had_at`, `told_at`: when it had it, and heard of its loss, by the monotonic clock; 0: not yet."""
+    """Queues for the lock. `had_at`, `told_at`: when it had it, and heard of its loss, by the monotonic clock; 0: not
+    yet."""
 
     def __init__(self, address: str) -> None:
         super().__init__(daemon=True)

@@ -1,7 +1,8 @@
-"""A cluster under load goes from the last release to this one and back, one broker at a time, until its level is raised.
+"""A cluster under load goes from the last release to this one and back, one broker at a time, until its level is
+raised.
 
-Brokers of the last release run from its commit, which CHANGELOG names. It has a command of its own, `make rolling`, which sets
-TRITONMQ_ROLL: with `one` a single broker goes back and forth, with `all` every broker does.
+Brokers of the last release run from its commit, which CHANGELOG names. It has a command of its own, `make rolling`,
+which sets TRITONMQ_ROLL: with `one` a single broker goes back and forth, with `all` every broker does.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ BATCH_TIMEOUT_MS = 60_000
 
 def commit_of_last_release() -> str:
     """As CHANGELOG names it."""
-    found = re.search(r"^## \d+\.\d+\.\d+ .*\n\nCommit ([0-9a-f]{7,40})\.$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    found = re.search(
+        r"^## \d+\.\d+\.\d+ .*\n\nCommit ([0-9a-f]{7,40})\.$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
     assert found is not None, "CHANGELOG names the commit below the heading of each release"
     return found[1]
 
@@ -54,7 +57,9 @@ def last_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     archive = folder / "src.tar"
     try:
         with archive.open("wb") as file:
-            subprocess.run(["git", "-C", ROOT, "archive", commit, "src"], check=True, stdout=file, stderr=subprocess.PIPE)
+            subprocess.run(
+                ["git", "-C", ROOT, "archive", commit, "src"], check=True, stdout=file, stderr=subprocess.PIPE
+            )
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(
             f"the last release, commit {commit}, is not here: this is no clone of the repository, or a shallow one ({error})"
@@ -83,7 +88,9 @@ class Load:
         while not self._stopping.wait(PAUSE_S):
             name = uuid.uuid4()
             for _ in range(2):  # the second one is answered with the first one's place
-                self.sent.append(self._producer.publish(TOPIC, b"%d" % number, partition=number % PARTITIONS, uuid=name))
+                self.sent.append(
+                    self._producer.publish(TOPIC, b"%d" % number, partition=number % PARTITIONS, uuid=name)
+                )
             number += 1
 
     def _consume(self) -> None:
@@ -120,7 +127,8 @@ class Rolling:
         self.old = {**os.environ, "PYTHONPATH": str(last_release)}
 
     def restart(self, broker: int, *, old: bool, load: Load) -> None:
-        """Stop it cleanly, start it with that release, and wait until it is in sync everywhere while the load goes on."""
+        """Stop it cleanly, start it with that release, and wait until it is in sync everywhere while the load goes
+        on."""
         process = self.cluster.brokers[broker]
         process.terminate()
         assert process.wait(60), f"broker {broker} does not stop"
@@ -171,7 +179,9 @@ def test_a_cluster_is_rolled_to_this_release_and_back_and_its_level_is_raised(
     count = load.stop()
     with Reader(cluster.bootstrap) as reader:
         there = [value for number in range(PARTITIONS) for value in _whole(reader, cluster.admin, number)]
-    assert Counter(there) == Counter(b"%d" % number for number in range(count)), "nothing is lost, and nothing is there twice"
+    assert Counter(there) == Counter(b"%d" % number for number in range(count)), (
+        "nothing is lost, and nothing is there twice"
+    )
     assert set(load.heard) == set(there)
 
 
@@ -180,7 +190,9 @@ def _a_client_of_the_last_release_is_served(rolling: Rolling) -> None:
 
     def command(*arguments: str, given: str = "") -> str:
         line = [sys.executable, "-m", "mq_cli.main", *arguments, "--bootstrap", rolling.cluster.bootstrap]
-        done = subprocess.run(line, input=given, capture_output=True, text=True, env=rolling.old, timeout=60, check=False)
+        done = subprocess.run(
+            line, input=given, capture_output=True, text=True, env=rolling.old, timeout=60, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -199,7 +211,9 @@ def _an_old_broker_takes_no_part(rolling: Rolling, load: Load) -> None:
     process.start()
     told = "takes no part. Start a newer release there"
     logs = [cluster.brokers[1].log_path, cluster.brokers[2].log_path]
-    wait_until(lambda: all(told in path.read_text() for path in logs), "the other brokers say that it takes no part", 60)
+    wait_until(
+        lambda: all(told in path.read_text() for path in logs), "the other brokers say that it takes no part", 60
+    )
     load.until_acknowledged()
     with Admin(f"{cluster.brokers[1].address},{cluster.brokers[2].address}") as admin:
         assert 3 not in {broker.id for broker in admin.describe_cluster().brokers}

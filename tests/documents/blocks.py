@@ -33,7 +33,8 @@ class Block:
 
 
 def blocks(text: str) -> list[Block]:
-    """Those in a language that can be run. Raises `ValueError` for an output without code, or an unknown second word."""
+    """Those in a language that can be run. Raises `ValueError` for an output without code, or an unknown second
+    word."""
     found: list[Block] = []
     for match in re.finditer(r"^```([^\n`]*)\n(.*?)^```\s*$", text, re.MULTILINE | re.DOTALL):
         language, _, how = match[1].strip().partition(" ")
@@ -51,8 +52,8 @@ def blocks(text: str) -> list[Block]:
 
 
 def agrees(shown: str, printed: str) -> bool:
-    """Whether what was printed is what the document shows. One blank is as good as many: listings have tabs in a pipe, and are
-    aligned on a terminal."""
+    """Whether what was printed is what the document shows. One blank is as good as many: listings have tabs in a pipe,
+    and are aligned on a terminal."""
     pattern = []
     for line in _lines(shown):
         if line.strip() == "…":

@@ -1,8 +1,9 @@
-"""A reader of a document who pastes each block of code into a shell or a Python interpreter, in order, and looks at what it prints.
+"""A reader of a document who pastes each block of code into a shell or a Python interpreter, in order, and looks at
+what it prints.
 
-Everything is real: the reader's folder is empty at first, the commands are those of the present environment. One thing is changed
-in what is pasted: the ports 7400 to 7409, so that two readers, or a cluster of the machine's owner, do not meet. `tritonmq dev`
-is told its port for the same reason.
+Everything is real: the reader's folder is empty at first, the commands are those of the present environment. One thing
+is changed in what is pasted: the ports 7400 to 7409, so that two readers, or a cluster of the machine's owner, do not
+meet. `tritonmq dev` is told its port for the same reason.
 """
 
 from __future__ import annotations
@@ -137,14 +138,18 @@ class Reader:
                     raise AssertionError(f"not within {BLOCK_S:g} s; printed so far:\n{text}\n{self.errors()}")
                 some = os.read(process.stdout.fileno(), 1 << 16)
                 if not some:
-                    raise AssertionError(f"it ended with status {process.wait(STOP_S)}; printed:\n{text}\n{self.errors()}")
+                    raise AssertionError(
+                        f"it ended with status {process.wait(STOP_S)}; printed:\n{text}\n{self.errors()}"
+                    )
                 read += some
         return text
 
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for process in [*self._running.values(), *self._background]:
             os.killpg(process.pid, signal.SIGINT)
         for process in [*self._running.values(), *self._background]:

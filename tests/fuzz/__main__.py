@@ -1,4 +1,5 @@
-"""Looks for inputs that break a target: `python -m tests.fuzz filters --minutes 5`. What it finds goes into the corpus."""
+"""Looks for inputs that break a target: `python -m tests.fuzz filters --minutes 5`. What it finds goes into the
+corpus."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Filters over columns of every type: text made by the grammar, with literals that are near and far from each type's bounds, and
-text that was mutated afterwards."""
+"""Filters over columns of every type: text made by the grammar, with literals that are near and far from each type's
+bounds, and text that was mutated afterwards."""
 
 from __future__ import annotations
 
@@ -53,7 +53,16 @@ EMPTY = ROWS.slice(0, 0)
 _COLUMNS = [*SCHEMA.names, "ID", "absent", "n" * 300]
 _INTERESTING = (0, 1, 2, 7, 9, 10, 37, 38, 39, 40, 76, 77, 127, 128, 255, 308, 309, 324, 325, 400)
 _LARGE = (*_INTERESTING, 401, 999, 10**9, 2**31, 2**63, 2**64)
-_MOMENTS = ("0001-01-01", "9999-12-31", "10000-01-01", "0000-01-01", "2026-02-29", "2026-03-29T01:30:00", "2026-W13-7", "20260329")
+_MOMENTS = (
+    "0001-01-01",
+    "9999-12-31",
+    "10000-01-01",
+    "0000-01-01",
+    "2026-02-29",
+    "2026-03-29T01:30:00",
+    "2026-W13-7",
+    "20260329",
+)
 _ZONES = ("", "Z", "+00:00", "+23:59", "-23:59", "+24:00", "+00:00:00.000001", "-99:99")
 _CHARACTERS = "aé'\\`\x00\n\u200b\u202e\U0001f600日;-%"
 _WORDS = (
@@ -164,7 +173,9 @@ def _number(chance: random.Random) -> str:
         text += "." + digits()
     if chance.random() < 0.4:
         text += (
-            chance.choice("eE") + chance.choice(("", "-", "+")) + chance.choice((str(chance.choice(_LARGE)), digits(), "9" * 390))
+            chance.choice("eE")
+            + chance.choice(("", "-", "+"))
+            + chance.choice((str(chance.choice(_LARGE)), digits(), "9" * 390))
         )
     return text
 
@@ -179,6 +190,8 @@ def _moment(chance: random.Random) -> str:
     if chance.random() < 0.5:
         day = f"{chance.randrange(1, 10000):04}-{chance.randrange(1, 13):02}-{chance.randrange(1, 32):02}"
     if chance.random() < 0.6:
-        day += chance.choice(("T", " ")) + chance.choice(("00:00", "23:59:59.999999", "24:00:00", "12:30:61", "01:02:03.1234567"))
+        day += chance.choice(("T", " ")) + chance.choice(
+            ("00:00", "23:59:59.999999", "24:00:00", "12:30:61", "01:02:03.1234567")
+        )
         day += chance.choice(_ZONES)
     return f"'{day}'"

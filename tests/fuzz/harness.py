@@ -1,9 +1,9 @@
 """Random inputs for code that hands what strangers send to native code.
 
 Each target is a module with `generate(chance) -> bytes` and `check(data) -> bool`. `check` says whether the input was
-accepted, and raises for anything that is neither a valid answer nor one of our own errors. Cases run in a child process,
-because a crash of native code takes its process down. Before each case the child writes the input to a file, so the parent
-knows which input it was.
+accepted, and raises for anything that is neither a valid answer nor one of our own errors. Cases run in a child
+process, because a crash of native code takes its process down. Before each case the child writes the input to a file,
+so the parent knows which input it was.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def corpus(target: str) -> list[Path]:
     return sorted((CORPUS / target).iterdir())
 
 
-def run(target: str, seed: int, directory: Path, *, cases: int = 0, seconds: float = 0.0, replay: bool = False) -> Found:
+def run(
+    target: str, seed: int, directory: Path, *, cases: int = 0, seconds: float = 0.0, replay: bool = False
+) -> Found:
     """Runs the target in a child: `cases` inputs, or as many as fit in `seconds`, or the corpus."""
     current = directory / "input"
     current.write_bytes(b"")
@@ -46,7 +48,9 @@ def run(target: str, seed: int, directory: Path, *, cases: int = 0, seconds: flo
     timeout = 120 + 2 * seconds
     command = [sys.executable, "-X", "faulthandler", "-m", "tests.fuzz", *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=CORPUS.parents[2])
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout, check=False, cwd=CORPUS.parents[2]
+        )
     except subprocess.TimeoutExpired:
         return Found(0, 0, current.read_bytes(), f"it did not end within {timeout} s")
     if done.returncode:

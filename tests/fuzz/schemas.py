@@ -47,9 +47,9 @@ def generate(chance: random.Random) -> bytes:
         fields.append(pa.field(chance.choice(("a", "é", "x" * 300, "A", "")) + str(number), chance.choice(_OTHER)))
     deep: pa.DataType = pa.int8()
     for _ in range(chance.choice((0, 0, 0, 1, 31, 40, 63, 70))):
-        deep = chance.choice((pa.list_, lambda kind: pa.struct([pa.field("s", kind)]), lambda kind: pa.map_(pa.string(), kind)))(
-            deep
-        )
+        deep = chance.choice(
+            (pa.list_, lambda kind: pa.struct([pa.field("s", kind)]), lambda kind: pa.map_(pa.string(), kind))
+        )(deep)
     fields.append(pa.field("deep", deep, metadata=_METADATA if chance.random() < 0.05 else None))
     data = bytearray(pa.schema(fields).serialize().to_pybytes())
     if chance.random() < 0.7:
@@ -61,7 +61,9 @@ def generate(chance: random.Random) -> bytes:
                 case 1:
                     data[at] = chance.choice(_INTERESTING)
                 case 2:
-                    data[at : at + 4] = chance.choice((0, 1, -1, 2**31 - 1, -(2**31), len(data))).to_bytes(4, "little", signed=True)
+                    data[at : at + 4] = chance.choice((0, 1, -1, 2**31 - 1, -(2**31), len(data))).to_bytes(
+                        4, "little", signed=True
+                    )
                 case _:
                     del data[at : at + chance.choice((1, 4, 8, len(data)))]
             if not data:

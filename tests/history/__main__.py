@@ -1,4 +1,5 @@
-"""`python -m tests.history FILE...`: judge saved histories. Ends with 1 if anything was found, 2 if one cannot be judged."""
+"""`python -m tests.history FILE...`: judge saved histories. Ends with 1 if anything was found, 2 if one cannot be
+judged."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Write:
-    """A send, or all attempts of a transaction. `state` is the best known of them; `running`: attempts without an outcome."""
+    """A send, or all attempts of a transaction. `state` is the best known of them; `running`: attempts without an
+    outcome."""
 
     name: str
     process: str
@@ -199,7 +200,13 @@ class _Judge:
     def _invoke(self, line: Line) -> None:
         process, partition = line["process"], line.get("partition")
         write = _Write(
-            f"{process}#{line['id']}", process, line["topic"], partition, line["values"], line["at"], atomic=partition is not None
+            f"{process}#{line['id']}",
+            process,
+            line["topic"],
+            partition,
+            line["values"],
+            line["at"],
+            atomic=partition is not None,
         )
         self.writes.append(write)
         self._open[process, line["id"]] = write
@@ -208,7 +215,9 @@ class _Judge:
     def _outcome(self, line: Line) -> None:
         write = self._open.pop((line["process"], line["id"]), None)
         if write is None:
-            raise HistoryError(f"send {line['id']} of {line['process']} has an outcome and no beginning, or two outcomes")
+            raise HistoryError(
+                f"send {line['id']} of {line['process']} has an outcome and no beginning, or two outcomes"
+            )
         write.settle(line["state"], line["at"])
         offsets = line.get("offsets")
         if line["state"] != "ok" or offsets is None:
@@ -216,7 +225,9 @@ class _Judge:
         if "partition" in line:
             write.partition = line["partition"]
         if write.partition is None or len(offsets) != len(write.values):
-            raise HistoryError(f"{write.name} has {len(write.values)} values, and is ok at {offsets} of {write.partition}")
+            raise HistoryError(
+                f"{write.name} has {len(write.values)} values, and is ok at {offsets} of {write.partition}"
+            )
         write.offsets = offsets
         self._see(write.topic, write.partition, offsets, write.values)
         for before, after in itertools.pairwise(offsets):
@@ -249,7 +260,9 @@ class _Judge:
         """Somebody says that these are there."""
         log, places = self.logs[topic, partition], self.places[topic]
         for offset, value in zip(offsets, values, strict=True):
-            if log.setdefault(offset, value) != value and self._is_new("inconsistent-offsets", topic, partition, offset, value):
+            if log.setdefault(offset, value) != value and self._is_new(
+                "inconsistent-offsets", topic, partition, offset, value
+            ):
                 self.verdict.add(
                     "inconsistent-offsets",
                     f"{topic}-{partition} has {log[offset]!r} and {value!r} at offset {offset}",
@@ -273,7 +286,9 @@ class _Judge:
         return True
 
     def _poll(self, line: Line) -> None:
-        process, topic, partition, offsets, values = (line[k] for k in ("process", "topic", "partition", "offsets", "values"))
+        process, topic, partition, offsets, values = (
+            line[k] for k in ("process", "topic", "partition", "offsets", "values")
+        )
         self._see(topic, partition, offsets, values)
         if not offsets:
             return
@@ -292,7 +307,8 @@ class _Judge:
         self._positions[key] = offsets[-1] + 1
 
     def _trimmed(self, line: Line) -> None:
-        """The reader goes on where it was told to: what it leaves out is no skip. Whether it was told the truth, the end shows."""
+        """The reader goes on where it was told to: what it leaves out is no skip. Whether it was told the truth, the
+        end shows."""
         process, topic, partition, offset = (line[k] for k in ("process", "topic", "partition", "offset"))
         key = process, topic, partition
         self._positions[key] = max(self._positions.get(key, 0), offset)
@@ -375,10 +391,15 @@ class _Judge:
                 if final is not None and offset < final.start:
                     continue
                 end = self.read_end[topic, partition] if final is None else final.end
-                kind, where = "lost-write" if offset < end else "unseen", f"{topic}-{partition} offset {offset} (the end is {end})"
+                kind, where = (
+                    "lost-write" if offset < end else "unseen",
+                    f"{topic}-{partition} offset {offset} (the end is {end})",
+                )
             seen = self.read[topic].get(value)
             so_far = f"; {seen[0]} had read it" if seen is not None else ""
-            self.verdict.add(kind, f"{value!r} was acknowledged to {write.name} at {where}, and is not there{so_far}", write)
+            self.verdict.add(
+                kind, f"{value!r} was acknowledged to {write.name} at {where}, and is not there{so_far}", write
+            )
 
     def _shortened(self, topic: str) -> bool:
         """Whether some of it is no longer kept: then what is missing may have been."""
@@ -403,7 +424,9 @@ class _Judge:
         for name, group in self.groups.items():
             for topic, given in group.given.items():
                 sights += [
-                    (topic, value, f"group {name}", *place) for value, place in given.items() if value not in self.read[topic]
+                    (topic, value, f"group {name}", *place)
+                    for value, place in given.items()
+                    if value not in self.read[topic]
                 ]
         for topic, value, process, partition, offset in sights:
             write = self.by_value[topic].get(value)
@@ -411,7 +434,9 @@ class _Judge:
             if write is None:
                 if value in self.read[topic]:
                     self.verdict.add(
-                        "unexpected", f"{process} read {value!r} at {topic}-{partition} offset {offset}: nobody sent it", record
+                        "unexpected",
+                        f"{process} read {value!r} at {topic}-{partition} offset {offset}: nobody sent it",
+                        record,
                     )
                 continue
             final = self.finals.get((topic, partition))
@@ -419,7 +444,9 @@ class _Judge:
                 continue
             if write.state != "ok" and not write.never:
                 self.verdict.add(
-                    "vanished", f"{process} read {value!r} at {topic}-{partition} offset {offset}, and it is gone", record
+                    "vanished",
+                    f"{process} read {value!r} at {topic}-{partition} offset {offset}, and it is gone",
+                    record,
                 )
 
     def _judge_finals(self) -> None:
@@ -462,7 +489,9 @@ class _Judge:
             key = write.process, write.topic, write.partition
             before, offsets_before = last.get(key, (write, []))
             if offsets_before and offsets[0] <= offsets_before[-1]:
-                what = f"{write.name} was sent to {write.topic}-{write.partition} after {before.name}, and is at {offsets}"
+                what = (
+                    f"{write.name} was sent to {write.topic}-{write.partition} after {before.name}, and is at {offsets}"
+                )
                 self.verdict.add("nonmonotonic-send", f"{what}, the other at {offsets_before}", before, write)
             else:
                 last[key] = write, offsets
@@ -474,7 +503,9 @@ class _Judge:
             for _, invoked, ended, write in reversed(writes):
                 if earliest is not None and earliest.ended < invoked and earliest.process != write.process:
                     what = f"{earliest.name} was acknowledged before {write.name} was sent, and is behind it in {topic}-{partition}"
-                    self.verdict.add("realtime-order", f"{what}: {earliest.offsets} and {write.offsets}", earliest, write)
+                    self.verdict.add(
+                        "realtime-order", f"{what}: {earliest.offsets} and {write.offsets}", earliest, write
+                    )
                 if earliest is None or ended < earliest.ended:
                     earliest = write
 
@@ -505,11 +536,14 @@ class _Judge:
                 for write in self.writes:
                     for value in write.values if write.state == "ok" and write.topic == topic else ():
                         if value not in given:
-                            self.verdict.add("queue-lost", f"group {name} was never given {value!r} of {write.name}", write)
+                            self.verdict.add(
+                                "queue-lost", f"group {name} was never given {value!r} of {write.name}", write
+                            )
 
 
 def judge(lines: Iterable[Line]) -> Verdict:
-    """What the history shows. Raises `HistoryError` for one that contradicts itself before anything is said about the queue."""
+    """What the history shows. Raises `HistoryError` for one that contradicts itself before anything is said about the
+    queue."""
     found = _Judge()
     number = 0
     for number, line in enumerate(lines, 1):

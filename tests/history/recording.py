@@ -39,7 +39,8 @@ Line = dict[str, Any]
 
 
 class HistoryError(Exception):
-    """The history contradicts itself or cannot be read: nothing can be judged by it. The message says where and what to do."""
+    """The history contradicts itself or cannot be read: nothing can be judged by it. The message says where and what to
+    do."""
 
 
 class Recorder:
@@ -72,7 +73,9 @@ class Recorder:
     def __enter__(self) -> Recorder:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

@@ -1,4 +1,5 @@
-"""Histories written by hand: each anomaly is found, alone, with its records; what is legitimate is not taken for one."""
+"""Histories written by hand: each anomaly is found, alone, with its records; what is legitimate is not taken for
+one."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ class History:
         """A send; what is given back writes its outcome down."""
         self._id += 1
         number = self._id
-        self.add("send", state="invoke", process=process, id=number, topic="t", partition=partition, values=list(values))
+        self.add(
+            "send", state="invoke", process=process, id=number, topic="t", partition=partition, values=list(values)
+        )
         return lambda state, **more: self.add("send", state=state, process=process, id=number, **more)
 
     def ok(self, process: str, *values: Any, at: list[int] | None = None, partition: int = 0) -> None:
@@ -38,7 +41,9 @@ class History:
         if state is not None:
             self.add("txn", state=state, process="s", id=name)
 
-    def poll(self, process: str, start: int, *values: Any, partition: int = 0, offsets: list[int] | None = None) -> None:
+    def poll(
+        self, process: str, start: int, *values: Any, partition: int = 0, offsets: list[int] | None = None
+    ) -> None:
         offsets = list(range(start, start + len(values))) if offsets is None else offsets
         self.add("poll", process=process, topic="t", partition=partition, offsets=offsets, values=list(values))
 
@@ -397,7 +402,8 @@ def an_attempt_that_failed_before_one_that_did_not(h: History) -> None:
 
 
 def a_late_unknown_behind_those_of_another_process(h: History) -> None:
-    """It was on its way for long. No order is promised between processes, and none by the clock without an acknowledgement."""
+    """It was on its way for long. No order is promised between processes, and none by the clock without an
+    acknowledgement."""
     h.begin("p", "a")("unknown")
     h.ok("q", "b", at=[0])
     h.final("b", "a")
@@ -521,14 +527,32 @@ def test_one_record_at_two_places_one_of_them_another_record_s_is_both_anomalies
         ([{"op": "send", "state": "ok", "process": "p", "id": 1}], "has an outcome and no beginning"),
         (
             [
-                {"at": n, "op": "send", "state": "invoke", "process": "p", "id": n, "topic": "t", "partition": 0, "values": ["a"]}
+                {
+                    "at": n,
+                    "op": "send",
+                    "state": "invoke",
+                    "process": "p",
+                    "id": n,
+                    "topic": "t",
+                    "partition": 0,
+                    "values": ["a"],
+                }
                 for n in (1, 2)
             ],
             "operation 2: 'a' was sent to t twice",
         ),
         (
             [
-                {"at": 1, "op": "send", "state": "invoke", "process": "p", "id": 1, "topic": "t", "partition": 0, "values": ["a"]},
+                {
+                    "at": 1,
+                    "op": "send",
+                    "state": "invoke",
+                    "process": "p",
+                    "id": 1,
+                    "topic": "t",
+                    "partition": 0,
+                    "values": ["a"],
+                },
                 {"at": 2, "op": "send", "state": "ok", "process": "p", "id": 1, "offsets": [1, 2]},
             ],
             "has 1 values",

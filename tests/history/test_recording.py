@@ -39,7 +39,9 @@ def test_a_last_line_that_was_cut_off_is_left_out_and_any_other_is_an_error(tmp_
         list(read(path))
 
 
-def test_the_command_says_what_is_in_a_file_and_ends_accordingly(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_is_in_a_file_and_ends_accordingly(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "history"
     record(path, "p", 0)
     assert main([str(path)]) == 1

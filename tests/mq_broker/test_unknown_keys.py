@@ -123,9 +123,13 @@ def test_every_change_of_a_partitions_state_keeps_them() -> None:
     assert chosen(status(1, "new1"), status(2, "new2"), state=lost).state.unknown == TEXT
 
 
-def test_what_a_broker_with_zookeeper_writes_keeps_them(zookeeper: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_what_a_broker_with_zookeeper_writes_keeps_them(
+    zookeeper: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     root = f"/{request.node.name}"
-    config = BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: ZooKeeperCoordination(zookeeper, 4_000, root=root))
+    config = BrokerConfig(
+        1, "127.0.0.1:0", tmp_path, coordination=lambda: ZooKeeperCoordination(zookeeper, 4_000, root=root)
+    )
     client = KazooClient(zookeeper)
     client.start()
 
@@ -151,7 +155,9 @@ def test_what_a_broker_with_zookeeper_writes_keeps_them(zookeeper: str, tmp_path
         asyncio.run(second_life())
         after = [json.loads(client.get(path)[0]) for path in paths]
         assert [{key: document[key] for key in NEWER} for document in after] == [NEWER] * 3
-        assert all(document != {**json.loads(data), **NEWER} for document, data in zip(after, before, strict=True)), "all written"
+        assert all(document != {**json.loads(data), **NEWER} for document, data in zip(after, before, strict=True)), (
+            "all written"
+        )
     finally:
         client.stop()
         client.close()
@@ -177,7 +183,9 @@ def test_what_a_broker_that_stands_alone_writes_keeps_them(tmp_path: Path) -> No
         after = json.loads(path.read_text())
         (states,) = after["states"].values()
         assert states["0"]["leader_epoch"] > 1
-        assert after["topics"][0]["version"] == document["topics"][0]["version"] + 1, "a key of the file, not of the topic"
+        assert after["topics"][0]["version"] == document["topics"][0]["version"] + 1, (
+            "a key of the file, not of the topic"
+        )
         assert len(after["topics"][0]["assignment"]) == 2
         for place in (after, after["topics"][0], states["0"], json.loads((tmp_path / "broker.json").read_text())):
             assert {key: place.get(key) for key in NEWER} == NEWER

@@ -26,7 +26,17 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> Non
 
 
 def test_it_ends_with_whoever_holds_its_standard_input(tmp_path: Path) -> None:
-    arguments = ["broker", "--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone", "--stop-at-eof"]
+    arguments = [
+        "broker",
+        "--id",
+        "1",
+        "--listen",
+        "127.0.0.1:0",
+        "--data",
+        str(tmp_path),
+        "--standalone",
+        "--stop-at-eof",
+    ]
     with Command(*arguments, stdin=subprocess.PIPE) as broker:
         broker.remark_with("serves")
         assert broker.process.stdin is not None
@@ -36,7 +46,9 @@ def test_it_ends_with_whoever_holds_its_standard_input(tmp_path: Path) -> None:
 
 def test_an_embedded_zookeeper_runs_as_long_as_the_broker(tmp_path: Path) -> None:
     zookeeper = f"embedded:{free_port()}"
-    with Command("broker", "--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--zookeeper", zookeeper) as broker:
+    with Command(
+        "broker", "--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--zookeeper", zookeeper
+    ) as broker:
         hosts = broker.remark_with("ZooKeeper runs on").partition("runs on ")[2].partition(",")[0]
         broker.remark_with("broker 1 serves")
         second = ["broker", "--id", "2", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "2"), "--zookeeper", hosts]
@@ -73,7 +85,9 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     listen = f"127.0.0.1:{free_port()}"
     with Command("broker", "--id", "1", "--listen", listen, "--data", str(tmp_path / "a"), "--standalone") as broker:
         broker.remark_with("serves")
-        result = tritonmq_process("broker", "--id", "2", "--listen", listen, "--data", str(tmp_path / "b"), "--standalone")
+        result = tritonmq_process(
+            "broker", "--id", "2", "--listen", listen, "--data", str(tmp_path / "b"), "--standalone"
+        )
         assert result.returncode == 1
         *log, last = result.stderr.decode().splitlines()
         assert last.startswith("Error: ")
@@ -82,9 +96,21 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         assert [line for line in log if not re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", line)] == []
 
 
-def test_a_broker_id_that_a_live_process_has_is_refused_and_that_process_goes_on(zookeeper: str, tmp_path: Path) -> None:
+def test_a_broker_id_that_a_live_process_has_is_refused_and_that_process_goes_on(
+    zookeeper: str, tmp_path: Path
+) -> None:
     # What is asked of ZooKeeper has twice that time for its answer.
-    common = ["broker", "--id", "3", "--listen", "127.0.0.1:0", "--zookeeper", f"{zookeeper}/taken", "--session-timeout-ms", "3000"]
+    common = [
+        "broker",
+        "--id",
+        "3",
+        "--listen",
+        "127.0.0.1:0",
+        "--zookeeper",
+        f"{zookeeper}/taken",
+        "--session-timeout-ms",
+        "3000",
+    ]
     with Command(*common, "--data", str(tmp_path / "a")) as broker:
         address = broker.remark_with("serves at ").partition("serves at ")[2].partition(",")[0]
         result = tritonmq_process(*common, "--data", str(tmp_path / "b"))

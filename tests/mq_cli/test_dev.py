@@ -85,7 +85,9 @@ def test_a_port_that_is_taken_is_named_and_the_other_cluster_is_not_taken_for_ou
             assert f"127.0.0.1:{port}" in second.remark_with("Error: ")
 
 
-def test_without_java_several_brokers_are_refused_with_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_java_several_brokers_are_refused_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     with Command("dev", "--brokers", "2", "--port", "0", stdin=subprocess.DEVNULL) as dev:

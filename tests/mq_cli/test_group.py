@@ -33,7 +33,9 @@ NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
         (None, 1_000, {0: 200, 1: 50}),
     ],
 )
-def test_a_group_is_moved_within_each_log(to: str | int | datetime | None, by: int | None, goals: dict[int, int]) -> None:
+def test_a_group_is_moved_within_each_log(
+    to: str | int | datetime | None, by: int | None, goals: dict[int, int]
+) -> None:
     moves = planned(LOGS, PLACES, to=to, by=by, times={0: 130, 1: 50, 2: 0})
     assert moves == [Move(number, PLACES.get(number), goal) for number, goal in goals.items()]
 
@@ -100,7 +102,9 @@ def test_a_time_is_asked_for_in_microseconds(monkeypatch: pytest.MonkeyPatch) ->
     assert known.moved == [("g", {"t": {0: 7}})]
 
 
-def test_members_of_that_topic_keep_a_group_where_it_is_but_not_from_being_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_of_that_topic_keep_a_group_where_it_is_but_not_from_being_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     known = Known(member_of="t")
     assert reset(monkeypatch, known, "--to", "earliest", "--plan").exit_code == 0
     refused = reset(monkeypatch, known, "--to", "earliest")

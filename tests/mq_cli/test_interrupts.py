@@ -10,7 +10,8 @@ import pytest
 
 
 def load(script_name: str, module: str) -> subprocess.CompletedProcess[str]:
-    """A process called `script_name` that loads the command, and is interrupted exactly when it begins to load `module`."""
+    """A process called `script_name` that loads the command, and is interrupted exactly when it begins to load
+    `module`."""
     script = (
         "import signal, sys\n"
         "class Interrupt:\n"

@@ -36,7 +36,8 @@ def test_one_command_runs_at_a_time_and_a_signal_ends_it_and_frees_the_lock(clus
         with held(cluster, "nightly") as second:
             assert first.end(signal.SIGTERM) == 128 + signal.SIGTERM
             assert int(second.line()) > token
-            os.killpg(second.pid, signal.SIGKILL)  # the command too; nothing has time to release: the broker sees that it is gone
+            # The command too; nothing has time to release: the broker sees that it is gone
+            os.killpg(second.pid, signal.SIGKILL)
             done = tritonmq("lock", "nightly", "--wait", str(WAIT_S), "--bootstrap", cluster.bootstrap, "--", "true")
             assert done.returncode == 0
 
@@ -47,7 +48,10 @@ def test_the_exit_code_is_the_commands(cluster: LocalCluster) -> None:
 
 
 def test_a_command_that_cannot_be_run_is_refused_before_the_lock_is_asked_for() -> None:
-    for arguments, said in ((("n", "--", "no-such-command"), b"no-such-command"), (("a/b", "--", "true"), b"lock name")):
+    for arguments, said in (
+        (("n", "--", "no-such-command"), b"no-such-command"),
+        (("a/b", "--", "true"), b"lock name"),
+    ):
         outcome = tritonmq("lock", "--bootstrap", "127.0.0.1:1", *arguments)
         assert outcome.returncode == MISUSED
         assert said in outcome.stderr
@@ -55,7 +59,10 @@ def test_a_command_that_cannot_be_run_is_refused_before_the_lock_is_asked_for() 
 
 def test_a_command_whose_lock_is_lost_is_told_to_end(tmp_path: Path) -> None:
     with LocalCluster(tmp_path) as cluster:
-        ends_well = "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('told', flush=True), sys.exit(0)));" + HOLD
+        ends_well = (
+            "import signal, sys; signal.signal(signal.SIGTERM, lambda *_: (print('told', flush=True), sys.exit(0)));"
+            + HOLD
+        )
         with held(cluster, "nightly", ends_well) as command:
             command.line()
             cluster.brokers[1].kill()

@@ -127,7 +127,15 @@ def test_wrong_use_ends_with_2_and_writes_nothing(line: str, tmp_path: Path, mon
 
 
 @pytest.mark.parametrize(
-    "line", ["topic list", "topic describe t", "cluster status", "group list", "produce t", "consume t --max 1 --from earliest"]
+    "line",
+    [
+        "topic list",
+        "topic describe t",
+        "cluster status",
+        "group list",
+        "produce t",
+        "consume t --max 1 --from earliest",
+    ],
 )
 def test_an_address_that_nobody_listens_on_is_named(line: str) -> None:
     with socket.socket() as unused:

@@ -76,7 +76,14 @@ def test_json_keeps_every_letter(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (5 << 20, "5.0 MiB"), (3 << 40, "3.0 TiB"), (5 << 50, "5120.0 TiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (5 << 20, "5.0 MiB"),
+        (3 << 40, "3.0 TiB"),
+        (5 << 50, "5120.0 TiB"),
+    ],
 )
 def test_bytes_are_told_in_the_unit_that_fits(count: int, text: str) -> None:
     assert output.bytes_text(count) == text

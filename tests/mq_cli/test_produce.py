@@ -1,4 +1,5 @@
-"""How `tritonmq produce` reads its input; what it sends is shown on a real broker, in tests/cluster/test_command_line.py."""
+"""How `tritonmq produce` reads its input; what it sends is shown on a real broker, in
+tests/cluster/test_command_line.py."""
 
 from __future__ import annotations
 
@@ -63,7 +64,9 @@ class Sent:
         return RecordFuture(BatchOutcome("t"), 0)
 
 
-def csv_sent(data: bytes, monkeypatch: pytest.MonkeyPatch, columns: list[str] | None = None) -> list[tuple[int, object]]:
+def csv_sent(
+    data: bytes, monkeypatch: pytest.MonkeyPatch, columns: list[str] | None = None
+) -> list[tuple[int, object]]:
     described: Any = SimpleNamespace(name="t", typed=True, schema=parse_schema("id long, name string"))
     ledger = Ledger()
     producer: Any = Sent(ledger)
@@ -78,7 +81,9 @@ def test_rows_of_csv_have_the_line_in_which_they_begin(monkeypatch: pytest.Monke
     assert found == [(2, {"id": 1, "name": "two\nlines"}), (5, {"id": 2, "name": "x"})]
 
 
-def test_the_byte_order_mark_that_spreadsheets_write_is_no_part_of_a_name_or_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_byte_order_mark_that_spreadsheets_write_is_no_part_of_a_name_or_a_value(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     mark = b"\xef\xbb\xbf"
     for header in (b"id,name", b'"id","name"'):
         assert csv_sent(mark + header + b"\r\n1,x\r\n", monkeypatch) == [(2, {"id": 1, "name": "x"})]

@@ -25,7 +25,8 @@ def test_addresses_that_all_refuse_are_named_with_what_to_do() -> None:
         began = time.monotonic()
         with pytest.raises(click.ClickException) as caught:
             check_somebody_listens([address, "nosuch.invalid:7400"])
-        assert time.monotonic() - began < 10 * REFUSED_S  # the client would wait for 10 s; the rest is for a busy machine
+        # The client would wait for 10 s; the rest is for a busy machine
+        assert time.monotonic() - began < 10 * REFUSED_S
     assert f"{address}: connection refused" in caught.value.message
     assert "nosuch.invalid:7400: " in caught.value.message
     assert "tritonmq dev" in caught.value.message

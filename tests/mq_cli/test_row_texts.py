@@ -1,4 +1,5 @@
-"""Lines of JSON and cells of CSV become the values that they stand for, or are refused in words that name the column."""
+"""Lines of JSON and cells of CSV become the values that they stand for, or are refused in words that name the
+column."""
 
 from __future__ import annotations
 
@@ -158,7 +159,13 @@ def test_columns_and_cells_of_csv_must_match() -> None:
     "row",
     [
         {"a": 1, "d": 1.5, "s": "x", "b": True, "t": "2026-01-31T12:00:00"},
-        {"a": -(2**63), "d": 12345678901234567890, "s": "gr\u00fc\u00dfe \u2603", "b": None, "t": "2026-01-31T14:00:00+02:00"},
+        {
+            "a": -(2**63),
+            "d": 12345678901234567890,
+            "s": "gr\u00fc\u00dfe \u2603",
+            "b": None,
+            "t": "2026-01-31T14:00:00+02:00",
+        },
         {"d": -0.0, "t": "2026-01-31"},
         {},
     ],
@@ -173,7 +180,9 @@ def test_many_lines_at_once_are_read_as_each_of_them(row: dict[str, Any]) -> Non
     assert table.to_pylist() == one.to_pylist() * 2
 
 
-@pytest.mark.parametrize("line", [b'{"a":1}{"a":2}', b'{"a":1.0}', b'{"b":1}', b"", b'{"s":"\xff"}', b'{"a":1,"a":1}', b"[1]"])
+@pytest.mark.parametrize(
+    "line", [b'{"a":1}{"a":2}', b'{"a":1.0}', b'{"b":1}', b"", b'{"s":"\xff"}', b'{"a":1,"a":1}', b"[1]"]
+)
 def test_many_lines_of_which_one_is_not_plain_are_left_to_be_read_one_by_one(line: bytes) -> None:
     assert JsonTables(parse_schema("a long, s string")).read([b'{"a":1}', line]) is None
 
@@ -182,6 +191,8 @@ def test_a_line_of_two_objects_beside_an_empty_one_is_not_taken_for_two_lines() 
     assert JsonTables(parse_schema("a long")).read([b'{"a":1}{"a":2}', b""]) is None
 
 
-@pytest.mark.parametrize("words", ["c float", "c timestamp_ntz", "c decimal(5,2)", "c binary", "c map<string,long>", "c date"])
+@pytest.mark.parametrize(
+    "words", ["c float", "c timestamp_ntz", "c decimal(5,2)", "c binary", "c map<string,long>", "c date"]
+)
 def test_columns_that_arrow_reads_otherwise_are_left_to_be_read_one_by_one(words: str) -> None:
     assert JsonTables(parse_schema(words)).read([b"{}"]) is None

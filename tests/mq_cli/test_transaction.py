@@ -44,7 +44,9 @@ def listed(bootstrap: str, capsys: pytest.CaptureFixture[str], key: str) -> list
     return documents
 
 
-def test_a_dead_query_is_listed_shown_and_aborted(bootstrap: str, query: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dead_query_is_listed_shown_and_aborted(
+    bootstrap: str, query: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     [shown] = listed(bootstrap, capsys, query)
     key = str(shown["key"])
     assert query not in key
@@ -63,7 +65,9 @@ def test_a_dead_query_is_listed_shown_and_aborted(bootstrap: str, query: str, ca
     assert (again["discarded_batches"], again["unreached"], again["published"]) == (0, [], True)
 
 
-def test_without_somebody_to_ask_yes_must_be_said(bootstrap: str, query: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_somebody_to_ask_yes_must_be_said(
+    bootstrap: str, query: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["transaction", "abort", query, "--bootstrap", bootstrap]) == MISUSED
     assert "--yes" in capsys.readouterr().err
     [shown] = listed(bootstrap, capsys, query)

@@ -20,7 +20,9 @@ def rows(reader: Reader, topic: str, **wanted: object) -> list[dict[str, object]
     return [row for batch in reader.read(topic, 0, **wanted) for row in batch.to_pylist()]  # type: ignore[arg-type]
 
 
-def test_what_is_stored_has_nulls_and_old_and_new_producers_write_side_by_side(admin: Admin, bootstrap: str, topic: str) -> None:
+def test_what_is_stored_has_nulls_and_old_and_new_producers_write_side_by_side(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
     admin.create_topic(topic, schema=FIRST)
     with Producer(bootstrap) as old, Producer(bootstrap, compression="zstd") as new, Reader(bootstrap) as reader:
         old.publish_batch(topic, table(0)).result(10)
@@ -36,7 +38,9 @@ def test_what_is_stored_has_nulls_and_old_and_new_producers_write_side_by_side(a
         assert [row["n"] for row in found] == list(range(7))
         assert [row["word"] for row in found] == [None, None, None, "w", None, None, "v"]
         assert [row["tags"] for row in found] == [None] * 5 + [["a"], None]
-        assert {batch.schema for batch in reader.read(topic, 0)} == {altered.schema}, "all batches of a read have the same columns"
+        assert {batch.schema for batch in reader.read(topic, 0)} == {altered.schema}, (
+            "all batches of a read have the same columns"
+        )
 
 
 def test_brokers_filter_and_project_batches_that_lack_the_column(admin: Admin, bootstrap: str, topic: str) -> None:

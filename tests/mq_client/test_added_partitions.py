@@ -34,7 +34,9 @@ def test_a_partition_that_is_named_is_asked_for_before_it_is_an_error(admin: Adm
             producer.publish(name, value, partition=0).result(10)
             admin.alter_topic(name, partitions=2)
             assert producer.publish(name, value, partition=1).result(10).partition == 1
-        assert producer.publish(topic, "b", key=KEY).result(10).partition == partition_for_key(KEY.encode(), 2), "it knows by now"
+        assert producer.publish(topic, "b", key=KEY).result(10).partition == partition_for_key(KEY.encode(), 2), (
+            "it knows by now"
+        )
         admin.alter_topic(topic, partitions=3)
         assert producer.publish(topic, "c", partition=2, uuid=b"u" * 16).result(10).partition == 2
         client.stage(f"{topic}-typed", 0, [], ("q", topic), 0, "run")

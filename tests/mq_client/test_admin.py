@@ -30,11 +30,15 @@ from mq_protocol.sql.ddl import parse_schema
 
 
 def test_a_topic_is_what_it_was_made_to_be(admin: Admin, topic: str) -> None:
-    made = admin.create_topic(topic, partitions=3, schema="a long, b array<string>", durability="os", dedup_uuids_max=1000)
+    made = admin.create_topic(
+        topic, partitions=3, schema="a long, b array<string>", durability="os", dedup_uuids_max=1000
+    )
     assert made == admin.describe_topic(topic)
     assert (made.name, made.typed, made.settings) == (topic, True, {"durability": "os", "dedup_uuids_max": "1000"})
     assert made.schema == parse_schema("a long, b array<string>")
-    assert [(p.partition, p.leader, p.replicas, p.isr) for p in made.partitions] == [(n, 1, (1,), (1,)) for n in range(3)]
+    assert [(p.partition, p.leader, p.replicas, p.isr) for p in made.partitions] == [
+        (n, 1, (1,), (1,)) for n in range(3)
+    ]
     assert topic in admin.list_topics()
     assert admin.offsets(topic) == {0: (0, 0), 1: (0, 0), 2: (0, 0)}
     admin.delete_topic(topic)
@@ -168,7 +172,10 @@ def test_a_group_is_described_by_its_cursors_and_can_be_moved(admin: Admin, boot
 
 
 def test_nobody_there_is_told_in_time() -> None:
-    with Admin("127.0.0.1:1,127.0.0.1:2", timeout_ms=300) as nowhere, pytest.raises(Unreachable, match=r"127.0.0.1:1.*127.0.0.1:2"):
+    with (
+        Admin("127.0.0.1:1,127.0.0.1:2", timeout_ms=300) as nowhere,
+        pytest.raises(Unreachable, match=r"127.0.0.1:1.*127.0.0.1:2"),
+    ):
         nowhere.list_topics()
 
 

@@ -1,4 +1,5 @@
-"""Topics that are made when they are first used, where the brokers are set to do so, and deleting only what is empty."""
+"""Topics that are made when they are first used, where the brokers are set to do so, and deleting only what is
+empty."""
 
 from __future__ import annotations
 
@@ -120,7 +121,9 @@ def test_a_consumer_does_not_bring_back_a_topic_that_is_deleted_under_it(tmp_pat
     asyncio.run(scenario())
 
 
-def test_no_more_topics_are_made_by_themselves_than_a_cluster_should_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_topics_are_made_by_themselves_than_a_cluster_should_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(broker_admin, "AUTO_CREATED_TOPICS_MAX", 2)
 
     async def scenario() -> None:

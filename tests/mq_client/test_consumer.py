@@ -62,7 +62,15 @@ def test_more_partitions_than_one_request_may_name_are_opened_and_settled_by_sev
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"start": "earliset"}, {"start": -1}, {"idle_ms": 0}, {"settle_ms": -1}, {"buffer_bytes_max": 0}, {"timeout_ms": 0}]
+    "wrong",
+    [
+        {"start": "earliset"},
+        {"start": -1},
+        {"idle_ms": 0},
+        {"settle_ms": -1},
+        {"buffer_bytes_max": 0},
+        {"timeout_ms": 0},
+    ],
 )
 def test_a_setting_that_makes_no_sense_is_named(wrong: dict[str, object]) -> None:
     with pytest.raises(InvalidSetting, match=next(iter(wrong))):
@@ -88,7 +96,9 @@ def test_a_start_outside_the_log_is_moved_to_its_end_and_told_once_for_a_topic(
     assert "from offset 1, not 99: it ends at offset 1" in words
 
 
-def test_a_start_below_what_is_kept_is_told(admin: Admin, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_start_below_what_is_kept_is_told(
+    admin: Admin, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
     admin.create_topic(topic)
     with Producer(bootstrap) as producer:
         producer.publish(topic, "early").result(10)
@@ -122,7 +132,13 @@ def test_a_consumer_begins_where_it_is_told(admin: Admin, bootstrap: str, topic:
     publish(bootstrap, topic, range(10))
     boundary = datetime.now(UTC)
     publish(bootstrap, topic, range(10, 20))
-    starts: dict[str | int | datetime, int] = {"earliest": 0, 5: 5, boundary: 10, boundary - timedelta(days=1): 0, 1_000_000: 20}
+    starts: dict[str | int | datetime, int] = {
+        "earliest": 0,
+        5: 5,
+        boundary: 10,
+        boundary - timedelta(days=1): 0,
+        1_000_000: 20,
+    }
     for start, first in starts.items():
         consumer = Consumer(bootstrap, start=start, idle_ms=200)
         consumer.subscribe(topic)
@@ -246,7 +262,9 @@ def test_a_group_goes_on_where_it_was(admin: Admin, bootstrap: str, topic: str) 
     assert sorted(found) == list(range(100))
 
 
-def test_a_group_that_began_at_the_end_misses_nothing_while_it_is_away(admin: Admin, bootstrap: str, topic: str) -> None:
+def test_a_group_that_began_at_the_end_misses_nothing_while_it_is_away(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
     admin.create_topic(topic)
     for expected in (range(0), range(5)):
         consumer = Consumer(bootstrap, group=topic, start="latest", idle_ms=300)
@@ -270,7 +288,9 @@ def test_a_record_whose_work_failed_is_given_again(admin: Admin, bootstrap: str,
         assert ints(take(again, 3)) == [2, 3, 4]
 
 
-def test_members_share_and_a_partition_is_handed_over_without_a_record_twice(admin: Admin, bootstrap: str, topic: str) -> None:
+def test_members_share_and_a_partition_is_handed_over_without_a_record_twice(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
     admin.create_topic(topic, partitions=4)
     members = [Consumer(bootstrap, group=topic, start="earliest", settle_ms=20) for _ in range(2)]
     found: list[list[ConsumerRecord]] = [[], []]

@@ -58,7 +58,12 @@ def _run(code: str, *arguments: str, variable: str | None = None) -> subprocess.
     if variable is not None:
         environment[forks.VARIABLE] = variable
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 

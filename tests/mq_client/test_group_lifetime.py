@@ -44,7 +44,9 @@ def test_a_deleted_group_begins_anew(admin: Admin, bootstrap: str, topic: str) -
     assert consume(bootstrap, topic, 1, group=topic) == [b"a"]
 
 
-def test_a_group_with_members_is_deleted_only_by_force_and_they_are_told(admin: Admin, bootstrap: str, topic: str) -> None:
+def test_a_group_with_members_is_deleted_only_by_force_and_they_are_told(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
     admin.create_topic(topic)
     publish(bootstrap, topic, "a")
     consumer = Consumer(bootstrap, group=topic, start="earliest", member_id="m-1")

@@ -121,7 +121,9 @@ def test_a_holder_that_is_killed_frees_the_lock(bootstrap: str, topic: str) -> N
         assert lock.token > token
 
 
-def test_a_holder_whose_broker_is_killed_loses_the_lock_and_the_token_grows_over_the_restart(tmp_path: Path, topic: str) -> None:
+def test_a_holder_whose_broker_is_killed_loses_the_lock_and_the_token_grows_over_the_restart(
+    tmp_path: Path, topic: str
+) -> None:
     heard: list[Lock] = []
     with LocalCluster(tmp_path) as cluster:
         lock = Lock(cluster.bootstrap, topic, on_lost=heard.append)

@@ -1,4 +1,5 @@
-"""A lock's conversation with brokers, word by word, and whom it asks next. The test is the brokers; the event loop is real."""
+"""A lock's conversation with brokers, word by word, and whom it asks next. The test is the brokers; the event loop is
+real."""
 
 from __future__ import annotations
 
@@ -132,7 +133,9 @@ def test_a_place_that_is_left_has_said_its_last_word_and_was_not_lost(loop: Loop
     assert told_.empty()
 
 
-def test_a_broker_that_does_not_hear_the_last_word_is_not_waited_for_long(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_does_not_hear_the_last_word_is_not_waited_for_long(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def unheard() -> None:
         loop.broker.last_heard.set()
 

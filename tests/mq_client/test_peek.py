@@ -16,7 +16,8 @@ def test_peek_gives_what_is_next_for_the_group_and_moves_nothing(admin: Admin, b
         for number in range(10):
             producer.publish(topic, str(number), partition=number % 2)
         producer.flush()
-    admin.move_group(topic, {topic: {0: 2, 1: 5}})  # partition 0 has offsets 2 to 4 left: 4, 6 and 8; partition 1 has none
+    # Partition 0 has offsets 2 to 4 left: 4, 6 and 8; partition 1 has none
+    admin.move_group(topic, {topic: {0: 2, 1: 5}})
     before = [(cursor.partition, cursor.offset, cursor.moved_us) for cursor in admin.describe_group(topic).cursors]
     for count, expected in ((2, [b"4", b"6"]), (100, [b"4", b"6", b"8"])):
         given = admin.peek(topic, topic, count)

@@ -1,4 +1,5 @@
-"""The producer against a real broker: what is acknowledged is there once, in order; what cannot be is told at once and clearly."""
+"""The producer against a real broker: what is acknowledged is there once, in order; what cannot be is told at once and
+clearly."""
 
 from __future__ import annotations
 
@@ -127,7 +128,9 @@ def test_keyless_records_reach_every_partition(bootstrap: str, admin: Admin, top
 def test_many_threads_may_publish(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic)
     with Producer(bootstrap) as producer, ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda thread: [producer.publish(topic, b"%d %d" % (thread, n)) for n in range(500)], range(4)))
+        list(
+            threads.map(lambda thread: [producer.publish(topic, b"%d %d" % (thread, n)) for n in range(500)], range(4))
+        )
         producer.flush()
     found = [value.split() for value in values(bootstrap, topic)]
     for thread in range(4):
@@ -136,7 +139,15 @@ def test_many_threads_may_publish(bootstrap: str, admin: Admin, topic: str) -> N
 
 @pytest.mark.parametrize(
     ("compression", "stored"),
-    [(None, None), ("none", None), ("lz4", "lz4"), ("zstd", "zstd"), ("gzip", "zstd"), ("zlib", "zstd"), ("snappy", "lz4")],
+    [
+        (None, None),
+        ("none", None),
+        ("lz4", "lz4"),
+        ("zstd", "zstd"),
+        ("gzip", "zstd"),
+        ("zlib", "zstd"),
+        ("snappy", "lz4"),
+    ],
 )
 def test_batches_are_stored_by_the_codec_that_the_name_stands_for_and_read_back(
     bootstrap: str, admin: Admin, topic: str, compression: str | None, stored: str | None
@@ -166,7 +177,9 @@ def test_a_uuid_makes_one_copy_whoever_sends_it(bootstrap: str, admin: Admin, to
                 producer.publish(topic, b"x", uuid=wrong)  # type: ignore[arg-type]
 
 
-def test_records_with_uuids_share_batches_and_are_found_whatever_they_come_with(bootstrap: str, admin: Admin, topic: str) -> None:
+def test_records_with_uuids_share_batches_and_are_found_whatever_they_come_with(
+    bootstrap: str, admin: Admin, topic: str
+) -> None:
     admin.create_topic(topic)
     names = [uuid.uuid4() for _ in range(1_000)]
     with Producer(bootstrap, linger_ms=200, compression="zstd") as producer:
@@ -198,7 +211,9 @@ def test_rows_with_uuids_share_batches_too(bootstrap: str, admin: Admin, topic: 
             producer.flush()
         assert sum(place.result().duplicate for place in places) == (40 if start else 0)
     with Reader(bootstrap) as reader:
-        rows = [row["n"] for partition in range(3) for batch in reader.read(topic, partition) for row in batch.to_pylist()]
+        rows = [
+            row["n"] for partition in range(3) for batch in reader.read(topic, partition) for row in batch.to_pylist()
+        ]
     assert sorted(rows) == list(range(100))
 
 
@@ -215,10 +230,15 @@ def test_rows_go_to_a_topic_with_a_schema(bootstrap: str, admin: Admin, topic: s
         with pytest.raises(InvalidRequest, match="headers"):
             producer.publish(topic, {"a": 1}, headers={"h": b""})
     with Reader(bootstrap) as reader:
-        assert [row for batch in reader.read(topic, 0) for row in batch.to_pylist()] == [{"a": 1, "b": "x"}, {"a": 2, "b": None}]
+        assert [row for batch in reader.read(topic, 0) for row in batch.to_pylist()] == [
+            {"a": 1, "b": "x"},
+            {"a": 2, "b": None},
+        ]
 
 
-def test_a_row_whose_value_would_be_changed_is_refused_and_its_neighbours_are_not(bootstrap: str, admin: Admin, topic: str) -> None:
+def test_a_row_whose_value_would_be_changed_is_refused_and_its_neighbours_are_not(
+    bootstrap: str, admin: Admin, topic: str
+) -> None:
     admin.create_topic(topic, schema="l long, i int, f float, t date, m timestamp")
     with Producer(bootstrap, linger_ms=60_000) as producer:
         first = producer.publish(topic, {"l": 1})
@@ -334,7 +354,9 @@ def test_a_full_buffer_is_told_to_who_publishes_while_the_brokers_are_paused(tmp
     with LocalCluster(tmp_path) as cluster:
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic("t")
-        with Producer(cluster.bootstrap, timeout_ms=2_000, batch_bytes_max=10_000, buffer_bytes_max=100_000) as producer:
+        with Producer(
+            cluster.bootstrap, timeout_ms=2_000, batch_bytes_max=10_000, buffer_bytes_max=100_000
+        ) as producer:
             producer.publish("t", b"before").result(10)
             cluster.brokers[1].send_if_running(signal.SIGSTOP)
             began, futures = time.monotonic(), []
@@ -457,7 +479,8 @@ def test_what_has_no_answer_in_time_is_unknown_and_what_never_left_is_not_sent(t
         assert values(cluster.bootstrap, "t") == [b"before", b"x"]
 
         cluster.kill(1)
-        producer.publish("t", b"y").exception(5)  # perhaps written to a stream that has not noticed yet: then it is unknown
+        # Perhaps written to a stream that has not noticed yet: then it is unknown
+        producer.publish("t", b"y").exception(5)
         never = producer.publish("t", b"y").exception(5)
         assert isinstance(never, NotSent)
         assert never.definite

@@ -54,4 +54,10 @@ def test_parameters_are_named_as_promised() -> None:
     made = list(inspect.signature(mq_client.Producer).parameters)
     assert made[:7] == ["bootstrap", "acks", "timeout_ms", "retries", "max_in_flight", "linger_ms", "batch_bytes_max"]
     assert list(inspect.signature(mq_client.Consumer).parameters)[:3] == ["bootstrap", "group", "start"]
-    assert list(inspect.signature(mq_client.Reader.read).parameters)[:5] == ["self", "topic", "partition", "start", "end"]
+    assert list(inspect.signature(mq_client.Reader.read).parameters)[:5] == [
+        "self",
+        "topic",
+        "partition",
+        "start",
+        "end",
+    ]

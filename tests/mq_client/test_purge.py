@@ -23,7 +23,9 @@ def publish(bootstrap: str, topic: str, numbers: range, partition: int = 0) -> N
             producer.publish(topic, {"n": number}, partition=partition).result(10)
 
 
-def test_purge_drops_what_is_below_an_offset_and_says_where_the_log_starts(admin: Admin, bootstrap: str, topic: str) -> None:
+def test_purge_drops_what_is_below_an_offset_and_says_where_the_log_starts(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
     admin.create_topic(topic, schema="n long", partitions=2)
     publish(bootstrap, topic, range(6))
     publish(bootstrap, topic, range(2), partition=1)

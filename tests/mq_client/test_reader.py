@@ -80,7 +80,9 @@ def test_columns_that_are_not_asked_for_never_leave_the_broker(admin: Admin, boo
     admin.create_topic(topic, schema="n long, text string, s string")
     for compression in (None, "lz4", "zstd"):
         with Producer(bootstrap, compression=compression) as producer:
-            table = pa.table({"n": range(500), "text": [f"{i:0200}" for i in range(500)], "s": [str(i) for i in range(500)]})
+            table = pa.table(
+                {"n": range(500), "text": [f"{i:0200}" for i in range(500)], "s": [str(i) for i in range(500)]}
+            )
             producer.publish_batch(topic, table, partition=0).result(10)
     cost: dict[str, int] = {}
     for columns in (None, ["n", "text", "s"], ["s", "n"], ["n"], []):
@@ -94,9 +96,12 @@ def test_columns_that_are_not_asked_for_never_leave_the_broker(admin: Admin, boo
     assert cost["[]"] < cost["['n']"] < cost["['s', 'n']"] < cost["None"] / 4
 
 
-def test_a_projection_that_leaves_out_next_to_nothing_costs_the_broker_nothing(admin: Admin, bootstrap: str, topic: str) -> None:
+def test_a_projection_that_leaves_out_next_to_nothing_costs_the_broker_nothing(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
     admin.create_topic(topic)
-    with Producer(bootstrap, linger_ms=60_000) as producer:  # one batch however slow this machine is: flush alone closes it
+    # One batch however slow this machine is: flush alone closes it
+    with Producer(bootstrap, linger_ms=60_000) as producer:
         for number in range(100):
             producer.publish(topic, b"v" * 100, key=str(number), partition=0)
         producer.flush()
@@ -105,7 +110,9 @@ def test_a_projection_that_leaves_out_next_to_nothing_costs_the_broker_nothing(a
         (batch,) = most.read(topic, 0, columns=["timestamp", "value"])
         assert batch.schema.names == ["timestamp", "value"]
         assert most.payload_bytes == whole.payload_bytes
-        assert [key for batch in keys.read(topic, 0, columns=["key"]) for key in batch.column("key").to_pylist()][7] == b"7"
+        assert [key for batch in keys.read(topic, 0, columns=["key"]) for key in batch.column("key").to_pylist()][
+            7
+        ] == b"7"
         assert keys.payload_bytes < whole.payload_bytes / 5
 
 
@@ -133,13 +140,17 @@ def test_what_a_filter_keeps_says_which_offsets_it_has(filled: str, bootstrap: s
         assert (at, offsets) == (900, [5, 6, 7, 8, 700])
 
 
-def test_a_filter_that_cannot_be_is_refused_before_anything_is_sent(admin: Admin, bootstrap: str, filled: str, topic: str) -> None:
+def test_a_filter_that_cannot_be_is_refused_before_anything_is_sent(
+    admin: Admin, bootstrap: str, filled: str, topic: str
+) -> None:
     admin.create_topic(topic + "r")
     with Reader(bootstrap) as reader:
         with pytest.raises(InvalidSetting, match="filter names column 'm', which the topic does not have"):
             reader.read_stored(filled, 0, filter="m = 1")
         admin.create_topic(topic + "d", schema="d decimal(8,2)")
-        with pytest.raises(InvalidSetting, match="filter has a number of 401 characters at character 5: at most 400 are"):
+        with pytest.raises(
+            InvalidSetting, match="filter has a number of 401 characters at character 5: at most 400 are"
+        ):
             reader.read_stored(topic + "d", 0, filter="d = 1" + "0" * 400)
         with Producer(bootstrap) as producer:
             producer.publish(topic + "r", b"x").result(10)
@@ -162,7 +173,9 @@ def test_wrong_questions_are_refused_when_they_are_asked(filled: str, bootstrap:
             Reader(bootstrap, read_from="leder")
 
 
-def test_a_read_past_the_end_gives_what_is_there_and_then_says_that_the_rest_is_not_there_yet(filled: str, bootstrap: str) -> None:
+def test_a_read_past_the_end_gives_what_is_there_and_then_says_that_the_rest_is_not_there_yet(
+    filled: str, bootstrap: str
+) -> None:
     found: list[int] = []
     with Reader(bootstrap, timeout_ms=500) as reader:
         read = reader.read(filled, 0, 990, 1_001)
@@ -266,7 +279,9 @@ def test_a_read_does_not_go_on_in_another_topic_of_the_same_name(
         assert numbers(reader.read(topic, 0)) == [10, 11, 12]
 
 
-def test_a_partition_that_has_been_added_is_read_by_who_knew_the_topic_before(admin: Admin, bootstrap: str, topic: str) -> None:
+def test_a_partition_that_has_been_added_is_read_by_who_knew_the_topic_before(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
     admin.create_topic(topic)
     with Reader(bootstrap) as reader:
         assert reader.offsets(topic) == {0: (0, 0)}

@@ -63,7 +63,9 @@ def test_of_two_answers_that_end_alike_the_one_counts_whose_log_begins_later() -
 
 
 def test_a_partition_that_moves_has_the_replicas_of_both_sides_each_once() -> None:
-    info = pb.TopicInfo(partitions=[pb.PartitionInfo(partition=0), pb.PartitionInfo(partition=1, isr=[3, 1], replicas=[1, 4, 3])])
+    info = pb.TopicInfo(
+        partitions=[pb.PartitionInfo(partition=0), pb.PartitionInfo(partition=1, isr=[3, 1], replicas=[1, 4, 3])]
+    )
     moving: Any = SimpleNamespace(name="t", leaders=(0, 5), info=info)
     assert replicas_of(moving, 1) == [3, 1, 4, 5]
     assert replicas_of(moving, 0) == []

@@ -36,7 +36,9 @@ def read(bootstrap: str, topic: str, start: int, end: int) -> list[bytes | None]
     return found
 
 
-def test_one_consumer_of_several_topics_is_given_each_of_them_in_order(admin: Admin, bootstrap: str, topic: str) -> None:
+def test_one_consumer_of_several_topics_is_given_each_of_them_in_order(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
     topics = [f"{topic}-{number}" for number in range(5)]
     for each in topics:
         admin.create_topic(each)
@@ -50,7 +52,9 @@ def test_one_consumer_of_several_topics_is_given_each_of_them_in_order(admin: Ad
         assert values([record for record in records if record.topic == each]) == numbers(10)
 
 
-def test_each_of_many_subscribers_is_given_every_record_in_the_same_order(admin: Admin, bootstrap: str, topic: str) -> None:
+def test_each_of_many_subscribers_is_given_every_record_in_the_same_order(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
     admin.create_topic(topic)
     published(bootstrap, topic, numbers(1_000))
     subscribers = [Consumer(bootstrap, start="earliest") for _ in range(12)]

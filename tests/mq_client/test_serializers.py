@@ -30,7 +30,9 @@ def test_what_a_producer_serializes_a_consumer_gives_back(
     with Producer(bootstrap, value_serializer=name, key_serializer="json") as producer:
         producer.publish(topic, value, key=[7])
         producer.publish(topic, None)
-    with Consumer(bootstrap, start="earliest", idle_ms=5_000, key_deserializer="json", value_deserializer=name) as consumer:
+    with Consumer(
+        bootstrap, start="earliest", idle_ms=5_000, key_deserializer="json", value_deserializer=name
+    ) as consumer:
         consumer.subscribe(topic)
         first, second = consumer.take(10_000), consumer.take(10_000)
     assert first is not None
@@ -44,7 +46,9 @@ def test_what_a_producer_serializes_a_consumer_gives_back(
 
 def test_callables_are_called_and_rows_keep_their_types(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, schema="n long")
-    with Producer(bootstrap, value_serializer=lambda value: b"never", key_serializer=lambda key: b"%d" % key) as producer:
+    with Producer(
+        bootstrap, value_serializer=lambda value: b"never", key_serializer=lambda key: b"%d" % key
+    ) as producer:
         producer.publish(topic, {"n": 1}, key=5).result(10)
     with Consumer(bootstrap, start="earliest", value_deserializer=lambda data: "never") as consumer:
         consumer.subscribe(topic)
@@ -66,11 +70,16 @@ def test_a_value_that_cannot_be_serialized_is_refused_and_named(bootstrap: str, 
     for serializer, value, says in cases:
         with Producer(bootstrap, value_serializer=serializer) as producer, pytest.raises(InvalidRequest, match=says):
             producer.publish(topic, value)
-    with Producer(bootstrap, key_serializer="json") as producer, pytest.raises(InvalidRequest, match="key_serializer cannot"):
+    with (
+        Producer(bootstrap, key_serializer="json") as producer,
+        pytest.raises(InvalidRequest, match="key_serializer cannot"),
+    ):
         producer.publish(topic, b"x", key=b"x")
 
 
-def test_a_record_that_cannot_be_read_is_named_and_the_next_one_follows(bootstrap: str, admin: Admin, topic: str) -> None:
+def test_a_record_that_cannot_be_read_is_named_and_the_next_one_follows(
+    bootstrap: str, admin: Admin, topic: str
+) -> None:
     admin.create_topic(topic)
     with Producer(bootstrap) as producer:
         for value in (b"1", b"{", b"3", b"[", b"5"):
@@ -79,7 +88,9 @@ def test_a_record_that_cannot_be_read_is_named_and_the_next_one_follows(bootstra
         consumer.subscribe(topic)
         queue = consumer.records()[topic]
         assert queue.get(timeout=10).value == 1
-        with pytest.raises(NotDeserialized, match=f"the value of offset 1 of '{topic}' partition 0 .* JSONDecodeError") as failed:
+        with pytest.raises(
+            NotDeserialized, match=f"the value of offset 1 of '{topic}' partition 0 .* JSONDecodeError"
+        ) as failed:
             queue.get(timeout=10)
         assert failed.value.record.value == b"{"
         assert [record.value for record in (consumer.take(10_000),) if record] == [3]

@@ -1,4 +1,5 @@
-"""Staging and deciding against a real broker: invisible until decided, decided once, the same answer when asked again."""
+"""Staging and deciding against a real broker: invisible until decided, decided once, the same answer when asked
+again."""
 
 from __future__ import annotations
 
@@ -64,7 +65,9 @@ def test_what_is_staged_is_seen_only_once_decided(
         assert client.staged(topic) == []
 
 
-def test_deciding_again_changes_nothing(client: TransactionClient, bootstrap: str, topic: str, key: TransactionKey) -> None:
+def test_deciding_again_changes_nothing(
+    client: TransactionClient, bootstrap: str, topic: str, key: TransactionKey
+) -> None:
     with client:
         first, second = (client.stage(topic, 0, [rows(n, n)], key, 5, "run-1") for n in (1, 2))
         assert not client.decide(key, 5, "run-1", [StagedPart(topic, 0, tuple(first), 2)]).already_decided
@@ -88,7 +91,9 @@ def test_a_replay_with_other_rows_is_refused_unless_it_is_to_be_kept(
         assert stored(bootstrap, topic) == [1]
 
 
-def test_earlier_micro_batches_and_earlier_runs_are_refused(client: TransactionClient, topic: str, key: TransactionKey) -> None:
+def test_earlier_micro_batches_and_earlier_runs_are_refused(
+    client: TransactionClient, topic: str, key: TransactionKey
+) -> None:
     with client:
         client.decide(key, 3, "run-1", [])
         with pytest.raises(StaleMicroBatch):
@@ -98,7 +103,9 @@ def test_earlier_micro_batches_and_earlier_runs_are_refused(client: TransactionC
             client.decide(key, 5, "run-1", [])
 
 
-def test_an_unknown_key_has_no_status_and_none_can_be_made_up(client: TransactionClient, topic: str, key: TransactionKey) -> None:
+def test_an_unknown_key_has_no_status_and_none_can_be_made_up(
+    client: TransactionClient, topic: str, key: TransactionKey
+) -> None:
     with client:
         assert client.transaction_status(key) is None
         with pytest.raises(InvalidRequest, match="query id"):
@@ -115,7 +122,9 @@ def test_a_large_table_is_staged_as_several_batches(
         assert stored(bootstrap, topic) == list(range(300_000))
 
 
-def test_what_does_not_fit_is_refused_when_it_is_added(client: TransactionClient, topic: str, key: TransactionKey) -> None:
+def test_what_does_not_fit_is_refused_when_it_is_added(
+    client: TransactionClient, topic: str, key: TransactionKey
+) -> None:
     with client:
         stage = client.open_stage(key, 0, "r")
         with pytest.raises(SchemaMismatch, match="'n'"):

@@ -45,7 +45,9 @@ def test_it_listens_on_a_loopback_address_only(tmp_path: Path) -> None:
     server = EmbeddedZooKeeper(tmp_path)
     server.start()
     try:
-        listening = [c.laddr.ip for c in psutil.Process(server.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        listening = [
+            c.laddr.ip for c in psutil.Process(server.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN
+        ]
         assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
         assert len(listening) == 1  # no admin server, no JMX
     finally:
@@ -139,15 +141,32 @@ def test_an_ensemble_is_written_as_ids_hosts_and_ports() -> None:
         (2, "b", 1, 2, "b:3"),
         (3, "c", 2888, 3888, "c:2181"),
     ]
-    too_few, twice, no_id, two_ports, four_ports = "1@a,2@b", "1@a,1@b,3@c", "1@a,2,3@c", "1@a,2@b:1:2,3@c", "1@a,2@b:1:1:2:4,3@c"
-    for wrong in (too_few, twice, no_id, two_ports, four_ports, "1@a,2@b:0:2:3,3@c", "1@a,2@b:5:5:3,3@c", "0@a,1@b,2@c"):
+    too_few, twice, no_id, two_ports, four_ports = (
+        "1@a,2@b",
+        "1@a,1@b,3@c",
+        "1@a,2,3@c",
+        "1@a,2@b:1:2,3@c",
+        "1@a,2@b:1:1:2:4,3@c",
+    )
+    for wrong in (
+        too_few,
+        twice,
+        no_id,
+        two_ports,
+        four_ports,
+        "1@a,2@b:0:2:3,3@c",
+        "1@a,2@b:5:5:3,3@c",
+        "0@a,1@b,2@c",
+    ):
         with pytest.raises(InvalidSetting):
             parse_ensemble(wrong)
 
 
 def test_an_ensemble_of_three_goes_on_without_one_and_takes_it_back(tmp_path: Path) -> None:
     members = parse_ensemble(",".join(f"{n}@127.0.0.1:{free_port()}:{free_port()}:{free_port()}" for n in (1, 2, 3)))
-    servers = [EmbeddedZooKeeper(tmp_path / str(member.number), number=member.number, ensemble=members) for member in members]
+    servers = [
+        EmbeddedZooKeeper(tmp_path / str(member.number), number=member.number, ensemble=members) for member in members
+    ]
     assert [len(server.hosts.split(",")) for server in servers] == [3, 3, 3]
     client = KazooClient(servers[0].hosts, timeout=4.0)
     try:

@@ -22,7 +22,9 @@ def test_it_serves_when_start_returns_and_nothing_is_left_when_stop_does(tmp_pat
         with Admin(cluster.bootstrap) as admin:
             assert [broker.id for broker in admin.describe_cluster().brokers] == [1, 2, 3]
         assert cluster.zookeeper is not None
-        processes = [psutil.Process(pid) for pid in (cluster.zookeeper.pid, *(broker.pid for broker in cluster.brokers.values()))]
+        processes = [
+            psutil.Process(pid) for pid in (cluster.zookeeper.pid, *(broker.pid for broker in cluster.brokers.values()))
+        ]
     assert not any(process.is_running() for process in processes)
     assert [broker.status for broker in cluster.brokers.values()] == [0, 0, 0]
 

@@ -1,4 +1,5 @@
-"""What is asked of the C library's allocator: buffers of a message's size are used again instead of coming as fresh pages."""
+"""What is asked of the C library's allocator: buffers of a message's size are used again instead of coming as fresh
+pages."""
 
 from __future__ import annotations
 

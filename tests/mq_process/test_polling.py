@@ -1,4 +1,5 @@
-"""Brokers and Spark's workers have gRPC wait for sockets itself: seen by what gRPC traces, in processes of their own."""
+"""Brokers and Spark's workers have gRPC wait for sockets itself: seen by what gRPC traces, in processes of their
+own."""
 
 from __future__ import annotations
 
@@ -57,7 +58,8 @@ def test_what_the_environment_says_and_what_was_imported_before_are_left_alone()
 
 
 def test_the_grpc_that_is_installed_is_one_that_was_looked_at() -> None:
-    # Once it is not: see whether it still has the choice (above, without a complaint) and what it gains, or delete all this.
+    # Once it is not: see whether it still has the choice (above, without a complaint) and what it gains, or delete all
+    # this.
     assert polling.FIRST_VERSION <= polling._installed_version() <= polling.LAST_VERSION
 
 

@@ -1,7 +1,8 @@
-"""Seeded mutations of valid payloads against `check_untrusted`. Run as `python fuzz_batches.py SEED CASES`, in a process of its
-own: what it looks for is a crash.
+"""Seeded mutations of valid payloads against `check_untrusted`. Run as `python fuzz_batches.py SEED CASES`, in a
+process of its own: what it looks for is a crash.
 
-Prints the number of cases accepted and refused; on anything but an accepted batch or one of the three errors, the seed and case.
+Prints the number of cases accepted and refused; on anything but an accepted batch or one of the three errors, the seed
+and case.
 """
 
 from __future__ import annotations
@@ -111,14 +112,17 @@ def main(seed: int, cases: int) -> None:
         payload, schema, count = random_.choice(valid)
         mutated = mutate(payload, random_)
         try:
-            check_untrusted(memoryview(mutated), schema, batch_bytes_max=1 << 20, decoded_bytes_max=1 << 20, record_count=count)
+            check_untrusted(
+                memoryview(mutated), schema, batch_bytes_max=1 << 20, decoded_bytes_max=1 << 20, record_count=count
+            )
         except (BatchTooLarge, CorruptBatch, SchemaMismatch):
             refused += 1
             continue
         except BaseException:
             print(f"fuzz_batches.py {seed}: case {case}", flush=True)
             raise
-        # What was accepted must be safe to use: each value is read, copied and written. (No to_pylist: Python's dates end in 9999.)
+        # What was accepted must be safe to use: each value is read, copied and written. (No to_pylist: Python's dates
+        # end in 9999.)
         batch = decode_batch(mutated, schema)
         encode_batch(batch.take(pa.array(range(batch.num_rows))), "zstd")
         accepted += 1

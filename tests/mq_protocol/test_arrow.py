@@ -29,13 +29,17 @@ SCHEMA = parse_schema("a long, b string, c array<long>")
 
 
 def check(payload: bytes, schema: pa.Schema = SCHEMA, *, count: int = 3, most: int = 1 << 20) -> int:
-    return check_untrusted(memoryview(payload), schema, batch_bytes_max=1 << 20, decoded_bytes_max=most, record_count=count)
+    return check_untrusted(
+        memoryview(payload), schema, batch_bytes_max=1 << 20, decoded_bytes_max=most, record_count=count
+    )
 
 
 def test_the_record_schema_is_what_spark_converts_to() -> None:
     types = pytest.importorskip("pyspark.sql.types")
     conversion = pytest.importorskip("pyspark.sql.pandas.types")
-    header = types.StructType([types.StructField("key", types.StringType()), types.StructField("value", types.BinaryType())])
+    header = types.StructType(
+        [types.StructField("key", types.StringType()), types.StructField("value", types.BinaryType())]
+    )
     spark = types.StructType(
         [
             types.StructField("key", types.BinaryType()),
@@ -102,7 +106,11 @@ def test_the_fingerprint_is_stable_over_processes_and_releases() -> None:
     code = "from mq_protocol.arrow import *; print(schema_fingerprint(RECORD_SCHEMA))"
     for seed in ("0", "1"):
         answer = subprocess.run(
-            [sys.executable, "-c", code], check=True, capture_output=True, text=True, env={**os.environ, "PYTHONHASHSEED": seed}
+            [sys.executable, "-c", code],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
         )
         assert int(answer.stdout) == 0x6B6C3D1FFA0F3AC4
 
@@ -254,7 +262,9 @@ def test_a_null_where_none_is_allowed_is_named(ddl: str, rows: list[object], nam
     strict, lax = parse_schema(ddl), parse_schema(ddl.replace(" NOT NULL", ""))
     payload = bytes(encode_batch(pa.record_batch([pa.array(rows, lax.field(0).type)], schema=lax)))
     assert check(payload, lax, count=2)
-    with pytest.raises(SchemaMismatch, match=re.escape(f"column {named} is NOT NULL in the topic's schema and has nulls, 1 of ")):
+    with pytest.raises(
+        SchemaMismatch, match=re.escape(f"column {named} is NOT NULL in the topic's schema and has nulls, 1 of ")
+    ):
         check(payload, strict, count=2)
 
 
@@ -267,7 +277,9 @@ def test_a_null_struct_may_have_anything_below_it() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_thousands_of_mutated_payloads_neither_crash_nor_hang_nor_raise_anything_else(seed: int) -> None:
     fuzz = Path(__file__).with_name("fuzz_batches.py")
-    done = subprocess.run([sys.executable, fuzz, str(seed), "10000"], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, fuzz, str(seed), "10000"], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, f"exit {done.returncode}: {done.stdout}\n{done.stderr[-3000:]}"
     accepted, refused = (int(number) for number in re.findall(r"\d+", done.stdout))
     assert accepted > 100

@@ -13,7 +13,9 @@ from mq_protocol.error_messages import code_of, from_wire, to_wire
 
 FAMILIES = (errors.TritonMQError, errors.RefusedError, errors.RetriableError, errors.UnknownOutcome)
 LEAVES = [
-    cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.TritonMQError) and cls not in FAMILIES
+    cls
+    for _, cls in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(cls, errors.TritonMQError) and cls not in FAMILIES
 ]
 
 

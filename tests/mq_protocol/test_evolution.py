@@ -39,7 +39,9 @@ def test_nullable_columns_are_added_behind_the_others() -> None:
 )
 def test_a_column_that_cannot_be_added_is_refused_with_what_to_do(added: str, remedy: str) -> None:
     with pytest.raises(InvalidRequest, match=remedy):
-        extended("t", FIRST, parse_schema(added) if "A" not in added else pa.schema([("a", pa.int64()), ("A", pa.string())]))
+        extended(
+            "t", FIRST, parse_schema(added) if "A" not in added else pa.schema([("a", pa.int64()), ("A", pa.string())])
+        )
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,11 @@ def test_any_other_change_is_refused_with_what_to_do(after: str, remedy: str) ->
 
 
 def test_each_version_is_the_beginning_of_the_next() -> None:
-    assert [version.names for version in versions(NEWEST, (2, 3))] == [NEWEST.names, ["n", "place"], ["n", "place", "word"]]
+    assert [version.names for version in versions(NEWEST, (2, 3))] == [
+        NEWEST.names,
+        ["n", "place"],
+        ["n", "place", "word"],
+    ]
     assert versions(FIRST, ()) == (FIRST,)
 
 
@@ -108,7 +114,13 @@ def test_a_batch_that_ends_within_a_column_is_no_earlier_version() -> None:
 
 @pytest.mark.parametrize(
     ("text", "kept"),
-    [("word = 'w'", 0), ("NOT word = 'w'", 0), ("word IS NULL", 3), ("word IS NOT NULL", 0), ("word IN ('w') OR n > 0", 2)],
+    [
+        ("word = 'w'", 0),
+        ("NOT word = 'w'", 0),
+        ("word IS NULL", 3),
+        ("word IS NOT NULL", 0),
+        ("word IN ('w') OR n > 0", 2),
+    ],
 )
 def test_to_a_filter_a_column_that_a_batch_lacks_is_null(text: str, kept: int) -> None:
     row_filter = parse_filter(text, NEWEST)

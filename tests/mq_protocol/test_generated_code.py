@@ -1,4 +1,5 @@
-"""The generated protobuf code is what the committed mq.proto generates, and runs on the oldest protobuf that is admitted."""
+"""The generated protobuf code is what the committed mq.proto generates, and runs on the oldest protobuf that is
+admitted."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 VERSION = re.compile(
     r"^# Protobuf Python Version: .*$|(?<=_runtime_version\.Domain\.PUBLIC,)\s+(\d+),\s+(\d+),\s+(\d+),", re.MULTILINE
 )
-"""Where the code says which protoc has made it: nothing else differs between the one of `make proto` and this environment's."""
+"""Where the code says which protoc has made it: nothing else differs between the one of `make proto` and this
+environment's."""
 
 
 @pytest.mark.parametrize("name", ["mq_pb2.py", "mq_pb2.pyi"])

@@ -24,11 +24,16 @@ def test_every_method_of_the_table_is_in_the_contract_and_the_other_way_round(se
     described = pb.DESCRIPTOR.services_by_name[service.name.rpartition(".")[2]]
     assert described.full_name == service.name
     contract = {
-        method.name: (method.input_type.name, method.output_type.name, (method.client_streaming, method.server_streaming))
+        method.name: (
+            method.input_type.name,
+            method.output_type.name,
+            (method.client_streaming, method.server_streaming),
+        )
         for method in described.methods
     }
     table = {
-        name: (method.request.__name__, method.response.__name__, STREAMS[method.kind]) for name, method in service.methods.items()
+        name: (method.request.__name__, method.response.__name__, STREAMS[method.kind])
+        for name, method in service.methods.items()
     }
     assert contract == table
 
@@ -52,7 +57,14 @@ def generated_stubs(folder: Path) -> Any:
     """What gRPC's own generator makes of mq.proto, as it would for any language."""
     pytest.importorskip("grpc_tools")
     root = Path(mq_protocol.__file__).parents[1]
-    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{root}", f"--grpc_python_out={folder}", "mq_protocol/mq.proto"]
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
+        f"-I{root}",
+        f"--grpc_python_out={folder}",
+        "mq_protocol/mq.proto",
+    ]
     subprocess.run(command, check=True, capture_output=True, env=dict(os.environ))
     code = folder / "mq_protocol" / "mq_pb2_grpc.py"
     spec = importlib.util.spec_from_file_location("stubs_of_mq", code)

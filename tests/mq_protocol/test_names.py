@@ -47,7 +47,9 @@ def test_a_good_name_passes(name: str) -> None:
     check_group_name(name)
 
 
-@pytest.mark.parametrize("name", ["a", "a" * 255, "größe", "話題" * 42, "two words", "bad name!", "x*", ".hidden", "\u4e00"])
+@pytest.mark.parametrize(
+    "name", ["a", "a" * 255, "größe", "話題" * 42, "two words", "bad name!", "x*", ".hidden", "\u4e00"]
+)
 def test_a_new_name_may_have_any_letters_and_marks_but_those_that_are_forbidden(name: str) -> None:
     check_new_topic_name(name)
     check_new_group_name(name)
@@ -72,7 +74,11 @@ def test_a_new_name_may_have_any_letters_and_marks_but_those_that_are_forbidden(
 def test_a_name_that_looks_like_another_is_refused_when_it_is_made_and_stays_usable(name: str, says: str) -> None:
     with pytest.raises(InvalidTopicName, match=says):
         check_new_topic_name(name)
-    for kind, check in [("group name", check_new_group_name), ("member id", check_member_id), ("column name", check_column_name)]:
+    for kind, check in [
+        ("group name", check_new_group_name),
+        ("member id", check_member_id),
+        ("column name", check_column_name),
+    ]:
         with pytest.raises(InvalidRequest, match=f"{kind} .*{says}"):
             check(name)
     with pytest.raises(InvalidSetting, match=f"rack .*{says}"):
@@ -83,7 +89,9 @@ def test_a_name_that_looks_like_another_is_refused_when_it_is_made_and_stays_usa
 
 
 def test_an_error_about_a_name_says_what_the_rule_is() -> None:
-    with pytest.raises(InvalidTopicName, match=r"'a/b' has the character U\+002F at character 2: '/', ',', control characters and"):
+    with pytest.raises(
+        InvalidTopicName, match=r"'a/b' has the character U\+002F at character 2: '/', ',', control characters and"
+    ):
         check_topic_name("a/b")
     with pytest.raises(InvalidTopicName, match="'a-topic' has 7 characters: at most 5 bytes are allowed"):
         check_new_topic_name("a-topic", 5)
@@ -133,7 +141,12 @@ def test_internal_names_are_kept_from_users() -> None:
 
 @pytest.mark.parametrize(
     ("word", "meant"),
-    [("durabilty", "durability"), ("MIN_INSYNC", "min_insync_replicas"), ("batchbytesmax", "batch_bytes_max"), ("zzz", None)],
+    [
+        ("durabilty", "durability"),
+        ("MIN_INSYNC", "min_insync_replicas"),
+        ("batchbytesmax", "batch_bytes_max"),
+        ("zzz", None),
+    ],
 )
 def test_the_nearest_word_is_found_and_only_if_it_is_near(word: str, meant: str | None) -> None:
     assert nearest(word, SETTINGS) == meant
@@ -168,7 +181,14 @@ def test_defaults_are_filled_in_and_a_majority_must_be_in_sync() -> None:
 
 @pytest.mark.parametrize(
     ("text", "bytes_"),
-    [("65536", 65536), ("64k", 65536), ("64KiB", 65536), ("4MiB", 4 << 20), ("4 mb", 4 << 20), ("4_000_000", 4_000_000)],
+    [
+        ("65536", 65536),
+        ("64k", 65536),
+        ("64KiB", 65536),
+        ("4MiB", 4 << 20),
+        ("4 mb", 4 << 20),
+        ("4_000_000", 4_000_000),
+    ],
 )
 def test_sizes_may_have_units(text: str, bytes_: int) -> None:
     assert parse_settings({"batch_bytes_max": text}, 1).batch_bytes_max == bytes_

@@ -1,4 +1,5 @@
-"""Metadata of Arrow messages that point at one thing many times: a kilobyte that becomes gigabytes as soon as Arrow reads it."""
+"""Metadata of Arrow messages that point at one thing many times: a kilobyte that becomes gigabytes as soon as Arrow
+reads it."""
 
 from __future__ import annotations
 

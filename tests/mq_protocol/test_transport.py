@@ -1,4 +1,5 @@
-"""Both ends of the wire understand a gRPC status in one way, and whoever has other credentials has other connections."""
+"""Both ends of the wire understand a gRPC status in one way, and whoever has other credentials has other
+connections."""
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ def test_a_pyspark_below_the_first_that_works_is_refused_with_both_versions_and_
     monkeypatch: pytest.MonkeyPatch, enter: Callable[[], object], version: str
 ) -> None:
     monkeypatch.setattr(pyspark, "__version__", version)
-    with pytest.raises(ImportError, match=f"needs PySpark 4.2 or later, and this is PySpark {version}: pip install 'pyspark>=4.2'"):
+    with pytest.raises(
+        ImportError, match=f"needs PySpark 4.2 or later, and this is PySpark {version}: pip install 'pyspark>=4.2'"
+    ):
         enter()
 
 

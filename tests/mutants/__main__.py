@@ -1,15 +1,17 @@
-"""Change the product in one small place, run the tests that reach that place, and see whether one fails. Then the next place.
+"""Change the product in one small place, run the tests that reach that place, and see whether one fails. Then the next
+place.
 
 `python -m tests.mutants [--package FOLDER ...] [--sample N] [--only TEXT ...] [--table FILE]`. A mutant that no test
-notices *survives*. It shows a hole in the tests, or it makes no difference; `explained.toml` lists those that make none,
-each with the reason. `--sample N` takes one mutant of N, always the same ones; `--remainder R` (below N) takes others.
+notices *survives*. It shows a hole in the tests, or it makes no difference; `explained.toml` lists those that make
+none, each with the reason. `--sample N` takes one mutant of N, always the same ones; `--remainder R` (below N) takes
+others.
 
 `--tests PATH` measures and runs the tests below that path alone, which is quick for a package that few tests are about.
 `--also TEST` is run against each mutant that survives those, whether it reaches the line or not (some seeds of the
 simulator, say). `--from FILE` tries those that a former run printed.
 
-Tests that start processes are left out, because a mutant lives in this process alone. Each mutant is a fork, which compiles
-its own text of one module before it imports the product. Nothing is written into the source.
+Tests that start processes are left out, because a mutant lives in this process alone. Each mutant is a fork, which
+compiles its own text of one module before it imports the product. Nothing is written into the source.
 """
 
 from __future__ import annotations
@@ -75,7 +77,8 @@ with LocalCluster(Path(sys.argv[1])) as cluster:
     print(cluster.bootstrap, flush=True)
     sys.stdin.read()
 """
-"""The program of a broker that the tests of all mutants use: to start one for each would take longer than most tests."""
+"""The program of a broker that the tests of all mutants use: to start one for each would take longer than most
+tests."""
 
 COLUMNS = ("package", "sample", "mutants", "tried", "noticed", "make no difference", "survive", "the tests were")
 HEADER = f"| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|"
@@ -95,7 +98,9 @@ class Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if fullname != self._module:
             return None
         package = [str(self._path.parent)] if self._path.name == "__init__.py" else None
-        return importlib.util.spec_from_file_location(fullname, self._path, loader=self, submodule_search_locations=package)
+        return importlib.util.spec_from_file_location(
+            fullname, self._path, loader=self, submodule_search_locations=package
+        )
 
     def exec_module(self, module: ModuleType) -> None:
         exec(compile(self._text, str(self._path), "exec"), vars(module))
@@ -134,7 +139,8 @@ def sampled(mutants: Iterable[Mutant], sample: int, remainder: int = 0) -> list[
 
 
 def explanations(mutants: Iterable[Mutant], entries: Iterable[Mapping[str, str]]) -> set[str]:
-    """The keys of `explained.toml`. SystemExit: an entry would hold for mutants of two files, of which it may be true for one."""
+    """The keys of `explained.toml`. SystemExit: an entry would hold for mutants of two files, of which it may be true
+    for one."""
     explained = {entry["mutant"] for entry in entries}
     files: dict[str, set[str]] = {}
     for mutant in mutants:
@@ -147,7 +153,8 @@ def explanations(mutants: Iterable[Mutant], entries: Iterable[Mapping[str, str]]
 
 
 def begin(mutant: Mutant, tests: Sequence[str], output: Path) -> int:
-    """Fork; the child runs the tests against the mutant and ends with pytest's status. Returns the child's process id."""
+    """Fork; the child runs the tests against the mutant and ends with pytest's status. Returns the child's process
+    id."""
     sys.stdout.flush()
     child = os.fork()
     if child:
@@ -218,7 +225,9 @@ class Hunt:
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *tests]
         result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
         if tests and result.returncode:
-            raise SystemExit(f"measure the coverage anew (leave out --covered):\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
+            raise SystemExit(
+                f"measure the coverage anew (leave out --covered):\n{result.stdout[-2000:]}{result.stderr[-2000:]}"
+            )
 
     def _chosen(self, mutant: Mutant) -> list[str]:
         chosen: list[str] = []
@@ -252,11 +261,17 @@ class Hunt:
     def _tell(self, verdict: Verdict) -> None:
         self.verdicts.append(verdict)
         if verdict.alive:
-            print(f"{verdict.outcome:>8}  {verdict.mutant.file}:{verdict.mutant.line}  {verdict.mutant.key}", flush=True)
+            print(
+                f"{verdict.outcome:>8}  {verdict.mutant.file}:{verdict.mutant.line}  {verdict.mutant.key}", flush=True
+            )
 
 
 def rows(
-    packages: Sequence[str], sample: str, verdicts: Sequence[Verdict], all_mutants: Sequence[Mutant], explained: set[str]
+    packages: Sequence[str],
+    sample: str,
+    verdicts: Sequence[Verdict],
+    all_mutants: Sequence[Mutant],
+    explained: set[str],
 ) -> list[str]:
     """Lines of the table, one a package. The last column is for a person to fill in."""
     lines = []
@@ -267,12 +282,15 @@ def rows(
         survive = len(alive) - len(alike)
         share = f"{survive} ({100 * survive / len(mine):.1f} %)" if mine else "0"
         total = sum(each.file.startswith(package + "/") for each in all_mutants)
-        lines.append(f"| `{package}` | {sample} | {total} | {len(mine)} | {len(mine) - len(alive)} | {len(alike)} | {share} |  |")
+        lines.append(
+            f"| `{package}` | {sample} | {total} | {len(mine)} | {len(mine) - len(alive)} | {len(alike)} | {share} |  |"
+        )
     return lines
 
 
 def put_into(table: Path, lines: Sequence[str]) -> None:
-    """Each in the place of the former line of its package and sample, whose last column it keeps; else below its package's."""
+    """Each in the place of the former line of its package and sample, whose last column it keeps; else below its
+    package's."""
     text = table.read_text().split("\n")
     for line in lines:
         package, sample = line.split(" | ")[:2]
@@ -291,8 +309,12 @@ def told() -> argparse.Namespace:
     parser.add_argument("--remainder", type=int, default=0, help="another sample of the same size")
     parser.add_argument("--package", action="append", choices=PACKAGES, help="change this one alone")
     parser.add_argument("--tests", action="append", help="measure and run the tests of this file or folder alone")
-    parser.add_argument("--also", action="append", default=[], help="a test that is run against every mutant, after the others")
-    parser.add_argument("--from", dest="former", type=Path, help="those that stand in this file, the output of a former run")
+    parser.add_argument(
+        "--also", action="append", default=[], help="a test that is run against every mutant, after the others"
+    )
+    parser.add_argument(
+        "--from", dest="former", type=Path, help="those that stand in this file, the output of a former run"
+    )
     parser.add_argument("--only", action="append", default=[], help="those whose file or key contains this")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants", help="for coverage and output")
@@ -332,7 +354,8 @@ def hunt(arguments: argparse.Namespace, packages: Sequence[str]) -> int:
         former = {line.partition("  src/")[2].partition("  ")[2] for line in arguments.former.read_text().splitlines()}
         chosen = [each for each in chosen if each.key in former]
     chosen = [each for each in chosen if all(part in f"{each.file}:{each.key}" for part in arguments.only)]
-    for name in WARMED if "src/mq_client" in packages else ("mq_client", *WARMED):  # the broker's packages know nothing of it
+    # The broker's packages know nothing of it
+    for name in WARMED if "src/mq_client" in packages else ("mq_client", *WARMED):
         importlib.import_module(name)
     running = Hunt(Covered(folder), folder, arguments.processes, arguments.also)
     running.run(chosen)

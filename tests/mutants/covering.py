@@ -1,6 +1,7 @@
 """Which tests run which lines: one run of the tests under `coverage`, a context for each test.
 
-A pytest plugin (`-p tests.mutants.covering`), and the reading of what it left. Lines that run in other processes are not seen.
+A pytest plugin (`-p tests.mutants.covering`), and the reading of what it left. Lines that run in other processes are
+not seen.
 """
 
 from __future__ import annotations

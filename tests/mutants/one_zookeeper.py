@@ -1,7 +1,7 @@
 """One ZooKeeper for all mutants: to start one for each would take longer than most of their tests.
 
-Run as a program it starts the server, writes `HOST:PORT`, and stops it when its input ends. As a plugin of pytest it gives that
-address to the tests that ask for a ZooKeeper. Each takes a root of its own there.
+Run as a program it starts the server, writes `HOST:PORT`, and stops it when its input ends. As a plugin of pytest it
+gives that address to the tests that ask for a ZooKeeper. Each takes a root of its own there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ HOSTS = "TRITONMQ_MUTANTS_ZOOKEEPER"
 
 @contextlib.contextmanager
 def one_zookeeper() -> Iterator[None]:
-    """While it lasts, this plugin knows a server. That runs in a process of its own: this one must not import the product."""
+    """While it lasts, this plugin knows a server. That runs in a process of its own: this one must not import the
+    product."""
     command = [sys.executable, "-m", "tests.mutants.one_zookeeper"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdin is not None

@@ -1,8 +1,8 @@
 """Every small change of a source file that a test should notice. Pure: text in, mutants out.
 
-A mutant is one edit of the text, so it can be shown as a line of the file. Left out are: docstrings, annotations, decorators,
-default arguments, constants at the top of a module (they are tuning), assertions (the strictness of `zip` is one), log lines, the
-words of an error, `__repr__`.
+A mutant is one edit of the text, so it can be shown as a line of the file. Left out are: docstrings, annotations,
+decorators, default arguments, constants at the top of a module (they are tuning), assertions (the strictness of `zip`
+is one), log lines, the words of an error, `__repr__`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ _COMPARED: dict[type[ast.cmpop], str] = {
     ast.Is: "is not",
     ast.IsNot: "is",
 }
-_COMPUTED: dict[type[ast.operator], str] = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.Mod: "//"}
+_COMPUTED: dict[type[ast.operator], str] = {
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "//",
+    ast.FloorDiv: "*",
+    ast.Mod: "//",
+}
 _SWAPPED = {"min": "max", "max": "min", "any": "all", "all": "any"}
 _LOGGED = ("log", "_log", "logger", "_logger", "logging", "warnings")
 _SHOWN = ("__repr__", "__str__")
@@ -33,7 +39,8 @@ _SHOWN = ("__repr__", "__str__")
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One edit: `new` in the place of `old`, which begins at character `at` of the file's text. `line` counts from 1."""
+    """One edit: `new` in the place of `old`, which begins at character `at` of the file's text. `line` counts from
+    1."""
 
     file: str
     function: str
@@ -49,7 +56,8 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """The same as long as the function's name and the line stay. The file may be moved or split, comments may change."""
+        """The same as long as the function's name and the line stay. The file may be moved or split, comments may
+        change."""
         edit = f"{' '.join(self.old.split())} -> {' '.join(self.new.split())}"
         return f"{self.function}: {self.code}: {edit}" + (f" ({self.number})" if self.number > 1 else "")
 
@@ -239,7 +247,10 @@ class _Points(ast.NodeVisitor):
             self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        if all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets) and "__init__" not in self._functions:
+        if (
+            all(isinstance(target, ast.Attribute | ast.Subscript) for target in node.targets)
+            and "__init__" not in self._functions
+        ):
             self._removed(node)
         self.visit(node.value)
 

@@ -2,8 +2,9 @@
 
 python -m tests.notebooks.kernel [NAME …]      run and save those notebooks (default: all)
 
-One kernel means one Python start and one JVM for all of them; names are cleared in between, so that no notebook leans on another.
-What is saved are results, prints and plots: not standard error, where Java and Spark say what depends on the machine.
+One kernel means one Python start and one JVM for all of them; names are cleared in between, so that no notebook leans
+on another. What is saved are results, prints and plots: not standard error, where Java and Spark say what depends on
+the machine.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Kernel:
     def __enter__(self) -> Kernel:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 

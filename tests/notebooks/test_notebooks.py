@@ -27,7 +27,9 @@ def test_a_notebook_shows_what_is_saved_in_it(kernel: Kernel, path: Path) -> Non
     run = kernel.run(path)
     for then, now in zip(saved.cells, run.cells, strict=True):
         if then.cell_type == "code" and VARIES not in then.metadata.get("tags", ()):
-            assert shown(now) == shown(then), f"run `python -m tests.notebooks.kernel {path.stem}` if it is meant:\n{then.source}"
+            assert shown(now) == shown(then), (
+                f"run `python -m tests.notebooks.kernel {path.stem}` if it is meant:\n{then.source}"
+            )
 
 
 @pytest.mark.parametrize("path", notebooks(), ids=lambda path: path.stem)
@@ -40,7 +42,9 @@ def test_a_notebook_has_prose_and_no_noise(path: Path) -> None:
     for cell in cells:
         for text in shown(cell) if cell.cell_type == "code" else ():
             assert not NOISE.search(text), text[:500]
-        assert not any(output.get("name") == "stderr" for output in cell.get("outputs", ())), "save it by tests.notebooks.kernel"
+        assert not any(output.get("name") == "stderr" for output in cell.get("outputs", ())), (
+            "save it by tests.notebooks.kernel"
+        )
 
 
 def test_every_notebook_is_named_in_the_list() -> None:

@@ -1,4 +1,5 @@
-"""The documentation as a site: it builds without a warning, needs no other host, and its reference is that of the code."""
+"""The documentation as a site: it builds without a warning, needs no other host, and its reference is that of the
+code."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "-q", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(build, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=BUILD_S, check=False)
+    done = subprocess.run(
+        build, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=BUILD_S, check=False
+    )
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -56,7 +59,12 @@ def test_a_concept_has_one_diagram_that_needs_no_network(page: Path) -> None:
     assert "href" not in drawn
 
 
-PAGES = {"docs/a.md": "a.md", "docs/deep/b.md": "deep/b.md", "ARCHITECTURE.md": "architecture.md", "README.md": "index.md"}
+PAGES = {
+    "docs/a.md": "a.md",
+    "docs/deep/b.md": "deep/b.md",
+    "ARCHITECTURE.md": "architecture.md",
+    "README.md": "index.md",
+}
 
 
 @pytest.mark.parametrize(

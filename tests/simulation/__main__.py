@@ -1,4 +1,5 @@
-"""`python -m tests.simulation --seeds N`: run that many seeds; a failure prints its story and the command that replays it."""
+"""`python -m tests.simulation --seeds N`: run that many seeds; a failure prints its story and the command that replays
+it."""
 
 from __future__ import annotations
 
@@ -23,9 +24,15 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--seed", type=int, help="run this one alone")
-    parser.add_argument("--profile", default="", choices=("", *PROFILES), help="narrower plans than the seeds' own (profiles.py)")
-    parser.add_argument("--story", action="store_true", help="with --seed: print the last events even if nothing was wrong")
-    parser.add_argument("--processes", type=int, default=1, choices=(1, 2), help="seeds are spread over so many processes")
+    parser.add_argument(
+        "--profile", default="", choices=("", *PROFILES), help="narrower plans than the seeds' own (profiles.py)"
+    )
+    parser.add_argument(
+        "--story", action="store_true", help="with --seed: print the last events even if nothing was wrong"
+    )
+    parser.add_argument(
+        "--processes", type=int, default=1, choices=(1, 2), help="seeds are spread over so many processes"
+    )
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many minutes, whatever is left")
     arguments = parser.parse_args()
@@ -42,7 +49,9 @@ def main() -> int:
     faults, done = Counter[str](), Counter[str]()
     failed = 0
     for report in run(seeds, arguments.processes, arguments.profile):
-        total.update(seeds=1, events=report.calls, broker_ms=report.simulated_ms * report.plan.brokers, ms=report.simulated_ms)
+        total.update(
+            seeds=1, events=report.calls, broker_ms=report.simulated_ms * report.plan.brokers, ms=report.simulated_ms
+        )
         faults.update(report.faults)
         done.update(report.done)
         if total["seeds"] % PROGRESS_SEEDS == 0:

@@ -1,8 +1,8 @@
 """A simulated broker: the shell of `mq_broker.broker`, in a few lines, around the real core.
 
-It feeds events to its replicas and carries out their effects in order, as the real shell does: a turn ends when nothing more is
-ready, a broker that is paused finds everything waiting when it wakes, and what was meant for a former life of the process never
-arrives.
+It feeds events to its replicas and carries out their effects in order, as the real shell does: a turn ends when nothing
+more is ready, a broker that is paused finds everything waiting when it wakes, and what was meant for a former life of
+the process never arrives.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class Broker:
         self.late_ticks = 0.0
         self.disk = DiskCondition()
         self.journals = [
-            Journal(self.loop, f"{number}:{p}", cluster.plan.durability, self.disk) for p in range(cluster.plan.partitions)
+            Journal(self.loop, f"{number}:{p}", cluster.plan.durability, self.disk)
+            for p in range(cluster.plan.partitions)
         ]
         self.hosts: dict[int, Host] = {}
         self.assigned: dict[int, tuple[int, tuple[int, ...]]] = {}
@@ -206,7 +207,9 @@ class Broker:
                 return
             if not done and not self.was_paused:
                 silent = [host.partition for host in self.hosts.values() if not host.handed_over and not host.closed]
-                raise self.cluster.oracle.violation(silent[0], f"broker {self.number} was never told that it has handed over")
+                raise self.cluster.oracle.violation(
+                    silent[0], f"broker {self.number} was never told that it has handed over"
+                )
             for journal in self.journals:
                 journal.close_cleanly()
             if self.session is not None and self.cluster.coordination.reaches(self.number):
@@ -255,7 +258,9 @@ class Broker:
             self.loop.after(500, self._look_up, life, partition)
             return
         read = coordination.assigned[partition]
-        self.loop.after(self.loop.often_short(0.3, 40), self.arrive, "coordination", self._looked_up, life, partition, read)
+        self.loop.after(
+            self.loop.often_short(0.3, 40), self.arrive, "coordination", self._looked_up, life, partition, read
+        )
 
     def _looked_up(self, life: int, partition: int, read: tuple[int, tuple[int, ...]]) -> None:
         if life != self.life or self.stopping or read[0] <= self.assigned[partition][0]:
@@ -270,18 +275,22 @@ class Broker:
             self.loop.after(self.loop.between(10, 500), self._leave, life, partition)
 
     def _leave(self, life: int, partition: int) -> None:
-        """Not a replica any more: close the log, then delete it; neither while it is named, nor while it leads (trap 19)."""
+        """Not a replica any more: close the log, then delete it; neither while it is named, nor while it leads (trap
+        19)."""
         if life != self.life or self.is_assigned(partition):
             return
         self.loop.after(self.loop.between(100, 1_500), self._leave, life, partition)
         if not self.paused and not self.stopping and partition not in self._opening:
             closings = self._closings[partition]
             self.cluster.coordination.read(
-                self.number, partition, lambda found: self.arrive("coordination", self._may_leave, life, partition, closings, found)
+                self.number,
+                partition,
+                lambda found: self.arrive("coordination", self._may_leave, life, partition, closings, found),
             )
 
     def _may_leave(self, life: int, partition: int, closings: int, found: tuple[int, NodeState | None] | None) -> None:
-        """`closings`: how often it had been closed when the node was asked for. Only what it said since counts (seed 3109)."""
+        """`closings`: how often it had been closed when the node was asked for. Only what it said since counts (seed
+        3109)."""
         if closings != self._closings[partition]:
             return
         if life != self.life or self.is_assigned(partition) or self.stopping or found is None or found[1] is None:
@@ -352,13 +361,16 @@ class Broker:
         session = self.session
         answered = self.cluster.coordination.reaches(self.number) and session is not None and not session.expired
         seen = BrokersSeen(self.cluster.coordination.live()) if answered else None
-        self.loop.after(self.loop.often_short(0.3, 40), self.arrive, "coordination", self._brokers_read, life, session, seen)
+        self.loop.after(
+            self.loop.often_short(0.3, 40), self.arrive, "coordination", self._brokers_read, life, session, seen
+        )
 
     def _brokers_read(self, life: int, session: Session | None, seen: BrokersSeen | None) -> None:
         if life != self.life:
             return
         self._seeing = False
-        if seen is None or session is not self.session:  # what was read in a session already known to be lost is forgotten
+        # What was read in a session already known to be lost is forgotten
+        if seen is None or session is not self.session:
             self.loop.after(500, self._hint, life)
             return
         self._live = seen
@@ -401,8 +413,9 @@ class Broker:
             host.shorten(wholly=self.loop.chance(0.5))
 
     def _followed(self, host: Host) -> bool:
-        """As brokers do, a leader leaves its journal as it is while somebody is still to follow from its beginning, but for as long
-        as things go wrong: two snapshots in a row happen too (a leader that is new shortens at once), and take as long as two."""
+        """As brokers do, a leader leaves its journal as it is while somebody is still to follow from its beginning, but
+        for as long as things go wrong: two snapshots in a row happen too (a leader that is new shortens at once), and
+        take as long as two."""
         if not (self.cluster.nemesis.healing and host.replica.leading):
             return False
         isr, assigned = host.replica.isr, self.cluster.coordination.assigned[host.partition][1]
@@ -424,7 +437,9 @@ class Broker:
                 self.cluster.faults["silent link"] += 1
                 self.link_made_anew(broker)
                 other_end = self.cluster.brokers[broker]
-                self.loop.after(self.loop.often_short(1, 500), other_end.arrive, "links", other_end.link_made_anew, self.number)
+                self.loop.after(
+                    self.loop.often_short(1, 500), other_end.arrive, "links", other_end.link_made_anew, self.number
+                )
         self.loop.after(BEAT_MS + self.loop.between(0, 20), self._beat, life)
 
     def hear_beat(self, sender: int, life: int, lost: bool) -> None:
@@ -458,7 +473,8 @@ class Broker:
                 self.cluster.network.send(self.number, broker, host.partition, ack)
 
     def hear(self, partition: int, message: AppendEntries | AppendAck | InstallSnapshot, in_order: bool = True) -> None:
-        """Through the admission that brokers have. It is never wrong of an honest broker; one that lies is (liar.py)."""
+        """Through the admission that brokers have. It is never wrong of an honest broker; one that lies is
+        (liar.py)."""
         host = self.hosts.get(partition)
         if host is None or host.closed:
             return
@@ -637,7 +653,11 @@ class Broker:
             self.feed(host, CasAnswer(state.token, outcome, new_version))
 
         self.cluster.coordination.write(
-            self.number, host.partition, version, state, lambda outcome, new: self._arrive_in(host, answer, outcome, new)
+            self.number,
+            host.partition,
+            version,
+            state,
+            lambda outcome, new: self._arrive_in(host, answer, outcome, new),
         )
 
     def _arrive_in(self, host: Host, call: Callable[..., object], *args: Any) -> None:

@@ -18,8 +18,8 @@ from tests.simulation.oracle import Oracle, Violation
 from tests.simulation.workload import Workload
 
 CALM_DOWN_MS = 8_000
-"""Once faults have stopped, everything must be whole within this, a session's time, and the time for which a leader stands back if
-one did."""
+"""Once faults have stopped, everything must be whole within this, a session's time, and the time for which a leader
+stands back if one did."""
 
 MOVING_MS = 2 * SLOWEST_HINT_MS + 8_000
 """A move under way then is finished: brokers learn of it twice, a log is copied, another deleted."""
@@ -42,7 +42,8 @@ class Plan:
     leaders_hit: float = 0.0
     """How often a fault is aimed at a broker that leads, rather than at any."""
     rough: float = 0.0
-    """Chance that a message between brokers is dropped, that it is repeated, that it is overtaken, while there is trouble."""
+    """Chance that a message between brokers is dropped, that it is repeated, that it is overtaken, while there is
+    trouble."""
     answers_lost: float = 0.0
     """Chance that the coordination service's answer is lost, or the request itself, while there is trouble."""
     retains_ms: float = 0.0
@@ -52,7 +53,8 @@ class Plan:
     total_losses: int = 0
     """How often every log that is named is lost, and an operator has the partition go on from another (rule 15)."""
     shortens: float = 0.0
-    """Chance a tick that a replica lets its journal begin later if it may; it does so some time after each drop of records too."""
+    """Chance a tick that a replica lets its journal begin later if it may; it does so some time after each drop of
+    records too."""
     rests: bool = False
     """Replicas that have nothing to do are hardly ticked (`mq_broker.broker.host.quiescence`)."""
     former: tuple[int, ...] = ()
@@ -64,7 +66,8 @@ class Plan:
     joiners_hit: bool = False
     """A broker dies when it is named in sync by a write that nobody knows the outcome of."""
     hasty: bool = False
-    """Whoever moves a partition leaves it to the leader to hand leadership to a broker that the partition is assigned to."""
+    """Whoever moves a partition leaves it to the leader to hand leadership to a broker that the partition is assigned
+    to."""
     losses_partial: bool = False
     """In a total loss, what others than the one cut off lose is the ends of their logs."""
     publish_ms: float = 0.0
@@ -72,14 +75,15 @@ class Plan:
     aborts: float = 0.0
     """Chance a micro-batch that an administrator takes its query for dead, and aborts it."""
     lies_ms: float = 0.0
-    """How often a broker is told something that no broker would say, in the mean; 0: never. Then nothing is promised but that no
-    broker dies of it (liar.py)."""
+    """How often a broker is told something that no broker would say, in the mean; 0: never. Then nothing is promised
+    but that no broker dies of it (liar.py)."""
     profile: str = ""
     """The narrower kind of plan that this one is of (profiles.py)."""
 
     @property
     def fewest_replicas(self) -> int:
-        """A partition is assigned to no fewer brokers. Of durability memory, one that is on one broker alone restarts empty."""
+        """A partition is assigned to no fewer brokers. Of durability memory, one that is on one broker alone restarts
+        empty."""
         return max(self.settings.min_insync_replicas, min(self.brokers, 2 if self.durability == "memory" else 1))
 
     def replicas_of(self, partition: int) -> tuple[int, ...]:
@@ -201,7 +205,9 @@ class Cluster:
             return
         self.nemesis.heal()
         self.workload.wind_up()
-        calm_down_ms = CALM_DOWN_MS + self.plan.session_ms + self._copying_ms() + (MOVING_MS if self.plan.moves_ms else 0)
+        calm_down_ms = (
+            CALM_DOWN_MS + self.plan.session_ms + self._copying_ms() + (MOVING_MS if self.plan.moves_ms else 0)
+        )
         self.loop.run(self.plan.trouble_ms + calm_down_ms, lambda: not self.unfinished())
         if self.unfinished():  # a leader that gave up gives others their time before it claims again
             until_ms = self.oracle.stood_back_ms + self.plan.settings.leader_stuck_ms + calm_down_ms
@@ -219,7 +225,9 @@ class Cluster:
 
     def unfinished(self) -> list[tuple[int, str]]:
         """What is not yet as it must be once faults have stopped: (partition, what)."""
-        missing = [(partition, what) for partition in range(self.plan.partitions) for what in self._not_whole(partition)]
+        missing = [
+            (partition, what) for partition in range(self.plan.partitions) for what in self._not_whole(partition)
+        ]
         return missing + self.workload.unanswered()
 
     def _not_whole(self, partition: int) -> list[str]:
@@ -264,5 +272,13 @@ def simulate(seed: int, plan: Plan | None = None) -> Report:
     loop = cluster.loop
     calm_ms = max(0, loop.now_ms - plan.trouble_ms)
     return Report(
-        seed, plan, cluster.oracle.trace, loop.now_ms, loop.calls_made, cluster.faults, cluster.workload.done, calm_ms, violation
+        seed,
+        plan,
+        cluster.oracle.trace,
+        loop.now_ms,
+        loop.calls_made,
+        cluster.faults,
+        cluster.workload.done,
+        calm_ms,
+        violation,
     )

@@ -1,9 +1,9 @@
-"""A simulated coordination service: sessions, the registrations that live in them, a versioned state node per partition, and which
-brokers each is assigned to.
+"""A simulated coordination service: sessions, the registrations that live in them, a versioned state node per
+partition, and which brokers each is assigned to.
 
-What ZooKeeper promises is kept (writes are atomic and in one order; a read that follows a sync sees no less than what was written
-when it was asked for), and nothing more: answers are late, lost before or after the write happened, or the write happens long after
-the caller was told that nobody knows.
+What ZooKeeper promises is kept (writes are atomic and in one order; a read that follows a sync sees no less than what
+was written when it was asked for), and nothing more: answers are late, lost before or after the write happened, or the
+write happens long after the caller was told that nobody knows.
 """
 
 from __future__ import annotations
@@ -186,7 +186,9 @@ class Coordination:
                 self._loop.after(self._loop.between(100, REQUEST_TIMEOUT_MS), answer, CasOutcome.UNKNOWN, -1)
                 fate = self._loop.random.random()
                 if fate < 0.4:
-                    self._loop.after(self._loop.often_short(0, 10_000), self._apply, node, partition, expected_version, state)
+                    self._loop.after(
+                        self._loop.often_short(0, 10_000), self._apply, node, partition, expected_version, state
+                    )
                 else:
                     node.pending.remove(state)
                 return

@@ -1,4 +1,5 @@
-"""One replica in one life of its process: the core around it, what it has made readable, and when its journal may begin later.
+"""One replica in one life of its process: the core around it, what it has made readable, and when its journal may begin
+later.
 
 Its part of the shell; whose turn it is and where its effects go is the broker's (broker.py).
 """
@@ -41,7 +42,8 @@ OnReply: TypeAlias = Callable[[Result], None]
 
 @dataclass(eq=False)
 class Host:
-    """One replica in one life: its core, what it has made readable, and who waits for its answers. Its journal's listener."""
+    """One replica in one life: its core, what it has made readable, and who waits for its answers. Its journal's
+    listener."""
 
     broker: Broker
     partition: int
@@ -50,7 +52,8 @@ class Host:
     life: int
     waiting: dict[int, tuple[Propose, OnReply]] = field(default_factory=dict)
     readable: list[tuple[int, int, int]] = field(default_factory=list)
-    """(base offset, record count, index of the entry that holds the payload), in order of offsets, and nothing that is trimmed."""
+    """(base offset, record count, index of the entry that holds the payload), in order of offsets, and nothing that is
+    trimmed."""
     first_readable: int = 0
     """Records below it are not here: retention took them, whether or not the entry that says so is applied yet."""
     skipped: list[OffsetsSkipped] = field(default_factory=list)
@@ -109,7 +112,9 @@ class Host:
         if not self.replica.leading:
             return self.contact_ms is not None
         others = [broker for broker in self.replica.replicas if broker != self.broker.number]
-        return all(self.broker.contacts.since(broker) is not None or not self.broker.is_live(broker) for broker in others)
+        return all(
+            self.broker.contacts.since(broker) is not None or not self.broker.is_live(broker) for broker in others
+        )
 
     @property
     def at_rest(self) -> bool:
@@ -131,7 +136,8 @@ class Host:
     # -- where the journal may begin
 
     def first_needed(self) -> int:
-        """The first entry whose payload may yet be read, or given offsets; the first not yet applied if there is none (rule 13)."""
+        """The first entry whose payload may yet be read, or given offsets; the first not yet applied if there is none
+        (rule 13)."""
         replica = self.replica
         staged = replica.machine.oldest_staged_index()
         needed = [index for base, count, index in self.readable if base + count > replica.machine.log_start_offset]

@@ -1,8 +1,9 @@
 """A simulated journal and the disk under it, keeping the contract of `mq_broker.storage.interface.Journal`.
 
-The loop's side (`entries`) changes at once; the files follow, through orders carried out in rounds, as a writer thread does it.
-What a crash leaves is decided here: what was synced, and by chance some of what was written since. A truncation, once carried out,
-is durable. A journal may begin after a snapshot, which is durable before the entries that it stands for go (rule 13).
+The loop's side (`entries`) changes at once; the files follow, through orders carried out in rounds, as a writer thread
+does it. What a crash leaves is decided here: what was synced, and by chance some of what was written since. A
+truncation, once carried out, is durable. A journal may begin after a snapshot, which is durable before the entries that
+it stands for go (rule 13).
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class _Shorten(NamedTuple):
 class Journal:
     """One replica's journal: what the loop sees, what the files hold, how much of that is synced.
 
-    - `entries` is the loop's truth, of what follows `snapshot`; `_files` follow it; what is up to index `_synced` survives a power
-      loss, and so does the snapshot
+    - `entries` is the loop's truth, of what follows `snapshot`; `_files` follow it; what is up to index `_synced`
+      survives a power loss, and so does the snapshot
     - `log_id` names one unbroken life of the log: made anew whenever the log may lack what it reported as flushed
     - `recovery` is the number under which the log was begun, or goes on (rule 15)
     """
@@ -128,7 +129,8 @@ class Journal:
 
     @property
     def durable_epoch(self) -> int:
-        """The epoch of the last entry that is as durable as promised, or of what a snapshot stands for; 0 of an empty one."""
+        """The epoch of the last entry that is as durable as promised, or of what a snapshot stands for; 0 of an empty
+        one."""
         if self._files:
             return self._files[-1].leader_epoch
         return self.durable_snapshot.last_epoch if self.durable_snapshot is not None else 0
@@ -195,7 +197,9 @@ class Journal:
         cut = self.entries[last_index - self.base :]
         if cut and self._loop.chance(0.6):
             stale = self._loop.random.choice(cut)
-            self._tell_soon(self._loop.often_short(0, 50), self._tell_stale, self._life, stale.index, stale.leader_epoch)
+            self._tell_soon(
+                self._loop.often_short(0, 50), self._tell_stale, self._life, stale.index, stale.leader_epoch
+            )
         self._generation += 1
         self._cuts.append((self._generation, last_index))
         del self.entries[last_index - self.base :]
@@ -203,7 +207,8 @@ class Journal:
         self._order(_Truncate(self._generation, last_index))
 
     def _tell_stale(self, life: int, index: int, epoch: int) -> None:
-        """An answer that crossed with the cut. Told only while that very entry is not there: of one that is, it would be a lie."""
+        """An answer that crossed with the cut. Told only while that very entry is not there: of one that is, it would
+        be a lie."""
         if index <= self.base:
             return
         there = self.entry(index) if index <= self.last_index else None
@@ -252,7 +257,9 @@ class Journal:
         if self._refused is not None:
             return
         room = len(entries) if not self._disk.full else self._loop.random.randrange(len(entries))
-        assert entries[0].index == self._files_end + 1, f"{self._name}: file gets {entries[0].index} after {self._files_end}"
+        assert entries[0].index == self._files_end + 1, (
+            f"{self._name}: file gets {entries[0].index} after {self._files_end}"
+        )
         self._files += entries[:room]
         if room < len(entries):
             self._refused = entries[room].index
@@ -279,7 +286,13 @@ class Journal:
         self._loop.after(ms, self._listener.post, call, *args)
 
     def _settle(
-        self, life: int, generation: int, flushed: int, refused: int | None, replaced: bool, begins_with: Snapshot | None
+        self,
+        life: int,
+        generation: int,
+        flushed: int,
+        refused: int | None,
+        replaced: bool,
+        begins_with: Snapshot | None,
     ) -> None:
         """What a round found, told to the loop; nothing of it counts for entries that were cut since."""
         if life != self._life:
@@ -331,7 +344,8 @@ class Journal:
                 self._renew()
 
     def damage(self) -> None:
-        """Something is unreadable: a new log id, and only the entries before it (trap 15). After a damaged snapshot, none."""
+        """Something is unreadable: a new log id, and only the entries before it (trap 15). After a damaged snapshot,
+        none."""
         self._renew()
         if self._files_snapshot is not None and self._loop.chance(0.25):
             self._forget()

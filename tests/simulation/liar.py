@@ -1,8 +1,9 @@
-"""A broker that lies: messages that no broker would send, mutated, forged and said again, through the admission that brokers have.
+"""A broker that lies: messages that no broker would send, mutated, forged and said again, through the admission that
+brokers have.
 
-Nothing can be promised of the data then: brokers believe each other. What is promised is that no broker dies of it: no assertion of
-the core, of the journal or of the offset index can be reached by a message, and nothing that cannot be written to a disk or a link.
-So there is an oracle of its own, which holds only that.
+Nothing can be promised of the data then: brokers believe each other. What is promised is that no broker dies of it: no
+assertion of the core, of the journal or of the offset index can be reached by a message, and nothing that cannot be
+written to a disk or a link. So there is an oracle of its own, which holds only that.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ Lie = AppendEntries | AppendAck | InstallSnapshot
 
 
 class DeathsOnly(Oracle):
-    """Holds that brokers live, and that what they write and say can be written and said. What is true does not interest it."""
+    """Holds that brokers live, and that what they write and say can be written and said. What is true does not interest
+    it."""
 
     def opened(self, host: Host, recovered: RecoveredLog) -> None:
         host.high_watermark = host.journal.base
@@ -104,18 +106,23 @@ class DeathsOnly(Oracle):
     def published(self, host: Host, batch: Published) -> None:
         """As the offset index asserts it."""
         if batch.base_offset != host.next_offset or batch.record_count <= 0:
-            raise self.violation(host.partition, f"broker {host.broker.number}, at offset {host.next_offset}, publishes {batch}")
+            raise self.violation(
+                host.partition, f"broker {host.broker.number}, at offset {host.next_offset}, publishes {batch}"
+            )
         host.next_offset += batch.record_count
 
     def skipped(self, host: Host, gap: OffsetsSkipped) -> None:
         if gap.first != host.next_offset:
-            raise self.violation(host.partition, f"broker {host.broker.number}, at offset {host.next_offset}, skips {gap}")
+            raise self.violation(
+                host.partition, f"broker {host.broker.number}, at offset {host.next_offset}, skips {gap}"
+            )
         host.next_offset = gap.next_offset
 
     def trimmed(self, host: Host, log_start_offset: int) -> None:
         if log_start_offset > host.next_offset:
             raise self.violation(
-                host.partition, f"broker {host.broker.number} trims to {log_start_offset}, the end is {host.next_offset}"
+                host.partition,
+                f"broker {host.broker.number} trims to {log_start_offset}, the end is {host.next_offset}",
             )
 
     def nonsense(self, host: Host, message: Lie, why: str) -> None:
@@ -124,7 +131,9 @@ class DeathsOnly(Oracle):
     def answered(self, host: Host, request: int, result: Result) -> tuple[Propose, OnReply]:
         waiting = host.waiting.pop(request, None)
         if waiting is None:
-            raise self.violation(host.partition, f"broker {host.broker.number} answers request {request}, which does not wait")
+            raise self.violation(
+                host.partition, f"broker {host.broker.number} answers request {request}, which does not wait"
+            )
         return waiting
 
     def commits(self, host: Host) -> None: ...
@@ -167,7 +176,8 @@ class Careless(Workload):
 
 
 class Liar:
-    """Owns what is said that is not so. Also heals, as an operator with `--force`: else the partition would soon have no leader."""
+    """Owns what is said that is not so. Also heals, as an operator with `--force`: else the partition would soon have
+    no leader."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -229,7 +239,9 @@ class Liar:
         replica, log = host.replica, host.replica._shared.log
         leader, incarnation = self._speaker(host, leader=True)
         epoch = self._epoch(host)
-        previous = self._number(replica.last_index, replica.last_index, replica.high_watermark, log.base_index, log.flushed)
+        previous = self._number(
+            replica.last_index, replica.last_index, replica.high_watermark, log.base_index, log.flushed
+        )
         before = self._number(log.epoch_at(previous), log.epoch_at(previous), epoch)
         entries, at, last = [], previous, before
         for _ in range(self.chance.randint(0, 4)):
@@ -240,7 +252,16 @@ class Liar:
         sequence = self.chance.randint(1, 1_000) if self.chance.random() < 0.9 else self._number(1)
         successor = self._number(0, 0, 0, host.broker.number)
         return AppendEntries(
-            leader, incarnation, epoch, previous, before, last_index, high_watermark, sequence, tuple(entries), successor
+            leader,
+            incarnation,
+            epoch,
+            previous,
+            before,
+            last_index,
+            high_watermark,
+            sequence,
+            tuple(entries),
+            successor,
         )
 
     def _entry(self, index: int, epoch: int) -> Entry:
@@ -264,7 +285,14 @@ class Liar:
             )
         count = self._number(1, 2, 2) if isinstance(operation, (Append, Stage)) else 0
         return Entry(
-            index, epoch, self._number(self.loop.now_us), operation, uuid, count, self._number(0, 100), self._number(0, 100)
+            index,
+            epoch,
+            self._number(self.loop.now_us),
+            operation,
+            uuid,
+            count,
+            self._number(0, 100),
+            self._number(0, 100),
         )
 
     def _of_a_transaction(self, uuid: bytes) -> Operation:
@@ -319,9 +347,19 @@ class Liar:
         epoch = self._epoch(host)
         last = self._number(replica.last_index + 5, replica.last_index, replica.high_watermark, replica.first_index)
         ends = self._number(20, replica.machine.next_offset)
-        placed = tuple((uuid_of(f"c{n}"), Placed(self._number(last), self._number(0, -1, ends), self._number(5))) for n in range(5))
+        placed = tuple(
+            (uuid_of(f"c{n}"), Placed(self._number(last), self._number(0, -1, ends), self._number(5))) for n in range(5)
+        )
         staged = StagedBatch(
-            uuid_of("c9"), KEY, 1, "r", self._number(1), self._number(last), self._number(5), self._number(10), self._number(10)
+            uuid_of("c9"),
+            KEY,
+            1,
+            "r",
+            self._number(1),
+            self._number(last),
+            self._number(5),
+            self._number(10),
+            self._number(10),
         )
         try:
             seen = SeenUuids.of(placed[: self.chance.randint(0, 5)])
@@ -362,12 +400,15 @@ class Liar:
     # ------------------------------------------------------------------ what an operator does about it
 
     def _heal(self, partition: int) -> Process:
-        """Where the node is below an epoch that was seen, or no named log is left: another log, a higher epoch (rule 15)."""
+        """Where the node is below an epoch that was seen, or no named log is left: another log, a higher epoch (rule
+        15)."""
         coordination = self.cluster.coordination
         while True:
             yield MENDS_MS
             node = coordination.nodes[partition]
-            hosts = [host for broker in self._up() if (host := broker.hosts.get(partition)) is not None and not host.closed]
+            hosts = [
+                host for broker in self._up() if (host := broker.hosts.get(partition)) is not None and not host.closed
+            ]
             if not hosts or not coordination.up:
                 continue
             seen = max(host.replica.leader_epoch for host in hosts)

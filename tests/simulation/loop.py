@@ -1,7 +1,7 @@
 """Virtual time and chance: the only clock and the only source of randomness that a simulated cluster has.
 
-Not asyncio: one heap of calls, one `random.Random`. Given the same seed, the same calls happen in the same order, whatever the
-machine, its speed, or how Python hashes strings.
+Not asyncio: one heap of calls, one `random.Random`. Given the same seed, the same calls happen in the same order,
+whatever the machine, its speed, or how Python hashes strings.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeAlias
 
 YOUNG_OBJECTS = 200_000
-"""A simulated cluster is one large graph that lives until its seed ends: whoever runs many looks through it less often for garbage,
-and saves a quarter of the time."""
+"""A simulated cluster is one large graph that lives until its seed ends: whoever runs many looks through it less often
+for garbage, and saves a quarter of the time."""
 
 Process: TypeAlias = Generator["float | Promise", Any, Any]
-"""What a client or a fault is written as. It yields milliseconds to sleep, or a `Promise` to wait for, and may return something."""
+"""What a client or a fault is written as. It yields milliseconds to sleep, or a `Promise` to wait for, and may return
+something."""
 
 
 class Promise:
@@ -58,7 +59,8 @@ class Loop:
         return self.now_us // 1000
 
     def after(self, ms: float, call: Callable[..., object], *args: Any) -> None:
-        """Call it that much later; calls due at the same microsecond happen in the order in which they were asked for."""
+        """Call it that much later; calls due at the same microsecond happen in the order in which they were asked
+        for."""
         self._pushed += 1
         heapq.heappush(self._queue, (self.now_us + int(ms * 1000), self._pushed, call, args))
 

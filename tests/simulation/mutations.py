@@ -1,9 +1,11 @@
-"""Plant faults in the core, one at a time (planted.py, planted_elastic.py, planted_lies.py), and see that the simulator finds each.
+"""Plant faults in the core, one at a time (planted.py, planted_elastic.py, planted_lies.py), and see that the simulator
+finds each.
 
 A mutation that survives is a hole in the simulator. README.md says which fault is for which rule.
 
-`python -m tests.simulation.mutations [--seeds N] [NAME ...]` prints in how many seeds each is found, and by which invariant first.
-Seeds are those that plan what the fault needs, under the profile that it names, if it names one (profiles.py).
+`python -m tests.simulation.mutations [--seeds N] [NAME ...]` prints in how many seeds each is found, and by which
+invariant first. Seeds are those that plan what the fault needs, under the profile that it names, if it names one
+(profiles.py).
 """
 
 from __future__ import annotations
@@ -112,7 +114,9 @@ def put_into(table: Path, counts: list[Count]) -> None:
         raise ValueError(f"{table} has no table that begins with {HEADER!r}")
     before, _, after = text.partition(HEADER)
     rest = after.lstrip("\n").split("\n\n", 1)[1:]
-    table.write_text("\n\n".join([before + HEADER + "\n" + "\n".join(each.row for each in counts), *rest]).rstrip("\n") + "\n")
+    table.write_text(
+        "\n\n".join([before + HEADER + "\n" + "\n".join(each.row for each in counts), *rest]).rstrip("\n") + "\n"
+    )
 
 
 def main() -> int:
@@ -121,7 +125,9 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=10, help="how many each is counted over")
     parser.add_argument("--seeds-max", type=int, default=60, help="go on to so many until it is found once")
     parser.add_argument("--first", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=1, choices=(1, 2), help="planted faults are spread over so many processes")
+    parser.add_argument(
+        "--processes", type=int, default=1, choices=(1, 2), help="planted faults are spread over so many processes"
+    )
     parser.add_argument("--table", type=Path, help="put the counts into this file, in the place of its table of them")
     parser.add_argument("--stop-at-first", action="store_true", help="enough to know that it is found")
     arguments = parser.parse_args()
@@ -137,7 +143,10 @@ def main() -> int:
     with multiprocessing.get_context("spawn").Pool(arguments.processes, gc.set_threshold, (YOUNG_OBJECTS,)) as pool:
         for each in pool.imap(one, chosen):
             counts.append(each)
-            print(f"{each.found:>4} of {each.seeds}  {each.mutation.name} ({each.mutation.breaks})  {each.what}", flush=True)
+            print(
+                f"{each.found:>4} of {each.seeds}  {each.mutation.name} ({each.mutation.breaks})  {each.what}",
+                flush=True,
+            )
     survived = [each.mutation.name for each in counts if not each.found]
     print(f"{len(counts)} planted faults, {len(survived)} not found" + "".join(f"\n  {name}" for name in survived))
     if arguments.table is not None:

@@ -1,7 +1,8 @@
-"""What goes wrong in a simulated cluster: each kind of fault, when it may happen, and how everything is put right in the end.
+"""What goes wrong in a simulated cluster: each kind of fault, when it may happen, and how everything is put right in
+the end.
 
-Faults stay within what the design promises to survive: a log is lost only while the state node, whatever it may yet become, names
-another one that exists. All else may happen at once.
+Faults stay within what the design promises to survive: a log is lost only while the state node, whatever it may yet
+become, names another one that exists. All else may happen at once.
 """
 
 from __future__ import annotations
@@ -164,7 +165,9 @@ class Nemesis:
             if self.healing:
                 return
             for node in self.cluster.coordination.nodes:
-                for number in sorted({number for state in node.pending for number, _ in state.isr} - set(dict(node.state.isr))):
+                for number in sorted(
+                    {number for state in node.pending for number, _ in state.isr} - set(dict(node.state.isr))
+                ):
                     self._kill(self.cluster.brokers[number])
 
     def _start_again(self, broker: Broker, low: float, high: float) -> None:
@@ -222,7 +225,9 @@ class Nemesis:
     def _clean_stop(self, broker: Broker) -> None:
         if not broker.up or broker.paused or broker.stopping:
             return
-        if self._loses_by(power=False) and (self.cluster.plan.settings.min_insync_replicas == 1 or not self._may_lose(broker)):
+        if self._loses_by(power=False) and (
+            self.cluster.plan.settings.min_insync_replicas == 1 or not self._may_lose(broker)
+        ):
             return  # the last member of a memory partition refuses to stop
         self.note("clean_stop", f"broker {broker.number}")
         broker.stop_cleanly(int(self.loop.between(500, 5_000)))
@@ -252,7 +257,8 @@ class Nemesis:
     # ------------------------------------------------------------------ beyond the budget
 
     def _lose_all_named(self) -> Process:
-        """Rule 15. One broker falls behind, cut off; once no ISR names it, all others lose their logs, or the ends of them."""
+        """Rule 15. One broker falls behind, cut off; once no ISR names it, all others lose their logs, or the ends of
+        them."""
         cluster, plan = self.cluster, self.cluster.plan
         for _ in range(plan.total_losses):
             yield self.loop.between(0, plan.trouble_ms / plan.total_losses)
@@ -362,7 +368,9 @@ class Nemesis:
     def _rough_links(self, _: Broker) -> None:
         between = self.loop.between
         self.note("rough_links", "all")
-        self.cluster.network.condition = LinkCondition(between(0, 0.2), between(0, 0.2), between(0, 0.2), (0.2, between(1, 200)))
+        self.cluster.network.condition = LinkCondition(
+            between(0, 0.2), between(0, 0.2), between(0, 0.2), (0.2, between(1, 200))
+        )
         self._later(500, 15_000, self._rough_no_more)
 
     def _rough_no_more(self) -> None:

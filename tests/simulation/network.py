@@ -1,4 +1,5 @@
-"""Simulated links: one for each ordered pair of brokers. They delay, drop, repeat, reorder, and can be cut one way only."""
+"""Simulated links: one for each ordered pair of brokers. They delay, drop, repeat, reorder, and can be cut one way
+only."""
 
 from __future__ import annotations
 
@@ -94,7 +95,9 @@ class Network:
         delay = loop.often_short(*self.condition.delay_ms) + self.slow.get((sender, to), 0.0)
         arrival = max(loop.now_us + int(delay * 1000), self._last_arrival.get((sender, to), 0) + 1)
         self._last_arrival[sender, to] = arrival
-        loop.after((arrival - loop.now_us) / 1000, self._beaten, sender, self.brokers[sender].life, to, target.life, lost)
+        loop.after(
+            (arrival - loop.now_us) / 1000, self._beaten, sender, self.brokers[sender].life, to, target.life, lost
+        )
         if lost:
             self.brokers[sender].feed_all(PeerConnected(to))
 

@@ -1,4 +1,5 @@
-"""What operators do to a simulated cluster: retention, moves of partitions, recovery of one whose every named log is lost.
+"""What operators do to a simulated cluster: retention, moves of partitions, recovery of one whose every named log is
+lost.
 
 None of them knows more than a real one could: what the coordination service has, what brokers answer.
 """
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 
 class Operator:
-    """Owns what is under way by command. `asked`: by partition, the brokers that answered when it was last recovered."""
+    """Owns what is under way by command. `asked`: by partition, the brokers that answered when it was last
+    recovered."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -46,13 +48,15 @@ class Operator:
             if isinstance(result, Done):
                 workload.done["trims"] += not result.duplicate
             elif isinstance(result, Refused) and not result.error.retriable and life is oracle.life(partition):
-                raise oracle.violation(partition, f"records below {start} are committed, and are not dropped: {result.error}")
+                raise oracle.violation(
+                    partition, f"records below {start} are committed, and are not dropped: {result.error}"
+                )
 
     # ------------------------------------------------------------------ moves
 
     def _move(self, partition: int) -> Process:
-        """Assign the partition to other brokers while it is written to: to both sets first, to the new one once that is in sync and
-        leads."""
+        """Assign the partition to other brokers while it is written to: to both sets first, to the new one once that is
+        in sync and leads."""
         loop, coordination, workload = self.loop, self.cluster.coordination, self.cluster.workload
         while not workload.stopped:
             yield min(loop.random.expovariate(1 / self.cluster.plan.moves_ms), 5_000)
@@ -95,10 +99,15 @@ class Operator:
         while True:
             yield self.loop.between(500, 3_000)
             version, state = coordination.nodes[partition].version, coordination.nodes[partition].state
-            statuses = self._ask_all(partition, {*coordination.assigned[partition][1], *(broker for broker, _ in state.isr)})
+            statuses = self._ask_all(
+                partition, {*coordination.assigned[partition][1], *(broker for broker, _ in state.isr)}
+            )
             number += 1
-            left = any(self.cluster.brokers[broker].journals[partition].log_id == log_id for broker, log_id in state.isr)
-            # A broker that is named and no replica any more opens nothing: its disk was looked at by hand. Who is one may yet open.
+            left = any(
+                self.cluster.brokers[broker].journals[partition].log_id == log_id for broker, log_id in state.isr
+            )
+            # A broker that is named and no replica any more opens nothing: its disk was looked at by hand. Who is one
+            # may yet open.
             assigned = set(coordination.assigned[partition][1])
             opening = any(not status.open for broker, status in statuses.items() if broker in assigned)
             force = not left and not opening and state.leader_epoch > 0 and not assigned >= {b for b, _ in state.isr}
@@ -106,14 +115,20 @@ class Operator:
                 choice = choose(f"t-{partition}", state, statuses, f"recover.{partition}.{number}", force=force)
             except InvalidRequest:
                 continue
-            # By rule 15, whatever the logs have of what was committed: the oracle, which knows, holds no lower epoch against it.
+            # By rule 15, whatever the logs have of what was committed: the oracle, which knows, holds no lower epoch
+            # against it.
             best, kept = max((each.last_epoch, each.last_index) for each in statuses.values() if each.open), choice.kept
-            if (kept.last_epoch, kept.last_index) != best or not (force or all(each.open for each in statuses.values())):
+            if (kept.last_epoch, kept.last_index) != best or not (
+                force or all(each.open for each in statuses.values())
+            ):
                 raise self.cluster.oracle.violation(
-                    partition, f"it would be recovered from broker {kept.broker}, and another has {best}, or is yet to open"
+                    partition,
+                    f"it would be recovered from broker {kept.broker}, and another has {best}, or is yet to open",
                 )
             if left:
-                raise self.cluster.oracle.violation(partition, f"it would be recovered though a named log is left: {state}")
+                raise self.cluster.oracle.violation(
+                    partition, f"it would be recovered though a named log is left: {state}"
+                )
             yield self.loop.often_short(1, 500)
             if not self.cluster.plan.total_losses:
                 continue  # this operator does not dare

@@ -1,8 +1,8 @@
 """The invariants of replication, checked after every event, each as cheaply as it can be.
 
-The oracle sees everything at once, which no broker can: every journal, what each is sure to keep through a crash, the state nodes.
-Each check is incremental: what was found to hold is not looked at again. By induction over (index, epoch) of single entries whole
-logs are compared.
+The oracle sees everything at once, which no broker can: every journal, what each is sure to keep through a crash, the
+state nodes. Each check is incremental: what was found to hold is not looked at again. By induction over (index, epoch)
+of single entries whole logs are compared.
 """
 
 from __future__ import annotations
@@ -109,24 +109,30 @@ class Oracle:
     # ------------------------------------------------------------------ one step of one replica
 
     def opened(self, host: Host, recovered: RecoveredLog) -> None:
-        self.story.add(host.partition, Line(self.cluster.loop.now_us, host.broker.number, f"opens its log {host.journal.log_id}"))
+        self.story.add(
+            host.partition, Line(self.cluster.loop.now_us, host.broker.number, f"opens its log {host.journal.log_id}")
+        )
         host.high_watermark = host.journal.base
         truth = self.truths[host.partition]
         for entry in recovered.entries[-1:]:
             if truth.positions.get((entry.index, entry.leader_epoch), (None, 0))[0] != entry:
-                raise self.violation(host.partition, f"broker {host.broker.number} recovered an entry that nobody wrote: {entry}")
+                raise self.violation(
+                    host.partition, f"broker {host.broker.number} recovered an entry that nobody wrote: {entry}"
+                )
         if recovered.snapshot is not None:
             host.next_offset = recovered.snapshot.state.next_offset
             self.check_snapshot(host, recovered.snapshot)
         self.check_named(host.partition)
 
     def check_snapshot(self, host: Host, snapshot: Snapshot) -> None:
-        """It is of what is committed, the same whoever made it, and no payload that is still needed is before its end."""
+        """It is of what is committed, the same whoever made it, and no payload that is still needed is before its
+        end."""
         lives = (self.life_of(host), self.life(host.partition))  # it may be sent one before it knows of a recovery
         wrong = [self._wrong(life, snapshot) for life in lives]
         if all(wrong):
             raise self.violation(
-                host.partition, f"broker {host.broker.number} has a snapshot up to entry {snapshot.last_index}: {wrong[0]}"
+                host.partition,
+                f"broker {host.broker.number} has a snapshot up to entry {snapshot.last_index}: {wrong[0]}",
             )
 
     def _wrong(self, life: Life, snapshot: Snapshot) -> str:
@@ -186,8 +192,11 @@ class Oracle:
         """A step was made: what does its replica now believe to be committed?"""
         journal = host.journal
         if host.replica.leader_epoch < host.epoch:
-            raise self.violation(host.partition, f"the epoch of broker {host.broker.number} fell to {host.replica.leader_epoch}")
-        # It may commit and stand back in one step; one that hears of a new leader in it has committed nothing as a leader.
+            raise self.violation(
+                host.partition, f"the epoch of broker {host.broker.number} fell to {host.replica.leader_epoch}"
+            )
+        # It may commit and stand back in one step; one that hears of a new leader in it has committed nothing as a
+        # leader.
         led = host.replica.leading or (host.was_leading and host.replica.leader_epoch == host.epoch)
         host.epoch = host.replica.leader_epoch
         high_watermark = host.replica.high_watermark
@@ -195,10 +204,12 @@ class Oracle:
             return
         if high_watermark < host.high_watermark:
             raise self.violation(
-                host.partition, f"high watermark of broker {host.broker.number} fell from {host.high_watermark} to {high_watermark}"
+                host.partition,
+                f"high watermark of broker {host.broker.number} fell from {host.high_watermark} to {high_watermark}",
             )
         life = self.life_of(host)
-        for index in range(life.end + 1, host.high_watermark + 1):  # of a former life, and here only since that was over
+        # Of a former life, and here only since that was over
+        for index in range(life.end + 1, host.high_watermark + 1):
             life.commit(journal.entry(index), host.epoch)
             self.truths[host.partition].lost.discard(journal.entry(index).uuid)
         for index in range(host.high_watermark + 1, high_watermark + 1):
@@ -207,11 +218,14 @@ class Oracle:
                 self._committed(host, life, entry, led=led)
             elif life.committed[index - 1] is not entry and life.committed[index - 1] != entry:
                 here, there = self.story.entry(entry), self.story.entry(life.committed[index - 1])
-                raise self.violation(host.partition, f"broker {host.broker.number} believes {here} committed, but {there} was")
+                raise self.violation(
+                    host.partition, f"broker {host.broker.number} believes {here} committed, but {there} was"
+                )
         host.high_watermark = high_watermark
         if host.replica.leading and journal.entry(high_watermark).leader_epoch != host.replica.leader_epoch:
             raise self.violation(
-                host.partition, f"broker {host.broker.number} commits {high_watermark}, before the start of its own epoch"
+                host.partition,
+                f"broker {host.broker.number} commits {high_watermark}, before the start of its own epoch",
             )
         if high_watermark == life.end:
             self.check_named(host.partition)
@@ -247,21 +261,31 @@ class Oracle:
         if isinstance(entry.operation, (Append, Stage)):
             if entry.uuid in life.uuid_at and life.remembers(entry.uuid):
                 raise self.violation(
-                    host.partition, f"batch {entry.uuid!r} is at entry {life.uuid_at[entry.uuid]} and again at {entry.index}"
+                    host.partition,
+                    f"batch {entry.uuid!r} is at entry {life.uuid_at[entry.uuid]} and again at {entry.index}",
                 )
             if entry.uuid in self.truths[host.partition].never:
-                raise self.violation(host.partition, f"batch {entry.uuid!r} was refused for good, and is at entry {entry.index}")
+                raise self.violation(
+                    host.partition, f"batch {entry.uuid!r} was refused for good, and is at entry {entry.index}"
+                )
         if isinstance(entry.operation, Append):
             twice = [uuid for uuid in entry.operation.uuids() if uuid in life.window]
             if twice:
-                raise self.violation(host.partition, f"{self.story.entry(entry)} writes records again that are remembered: {twice}")
+                raise self.violation(
+                    host.partition, f"{self.story.entry(entry)} writes records again that are remembered: {twice}"
+                )
         self._check_aborted(host.partition, life, entry)
-        if isinstance(entry.operation, Publish) and entry.leader_epoch >= life.first_epoch and life.names_missing(entry.operation):
+        if (
+            isinstance(entry.operation, Publish)
+            and entry.leader_epoch >= life.first_epoch
+            and life.names_missing(entry.operation)
+        ):
             raise self.violation(host.partition, f"{self.story.entry(entry)} is published, and its payload is nowhere")
         life.commit(entry, host.epoch)
         if entry.leader_epoch >= life.first_epoch and life.next_offset < life.offset_floor:
             raise self.violation(
-                host.partition, f"epoch {entry.leader_epoch} begins with offset {life.next_offset}, below {life.offset_floor}"
+                host.partition,
+                f"epoch {entry.leader_epoch} begins with offset {life.next_offset}, below {life.offset_floor}",
             )
         if isinstance(entry.operation, Publish):
             self._check_publish(host.partition, entry.operation)
@@ -273,7 +297,9 @@ class Oracle:
                 raise self.violation(partition, f"{self.story.entry(entry)} is staged, and its key was fenced")
             case Decide(key, batch_id) if key in life.aborted and (key, batch_id) not in life.decided:
                 raise self.violation(partition, f"{self.story.entry(entry)} is decided, and its key was aborted")
-            case Fence(key) as fence if len(self.truths[-1].lives) == 1:  # else the abort may be lost, or what was decided
+            case Fence(key) as fence if (
+                len(self.truths[-1].lives) == 1
+            ):  # else the abort may be lost, or what was decided
                 decided = {
                     uuid
                     for (decided_key, _), decide in self.truths[-1].present.decided.items()
@@ -306,12 +332,16 @@ class Oracle:
             journal = self.cluster.brokers[broker].journals[partition]
             if journal.log_id != log_id:
                 if not log_id:
-                    raise self.violation(partition, f"entry {end} is committed, and broker {broker} is named without a log")
+                    raise self.violation(
+                        partition, f"entry {end} is committed, and broker {broker} is named without a log"
+                    )
                 continue
             if journal.durable_base >= end:
                 kept = journal.durable_snapshot == life.snapshots.get(journal.durable_base)
             elif journal.durable_end >= end:
-                kept = journal.durable_entry(end) is life.committed[-1] or journal.durable_entry(end) == life.committed[-1]
+                kept = (
+                    journal.durable_entry(end) is life.committed[-1] or journal.durable_entry(end) == life.committed[-1]
+                )
             else:
                 kept = False
             if not kept:
@@ -321,7 +351,10 @@ class Oracle:
 
     def given_up(self, broker: int, partition: int) -> None:
         """A broker is about to drop its log, for a snapshot, another log or nothing: not one that is counted on."""
-        log_id, state = self.cluster.brokers[broker].journals[partition].log_id, self.cluster.coordination.nodes[partition].state
+        log_id, state = (
+            self.cluster.brokers[broker].journals[partition].log_id,
+            self.cluster.coordination.nodes[partition].state,
+        )
         if (broker, log_id) in state.isr:
             raise self.violation(partition, f"broker {broker} drops log {log_id}, which is in the ISR")
 
@@ -340,10 +373,13 @@ class Oracle:
                         host.partition,
                         f"{self.story.entry(entry)}, which its leader took back, reached broker {host.broker.number}",
                     )
-                del withdrawn[entry.index, entry.leader_epoch]  # it was asked for again, within the same millisecond (seed 1675)
+                # It was asked for again, within the same millisecond (seed 1675)
+                del withdrawn[entry.index, entry.leader_epoch]
             known = positions.setdefault((entry.index, entry.leader_epoch), (entry, before))
             if known[0] is not entry and known[0] != entry:
-                raise self.violation(host.partition, f"two entries at {entry.index}/{entry.leader_epoch}: {known[0]} and {entry}")
+                raise self.violation(
+                    host.partition, f"two entries at {entry.index}/{entry.leader_epoch}: {known[0]} and {entry}"
+                )
             if known[1] != before:
                 where = f"at broker {host.broker.number} after epoch {before}, elsewhere after {known[1]}"
                 raise self.violation(host.partition, f"{self.story.entry(entry)} is {where}")
@@ -351,14 +387,17 @@ class Oracle:
 
     def truncated(self, host: Host, last_index: int, *, by_disk: bool) -> None:
         if last_index < host.high_watermark:
-            raise self.violation(host.partition, f"broker {host.broker.number} cuts to {last_index}, below its high watermark")
+            raise self.violation(
+                host.partition, f"broker {host.broker.number} cuts to {last_index}, below its high watermark"
+            )
         if by_disk and host.replica.leading:
             self._withdrawn(host, last_index)
         life = self.life_of(host)
         if by_disk or last_index >= min(life.end, host.journal.last_index):
             return
-        # A log that is not named may, in an epoch before that in which the entry was committed: a leader that is over may be heard
-        # late, and nobody counts on that log (seed 6495). Whoever leads in that epoch or a later one has the entry.
+        # A log that is not named may, in an epoch before that in which the entry was committed: a leader that is over
+        # may be heard late, and nobody counts on that log (seed 6495). Whoever leads in that epoch or a later one has
+        # the entry.
         named = (host.broker.number, host.journal.log_id) in self.cluster.coordination.nodes[host.partition].state.isr
         since = host.replica.leader_epoch >= life.committed_in[last_index]
         if (named or since) and host.journal.entry(last_index + 1) == life.committed[last_index]:
@@ -389,7 +428,9 @@ class Oracle:
                 f"broker {host.broker.number} acknowledges {ack.acknowledged_index}, durable is {journal.durable_end}",
             )
         if ack.leader_epoch < host.acknowledged_epoch:
-            raise self.violation(host.partition, f"broker {host.broker.number} acknowledges in epoch {ack.leader_epoch} again")
+            raise self.violation(
+                host.partition, f"broker {host.broker.number} acknowledges in epoch {ack.leader_epoch} again"
+            )
         host.acknowledged_epoch = ack.leader_epoch
         if not ack.acknowledged_index:
             return
@@ -405,13 +446,16 @@ class Oracle:
                 its = tuple(self.life_of(other).committed[index - 1 : index])
             if not its or (its[0] is not mine and its[0] != mine):
                 raise self.violation(
-                    host.partition, f"broker {host.broker.number} acknowledges {self.story.entry(mine)}, which its leader has not"
+                    host.partition,
+                    f"broker {host.broker.number} acknowledges {self.story.entry(mine)}, which its leader has not",
                 )
 
     def answered(self, host: Host, request: int, result: Result) -> tuple[Propose, OnReply]:
         waiting = host.waiting.pop(request, None)
         if waiting is None:
-            raise self.violation(host.partition, f"broker {host.broker.number} answers request {request}, which does not wait")
+            raise self.violation(
+                host.partition, f"broker {host.broker.number} answers request {request}, which does not wait"
+            )
         propose = waiting[0]
         if propose.wait is Wait.COMMITTED and not isinstance(result, Refused):
             self._check_promise(host, propose, result)
@@ -424,7 +468,9 @@ class Oracle:
         journal = host.journal
         if host.replica.identity.log_id != journal.log_id:
             return  # damaged a moment ago, as in `acknowledged`
-        if index > journal.durable_end or (index > journal.durable_base and journal.durable_entry(index).uuid != propose.uuid):
+        if index > journal.durable_end or (
+            index > journal.durable_base and journal.durable_entry(index).uuid != propose.uuid
+        ):
             raise self.violation(
                 host.partition,
                 f"batch {propose.uuid!r} is acknowledged as written at {index}, and is not surely kept: {journal.durable_end} is",
@@ -449,19 +495,26 @@ class Oracle:
                 wrong = {uuid: offset for uuid, offset in told.items() if life.record_at.get(uuid) != offset}
                 if wrong:
                     raise self.violation(
-                        host.partition, f"records are said to be at {wrong}: they are at {[life.record_at.get(u) for u in wrong]}"
+                        host.partition,
+                        f"records are said to be at {wrong}: they are at {[life.record_at.get(u) for u in wrong]}",
                     )
             case Decide(key, batch_id) as decide, Decided(row_count):
                 decided = life.decided.get((key, batch_id))
                 if decided is None or not decided.row_count == row_count == decide.row_count:
-                    raise self.violation(host.partition, f"{propose.operation} is answered {result}, decided is {decided}")
+                    raise self.violation(
+                        host.partition, f"{propose.operation} is answered {result}, decided is {decided}"
+                    )
             case Discard(uuids=uuids), Done(index, duplicate=False):
                 discard = life.committed[index - 1].operation if index <= life.end else None
                 if not isinstance(discard, Discard) or not set(discard.uuids) <= set(uuids):
-                    raise self.violation(host.partition, f"{propose.operation} is acknowledged at {index}, and is not there")
+                    raise self.violation(
+                        host.partition, f"{propose.operation} is acknowledged at {index}, and is not there"
+                    )
             case _, Done(index, duplicate=False):
                 if index > life.end or life.committed[index - 1].operation != propose.operation:
-                    raise self.violation(host.partition, f"{propose.operation} is acknowledged at {index}, and is not there")
+                    raise self.violation(
+                        host.partition, f"{propose.operation} is acknowledged at {index}, and is not there"
+                    )
             case _:
                 pass
 
@@ -473,9 +526,13 @@ class Oracle:
         end = host.next_offset = host.next_offset + batch.record_count
         there = life.readable.get(batch.base_offset)
         if there != (batch.index, batch.record_count):
-            raise self.violation(host.partition, f"offset {batch.base_offset} is {there}; at {who} it is entry {batch.index}")
+            raise self.violation(
+                host.partition, f"offset {batch.base_offset} is {there}; at {who} it is entry {batch.index}"
+            )
         if batch.index <= host.journal.base and end > life.log_start_offset and not life.missing(batch.index):
-            raise self.violation(host.partition, f"{who} makes {batch.base_offset} readable, and entry {batch.index} is not here")
+            raise self.violation(
+                host.partition, f"{who} makes {batch.base_offset} readable, and entry {batch.index} is not here"
+            )
 
     def skipped(self, host: Host, gap: OffsetsSkipped) -> None:
         host.next_offset = gap.next_offset
@@ -495,7 +552,9 @@ class Oracle:
         name = LeaderName(host.broker.number, host.broker.incarnation)
         known = truth.leaders.setdefault(role.leader_epoch, (name, id(host)))
         if known != (name, id(host)):
-            raise self.violation(host.partition, f"epoch {role.leader_epoch} has two leaders: {known[0]} and {name}, or one twice")
+            raise self.violation(
+                host.partition, f"epoch {role.leader_epoch} has two leaders: {known[0]} and {name}, or one twice"
+            )
         if host.led_epoch == role.leader_epoch:
             return
         host.led_epoch = role.leader_epoch
@@ -513,27 +572,37 @@ class Oracle:
     def audited(self, host: Host, text: str, *, alarm: bool) -> None:
         if "standing back" in text:
             self.stood_back_ms = self.cluster.loop.now_ms
-        stale = self.life_of(host) is not self.life(host.partition) or host.journal.recovery < self.life(host.partition).recovery
+        stale = (
+            self.life_of(host) is not self.life(host.partition)
+            or host.journal.recovery < self.life(host.partition).recovery
+        )
         if alarm and not any(harmless in text for harmless in HARMLESS_ALARMS + (BESIDE_A_RECOVERY if stale else ())):
             raise self.violation(host.partition, f"broker {host.broker.number} raises the alarm: {text}")
 
     def nonsense(self, host: Host, message: AppendEntries | AppendAck | InstallSnapshot, why: str) -> None:
         """What a broker of the cluster sent was refused as what none sends: its link would end again and again."""
-        raise self.violation(host.partition, f"broker {host.broker.number} refuses {self.story.message(message)}: {why}")
+        raise self.violation(
+            host.partition, f"broker {host.broker.number} refuses {self.story.message(message)}: {why}"
+        )
 
     # ------------------------------------------------------------------ the state node
 
     def proposed(self, host: Host, state: NodeState) -> None:
-        """Whoever is newly named is named by the newest log that the proposer has heard of: the one that answered last (rule 5)."""
+        """Whoever is newly named is named by the newest log that the proposer has heard of: the one that answered last
+        (rule 5)."""
         known = host.replica._shared.node
         for member in state.isr:
             newest = host.heard.get(member[0], NOTHING_HEARD)[-1]
             if known is not None and member not in known.state.isr and Journal.life_of(member[1]) < newest:
-                raise self.violation(host.partition, f"broker {host.broker.number} names {member}, and has heard of a newer log")
+                raise self.violation(
+                    host.partition, f"broker {host.broker.number} names {member}, and has heard of a newer log"
+                )
 
     def node_written(self, partition: int) -> None:
         node = self.cluster.coordination.nodes[partition]
-        self.story.add(partition, Line(self.cluster.loop.now_us, 0, f"node version {node.version}: {self.story.state(node.state)}"))
+        self.story.add(
+            partition, Line(self.cluster.loop.now_us, 0, f"node version {node.version}: {self.story.state(node.state)}")
+        )
         size, before = len({broker for broker, _ in node.state.isr}), self.truths[partition].isr_size
         self.truths[partition].isr_size = size
         if node.state.recovery > self.life(partition).recovery:
@@ -544,7 +613,8 @@ class Oracle:
             number = Journal.life_of(log_id)
             if number < self.truths[partition].newest_named.get(broker, 0):
                 raise self.violation(
-                    partition, f"the node names a log of broker {broker} that it had replaced by a newer one: {node.state}"
+                    partition,
+                    f"the node names a log of broker {broker} that it had replaced by a newer one: {node.state}",
                 )
             self.truths[partition].newest_named[broker] = number
         self.check_named(partition)
@@ -564,15 +634,18 @@ class Oracle:
         life.offset_floor = state.offset_floor
         given = max(each.next_offset for each in truth.lives)  # by logs that were lost, too
         if state.offset_floor < given:
-            raise self.violation(partition, f"offsets up to {given} were given, and new ones begin at {state.offset_floor}")
+            raise self.violation(
+                partition, f"offsets up to {given} were given, and new ones begin at {state.offset_floor}"
+            )
         reach = truth.known(journal.base, journal.entries)[1] if there else 0
         for number in self.cluster.operator.asked[partition]:
             other = self.cluster.brokers[number].journals[partition]
             former, end = truth.known(other.durable_base, other.durable)
-            # A log whose end was lost or damaged may have more of what was committed than one of a higher epoch that led nobody: of
-            # two such the rule takes the higher epoch, and promises nothing (seed 4796).
+            # A log whose end was lost or damaged may have more of what was committed than one of a higher epoch that
+            # led nobody: of two such the rule takes the higher epoch, and promises nothing (seed 4796).
             comparable = other.durable_epoch >= journal.durable_epoch
             if there and comparable and former is truth.lives[-2] and end > max(life.end, reach):
                 raise self.violation(
-                    partition, f"the partition goes on from {log_id}, up to entry {life.end}; broker {number} had up to {end}"
+                    partition,
+                    f"the partition goes on from {log_id}, up to entry {life.end}; broker {number} had up to {end}",
                 )

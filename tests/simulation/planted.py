@@ -1,7 +1,8 @@
-"""Faults to plant in the core: each breaks one rule by one textual edit. mutations.py plants them and lets the simulator look.
+"""Faults to plant in the core: each breaks one rule by one textual edit. mutations.py plants them and lets the
+simulator look.
 
-An edit that no longer applies fails loudly: the core has changed, and whoever changed it says here what breaking that rule means.
-Of rules 13 and 15, and of moves: planted_elastic.py.
+An edit that no longer applies fails loudly: the core has changed, and whoever changed it says here what breaking that
+rule means. Of rules 13 and 15, and of moves: planted_elastic.py.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Mutation:
-    """`where` is "module:Class.method" or "module:function" under mq_broker.core, or under tests.simulation if it begins with
-    "simulation."; `old` must occur in its source exactly once.
+    """`where` is "module:Class.method" or "module:function" under mq_broker.core, or under tests.simulation if it
+    begins with "simulation."; `old` must occur in its source exactly once.
 
     `breaks` names the rule or trap of ARCHITECTURE.md, "Replication".
     """

@@ -1,4 +1,5 @@
-"""Faults to plant, as in planted.py: in snapshots and retention (rule 13), in recovery (rule 15), in moves of replicas."""
+"""Faults to plant, as in planted.py: in snapshots and retention (rule 13), in recovery (rule 15), in moves of
+replicas."""
 
 from __future__ import annotations
 
@@ -148,8 +149,8 @@ ELASTIC = (
         "a batch is published whose payload went with a recovery",
         "rule 15, trap 32",
         "machine.admission:_judge_publish",
-        "and batch.index >= first_index and",
-        "and",
+        "            and batch.index >= first_index\n",
+        "",
         ("total_losses", "retention"),
         profile="recoveries",
     ),

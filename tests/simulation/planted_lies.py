@@ -1,6 +1,8 @@
-"""Faults to plant in the admission of other brokers' messages: without each check, what a liar says ends a broker (liar.py).
+"""Faults to plant in the admission of other brokers' messages: without each check, what a liar says ends a broker
+(liar.py).
 
-They are found as deaths alone. Others than the core have a part in it: a message that is admitted must also fit a frame and a link.
+They are found as deaths alone. Others than the core have a part in it: a message that is admitted must also fit a frame
+and a link.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Narrower plans than those that seeds make by themselves: each brings about, again and again, what is rare otherwise.
 
-They are for hunting: a planted fault may name the one under which it shows (planted.py). They ask of the core nothing that other
-plans do not, so as it is it must be clean under them too. A seed without a profile plans what it always did.
+They are for hunting: a planted fault may name the one under which it shows (planted.py). They ask of the core nothing
+that other plans do not, so as it is it must be clean under them too. A seed without a profile plans what it always did.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ _BRIEF = ("kill", "restart_at_once", "pause", "disk_slow", "slow_link", "cut_pai
 
 
 def _unanswered(chance: Random, plan: Plan) -> Plan:
-    """The leader stays, its followers come and go, and the service that is told of it is slow and loses every third answer."""
+    """The leader stays, its followers come and go, and the service that is told of it is slow and loses every third
+    answer."""
     brokers = chance.choice((2, 3, 3, 4))
     return replace(
         _quiet(chance, plan, brokers, max(1, brokers - 2), replica_lag_ms_max=500),
@@ -92,7 +93,8 @@ def _joiners(chance: Random, plan: Plan) -> Plan:
 
 
 def _replaced_logs(chance: Random, plan: Plan) -> Plan:
-    """Logs are damaged while their process goes on, none may be dropped, links repeat what those logs said, the service is slow."""
+    """Logs are damaged while their process goes on, none may be dropped, links repeat what those logs said, the service
+    is slow."""
     brokers = chance.choice((2, 3))
     return replace(
         _quiet(chance, plan, brokers, brokers),
@@ -115,7 +117,8 @@ def _full_disks(chance: Random, plan: Plan) -> Plan:
 
 
 def _deposed(chance: Random, plan: Plan) -> Plan:
-    """A leader that only clients reach is replaced, goes on unawares, and comes back to a leader whose journal begins later."""
+    """A leader that only clients reach is replaced, goes on unawares, and comes back to a leader whose journal begins
+    later."""
     brokers = chance.choice((3, 3, 4, 5))
     return replace(
         _quiet(chance, plan, brokers, brokers // 2 + 1),
@@ -130,7 +133,8 @@ def _deposed(chance: Random, plan: Plan) -> Plan:
 
 
 def _recoveries(chance: Random, plan: Plan) -> Plan:
-    """Again and again all named logs are lost, or their ends, shortly after journals began anew in the midst of micro-batches."""
+    """Again and again all named logs are lost, or their ends, shortly after journals began anew in the midst of
+    micro-batches."""
     return replace(
         _quiet(chance, plan, 2, 1),
         trouble_ms=60_000,
@@ -143,7 +147,8 @@ def _recoveries(chance: Random, plan: Plan) -> Plan:
 
 
 def _hasty_moves(chance: Random, plan: Plan) -> Plan:
-    """The partition is taken from brokers as soon as others are in sync, whether or not one of the former leads it still."""
+    """The partition is taken from brokers as soon as others are in sync, whether or not one of the former leads it
+    still."""
     brokers = chance.choice((3, 4, 5))
     return replace(
         _quiet(chance, plan, brokers, 1),
@@ -155,13 +160,23 @@ def _hasty_moves(chance: Random, plan: Plan) -> Plan:
 
 
 def _liar(chance: Random, plan: Plan) -> Plan:
-    """Somebody whom brokers take for one of them says what no broker would. Nothing is promised then but that nobody dies of it."""
+    """Somebody whom brokers take for one of them says what no broker would. Nothing is promised then but that nobody
+    dies of it."""
     brokers = chance.choice((2, 3, 3))
     quiet = _quiet(chance, plan, brokers, chance.choice((1, brokers)))
     return replace(
         quiet,
         settings=replace(quiet.settings, dedup_uuids_max=chance.choice((3, 100))),
-        faults=("kill", "restart_at_once", "power_loss_of_all", "blip", "disk_full", "damage", "transfer_leadership", "clean_stop"),
+        faults=(
+            "kill",
+            "restart_at_once",
+            "power_loss_of_all",
+            "blip",
+            "disk_full",
+            "damage",
+            "transfer_leadership",
+            "clean_stop",
+        ),
         fault_every_ms=chance.choice((1_500, 4_000)),
         trouble_ms=15_000,
         shortens=chance.choice((0.0, 0.02, 0.1)),
@@ -173,7 +188,14 @@ def _narrow_windows(chance: Random, plan: Plan) -> Plan:
     """Few UUIDs are remembered, and not for long; journals begin anew again and again, and brokers with them."""
     brokers = chance.choice((1, 2, 3))
     return replace(
-        _quiet(chance, plan, brokers, 1, dedup_uuids_max=chance.choice((700, 100_000)), dedup_ms=chance.choice((20_000, 30_000))),
+        _quiet(
+            chance,
+            plan,
+            brokers,
+            1,
+            dedup_uuids_max=chance.choice((700, 100_000)),
+            dedup_ms=chance.choice((20_000, 30_000)),
+        ),
         faults=("restart_at_once",),
         fault_every_ms=4_000,
         trouble_ms=60_000,

@@ -56,7 +56,8 @@ LINES_TOLD = 60
 
 @dataclass(slots=True)
 class Line:
-    """Something that happened at a broker (0: elsewhere). `view`: epoch, high watermark, flushed, end of the log, after it."""
+    """Something that happened at a broker (0: elsewhere). `view`: epoch, high watermark, flushed, end of the log, after
+    it."""
 
     now_us: int
     broker: int
@@ -77,7 +78,11 @@ class Story:
         if line.effects or not isinstance(line.event, (Tick, TurnEnded)):
             self._all[partition].append(line)
         key = (partition, line.broker)
-        if line.view is None or line.view != self._views.get(key) or any(not _routine(effect) for effect in line.effects):
+        if (
+            line.view is None
+            or line.view != self._views.get(key)
+            or any(not _routine(effect) for effect in line.effects)
+        ):
             self._views[key] = line.view
             self._changes[partition].append(line)
 
@@ -88,7 +93,8 @@ class Story:
             self._changes[partition].append(Line(now_us, 0, text))
 
     def tell(self, partition: int, views: list[str], *, changes_only: bool = False) -> str:
-        """`changes_only`: without heartbeats and requests turned away; for what did not happen rather than for what did."""
+        """`changes_only`: without heartbeats and requests turned away; for what did not happen rather than for what
+        did."""
         lines = (self._changes if changes_only else self._all)[partition]
         return "\n".join([*map(self._line, list(lines)[-LINES_TOLD:]), "", *views])
 
@@ -131,7 +137,9 @@ class Story:
             case Send(to, message):
                 return f"to {to}: {self.message(message)}"
             case Reply(request, Done(index, base_offset, duplicate=duplicate)):
-                return f"answer {request}: done at entry {index}, offset {base_offset}" + (", duplicate" if duplicate else "")
+                return f"answer {request}: done at entry {index}, offset {base_offset}" + (
+                    ", duplicate" if duplicate else ""
+                )
             case Reply(request, Refused(error)):
                 return f"answer {request}: {type(error).__name__}"
             case ReadNode():
@@ -152,7 +160,11 @@ class Story:
 
     def message(self, message: AppendEntries | AppendAck | InstallSnapshot) -> str:
         if isinstance(message, InstallSnapshot):
-            what = f"up to {message.snapshot.last_index}/{message.snapshot.last_epoch}" if message.snapshot else "of its journal"
+            what = (
+                f"up to {message.snapshot.last_index}/{message.snapshot.last_epoch}"
+                if message.snapshot
+                else "of its journal"
+            )
             return f"#{message.sequence} of {message.leader}.{message.incarnation} epoch {message.leader_epoch}: snapshot {what}"
         if isinstance(message, AppendEntries):
             entries = self.entries(message.entries) if message.entries else f"up to {message.last_index}"

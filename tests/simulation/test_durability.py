@@ -1,8 +1,9 @@
-"""What each durability survives: ARCHITECTURE.md's table, a cell a case. Three replicas, two of them enough to acknowledge.
+"""What each durability survives: ARCHITECTURE.md's table, a cell a case. Three replicas, two of them enough to
+acknowledge.
 
-A cell that says "survived" runs that fault, again and again, under load: every invariant holds, nothing acknowledged is lost, and
-all is whole once the faults stop. A cell that says "not survived" shows what happens instead: the partition stays without a leader,
-for an operator to decide, and never serves less than it had acknowledged.
+A cell that says "survived" runs that fault, again and again, under load: every invariant holds, nothing acknowledged is
+lost, and all is whole once the faults stop. A cell that says "not survived" shows what happens instead: the partition
+stays without a leader, for an operator to decide, and never serves less than it had acknowledged.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from tests.simulation.oracle import Violation
 SURVIVED = [
     (durability, fault)
     for durability, faults in {
-        "fsync": ("kill", "kill_all", "power_loss", "power_loss_of_all", "emptied_disk", "sync_fails", "damage", "disk_full"),
+        "fsync": (
+            "kill",
+            "kill_all",
+            "power_loss",
+            "power_loss_of_all",
+            "emptied_disk",
+            "sync_fails",
+            "damage",
+            "disk_full",
+        ),
         "os": ("kill", "kill_all", "power_loss", "emptied_disk", "sync_fails", "damage", "disk_full"),
         "memory": ("kill", "power_loss"),
     }.items()

@@ -112,7 +112,8 @@ def test_a_leader_cut_off_from_all_followers_but_not_from_coordination_lets_anot
     for host in scene.followers():
         scene.cluster.network.cut(scene.leader.broker.number, host.broker.number)
         scene.cluster.network.cut(host.broker.number, scene.leader.broker.number)
-    scene.until(scene.another_leads, 5_000 + 2 * 4_000 + 2_000)  # it drops one, gives up, is found silent, and is dropped
+    # It drops one, gives up, is found silent, and is dropped
+    scene.until(scene.another_leads, 5_000 + 2 * 4_000 + 2_000)
 
 
 @EACH_SEED
@@ -181,7 +182,9 @@ BROKEN = [
 ]
 
 
-@pytest.mark.parametrize(("mutation", "scenario"), BROKEN, ids=[mutation.name.replace(" ", "_") for mutation, _ in BROKEN])
+@pytest.mark.parametrize(
+    ("mutation", "scenario"), BROKEN, ids=[mutation.name.replace(" ", "_") for mutation, _ in BROKEN]
+)
 def test_these_tests_fail_when_the_rule_is_broken(mutation: Mutation, scenario: Callable[[int], None]) -> None:
     def holds(seed: int) -> bool:
         try:

@@ -90,7 +90,9 @@ def test_every_planted_fault_still_fits_the_core(mutation: Mutation) -> None:
 
 def test_the_readme_counts_every_planted_fault_and_each_was_found() -> None:
     table = (Path(__file__).parent / "README.md").read_text().partition(HEADER)[2].strip().splitlines()
-    counts = {name: int(found.split(" of ")[0]) for _, name, *_, found, _ in (re.split(r" ?\| ?", line) for line in table)}
+    counts = {
+        name: int(found.split(" of ")[0]) for _, name, *_, found, _ in (re.split(r" ?\| ?", line) for line in table)
+    }
     assert counts.keys() == {mutation.name for mutation in MUTATIONS}
     assert all(counts.values())
 

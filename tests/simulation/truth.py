@@ -1,4 +1,5 @@
-"""What is true of a partition, whoever knows it: what was committed, where it is readable, what retention took, what was lost.
+"""What is true of a partition, whoever knows it: what was committed, where it is readable, what retention took, what
+was lost.
 
 A second, naive account of what the journal means, beside the state machine of the core that it is compared with.
 """
@@ -92,7 +93,8 @@ class Life:
         self.skipped: dict[int, int] = {}
         """Offsets that are nobody's: the first, and the one after the last."""
         self.kept: dict[int, int] = {}
-        """Entries whose payloads must be kept, with the offset after their last record; 1 << 62 while they are staged."""
+        """Entries whose payloads must be kept, with the offset after their last record; 1 << 62 while they are
+        staged."""
         self.decided: dict[tuple[TransactionKey, int], Decide] = {}
         self.snapshots: dict[int, Snapshot] = {}
         self.states: dict[int, MachineState] = {}
@@ -112,7 +114,8 @@ class Life:
         self._gone = gone
         """Payloads up to this entry went before the partition was recovered, whatever else is lost by that."""
         self.dropped = dropped
-        """So did, perhaps, records below this offset: retention had taken them, and that it had may be what was lost."""
+        """So did, perhaps, records below this offset: retention had taken them, and that it had may be what was
+        lost."""
 
     @property
     def end(self) -> int:
@@ -227,7 +230,8 @@ class Life:
         """Is there a record, not trimmed, at any of these offsets?"""
         low = max(first, self.log_start_offset)
         return low < next_offset and any(
-            base < next_offset and base + count > low and not self.missing(index) for base, (index, count) in self.readable.items()
+            base < next_offset and base + count > low and not self.missing(index)
+            for base, (index, count) in self.readable.items()
         )
 
     def agrees_with(self, base: int, entries: Sequence[Entry]) -> int:
@@ -272,7 +276,8 @@ class PartitionTruth:
     def known(self, base: int, entries: Sequence[Entry]) -> tuple[Life, int]:
         """Up to which index a log has what was committed in some life, and in which."""
         return max(
-            ((life, life.agrees_with(base, entries)) for life in self.lives), key=lambda found: (found[1], found[0].recovery)
+            ((life, life.agrees_with(base, entries)) for life in self.lives),
+            key=lambda found: (found[1], found[0].recovery),
         )
 
     def recover(self, recovery: int, first_epoch: int, base: int, entries: Sequence[Entry]) -> Life:

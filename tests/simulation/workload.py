@@ -1,7 +1,8 @@
-"""What clients do to a simulated cluster: chained producers, exactly-once micro-batches with their coordinator, groups, readers.
+"""What clients do to a simulated cluster: chained producers, exactly-once micro-batches with their coordinator, groups,
+readers.
 
-Each client is a process in virtual time that retries as the real ones do: after an unknown outcome with the same UUID, at another
-broker when told so.
+Each client is a process in virtual time that retries as the real ones do: after an unknown outcome with the same UUID,
+at another broker when told so.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ class Workload:
 
     def unanswered(self) -> list[tuple[int, str]]:
         return [
-            (self.coordinator, f"{count} of kind {kind} still wait for an answer") for kind, count in self._running.items() if count
+            (self.coordinator, f"{count} of kind {kind} still wait for an answer")
+            for kind, count in self._running.items()
+            if count
         ]
 
     # ------------------------------------------------------------------ asking
@@ -129,12 +132,20 @@ class Workload:
         return promise
 
     def ask(
-        self, who: str, partition: int, operation: Operation, *, only: Host | None = None, tries: int = 0, **propose: Any
+        self,
+        who: str,
+        partition: int,
+        operation: Operation,
+        *,
+        only: Host | None = None,
+        tries: int = 0,
+        **propose: Any,
     ) -> Process:
-        """Ask whom this client believes to lead, until there is a result or a refusal for good. With `only`, while that replica
-        leads; with `tries`, so often.
+        """Ask whom this client believes to lead, until there is a result or a refusal for good. With `only`, while that
+        replica leads; with `tries`, so often.
 
-        Ends with the result; with None if it gave up, not knowing; with a `Refused` if it gave up and surely nothing happened.
+        Ends with the result; with None if it gave up, not knowing; with a `Refused` if it gave up and surely nothing
+        happened.
         """
         loop, believed, place = self.loop, self._believed, (who, partition)
         known = True
@@ -176,7 +187,8 @@ class Workload:
     # ------------------------------------------------------------------ producers
 
     def _produce(self, partition: int, name: str) -> Process:
-        """Batches in a chain, several in flight, each naming the one before; or each for itself, some with weaker promises."""
+        """Batches in a chain, several in flight, each naming the one before; or each for itself, some with weaker
+        promises."""
         loop, random = self.loop, self.loop.random
         chained = loop.chance(0.6)
         window = random.choice((1, 2, 5))
@@ -188,7 +200,11 @@ class Workload:
         def one(uuid: bytes, after: bytes) -> Process:
             nonlocal in_flight
             in_flight += 1
-            wait = Wait.COMMITTED if chained else random.choice((Wait.COMMITTED, Wait.COMMITTED, Wait.WRITTEN, Wait.NOTHING))
+            wait = (
+                Wait.COMMITTED
+                if chained
+                else random.choice((Wait.COMMITTED, Wait.COMMITTED, Wait.WRITTEN, Wait.NOTHING))
+            )
             tries = 0 if chained or loop.chance(0.7) else random.randint(1, 3)
             rows = random.randint(1, 9)
             result = yield from self.ask(
@@ -233,7 +249,8 @@ class Workload:
     # ------------------------------------------------------------------ groups and readers
 
     def _repeat_records(self, partition: int, name: str) -> Process:
-        """Records with UUIDs of their own, as of a program that restarts: some come again, in batches that are cut otherwise."""
+        """Records with UUIDs of their own, as of a program that restarts: some come again, in batches that are cut
+        otherwise."""
         loop, random = self.loop, self.loop.random
         pending: list[bytes] = []
         sent: list[bytes] = []
@@ -248,9 +265,12 @@ class Workload:
             self._appends += 1
             batches += 1
             records = list(pending)
-            # Asked for at several brokers at once, as after an answer that came late: one of the two must wait for the other.
+            # Asked for at several brokers at once, as after an answer that came late: one of the two must wait for the
+            # other.
             if loop.chance(0.3):
-                self.spawn("batch", self._records(partition, f"{name}!", uuid_of(f"{name}!{batches}"), records[:-1] or records))
+                self.spawn(
+                    "batch", self._records(partition, f"{name}!", uuid_of(f"{name}!{batches}"), records[:-1] or records)
+                )
             result = yield from self._records(partition, name, uuid_of(f"{name}-{batches}"), records)
             if isinstance(result, RecordsThere):
                 there = {record.position for record in result.records}
@@ -285,14 +305,21 @@ class Workload:
                 self.done["groups deleted"] += isinstance(result, Done)
                 continue
             end, recoveries = max(self.cluster.oracle.life(partition).readable, default=0), self._recoveries(partition)
-            result = yield from self.ask(group, partition, MoveCursor(group, loop.random.randint(0, end), "consumer"), tries=4)
+            result = yield from self.ask(
+                group, partition, MoveCursor(group, loop.random.randint(0, end), "consumer"), tries=4
+            )
             if isinstance(result, Done):
                 self.done["cursors moved"] += 1
-            elif isinstance(result, Refused) and not result.error.retriable and recoveries == self._recoveries(partition):
-                raise self.cluster.oracle.violation(partition, f"offset {end} is readable, and a cursor is refused: {result.error}")
+            elif (
+                isinstance(result, Refused) and not result.error.retriable and recoveries == self._recoveries(partition)
+            ):
+                raise self.cluster.oracle.violation(
+                    partition, f"offset {end} is readable, and a cursor is refused: {result.error}"
+                )
 
     def _ask_long_after(self, partition: int) -> Process:
-        """Send a batch again that was acknowledged long ago: the answer is the first one, wherever the journal begins (trap 13)."""
+        """Send a batch again that was acknowledged long ago: the answer is the first one, wherever the journal begins
+        (trap 13)."""
         loop = self.loop
         while not self.stopped:
             yield loop.between(500, 5_000)
@@ -303,9 +330,12 @@ class Workload:
             if mine:
                 uuid = loop.random.choice(mine)
                 result = yield from self.ask("forgetful", partition, Append(), uuid=uuid, record_count=1, tries=3)
-                outlived = self.cluster.plan.settings.dedup_ms is not None  # while it asked, the window may have gone on
+                # While it asked, the window may have gone on
+                outlived = self.cluster.plan.settings.dedup_ms is not None
                 if isinstance(result, Done) and not (result.duplicate or outlived) and uuid not in self.lost(partition):
-                    raise self.cluster.oracle.violation(partition, f"batch {uuid!r} was acknowledged, and is taken for a new one")
+                    raise self.cluster.oracle.violation(
+                        partition, f"batch {uuid!r} was acknowledged, and is taken for a new one"
+                    )
 
     def _read(self, partition: int, name: str) -> Process:
         """Read on from a position at any broker, and remember what was where. Never something else than before."""
@@ -346,8 +376,8 @@ class Workload:
                 self.done["records read"] += record_count
 
     def _fetch(self, broker: Broker, partition: int, position: int) -> Promise:
-        """Kept with the broker's epoch, the first offset that it still has, its batches from the position on, the offsets that it
-        skips."""
+        """Kept with the broker's epoch, the first offset that it still has, its batches from the position on, the
+        offsets that it skips."""
         promise = Promise()
         self.loop.after(1_500, promise.keep, None)
 
@@ -365,8 +395,8 @@ class Workload:
     # ------------------------------------------------------------------ micro-batches
 
     def _query(self, query: str) -> Process:
-        """A streaming query: stage, decide, wait until it is published; now and then the driver dies and another begins again. One
-        that was aborted begins as another query."""
+        """A streaming query: stage, decide, wait until it is published; now and then the driver dies and another begins
+        again. One that was aborted begins as another query."""
         loop, random = self.loop, self.loop.random
         key, first, queries = TransactionKey(query, "t"), query, 0
         batch_id, run, attempt, rows = 0, 1, 0, 0
@@ -376,7 +406,8 @@ class Workload:
                 self.spawn("administrator", self._abort(key))
             if key in self._aborted:
                 queries += 1
-                query = f"{first}{queries}_"  # micro-batch 0 of it must not be taken for another's in the names of batches
+                # Micro-batch 0 of it must not be taken for another's in the names of batches
+                query = f"{first}{queries}_"
                 key, batch_id, attempt = TransactionKey(query, "t"), 0, 0
             attempt += 1
             rows = rows if attempt > 1 and not loop.chance(0.3) else random.randint(1, 50)
@@ -385,7 +416,8 @@ class Workload:
                 run += 1  # the driver dies before it decides; a new run does the same micro-batch again
                 continue
             decide = Decide(key, batch_id, f"run{run}", rows, manifest)
-            if loop.chance(0.15):  # this driver is only thought to be dead: another decides the same micro-batch at the same time
+            # This driver is only thought to be dead: another decides the same micro-batch at the same time
+            if loop.chance(0.15):
                 run += 1
                 rows = rows if loop.chance(0.5) else random.randint(1, 50)
                 others = yield from self._stage(key, batch_id, f"run{run}", f"{query}{batch_id}.{attempt}z", rows)
@@ -398,11 +430,14 @@ class Workload:
                 run += 1  # it dies after; Spark runs the micro-batch again
                 continue
             if isinstance(result, Refused) and isinstance(result.error, FencedRun):
-                run += 1  # the one thought to be dead was heard of later than this one: this one fails, loudly, and begins again
+                # The one thought to be dead was heard of later than this one: this one fails, loudly, and begins again
+                run += 1
                 continue
             if isinstance(result, Refused) and not isinstance(result.error, ReplayMismatch):
                 if not result.error.retriable and key not in self._aborted:
-                    raise self.cluster.oracle.violation(self.coordinator, f"micro-batch {batch_id} is refused: {result.error}")
+                    raise self.cluster.oracle.violation(
+                        self.coordinator, f"micro-batch {batch_id} is refused: {result.error}"
+                    )
                 continue
             if isinstance(result, Decided):
                 self.done["micro-batches decided"] += 1
@@ -412,14 +447,19 @@ class Workload:
 
     def _decided_rows(self, key: TransactionKey, batch_id: int, rows: int) -> int:
         decide = self.cluster.oracle.life(self.coordinator).decided.get((key, batch_id))
-        if decide is None and any((key, batch_id) in life.decided for life in self.cluster.oracle.truths[self.coordinator].lives):
+        if decide is None and any(
+            (key, batch_id) in life.decided for life in self.cluster.oracle.truths[self.coordinator].lives
+        ):
             return rows  # it was, and that went with the logs that had it
         if decide is None:
-            raise self.cluster.oracle.violation(self.coordinator, f"micro-batch {batch_id} is said to be decided, and is not")
+            raise self.cluster.oracle.violation(
+                self.coordinator, f"micro-batch {batch_id} is said to be decided, and is not"
+            )
         return decide.row_count
 
     def _stage(self, key: TransactionKey, batch_id: int, run: str, name: str, rows: int) -> Process:
-        """Every task stages its rows, some twice (speculation: the loser's are in no manifest). None: the job failed."""
+        """Every task stages its rows, some twice (speculation: the loser's are in no manifest). None: the job
+        failed."""
         loop = self.loop
         promises = []
         lines = []
@@ -440,13 +480,16 @@ class Workload:
         return tuple(lines)
 
     def _stage_one(self, partition: int, stage: Stage, uuid: bytes, rows: int, promise: Promise) -> Process:
-        result = yield from self.ask("tasks", partition, stage, uuid=uuid, record_count=rows, payload_bytes=rows * 20, tries=12)
+        result = yield from self.ask(
+            "tasks", partition, stage, uuid=uuid, record_count=rows, payload_bytes=rows * 20, tries=12
+        )
         if isinstance(result, Refused) and isinstance(result.error, TransactionAborted):
             self._aborted.add(stage.key)
         promise.keep(result)
 
     def _decide(self, decide: Decide, *, again: bool) -> Process:
-        """Ask until it is decided and finished: the coordinator publishes meanwhile. None: the driver died while it waited."""
+        """Ask until it is decided and finished: the coordinator publishes meanwhile. None: the driver died while it
+        waited."""
         loop = self.loop
         while True:
             result = yield from self.ask("driver", self.coordinator, decide, tries=20)
@@ -463,8 +506,8 @@ class Workload:
             yield loop.between(20, 300)
 
     def _abort(self, key: TransactionKey) -> Process:
-        """An administrator takes the query for dead: its key is fenced at the coordinator, then in every partition. The command may
-        die between any two of these, and be given again."""
+        """An administrator takes the query for dead: its key is fenced at the coordinator, then in every partition. The
+        command may die between any two of these, and be given again."""
         loop = self.loop
         yield loop.between(0, 1_500)
         while not self.stopped:
@@ -515,12 +558,14 @@ class Workload:
         if isinstance(error, (StagedBatchMissing, TransactionAborted)):
             if self._went_with_logs(partition, operation):
                 return False
-            raise self.cluster.oracle.violation(partition, f"{operation} was decided, and its batches are gone: {error}")
+            raise self.cluster.oracle.violation(
+                partition, f"{operation} was decided, and its batches are gone: {error}"
+            )
         return True
 
     def _went_with_logs(self, partition: int, publish: Publish) -> bool:
-        """Why a decided batch may never be published (rule 15): some of it, or that it was published once, or what had been decided
-        of this micro-batch or a later one, was in logs that were lost."""
+        """Why a decided batch may never be published (rule 15): some of it, or that it was published once, or what had
+        been decided of this micro-batch or a later one, was in logs that were lost."""
         oracle = self.cluster.oracle
         *former, present = oracle.truths[partition].lives
         for uuid in publish.uuids:
@@ -544,9 +589,13 @@ class Workload:
             if broker is None or not self._leads(host):
                 return
             staged = broker.replica.machine.staged.values()
-            losers = tuple(batch.uuid for batch in staged if batch.key == decide.key and batch.batch_id <= decide.batch_id)
+            losers = tuple(
+                batch.uuid for batch in staged if batch.key == decide.key and batch.batch_id <= decide.batch_id
+            )
             if losers:
-                result = yield from self.ask(f"broker {host.broker.number}", line.partition, Discard(decide.key, losers), tries=3)
+                result = yield from self.ask(
+                    f"broker {host.broker.number}", line.partition, Discard(decide.key, losers), tries=3
+                )
                 self.done["staged batches discarded"] += len(losers) if isinstance(result, Done) else 0
 
     # ------------------------------------------------------------------ in the end
@@ -561,7 +610,8 @@ class Workload:
             places, lost = [oracle.life(partition).uuid_at.get(uuid) for uuid in sent], self.lost(partition)
             if any(place is None and uuid not in lost for place, uuid in zip(places, sent, strict=True)):
                 raise oracle.violation(partition, f"the chain of {name} has gaps: {places}")
-            for place, following, uuid in zip(places, places[1:], sent, strict=False):  # what was lost may come again, at any place
+            # What was lost may come again, at any place
+            for place, following, uuid in zip(places, places[1:], sent, strict=False):
                 if place is not None and following is not None and place > following and uuid not in lost:
                     raise oracle.violation(partition, f"the chain of {name} is not in its order: {places}")
         for (key, batch_id), decide in oracle.life(self.coordinator).decided.items():

@@ -41,7 +41,11 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     assert shutil.which("java"), "these tests need Java 17 on the PATH"
     scratch = tmp_path_factory.mktemp("spark")
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = short_session().config("spark.sql.warehouse.dir", str(scratch / "warehouse")).config("spark.local.dir", str(scratch))
+    builder = (
+        short_session()
+        .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
+        .config("spark.local.dir", str(scratch))
+    )
     session = start_session(builder, lambda: printed_so_far(request.config))
     yield session
     session.stop()

@@ -28,8 +28,15 @@ def batch(frame: DataFrame, bootstrap: str, topic: str) -> None:
 
 def stream(spark: SparkSession, bootstrap: str, checkpoint: str) -> None:
     """From `latest`, so that there is no row: the writer is made nevertheless."""
-    source = spark.readStream.format("tritonmq").option("bootstrap.servers", bootstrap).option("subscribe", "flights").load()
-    sink = source.select("value").writeStream.format("tritonmq").option("bootstrap.servers", bootstrap).option("topic", NOWHERE)
+    source = (
+        spark.readStream.format("tritonmq").option("bootstrap.servers", bootstrap).option("subscribe", "flights").load()
+    )
+    sink = (
+        source.select("value")
+        .writeStream.format("tritonmq")
+        .option("bootstrap.servers", bootstrap)
+        .option("topic", NOWHERE)
+    )
     if not sink.option("checkpointLocation", checkpoint).start().awaitTermination(60):
         raise TimeoutError("the stream did not end")
 

@@ -1,4 +1,5 @@
-"""What the Spark tests share: topics filled and read without Spark, streams run to their end. Nothing here knows pytest."""
+"""What the Spark tests share: topics filled and read without Spark, streams run to their end. Nothing here knows
+pytest."""
 
 from __future__ import annotations
 
@@ -48,14 +49,20 @@ class Streams:
 
     def stream(self, schema: str | None = None, **options: Any) -> DataFrame:
         reader = (
-            self.spark.readStream.format("tritonmq").option("bootstrap.servers", self.bootstrap).option("subscribe", self.topic)
+            self.spark.readStream.format("tritonmq")
+            .option("bootstrap.servers", self.bootstrap)
+            .option("subscribe", self.topic)
         )
         for option, value in options.items():
             reader = reader.option(option, value)
         return (reader.schema(schema) if schema else reader).load()
 
     def read(self, **options: Any) -> DataFrame:
-        reader = self.spark.read.format("tritonmq").option("bootstrap.servers", self.bootstrap).option("subscribe", self.topic)
+        reader = (
+            self.spark.read.format("tritonmq")
+            .option("bootstrap.servers", self.bootstrap)
+            .option("subscribe", self.topic)
+        )
         for option, value in options.items():
             reader = reader.option(option, value)
         return reader.load()
@@ -67,7 +74,13 @@ class Sinks:
     def __init__(
         self, spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, topic: str, scratch: Path
     ) -> None:
-        self.spark, self.bootstrap, self.admin, self.producer, self.scratch = spark, cluster.bootstrap, admin, producer, scratch
+        self.spark, self.bootstrap, self.admin, self.producer, self.scratch = (
+            spark,
+            cluster.bootstrap,
+            admin,
+            producer,
+            scratch,
+        )
         self.source, self.topic = f"{topic}.in", f"{topic}.out"
 
     def rows(self, topic: str | None = None) -> list[dict[str, Any]]:
@@ -90,11 +103,15 @@ class Sinks:
 
     def source_stream(self) -> DataFrame:
         reader = (
-            self.spark.readStream.format("tritonmq").option("bootstrap.servers", self.bootstrap).option("subscribe", self.source)
+            self.spark.readStream.format("tritonmq")
+            .option("bootstrap.servers", self.bootstrap)
+            .option("subscribe", self.source)
         )
         return reader.option("startingOffsets", "earliest").load()
 
-    def run_stream(self, frame: DataFrame, mode: str = "append", checkpoint: str = "checkpoint", **options: Any) -> None:
+    def run_stream(
+        self, frame: DataFrame, mode: str = "append", checkpoint: str = "checkpoint", **options: Any
+    ) -> None:
         writer = frame.writeStream.format("tritonmq").option("bootstrap.servers", self.bootstrap).outputMode(mode)
         for option, value in {"topic": self.topic, **options}.items():
             writer = writer.option(option, value) if value is not None else writer

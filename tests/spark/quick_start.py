@@ -1,4 +1,5 @@
-"""What makes Spark start quickly where it lives for seconds only, as in tests. It runs the same code, only prepared better."""
+"""What makes Spark start quickly where it lives for seconds only, as in tests. It runs the same code, only prepared
+better."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ QUICK_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 def spark_home(path: Path) -> Path:
     """Make a home of Spark's at `path`, of links to the installed one, but without its pyspark.zip.
 
-    Spark's Python processes then import the installed package, whose modules are compiled already: each starts with a quarter of
-    the CPU, and a query's start needs about ten. pyspark is looked up, never imported.
+    Spark's Python processes then import the installed package, whose modules are compiled already: each starts with a
+    quarter of the CPU, and a query's start needs about ten. pyspark is looked up, never imported.
     """
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None, "pyspark is in requirements.lock"

@@ -1,4 +1,5 @@
-"""Starts the Spark session of the tests. A start that fails is tried once more, and what the JVM said is kept for the report.
+"""Starts the Spark session of the tests. A start that fails is tried once more, and what the JVM said is kept for the
+report.
 
 Dozens of tests share one session: without a second try one failed start of Java would fail them all.
 """
@@ -13,7 +14,8 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 FAILED_STARTS: Final[list[str]] = []
-"""Of this run of pytest: what was raised, and what the JVM had printed. conftest.py shows them at the end of every run."""
+"""Of this run of pytest: what was raised, and what the JVM had printed. conftest.py shows them at the end of every
+run."""
 
 
 def start_session(builder: SparkSession.Builder, printed: Callable[[], str]) -> SparkSession:
@@ -38,6 +40,5 @@ def start_session(builder: SparkSession.Builder, printed: Callable[[], str]) -> 
 
 
 def _told(which: str, error: Exception, printed: str) -> str:
-    return (
-        f"the {which} start of Spark failed: {type(error).__name__}: {error}\nprinted meanwhile:\n{printed.strip() or '(nothing)'}"
-    )
+    said = printed.strip() or "(nothing)"
+    return f"the {which} start of Spark failed: {type(error).__name__}: {error}\nprinted meanwhile:\n{said}"

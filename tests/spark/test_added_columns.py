@@ -1,4 +1,5 @@
-"""Columns added to the topics that a query reads and writes: it goes on with those that it knows, and a restart gives it all.
+"""Columns added to the topics that a query reads and writes: it goes on with those that it knows, and a restart gives
+it all.
 
 How a run that is under way takes it is in tests/mq_spark/datasource/test_readers.py, without Spark.
 """
@@ -15,7 +16,12 @@ from mq_dev.local_cluster import LocalCluster
 
 
 def test_a_query_goes_on_with_the_columns_it_knows_and_has_all_of_them_once_it_is_restarted(
-    spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Callable[[str], str], tmp_path: Path
+    spark: SparkSession,
+    cluster: LocalCluster,
+    admin: Admin,
+    producer: Producer,
+    name: Callable[[str], str],
+    tmp_path: Path,
 ) -> None:
     source, sink = name("in"), name("out")
     asked = {"bootstrap.servers": cluster.bootstrap, "subscribe": source, "startingOffsets": "earliest"}
@@ -23,7 +29,9 @@ def test_a_query_goes_on_with_the_columns_it_knows_and_has_all_of_them_once_it_i
         admin.create_topic(topic, replicas=1, schema="n long, word string")
 
     def run(frame: DataFrame) -> None:
-        writer = frame.writeStream.format("tritonmq").option("bootstrap.servers", cluster.bootstrap).option("topic", sink)
+        writer = (
+            frame.writeStream.format("tritonmq").option("bootstrap.servers", cluster.bootstrap).option("topic", sink)
+        )
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
         assert query.awaitTermination(150), "the stream did not end"
 
@@ -38,5 +46,7 @@ def test_a_query_goes_on_with_the_columns_it_knows_and_has_all_of_them_once_it_i
     with Reader(cluster.bootstrap) as reader:
         written = [tuple(row.values()) for batch in reader.read(sink, 0) for row in batch.to_pylist()]
     assert sorted(written) == [(0, "a", None, None), (1, "b", None, None), (2, None, "y", None)]
-    kept = spark.read.format("tritonmq").options(**asked, filter="more IS NULL OR more = 'x'").load().sort("n").collect()
+    kept = (
+        spark.read.format("tritonmq").options(**asked, filter="more IS NULL OR more = 'x'").load().sort("n").collect()
+    )
     assert [tuple(row) for row in kept] == [(0, "a", None, None), (1, "b", "x", [1])]

@@ -1,6 +1,7 @@
 """The short version of the crash table (`make crashes` is the long one): one query, hurt at one point after another.
 
-The tests share a broker and a query, in their order: each begins and ends with the query quiet and every row there once.
+The tests share a broker and a query, in their order: each begins and ends with the query quiet and every row there
+once.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def job(ground: Ground) -> Iterator[Job]:
         ("after_decide", "answer"),
     ],
 )
-def test_every_row_comes_out_once_whoever_is_killed_at_a_point(ground: Ground, job: Job, point: str, victim: str) -> None:
+def test_every_row_comes_out_once_whoever_is_killed_at_a_point(
+    ground: Ground, job: Job, point: str, victim: str
+) -> None:
     ground.inject(job, case_named(f"local/route/{point}/{victim}"), random.Random(1))
     assert job.verdict().exact, job.verdict()
 
@@ -53,8 +56,9 @@ def test_every_row_comes_out_once_whoever_is_killed_at_a_point(ground: Ground, j
 def test_topics_of_a_decided_micro_batch_are_all_published_though_driver_and_coordinator_die_between_them(
     ground: Ground, job: Job
 ) -> None:
-    """Rows of one topic are visible, none of the other. Both processes are killed, the broker alone comes back: then every row of
-    the micro-batch is visible, before Spark runs anything again (`Injection` looks). And the driver that follows adds none.
+    """Rows of one topic are visible, none of the other. Both processes are killed, the broker alone comes back: then
+    every row of the micro-batch is visible, before Spark runs anything again (`Injection` looks). And the driver that
+    follows adds none.
     """
     lives = job.driver.lives
     ground.inject(job, case_named("local/route/between_publishes/driver-and-coordinator"), random.Random(1))

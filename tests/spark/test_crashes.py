@@ -1,4 +1,5 @@
-"""The driver killed at each point of a commit, then started again on the same checkpoint: the output equals the input."""
+"""The driver killed at each point of a commit, then started again on the same checkpoint: the output equals the
+input."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def contents(bootstrap: str, admin: Admin, topic: str) -> Counter[bytes]:
 
 
 @pytest.fixture
-def job(cluster: LocalCluster, admin: Admin, producer: Producer, name: Callable[[str], str], tmp_path: Path) -> list[str]:
+def job(
+    cluster: LocalCluster, admin: Admin, producer: Producer, name: Callable[[str], str], tmp_path: Path
+) -> list[str]:
     """The driver's arguments, its topics made and its input published."""
     source, sink = name("in"), name("out")
     admin.create_topic(source, partitions=2, replicas=1)
@@ -96,7 +99,8 @@ def test_a_commit_file_that_was_never_written_does_not_write_a_micro_batch_twice
 ) -> None:
     copy_stream(spark, *job)
     commits = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    for name in (commits[-1].name, f".{commits[-1].name}.crc"):  # what a crash leaves between the sink's commit and Spark's
+    # What a crash leaves between the sink's commit and Spark's
+    for name in (commits[-1].name, f".{commits[-1].name}.crc"):
         (commits[-1].parent / name).unlink()
     copy_stream(spark, *job)
     assert contents(job[0], admin, job[2]) == EXPECTED
@@ -117,4 +121,5 @@ def test_a_micro_batch_whose_log_was_lost_and_that_is_planned_again_wider_is_ref
         copy_stream(spark, *job)
     assert contents(bootstrap, admin, sink) == EXPECTED
     copy_stream(spark, *job, onReplayMismatch="keep")
-    assert contents(bootstrap, admin, sink) == EXPECTED  # the first decision holds: the row that came later is not in it
+    # The first decision holds: the row that came later is not in it
+    assert contents(bootstrap, admin, sink) == EXPECTED

@@ -22,7 +22,9 @@ ORDERS = "id long, amount double"
 
 
 @pytest.fixture
-def sinks(spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name, tmp_path: Path) -> Sinks:
+def sinks(
+    spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name, tmp_path: Path
+) -> Sinks:
     made = Sinks(spark, cluster, admin, producer, name("t"), tmp_path)
     admin.create_topic(made.source, partitions=2)
     admin.create_topic(f"{made.topic}.dead", partitions=1)
@@ -37,7 +39,11 @@ def publish(sinks: Sinks, *values: bytes, partition: int = 0) -> None:
 def letters(sinks: Sinks) -> list[dict[str, Any]]:
     """The dead letters: key, value and their headers as text, by partition and offset of where they were."""
     found = [
-        {"key": row["key"], "value": row["value"], **{name.removeprefix("tritonmq."): value.decode() for name, value in pairs(row)}}
+        {
+            "key": row["key"],
+            "value": row["value"],
+            **{name.removeprefix("tritonmq."): value.decode() for name, value in pairs(row)},
+        }
         for row in sinks.rows(f"{sinks.topic}.dead")
     ]
     return sorted(found, key=lambda letter: (letter["partition"], letter["offset"]))
@@ -77,7 +83,9 @@ def test_rows_that_are_not_json_are_dead_letters_once_over_a_restart_and_the_oth
     assert all("not JSON" in each["error"] and int(each["batch"]) >= 0 and each["timestamp"] for each in first)
 
     # As after a crash between the decision and Spark's own commit file: the same micro-batch runs again.
-    last = max((int(path.name), path) for path in (sinks.scratch / "checkpoint" / "commits").iterdir() if path.name.isdigit())[1]
+    last = max(
+        (int(path.name), path) for path in (sinks.scratch / "checkpoint" / "commits").iterdir() if path.name.isdigit()
+    )[1]
     last.unlink()
     (last.parent / f".{last.name}.crc").unlink(missing_ok=True)
     sinks.run_stream(out, topic=None)
@@ -109,8 +117,12 @@ def test_a_query_with_another_sink_sets_them_aside_in_foreach_batch_once_over_a_
 
     def each(batch: DataFrame, batch_id: int) -> None:
         tried = batch.withColumn("order", try_decode("value", number_of, ORDERS)).persist()
-        good[batch_id] = sorted(row["id"] for row in tried.where("order.error is null").select("order.row.id").collect())
-        sinks.write(dead_letters(tried, "order"), topic=f"{sinks.topic}.dead", txnAppId=sinks.topic, txnVersion=batch_id)
+        good[batch_id] = sorted(
+            row["id"] for row in tried.where("order.error is null").select("order.row.id").collect()
+        )
+        sinks.write(
+            dead_letters(tried, "order"), topic=f"{sinks.topic}.dead", txnAppId=sinks.topic, txnVersion=batch_id
+        )
         tried.unpersist()
         if len(runs) == 1 and good[batch_id]:
             runs.append("failed")
@@ -135,7 +147,9 @@ def test_a_query_with_another_sink_sets_them_aside_in_foreach_batch_once_over_a_
 
 def test_a_result_that_does_not_fit_is_that_rows_error_only(spark: SparkSession) -> None:
     rows = spark.createDataFrame([("1",), (None,), ("x",)], "value string")
-    tried = rows.select(try_decode("value", lambda value: {"id": value if value == "x" else 7}, "id long").alias("t")).collect()
+    tried = rows.select(
+        try_decode("value", lambda value: {"id": value if value == "x" else 7}, "id long").alias("t")
+    ).collect()
     assert [(row.t.row and row.t.row.id, row.t.error is None) for row in tried] == [(7, True), (7, True), (None, False)]
     json_tried = rows.select(try_from_json("value", "id long").alias("t")).collect()
     assert json_tried[1].t.error == "there is no value"

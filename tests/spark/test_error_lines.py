@@ -1,4 +1,5 @@
-"""What a person sees on the driver's standard error: the line that says what to do, once, and no noise beside good reads."""
+"""What a person sees on the driver's standard error: the line that says what to do, once, and no noise beside good
+reads."""
 
 from __future__ import annotations
 
@@ -20,13 +21,15 @@ WRONG_TYPE = "column 'id' is string and topic typed has it as bigint: cast it"
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dict[str, tuple[str, str]]]:
-    """Of one driver: what was printed on standard error in each case, and the error (class, text) that each write raised."""
+    """Of one driver: what was printed on standard error in each case, and the error (class, text) that each write
+    raised."""
     scratch = tmp_path_factory.mktemp("driver")
     with LocalCluster(scratch / "cluster") as running:
         with Admin(running.bootstrap) as admin, Producer(running.bootstrap) as producer:
             admin.create_topic("flights", partitions=1, replicas=1)
             admin.create_topic("typed", partitions=1, replicas=1, schema="id long")
-            for _ in range(200_000):  # more than a worker sends before anybody reads: some is left when Spark has had enough
+            # More than a worker sends before anybody reads: some is left when Spark has had enough
+            for _ in range(200_000):
                 producer.publish("flights", b"x" * 100)
         run = [sys.executable, "-m", "tests.spark.failing_writes", running.bootstrap, str(scratch / "checkpoint")]
         done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -1,4 +1,5 @@
-"""What goes wrong at once: bad options, topics that are not there, brokers that are not there. Each within its deadline."""
+"""What goes wrong at once: bad options, topics that are not there, brokers that are not there. Each within its
+deadline."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def test_a_topic_that_is_not_there_is_answered_with_the_nearest_that_is(
         load(spark, bootstrap__servers=cluster.bootstrap, subscribe=name("ordres"))
 
 
-def test_nobody_listening_is_said_within_the_deadline_and_names_the_address(spark: SparkSession, tmp_path: Path) -> None:
+def test_nobody_listening_is_said_within_the_deadline_and_names_the_address(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     address = f"127.0.0.1:{free_port('127.0.0.1')}"
     began = time.monotonic()
     with pytest.raises(PySparkException, match=f"no broker answered within 1000 ms at {address}"):

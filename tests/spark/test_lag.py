@@ -1,4 +1,5 @@
-"""How far behind a query is: seen by operators at the brokers and by users inside Spark, at every moment of a query's life."""
+"""How far behind a query is: seen by operators at the brokers and by users inside Spark, at every moment of a query's
+life."""
 
 from __future__ import annotations
 
@@ -85,7 +86,9 @@ def test_with_a_listener_the_brokers_and_spark_agree_while_running_and_after_the
     query = start(frame, tmp_path / "c", name="running")
     group = group_of(query)
     # Also partition 2, which no task has read because it is empty.
-    wait_until(lambda: described(streams, group) == {0: (6, 0), 1: (1, 0), 2: (0, 0)}, "all partitions are told while it runs")
+    wait_until(
+        lambda: described(streams, group) == {0: (6, 0), 1: (1, 0), 2: (0, 0)}, "all partitions are told while it runs"
+    )
     running = wait_until(lambda: (found := listener.latest()[query.id]).records == 0 and found, "Spark agrees")
     assert (running.name, running.group, running.running, running.records) == ("running", group, True, 0)
     query.stop()
@@ -97,7 +100,9 @@ def test_with_a_listener_the_brokers_and_spark_agree_while_running_and_after_the
     assert again.awaitTermination(60)
     assert again.id == query.id
     wait_until(lambda: described(streams, group)[2] == (4, 0), "its last micro-batch is told")
-    wait_until(lambda: (listener.latest()[query.id].records, listener.latest()[query.id].running) == (0, False), "Spark agrees")
+    wait_until(
+        lambda: (listener.latest()[query.id].records, listener.latest()[query.id].running) == (0, False), "Spark agrees"
+    )
     behind = [lag for lag in seen if lag.run_id == str(again.runId) and lag.records]
     assert all(lag.bytes > 0 and lag.seconds > 0 and lag.batch_id >= 0 for lag in behind)
 
@@ -117,7 +122,9 @@ def test_the_lag_of_a_query_that_hangs_grows_between_its_micro_batches(
     query = writer.option("checkpointLocation", str(tmp_path / "c")).start()
     try:
         first = "the first record is behind it"
-        wait_until(lambda: (found := listener.latest().get(query.id)) and found.topics[0].partitions[0].offset == 1, first)
+        wait_until(
+            lambda: (found := listener.latest().get(query.id)) and found.topics[0].partitions[0].offset == 1, first
+        )
         holding.touch()
         streams.publish("b", "c")
         lag = wait_until(lambda: (found := listener.latest()[query.id]).records == 2 and found, "the lag is seen")

@@ -1,4 +1,5 @@
-"""The sink on a real broker: what streams and batch writes leave in a topic, and what is refused before anything is written."""
+"""The sink on a real broker: what streams and batch writes leave in a topic, and what is refused before anything is
+written."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ Name = Callable[[str], str]
 
 
 @pytest.fixture
-def sinks(spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name, tmp_path: Path) -> Sinks:
+def sinks(
+    spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name, tmp_path: Path
+) -> Sinks:
     return Sinks(spark, cluster, admin, producer, name("t"), tmp_path)
 
 
@@ -45,10 +48,14 @@ def test_a_stream_copies_each_record_once_over_restarts(sinks: Sinks) -> None:
 
 def test_a_stream_writes_a_typed_topic_by_the_names_of_its_columns(sinks: Sinks) -> None:
     sinks.admin.create_topic(sinks.source, partitions=1, replicas=1)
-    sinks.admin.create_topic(sinks.topic, partitions=2, replicas=1, schema=pa.schema([("word", pa.string()), ("size", pa.int64())]))
+    sinks.admin.create_topic(
+        sinks.topic, partitions=2, replicas=1, schema=pa.schema([("word", pa.string()), ("size", pa.int64())])
+    )
     sinks.producer.publish(sinks.source, b"hello")
     sinks.producer.flush()
-    sinks.run_stream(sinks.source_stream().select(f.length("value").alias("size"), f.col("value").cast("string").alias("word")))
+    sinks.run_stream(
+        sinks.source_stream().select(f.length("value").alias("size"), f.col("value").cast("string").alias("word"))
+    )
     assert [(row["word"], row["size"]) for row in sinks.rows()] == [("hello", 5)]
 
 
@@ -78,7 +85,9 @@ def test_rows_may_name_their_topics(sinks: Sinks) -> None:
     for topic in (sinks.topic, other):
         sinks.admin.create_topic(topic, partitions=1, replicas=1)
     sinks.write(
-        sinks.spark.createDataFrame([(sinks.topic, "a"), (other, "b"), (sinks.topic, "c")], "topic string, value string"),
+        sinks.spark.createDataFrame(
+            [(sinks.topic, "a"), (other, "b"), (sinks.topic, "c")], "topic string, value string"
+        ),
         topic=None,
     )
     assert (sinks.values(), sinks.values(other)) == ([b"a", b"c"], [b"b"])
@@ -86,7 +95,11 @@ def test_rows_may_name_their_topics(sinks: Sinks) -> None:
 
 def test_a_large_write_reaches_all_partitions_without_keys(sinks: Sinks) -> None:
     sinks.admin.create_topic(sinks.topic, partitions=3, replicas=1)
-    sinks.write(sinks.spark.range(0, 12_000, numPartitions=2).select(f.rpad(f.col("id").cast("string"), 600, "x").alias("value")))
+    sinks.write(
+        sinks.spark.range(0, 12_000, numPartitions=2).select(
+            f.rpad(f.col("id").cast("string"), 600, "x").alias("value")
+        )
+    )
     found = sinks.rows()
     assert {row["_partition"] for row in found} == {0, 1, 2}
     assert Counter(int(row["value"].rstrip(b"x")) for row in found) == Counter(range(12_000))
@@ -118,7 +131,11 @@ def test_a_batch_write_in_for_each_batch_is_exactly_once_by_its_version(sinks: S
         for _ in range(2):
             sinks.write(frame.select("value"), txnAppId="copier", txnVersion=batch_id)
 
-    query = sinks.source_stream().writeStream.foreachBatch(write_twice).option("checkpointLocation", str(sinks.scratch / "each"))
+    query = (
+        sinks.source_stream()
+        .writeStream.foreachBatch(write_twice)
+        .option("checkpointLocation", str(sinks.scratch / "each"))
+    )
     assert query.trigger(availableNow=True).start().awaitTermination(60)
     assert sinks.values() == [b"x"]
 
@@ -129,7 +146,9 @@ def test_nothing_is_visible_of_a_write_that_fails_half_way(sinks: Sinks) -> None
     with pytest.raises(PySparkException, match="stop here"):
         sinks.write(
             numbers.select(
-                f.when(f.col("id") == 29_999, f.raise_error("stop here")).otherwise(f.col("id").cast("string")).alias("value")
+                f.when(f.col("id") == 29_999, f.raise_error("stop here"))
+                .otherwise(f.col("id").cast("string"))
+                .alias("value")
             )
         )
     assert sinks.values() == []
@@ -144,7 +163,9 @@ def test_nothing_is_visible_of_a_write_that_fails_half_way(sinks: Sinks) -> None
         (["'v' AS value", "9 AS partition"], "column 'partition' holds 9: topic"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused_and_nothing_is_written(sinks: Sinks, select: list[str], first_words: str) -> None:
+def test_rows_that_do_not_fit_are_refused_and_nothing_is_written(
+    sinks: Sinks, select: list[str], first_words: str
+) -> None:
     sinks.admin.create_topic(sinks.topic, partitions=1, replicas=1)
     with pytest.raises(PySparkException) as caught:
         sinks.write(sinks.spark.range(3).selectExpr(*select))
@@ -179,7 +200,10 @@ def test_every_type_survives_the_way_in_and_out_in_any_time_zone(sinks: Sinks) -
     try:
         sinks.write(frame)
         back = (
-            sinks.spark.read.format("tritonmq").option("bootstrap.servers", sinks.bootstrap).option("subscribe", sinks.topic).load()
+            sinks.spark.read.format("tritonmq")
+            .option("bootstrap.servers", sinks.bootstrap)
+            .option("subscribe", sinks.topic)
+            .load()
         )
         assert back.schema == frame.schema
         assert sorted(map(str, back.collect())) == sorted(map(str, frame.collect()))
@@ -195,7 +219,11 @@ def test_headers_survive_the_way_in_and_out(sinks: Sinks) -> None:
             [("v", headers), ("w", None)], "value string, headers array<struct<key: string, value: binary>>"
         )
     )
-    back = sinks.spark.read.format("tritonmq").option("bootstrap.servers", sinks.bootstrap).option("subscribe", sinks.topic)
+    back = (
+        sinks.spark.read.format("tritonmq")
+        .option("bootstrap.servers", sinks.bootstrap)
+        .option("subscribe", sinks.topic)
+    )
     found = {bytes(row["value"]): row["headers"] for row in back.option("includeHeaders", "true").load().collect()}
     assert found == {b"v": headers, b"w": None}
 

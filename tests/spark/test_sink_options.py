@@ -19,7 +19,9 @@ Name = Callable[[str], str]
 
 
 @pytest.fixture
-def sinks(spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name, tmp_path: Path) -> Sinks:
+def sinks(
+    spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name, tmp_path: Path
+) -> Sinks:
     return Sinks(spark, cluster, admin, producer, name("t"), tmp_path)
 
 
@@ -56,7 +58,11 @@ def test_update_mode_is_refused_by_spark_and_goes_by_for_each_batch_each_change_
     def write(changes: DataFrame, batch_id: int) -> None:
         sinks.write(changes, txnAppId="counts", txnVersion=batch_id)
 
-    writer = counts.writeStream.outputMode("update").foreachBatch(write).option("checkpointLocation", str(sinks.scratch / "counts"))
+    writer = (
+        counts.writeStream.outputMode("update")
+        .foreachBatch(write)
+        .option("checkpointLocation", str(sinks.scratch / "counts"))
+    )
     for value in (b"a", b"b", b"a"):
         sinks.producer.publish(sinks.source, value)
         sinks.producer.flush()

@@ -78,7 +78,10 @@ def test_a_typed_topic_streams_its_own_columns_and_its_metadata_on_request(strea
     frame = streams.stream(startingOffsets="earliest", includeMetadata="true")
     assert frame.columns == ["id", "carrier", "delay", "_topic", "_partition", "_offset", "_timestamp"]
     rows = run_stream(frame).rows
-    assert [(row["id"], row["carrier"], row["delay"], row["_offset"]) for row in rows] == [(1, "UA", 1.5, 0), (2, None, None, 1)]
+    assert [(row["id"], row["carrier"], row["delay"], row["_offset"]) for row in rows] == [
+        (1, "UA", 1.5, 0),
+        (2, None, None, 1),
+    ]
 
 
 def test_a_schema_that_is_given_is_the_projection(streams: Streams, run_stream: Run) -> None:
@@ -108,13 +111,17 @@ def test_records_of_several_producers_batches_are_merged_before_spark_sees_them(
     assert batches == 1
 
 
-def test_progress_is_seen_at_the_brokers_under_the_querys_id_or_the_name_that_was_given(streams: Streams, run_stream: Run) -> None:
+def test_progress_is_seen_at_the_brokers_under_the_querys_id_or_the_name_that_was_given(
+    streams: Streams, run_stream: Run
+) -> None:
     streams.create(2)
     streams.publish("a", "b", "c", partition=1)
     run_stream(streams.stream(startingOffsets="earliest", groupIdPrefix="mine"))
     wait_until(lambda: lag(streams, "mine-") == [(1, 3, "spark", 0)], "progress under the query's id")
     run_stream(streams.stream(startingOffsets="earliest", **{"kafka.group.id": "named"}))
-    wait_until(lambda: lag(streams, "named") == [(0, 0, "spark", 0), (1, 3, "spark", 0)], "progress under the name given")
+    wait_until(
+        lambda: lag(streams, "named") == [(0, 0, "spark", 0), (1, 3, "spark", 0)], "progress under the name given"
+    )
 
 
 def lag(streams: Streams, prefix: str) -> list[tuple[int, int, str, int]]:
@@ -142,7 +149,9 @@ def test_the_latest_offsets_are_in_sparks_progress(streams: Streams, tmp_path: A
         query.stop()
 
 
-def test_an_error_of_a_reader_ends_the_query_with_first_words_that_say_what_to_do(streams: Streams, run_stream: Run) -> None:
+def test_an_error_of_a_reader_ends_the_query_with_first_words_that_say_what_to_do(
+    streams: Streams, run_stream: Run
+) -> None:
     streams.create(1)
     with pytest.raises(StreamingQueryException, match="startingOffsets names partitions 0, 1 of topic"):
         run_stream(streams.stream(startingOffsets=f'{{"{streams.topic}":{{"0":0,"1":0}}}}'))

@@ -1,6 +1,7 @@
 """The options by which a source is told what to read, in Spark on a real broker.
 
-Here is what Spark's side of the calls could get wrong; tests/mq_spark/datasource/test_readers.py has the rest, without Spark.
+Here is what Spark's side of the calls could get wrong; tests/mq_spark/datasource/test_readers.py has the rest, without
+Spark.
 """
 
 from __future__ import annotations
@@ -133,7 +134,9 @@ def test_rows_that_retention_has_removed_are_a_loss_and_may_be_passed_over(topic
     topics.admin.alter_topic(topic, retention_bytes=1)
     wait_until(lambda: topics.admin.offsets(topic)[0][0] > 1, "retention")
     start, end = topics.admin.offsets(topic)[0]
-    with pytest.raises(StreamingQueryException, match=f"offset 1 of topic .* only {start} to 6 is kept: retention has removed"):
+    with pytest.raises(
+        StreamingQueryException, match=f"offset 1 of topic .* only {start} to 6 is kept: retention has removed"
+    ):
         run_stream(topics.stream(**options))
     assert run_stream(topics.stream(failOnDataLoss="false", **options)).values() == [str(n) for n in range(start, end)]
     zero = json.dumps({topic: {"0": 0}})
@@ -252,7 +255,10 @@ def test_a_filter_keeps_what_sparks_own_would_keep(topics: Topics, text: str) ->
     ("options", "first_words"),
     [
         ({"subscribePattern": "("}, "subscribePattern='(' is no regular expression"),
-        ({"subscribe": "t", "startingTimestamp": "now"}, "startingTimestamp='now' is not a time: write milliseconds since 1970"),
+        (
+            {"subscribe": "t", "startingTimestamp": "now"},
+            "startingTimestamp='now' is not a time: write milliseconds since 1970",
+        ),
     ],
 )
 def test_a_bad_value_is_refused_by_name_before_anything_is_opened(
@@ -268,7 +274,10 @@ def test_what_only_the_brokers_can_know_is_said_too(topics: Topics, run_stream: 
     records, flights = topics.create("records", partitions=2), topics.flights()
     cases: list[tuple[dict[str, str], str]] = [
         ({"assign": json.dumps({records: [2]})}, f"assign names partition 2 of topic {records}, which has 0 to 1"),
-        ({"subscribe": records, "filter": "key is null"}, f"filter needs a topic with columns of its own, and {records} holds"),
+        (
+            {"subscribe": records, "filter": "key is null"},
+            f"filter needs a topic with columns of its own, and {records} holds",
+        ),
         ({"subscribe": f"{records},{flights}"}, "have different schemas: read each by a stream of its own"),
     ]
     for options, words in cases:

@@ -1,4 +1,5 @@
-"""A start of Spark that fails once fails no test, and what Java said is shown: a real run of pytest with a Java that fails."""
+"""A start of Spark that fails once fails no test, and what Java said is shown: a real run of pytest with a Java that
+fails."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ exec "{java}" "$@"
 
 @pytest.mark.timeout(320)
 @pytest.mark.parametrize(("failures", "outcome"), [(1, "1 passed"), (2, "1 error")])
-def test_a_second_start_is_tried_and_the_report_has_what_java_printed(tmp_path: Path, failures: int, outcome: str) -> None:
+def test_a_second_start_is_tried_and_the_report_has_what_java_printed(
+    tmp_path: Path, failures: int, outcome: str
+) -> None:
     java = shutil.which("java")
     assert java is not None
     broken = tmp_path / "home" / "bin" / "java"

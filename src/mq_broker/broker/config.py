@@ -47,15 +47,16 @@ class AutoCreate:
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """`listen` is `host:port` (port 0: a free one). `advertised` is what clients dial; by default `listen`, with this machine's
-    name where that says "any address". `peer_listen` is where other brokers are served, by default a free port of the same host;
-    `peer_advertised` is what they dial. A broker that stands alone has no such port. `zookeeper` is `host:port,…`; empty: a broker
-    that stands alone, its cluster kept in the data directory. `stop_timeout_ms` bounds handing over leadership at a clean stop.
-    `message_bytes_max`: of one message from a client. `connections_max`: of clients. `memory_high`: how many bytes may be held for
-    clients' streams before no more is read from them; 0 is half of the memory. `topic_name_max` bounds the names of topics that
-    this broker is asked to make, in bytes. `coordination`, if given, is used instead.
-    `auto_create`: whether and how topics are made that a producer or a consumer names and nobody has made.
-    `dedup_memory_max`: bytes of memory for the UUIDs that partitions remember, beyond which the log says so.
+    """`listen` is `host:port` (port 0: a free one). `advertised` is what clients dial; by default `listen`, with this
+    machine's name where that says "any address". `peer_listen` is where other brokers are served, by default a free
+    port of the same host; `peer_advertised` is what they dial. A broker that stands alone has no such port. `zookeeper`
+    is `host:port,…`; empty: a broker that stands alone, its cluster kept in the data directory. `stop_timeout_ms`
+    bounds handing over leadership at a clean stop. `message_bytes_max`: of one message from a client.
+    `connections_max`: of clients. `memory_high`: how many bytes may be held for clients' streams before no more is read
+    from them; 0 is half of the memory. `topic_name_max` bounds the names of topics that this broker is asked to make,
+    in bytes. `coordination`, if given, is used instead. `auto_create`: whether and how topics are made that a producer
+    or a consumer names and nobody has made. `dedup_memory_max`: bytes of memory for the UUIDs that partitions remember,
+    beyond which the log says so.
 
     Raises `InvalidSetting` naming what is wrong.
     """
@@ -98,7 +99,9 @@ class BrokerConfig:
         if self.connections_max < 1:
             raise InvalidSetting(f"--connections-max={self.connections_max} refuses every client: give 1 or more")
         if self.memory_high != 0 and self.memory_high < MEMORY_HIGH_FLOOR:
-            raise InvalidSetting(f"--memory-high={self.memory_high} is too little to work with: give {MEMORY_HIGH_FLOOR} or more")
+            raise InvalidSetting(
+                f"--memory-high={self.memory_high} is too little to work with: give {MEMORY_HIGH_FLOOR} or more"
+            )
         if self.dedup_memory_max < 1:
             raise InvalidSetting(f"--dedup-memory-max={self.dedup_memory_max} is out of range: give 1 or more bytes")
         if not 1 <= self.topic_name_max <= NAME_BYTES_MAX:
@@ -114,7 +117,8 @@ class BrokerConfig:
         return self.peer_listen or f"{_split(self.listen, '--listen')[0]}:0"
 
     def peer_address(self, port: int) -> str:
-        """What other brokers dial, given the port that was bound: that host, or the one that clients dial if it is any address."""
+        """What other brokers dial, given the port that was bound: that host, or the one that clients dial if it is any
+        address."""
         if self.peer_advertised:
             return self.peer_advertised
         host, _ = _split(self.peers_at, "--peer-listen")

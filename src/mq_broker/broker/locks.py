@@ -1,7 +1,7 @@
 """Locks for clients: one stream is one place in a queue, which this broker takes and keeps on the client's behalf.
 
-The place ends with the stream, however that ends, and the stream with the place. While both last the broker speaks at intervals, so
-that a client whose broker has stopped knows that before anybody else can have the lock.
+The place ends with the stream, however that ends, and the stream with the place. While both last the broker speaks at
+intervals, so that a client whose broker has stopped knows that before anybody else can have the lock.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _FIRST_WORD_S: Final = 10.0
 class Locks:
     """Owns the number of places that this broker has taken for clients, by the lock's name."""
 
-    def __init__(self, coordination: CoordinationService, places_max: int = LOCKS_MAX, waiters_max: int = LOCK_WAITERS_MAX) -> None:
+    def __init__(
+        self, coordination: CoordinationService, places_max: int = LOCKS_MAX, waiters_max: int = LOCK_WAITERS_MAX
+    ) -> None:
         self._coordination = coordination
         self._places_max = places_max
         self._waiters_max = waiters_max
@@ -55,7 +57,9 @@ class Locks:
     @contextlib.contextmanager
     def _room(self, name: str) -> Iterator[None]:
         if self._places.total() >= self._places_max:
-            raise Overloaded(f"this broker keeps {self._places_max} places in queues for locks, as many as it takes: ask again")
+            raise Overloaded(
+                f"this broker keeps {self._places_max} places in queues for locks, as many as it takes: ask again"
+            )
         if self._places[name] >= self._waiters_max:
             raise Overloaded(
                 f"{self._waiters_max} clients of this broker have or want lock {name!r}, as many as it takes: ask again"

@@ -1,6 +1,8 @@
-"""A broker process from start to end: opens the data directory, joins the cluster, serves until told to stop, leaves cleanly.
+"""A broker process from start to end: opens the data directory, joins the cluster, serves until told to stop, leaves
+cleanly.
 
-Everything is made here, once, and handed to those who need it. What is made is undone in the reverse order, however the end comes.
+Everything is made here, once, and handed to those who need it. What is made is undone in the reverse order, however the
+end comes.
 """
 
 from __future__ import annotations
@@ -64,8 +66,8 @@ Ready = Callable[[str], None]
 async def serve(config: BrokerConfig, *, ready: Ready | None = None, stop: asyncio.Event | None = None) -> None:
     """Run one broker until SIGTERM or SIGINT, or until `stop` is set; then hand over what it leads and leave.
 
-    Raises the `TritonMQError` that kept it from starting (`InvalidSetting`, `CoordinationUnavailable`, `StorageFailed`, …), or the
-    error that made it stop by itself. Cancelled, it ends without handing over.
+    Raises the `TritonMQError` that kept it from starting (`InvalidSetting`, `CoordinationUnavailable`, `StorageFailed`,
+    …), or the error that made it stop by itself. Cancelled, it ends without handing over.
     """
     if stop is None:
         stop = asyncio.Event()
@@ -131,7 +133,8 @@ async def _wait(event: asyncio.Event) -> None:
 
 
 class _Hints:
-    """The coordination service's listener from the first moment on; what comes before `to` is known is read at the start anyway."""
+    """The coordination service's listener from the first moment on; what comes before `to` is known is read at the
+    start anyway."""
 
     def __init__(self) -> None:
         self.to: Cluster | None = None
@@ -142,11 +145,16 @@ class _Hints:
 
 
 class _Broker:
-    """Owns the parts of one running broker, and the order in which they begin and end. `secret` None: it stands alone, and has no
-    port for other brokers."""
+    """Owns the parts of one running broker, and the order in which they begin and end. `secret` None: it stands alone,
+    and has no port for other brokers."""
 
     def __init__(
-        self, config: BrokerConfig, shell: Shell, coordination: CoordinationService, cluster_id: str, secret: bytes | None
+        self,
+        config: BrokerConfig,
+        shell: Shell,
+        coordination: CoordinationService,
+        cluster_id: str,
+        secret: bytes | None,
     ) -> None:
         self._dedup_memory_max = config.dedup_memory_max
         self._server, port = rpc_server.listen(
@@ -177,7 +185,9 @@ class _Broker:
             ours(),
         )
         self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost)
-        self._admin = Admin(shell, self.cluster, self._topics, coordination, self._calls, config.topic_name_max, config.auto_create)
+        self._admin = Admin(
+            shell, self.cluster, self._topics, coordination, self._calls, config.topic_name_max, config.auto_create
+        )
         self._moves = Moves(shell, self.cluster, self._topics, self._admin)
         self._total_loss = TotalLoss(shell, self.cluster, self._topics, coordination, self._calls)
         self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)
@@ -239,7 +249,12 @@ class _Broker:
         spawn(WindowBudget(self._shell, self._dedup_memory_max).watch(), "budget of UUID windows")
         spawn(WindowTurnover(self._shell, self._producing.fillers).watch(), "turnover of UUID windows")
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
-        log.info("broker %d serves at %s, other brokers at %s", self._shell.broker, self.address, self._peer_address or "no port")
+        log.info(
+            "broker %d serves at %s, other brokers at %s",
+            self._shell.broker,
+            self.address,
+            self._peer_address or "no port",
+        )
 
     def _look_at_batches(self) -> None:
         """A topic may have been made when this broker took larger messages."""
@@ -256,7 +271,8 @@ class _Broker:
                 )
 
     async def leave(self, seconds: float) -> None:
-        """Hand over what is led, while everything still runs; then the session, so that nobody waits for this broker."""
+        """Hand over what is led, while everything still runs; then the session, so that nobody waits for this
+        broker."""
         await self._shell.hand_over(seconds)
         await self._links.flush(FLUSH_TIMEOUT_S)
 
@@ -266,7 +282,9 @@ class _Broker:
         await self._coordination.stop()
         await self._links.close()
         await asyncio.gather(*(server.stop(SERVER_GRACE_S) for server in self._servers))
-        await self._shell.close(OutcomeUnknown(f"broker {self._shell.broker} has stopped: ask again with the same UUID"))
+        await self._shell.close(
+            OutcomeUnknown(f"broker {self._shell.broker} has stopped: ask again with the same UUID")
+        )
         await self._calls.close()
         self._producing.close()
         self._reading.close()

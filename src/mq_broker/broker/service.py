@@ -9,7 +9,8 @@ _OF_LINKS = "link"
 
 
 class Services:
-    """Owns nothing but the parts. Has a method for each row of `mq_protocol/methods.py`: the one of that name in one of the parts.
+    """Owns nothing but the parts. Has a method for each row of `mq_protocol/methods.py`: the one of that name in one of
+    the parts.
 
     Raises `LookupError` if no part has it, or if two have.
     """

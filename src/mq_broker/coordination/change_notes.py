@@ -1,10 +1,11 @@
-"""What the counter of topic changes says: which topics the last changes were, so that nobody reads ten thousand for one.
+"""What the counter of topic changes says: which topics the last changes were, so that nobody reads ten thousand for
+one.
 
-The counter is a node of ZooKeeper whose version grows by one with every change; its data are lines `number name`, the newest
-last, the number being the version that the change made. Whoever changes a topic reads it, adds a line and writes it back in the
-transaction of the change, mostly without insisting that nobody else has done so in between. If somebody has, the newest number
-is not the version: then the note is not believed, by readers nor by the next writer, who begins a new one. So a note that is
-believed is true, whatever raced; and one that is not costs a reading of all topics.
+The counter is a node of ZooKeeper whose version grows by one with every change; its data are lines `number name`, the
+newest last, the number being the version that the change made. Whoever changes a topic reads it, adds a line and writes
+it back in the transaction of the change, mostly without insisting that nobody else has done so in between. If somebody
+has, the newest number is not the version: then the note is not believed, by readers nor by the next writer, who begins
+a new one. So a note that is believed is true, whatever raced; and one that is not costs a reading of all topics.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def since(note: bytes, version: int, known: int) -> list[str] | None:
 
 
 def _changes(note: bytes) -> list[tuple[int, str]]:
-    """The lines; none if one of them is not what is written here: then all topics are read. Names become parts of paths."""
+    """The lines; none if one of them is not what is written here: then all topics are read. Names become parts of
+    paths."""
     changes: list[tuple[int, str]] = []
     for line in note.split(b"\n"):
         number, _, name = line.partition(b" ")

@@ -1,9 +1,10 @@
 """What is stored about brokers, topics and partitions: small JSON documents, the same for every implementation.
 
-Not a place for decisions: it only turns the dataclasses of interface.py into bytes and back. Keys that this version does not
-know come from a newer one. They are not looked at, and every write keeps them (`mq_protocol/unknown_keys.py`). A registration is
-the exception: a broker writes its own whole, and changes nobody else's. Keys that this version knows are not believed: whoever
-reaches the coordination service may have written them. Each has its type and range, and a document that breaks one is not read.
+Not a place for decisions: it only turns the dataclasses of interface.py into bytes and back. Keys that this version
+does not know come from a newer one. They are not looked at, and every write keeps them (`mq_protocol/unknown_keys.py`).
+A registration is the exception: a broker writes its own whole, and changes nobody else's. Keys that this version knows
+are not believed: whoever reaches the coordination service may have written them. Each has its type and range, and a
+document that breaks one is not read.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def state_to_json(state: NodeState) -> dict[str, Any]:
 
 def state_from_json(document: dict[str, Any]) -> NodeState:
     leader = document["leader"]
-    isr = [(_number(broker, "isr", 1, BROKER_MAX), _name(log_id, "isr")) for broker, log_id in _list(document["isr"], "isr")]
+    isr = [
+        (_number(broker, "isr", 1, BROKER_MAX), _name(log_id, "isr"))
+        for broker, log_id in _list(document["isr"], "isr")
+    ]
     if len(isr) > MEMBERS_MAX:
         raise ValueError(f"isr names {len(isr)} brokers, not up to {MEMBERS_MAX}")
     if any(one[0] >= next_one[0] for one, next_one in itertools.pairwise(isr)):
@@ -175,7 +179,9 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
         address=address,
         rack=rack,
         peer_address=peer_address,
-        message_bytes_max=_number(document.get("message_bytes_max", MESSAGE_BYTES_MAX), "message_bytes_max", 1, (1 << 31) - 1),
+        message_bytes_max=_number(
+            document.get("message_bytes_max", MESSAGE_BYTES_MAX), "message_bytes_max", 1, (1 << 31) - 1
+        ),
         versions=Versions.said(
             _number(document.get("protocol", 0), "protocol", 0, _VERSION_MAX),
             _number(document.get("protocol_oldest", 0), "protocol_oldest", 0, _VERSION_MAX),
@@ -255,7 +261,8 @@ def _shown(value: Any) -> str:
 
 
 def check_topic_size(topic: TopicSpec, before: TopicSpec | None = None) -> None:
-    """Raises `InvalidRequest` for a topic that the coordination service may not take. One that is too large already may shrink."""
+    """Raises `InvalidRequest` for a topic that the coordination service may not take. One that is too large already may
+    shrink."""
     size = len(dump(topic_to_json(topic)))
     if size > TOPIC_DOCUMENT_BYTES_MAX and (before is None or size > len(dump(topic_to_json(before)))):
         raise InvalidRequest(

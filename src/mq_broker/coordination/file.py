@@ -1,8 +1,9 @@
 """Coordination for a broker that stands alone: the same interface, kept in one file, no server.
 
-Everything is in one JSON document, replaced as a whole (written beside, fsynced, renamed, directory fsynced), so a crash leaves the
-old or the new one and never half. Changes that are ready together share one replacement: ten thousand partitions claimed at a start
-are a few writes, not ten thousand. Registrations live in memory: they end with the process, as they must.
+Everything is in one JSON document, replaced as a whole (written beside, fsynced, renamed, directory fsynced), so a
+crash leaves the old or the new one and never half. Changes that are ready together share one replacement: ten thousand
+partitions claimed at a start are a few writes, not ten thousand. Registrations live in memory: they end with the
+process, as they must.
 
 Not for two processes: a lock on the directory sees to that.
 """
@@ -80,7 +81,9 @@ class _Contents:
         document = {
             "cluster_id": self.cluster_id,
             "lives": {str(broker): life for broker, life in self.lives.items()},
-            "topics": [{"version": version, **documents.topic_to_json(topic)} for version, topic in self.topics.values()],
+            "topics": [
+                {"version": version, **documents.topic_to_json(topic)} for version, topic in self.topics.values()
+            ],
             "states": states,
             "lock_tokens": self.lock_tokens,
         }
@@ -91,7 +94,9 @@ class _Contents:
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> _Contents:
         if document.get("format", _FORMAT) != _FORMAT:
-            raise ValueError(f"it is of format {document['format']}, and this version reads format {_FORMAT}; start a newer one")
+            raise ValueError(
+                f"it is of format {document['format']}, and this version reads format {_FORMAT}; start a newer one"
+            )
         topics = [(int(topic.pop("version", 0)), documents.topic_from_json(topic)) for topic in document["topics"]]
         return cls(
             cluster_id=str(document["cluster_id"]),
@@ -132,7 +137,8 @@ class FileCoordination:
     # -------------------------------------------------------------- life
 
     async def start(self, listener: Listener) -> None:
-        """Raises `InvalidRequest` if another process has the directory, `CoordinationUnavailable` if it cannot be used."""
+        """Raises `InvalidRequest` if another process has the directory, `CoordinationUnavailable` if it cannot be
+        used."""
         try:
             self._lock = await asyncio.to_thread(_take_lock, self._directory)
             self._contents = await asyncio.to_thread(_load, self._directory)
@@ -153,8 +159,11 @@ class FileCoordination:
         if self._writer is not None:
             _, late = await asyncio.wait([self._writer], timeout=WRITE_TIMEOUT_S)
             if late:
-                _log.warning("the disk under %s has not taken the last changes within %g s", self._directory, WRITE_TIMEOUT_S)
-                self._lock = None  # kept until this process ends: the write may still replace the document of the next one
+                _log.warning(
+                    "the disk under %s has not taken the last changes within %g s", self._directory, WRITE_TIMEOUT_S
+                )
+                # Kept until this process ends: the write may still replace the document of the next one
+                self._lock = None
         self._release_lock()
 
     @property
@@ -282,7 +291,9 @@ class FileCoordination:
         self._check_open()
         return self._contents.states.get((topic_id, partition))
 
-    async def write_state(self, topic_id: str, partition: int, expected_version: int, state: NodeState) -> tuple[CasOutcome, int]:
+    async def write_state(
+        self, topic_id: str, partition: int, expected_version: int, state: NodeState
+    ) -> tuple[CasOutcome, int]:
         def apply(contents: _Contents) -> tuple[CasOutcome, int]:
             present = contents.states.get((topic_id, partition))
             if present is None or present[0] != expected_version:
@@ -293,7 +304,9 @@ class FileCoordination:
         try:
             return await self._change(apply)
         except CoordinationUnavailable as error:
-            _log.warning("whether the state of partition %d of %s was written is unknown: %s", partition, topic_id, error)
+            _log.warning(
+                "whether the state of partition %d of %s was written is unknown: %s", partition, topic_id, error
+            )
             return CasOutcome.UNKNOWN, -1
 
     # -------------------------------------------------------------- locks
@@ -318,7 +331,8 @@ class FileCoordination:
     # -------------------------------------------------------------- the document
 
     async def _change(self, apply: Callable[[_Contents], T]) -> T:
-        """Durable when it returns. Raises what `apply` raises; `CoordinationUnavailable` if the disk did not take it (in time)."""
+        """Durable when it returns. Raises what `apply` raises; `CoordinationUnavailable` if the disk did not take it
+        (in time)."""
         self._check_open()
         change = _Change(apply, asyncio.get_running_loop().create_future())
         self._waiting.append(change)
@@ -329,7 +343,9 @@ class FileCoordination:
                 result: T = await change.done
                 return result
         except TimeoutError:
-            raise CoordinationUnavailable(f"the disk under {self._directory} did not answer within {WRITE_TIMEOUT_S:g} s") from None
+            raise CoordinationUnavailable(
+                f"the disk under {self._directory} did not answer within {WRITE_TIMEOUT_S:g} s"
+            ) from None
 
     async def _write_all(self) -> None:
         while self._waiting:
@@ -362,7 +378,9 @@ class FileCoordination:
         try:
             self._contents = await asyncio.to_thread(_load, self._directory)
         except (OSError, InternalError):
-            _log.exception("%s cannot be read back; going on from what was last known to be there", self._directory / _DOCUMENT)
+            _log.exception(
+                "%s cannot be read back; going on from what was last known to be there", self._directory / _DOCUMENT
+            )
 
     def _check_open(self) -> None:
         if self._lock is None:
@@ -389,7 +407,9 @@ def _take_lock(directory: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise InvalidRequest(f"another process keeps its cluster in {directory}: stop it, or give another --data") from None
+        raise InvalidRequest(
+            f"another process keeps its cluster in {directory}: stop it, or give another --data"
+        ) from None
     return lock
 
 

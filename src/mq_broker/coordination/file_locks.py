@@ -1,4 +1,5 @@
-"""Queues for locks at a broker that stands alone: in memory, as they end with the process. What its tokens have come to is kept."""
+"""Queues for locks at a broker that stands alone: in memory, as they end with the process. What its tokens have come to
+is kept."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What a broker needs from a coordination service: who lives, which topics exist, and a compare-and-set per partition.
 
-Two implementations, one test suite: `zookeeper.py` (kazoo, real servers) and `file.py` (a single broker, no server). Methods are
-coroutines that never block the event loop; each has a deadline inside and raises `CoordinationUnavailable` past it. Events arrive
-on the loop through the listener given to `start`.
+Two implementations, one test suite: `zookeeper.py` (kazoo, real servers) and `file.py` (a single broker, no server).
+Methods are coroutines that never block the event loop; each has a deadline inside and raises `CoordinationUnavailable`
+past it. Events arrive on the loop through the listener given to `start`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _UNSAID = Versions()
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
     """A live broker: `incarnation` is one life of its process (see `CoordinationService.begin_life`). `address` is for
-    clients, `peer_address` for other brokers; the latter is empty for a broker that stands alone. `message_bytes_max`: what
-    it takes in one message from a client. `versions`: what it speaks and knows."""
+    clients, `peer_address` for other brokers; the latter is empty for a broker that stands alone. `message_bytes_max`:
+    what it takes in one message from a client. `versions`: what it speaks and knows."""
 
     broker: int
     incarnation: int
@@ -45,8 +45,8 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A partition on its way to `target`, in order of rank, from `origin`. The two are equal where a move was called off.
-    `unknown`: what a newer version has written beside them, as JSON; every write keeps it."""
+    """A partition on its way to `target`, in order of rank, from `origin`. The two are equal where a move was called
+    off. `unknown`: what a newer version has written beside them, as JSON; every write keeps it."""
 
     target: tuple[int, ...]
     origin: tuple[int, ...]
@@ -55,10 +55,11 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as stored. `assignment[p]` are the brokers of partition p in order of rank; while `moving` has p, those of its origin
-    and those of its target. `schema`: serialized Arrow schema; empty for the record schema; `earlier`: how many columns each of its
-    former versions had, first to last. `settings`: only those that were given, validated by mq_broker.broker.
-    `unknown`: keys of the document that only a newer version knows, as JSON; every write keeps them."""
+    """A topic as stored. `assignment[p]` are the brokers of partition p in order of rank; while `moving` has p, those
+    of its origin and those of its target. `schema`: serialized Arrow schema; empty for the record schema; `earlier`:
+    how many columns each of its former versions had, first to last. `settings`: only those that were given, validated
+    by mq_broker.broker. `unknown`: keys of the document that only a newer version knows, as JSON; every write keeps
+    them."""
 
     name: str
     topic_id: str
@@ -71,25 +72,31 @@ class TopicSpec:
 
     @property
     def replicas(self) -> int:
-        """How many copies of each partition there can be counted on; the fewest where they differ. While a partition gets more they
-        are as many as before, while it gets fewer as many as it will have."""
+        """How many copies of each partition there can be counted on; the fewest where they differ. While a partition
+        gets more they are as many as before, while it gets fewer as many as it will have."""
         moves = (min(len(move.target), len(move.origin)) for move in self.moving.values())
-        return min(*moves, *(len(members) for n, members in enumerate(self.assignment) if n not in self.moving), REPLICAS_MAX)
+        return min(
+            *moves, *(len(members) for n, members in enumerate(self.assignment) if n not in self.moving), REPLICAS_MAX
+        )
 
     @property
     def target(self) -> tuple[tuple[int, ...], ...]:
         """Who is to hold each partition once nothing moves any more."""
-        return tuple(self.moving[n].target if n in self.moving else members for n, members in enumerate(self.assignment))
+        return tuple(
+            self.moving[n].target if n in self.moving else members for n, members in enumerate(self.assignment)
+        )
 
 
 class CoordinationEvent(Enum):
-    """Hints (they coalesce): act on what is read after them, never on the event itself (trap 20). The first connection is the
-    return of `start`, not an event. After CONNECTED come BROKERS_CHANGED and TOPICS_CHANGED: anything may have changed."""
+    """Hints (they coalesce): act on what is read after them, never on the event itself (trap 20). The first connection
+    is the return of `start`, not an event. After CONNECTED come BROKERS_CHANGED and TOPICS_CHANGED: anything may have
+    changed."""
 
     BROKERS_CHANGED = "brokers_changed"
     TOPICS_CHANGED = "topics_changed"
     SUSPENDED = "suspended"  # no answer from the service; the session may still live
-    CONNECTED = "connected"  # connected again: with the same session, or after SESSION_LOST with a new one (register anew)
+    # Connected again: with the same session, or after SESSION_LOST with a new one (register anew)
+    CONNECTED = "connected"
     SESSION_LOST = "session_lost"  # the session ended: registrations made in it are gone
 
 
@@ -100,9 +107,9 @@ Listener = Callable[[CoordinationEvent], None]
 
 
 class TopicChanges(NamedTuple):
-    """The topics as of `version`: `present` by name, and `gone` names. All there are if `whole`, else those that changed.
-    `unreadable`: names of topics that are there and whose documents cannot be read, which the log says: they are not to be taken
-    for deleted (trap 18)."""
+    """The topics as of `version`: `present` by name, and `gone` names. All there are if `whole`, else those that
+    changed. `unreadable`: names of topics that are there and whose documents cannot be read, which the log says: they
+    are not to be taken for deleted (trap 18)."""
 
     version: int
     whole: bool
@@ -112,24 +119,27 @@ class TopicChanges(NamedTuple):
 
 
 class LockPlace(Protocol):
-    """A place in the queue for a lock: `first`, then `hold`, and `leave` in any case. It ends with `leave`, and with the session in
-    which it was taken."""
+    """A place in the queue for a lock: `first`, then `hold`, and `leave` in any case. It ends with `leave`, and with
+    the session in which it was taken."""
 
     async def first(self, wait_s: float) -> int:
-        """Wait until every place before this one is gone; looks once at least. The token, which is higher than any that was given
-        for that lock before. Raises `LockNotAcquired` after `wait_s`, `LockLost` if this place ended meanwhile."""
+        """Wait until every place before this one is gone; looks once at least. The token, which is higher than any that
+        was given for that lock before. Raises `LockNotAcquired` after `wait_s`, `LockLost` if this place ended
+        meanwhile."""
 
     async def hold(self) -> NoReturn:
-        """Once this place is the first: runs until it has ended, or until it may have. Raises `LockLost`, which says why."""
+        """Once this place is the first: runs until it has ended, or until it may have. Raises `LockLost`, which says
+        why."""
 
     async def leave(self) -> None:
-        """Give the place up. It is gone when this returns, if the service answers; if not, as soon as it answers again. Does not
-        wait for a place that has ended by itself."""
+        """Give the place up. It is gone when this returns, if the service answers; if not, as soon as it answers again.
+        Does not wait for a place that has ended by itself."""
 
 
 class CoordinationService(Protocol):
     async def start(self, listener: Listener) -> None:
-        """Connect. Raises `CoordinationUnavailable` naming the address when nobody answers within the connect timeout."""
+        """Connect. Raises `CoordinationUnavailable` naming the address when nobody answers within the connect
+        timeout."""
 
     async def stop(self) -> None:
         """Close the session: registrations vanish at once."""
@@ -138,68 +148,76 @@ class CoordinationService(Protocol):
         """Made once per cluster, by whoever comes first."""
 
     async def peer_secret(self) -> bytes | None:
-        """32 random bytes by which brokers of this cluster know each other. Made once, by whoever comes first. Never log them.
-        None where a cluster is one broker, which has no peers. `InternalError` if something else is in its place."""
+        """32 random bytes by which brokers of this cluster know each other. Made once, by whoever comes first. Never
+        log them. None where a cluster is one broker, which has no peers. `InternalError` if something else is in its
+        place."""
 
     async def begin_life(self, broker: int) -> int:
         """The incarnation of this process: grows with every call for that broker id, for ever."""
 
     async def register(self, registration: BrokerRegistration) -> None:
-        """Make the broker's ephemeral node, in *this* session: a node left by its own former session, or by an earlier life at the
-        same address, is replaced, never taken for success (trap 2). An earlier life at *another* address is waited for until its
-        session must have ended. Raises `InvalidRequest` if another live process has this broker id, a newer one above all: whoever
-        finds its own broker id in `brokers()` with a newer incarnation must stop."""
+        """Make the broker's ephemeral node, in *this* session: a node left by its own former session, or by an earlier
+        life at the same address, is replaced, never taken for success (trap 2). An earlier life at *another* address is
+        waited for until its session must have ended. Raises `InvalidRequest` if another live process has this broker
+        id, a newer one above all: whoever finds its own broker id in `brokers()` with a newer incarnation must stop."""
 
     async def brokers(self) -> dict[int, BrokerRegistration]:
-        """Those registered now; once this has returned, BROKERS_CHANGED will follow any later change. One whose registration cannot
-        be read is left out, and the log says so."""
+        """Those registered now; once this has returned, BROKERS_CHANGED will follow any later change. One whose
+        registration cannot be read is left out, and the log says so."""
 
     async def level(self) -> int:
-        """The cluster's level of features (`mq_protocol/versions.py`). Once this has returned, BROKERS_CHANGED will follow any
-        later change. Raises `CoordinationUnavailable`, also if its document cannot be read."""
+        """The cluster's level of features (`mq_protocol/versions.py`). Once this has returned, BROKERS_CHANGED will
+        follow any later change. Raises `CoordinationUnavailable`, also if its document cannot be read."""
 
     async def raise_level(self, level: int) -> int:
-        """The level afterwards: at least `level`, since it is never lowered. May be asked again. `CoordinationUnavailable`."""
+        """The level afterwards: at least `level`, since it is never lowered. May be asked again.
+        `CoordinationUnavailable`."""
 
     async def topics(self) -> dict[str, TopicSpec]:
         """All topics that can be read; once this has returned, TOPICS_CHANGED will follow any later change."""
 
     async def topic_changes(self, since: int) -> TopicChanges:
-        """As `topics`, but where it is known what has changed since the answer whose `version` was `since`, only that. -1: all."""
+        """As `topics`, but where it is known what has changed since the answer whose `version` was `since`, only that.
+        -1: all."""
 
     async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
-        """The topic and the first state (version 0) of each partition, all or nothing: nobody sees one without the other.
-        `topic_id` must be fresh. Raises `TopicExists`; `CoordinationUnavailable` if it was certainly not made, `OutcomeUnknown` if
-        that is all that can be said."""
+        """The topic and the first state (version 0) of each partition, all or nothing: nobody sees one without the
+        other. `topic_id` must be fresh. Raises `TopicExists`; `CoordinationUnavailable` if it was certainly not made,
+        `OutcomeUnknown` if that is all that can be said."""
 
     async def read_topic(self, name: str) -> tuple[int, TopicSpec] | None:
-        """(version, topic), read after a sync; None if there is no such topic. `CoordinationUnavailable` for one whose document
-        cannot be read, as `read_state` and `delete_topic`."""
+        """(version, topic), read after a sync; None if there is no such topic. `CoordinationUnavailable` for one whose
+        document cannot be read, as `read_state` and `delete_topic`."""
 
     async def update_topic(
         self, expected_version: int, topic: TopicSpec, states: tuple[NodeState, ...] = ()
     ) -> tuple[CasOutcome, int]:
-        """Compare-and-set on the topic's document, whose name and id stay: (DONE, new version), (REFUSED, -1) or (UNKNOWN, -1), as
-        `write_state`. `states` are the first ones of partitions that the document has more than before, at most
-        `PARTITIONS_ADDED_AT_ONCE_MAX`: they are there with it or not at all. TOPICS_CHANGED follows everywhere."""
+        """Compare-and-set on the topic's document, whose name and id stay: (DONE, new version), (REFUSED, -1) or
+        (UNKNOWN, -1), as `write_state`. `states` are the first ones of partitions that the document has more than
+        before, at most `PARTITIONS_ADDED_AT_ONCE_MAX`: they are there with it or not at all. TOPICS_CHANGED follows
+        everywhere."""
 
     async def delete_topic(self, name: str) -> None:
-        """Raises `UnknownTopic`; `OutcomeUnknown` if the answer was lost: ask again. State nodes live under the topic's id, so a
-        topic made again never meets old ones (trap 29)."""
+        """Raises `UnknownTopic`; `OutcomeUnknown` if the answer was lost: ask again. State nodes live under the topic's
+        id, so a topic made again never meets old ones (trap 29)."""
 
     async def read_state(self, topic_id: str, partition: int) -> tuple[int, NodeState] | None:
         """(version, state), read after a sync; None if there is no such node."""
 
-    async def write_state(self, topic_id: str, partition: int, expected_version: int, state: NodeState) -> tuple[CasOutcome, int]:
-        """Compare-and-set: (DONE, new version), (REFUSED, -1) or (UNKNOWN, -1). Never raises for a lost answer: that is UNKNOWN."""
+    async def write_state(
+        self, topic_id: str, partition: int, expected_version: int, state: NodeState
+    ) -> tuple[CasOutcome, int]:
+        """Compare-and-set: (DONE, new version), (REFUSED, -1) or (UNKNOWN, -1). Never raises for a lost answer: that is
+        UNKNOWN."""
 
     async def queue_for_lock(self, name: str) -> LockPlace:
-        """Take the last place in the queue for that lock, for one of this broker's clients. Raises `CoordinationUnavailable`."""
+        """Take the last place in the queue for that lock, for one of this broker's clients. Raises
+        `CoordinationUnavailable`."""
 
     @property
     def lock_silence_ms(self) -> int:
-        """How long a holder may go without hearing from this broker and still be sure that nobody else has the lock, should the
-        broker have stopped: its session lasts longer."""
+        """How long a holder may go without hearing from this broker and still be sure that nobody else has the lock,
+        should the broker have stopped: its session lasts longer."""
 
     @property
     def condition(self) -> str:

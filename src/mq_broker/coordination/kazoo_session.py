@@ -1,7 +1,7 @@
 """One ZooKeeper session seen from asyncio: kazoo's threads on one side, futures with deadlines on the other.
 
-Knows nothing of brokers or topics (zookeeper.py does). kazoo's threads touch nothing here: they post onto the loop, in the order
-in which things happened, and all state lives on the loop.
+Knows nothing of brokers or topics (zookeeper.py does). kazoo's threads touch nothing here: they post onto the loop, in
+the order in which things happened, and all state lives on the loop.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
 _log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 512
-"""Questions that kazoo may hold unanswered. Enough to keep a server busy (its throughput is flat from about 100 on); what is more
-waits here, so that an absent server does not fill kazoo's queue, which has no bound of its own."""
+"""Questions that kazoo may hold unanswered. Enough to keep a server busy (its throughput is flat from about 100 on);
+what is more waits here, so that an absent server does not fill kazoo's queue, which has no bound of its own."""
 
 RETRY_DELAY_MAX_S = 1.0
 """Between attempts to reconnect: a server that is back is found within this."""
@@ -55,7 +55,8 @@ class AnswerLost(Exception):
 
 
 class KazooSession:
-    """Owns the kazoo client. Sessions follow one another by themselves: after LOST kazoo connects anew with a new one."""
+    """Owns the kazoo client. Sessions follow one another by themselves: after LOST kazoo connects anew with a new
+    one."""
 
     def __init__(self, hosts: str, session_timeout_ms: int, connect_timeout_ms: int, request_timeout_ms: int) -> None:
         self.hosts = hosts
@@ -128,8 +129,9 @@ class KazooSession:
     # -------------------------------------------------------------- questions
 
     async def ask(self, question: Callable[[KazooClient], Any], deadline: float) -> Any:
-        """One answer. Raises `AnswerLost` past the deadline or when the connection drops; kazoo's definite errors (NoNode,
-        BadVersion, NodeExists) as they are. Questions asked without awaiting in between reach the server in that order."""
+        """One answer. Raises `AnswerLost` past the deadline or when the connection drops; kazoo's definite errors
+        (NoNode, BadVersion, NodeExists) as they are. Questions asked without awaiting in between reach the server in
+        that order."""
         client, loop = self._client, self._loop
         if client is None or loop is None:
             raise AnswerLost("the session is closed")
@@ -142,7 +144,9 @@ class KazooSession:
         except TimeoutError as error:
             raise AnswerLost(f"no answer from ZooKeeper at {self.hosts} in time") from error
         except _LOST as error:
-            raise AnswerLost(f"the connection to ZooKeeper at {self.hosts} was lost ({type(error).__name__})") from error
+            raise AnswerLost(
+                f"the connection to ZooKeeper at {self.hosts} was lost ({type(error).__name__})"
+            ) from error
 
     async def ask_again(self, question: Callable[[KazooClient], Any], deadline: float) -> Any:
         """For questions that may be asked twice: goes on until the deadline, then raises `CoordinationUnavailable`."""
@@ -153,12 +157,13 @@ class KazooSession:
                 await self.pause_or_give_up(deadline, error)
 
     async def sync(self, deadline: float) -> None:
-        """What is read after this is not older than this call. Calls that come together share one question: it is put after the
-        last of them, so a sweep over ten thousand partitions asks once."""
+        """What is read after this is not older than this call. Calls that come together share one question: it is put
+        after the last of them, so a sweep over ten thousand partitions asks once."""
         while True:
             if self._next_sync is None:
                 self._next_sync = asyncio.create_task(self._sync_once(), name="zookeeper sync")
-                self._next_sync.add_done_callback(lambda task: task.cancelled() or task.exception())  # its callers may have gone
+                # Its callers may have gone
+                self._next_sync.add_done_callback(lambda task: task.cancelled() or task.exception())
             try:
                 async with asyncio.timeout_at(deadline):
                     await asyncio.shield(self._next_sync)
@@ -217,7 +222,8 @@ class KazooSession:
         pending.rawlink(post)
 
     async def commit(self, build: Callable[[TransactionRequest], None], deadline: float) -> list[Any]:
-        """A transaction, all or nothing. Raises what made it fail, `AnswerLost`, or `InvalidRequest` for one that is too large."""
+        """A transaction, all or nothing. Raises what made it fail, `AnswerLost`, or `InvalidRequest` for one that is
+        too large."""
 
         def question(client: KazooClient) -> Any:
             transaction = client.transaction()
@@ -226,7 +232,9 @@ class KazooSession:
             return transaction.commit_async()
 
         results: list[Any] = await self.ask(question, deadline)
-        causes = [r for r in results if isinstance(r, Exception) and not isinstance(r, RolledBackError | RuntimeInconsistency)]
+        causes = [
+            r for r in results if isinstance(r, Exception) and not isinstance(r, RolledBackError | RuntimeInconsistency)
+        ]
         if causes:
             raise causes[0]
         return results
@@ -234,8 +242,8 @@ class KazooSession:
     # -------------------------------------------------------------- from kazoo's threads
 
     def watch(self, callback: Callable[[], None]) -> Callable[[Any], None]:
-        """A watch function for kazoo: `callback` runs on the loop when the node changes. Make it once and give the same one to
-        every read, so that kazoo keeps one. It is gone when the connection is: read anew after CONNECTED."""
+        """A watch function for kazoo: `callback` runs on the loop when the node changes. Make it once and give the same
+        one to every read, so that kazoo keeps one. It is gone when the connection is: read anew after CONNECTED."""
 
         def fired(event: Any) -> None:
             if event.type != "NONE" and self._loop is not None:  # NONE: the connection, which the state tells
@@ -264,7 +272,9 @@ def _check_size(transaction: TransactionRequest) -> None:
         for operation in transaction.operations
     )
     if size > REQUEST_BYTES_MAX:
-        raise InvalidRequest(f"{size} bytes are more than ZooKeeper takes at once ({REQUEST_BYTES_MAX}): write less in one change")
+        raise InvalidRequest(
+            f"{size} bytes are more than ZooKeeper takes at once ({REQUEST_BYTES_MAX}): write less in one change"
+        )
 
 
 def _post(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> None:

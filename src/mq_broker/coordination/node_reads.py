@@ -39,7 +39,8 @@ _ERROR = -1
 
 @dataclass(frozen=True, slots=True)
 class _MultiRead:
-    """ZooKeeper's `multiRead` of data, as a request of kazoo's. Its answer: for each path what `GetData` answers, or the error."""
+    """ZooKeeper's `multiRead` of data, as a request of kazoo's. Its answer: for each path what `GetData` answers, or
+    the error."""
 
     paths: Sequence[str]
 
@@ -88,7 +89,8 @@ class NodeReads:
         self._several_at_once = True
 
     async def read(self, path: str, deadline: float) -> Found:
-        """The node as it is now, after a sync. Raises `CoordinationUnavailable`, and kazoo's other errors as they are."""
+        """The node as it is now, after a sync. Raises `CoordinationUnavailable`, and kazoo's other errors as they
+        are."""
         read = _Read(path, asyncio.get_running_loop().create_future())
         self._waiting.append(read)
         self._send()
@@ -101,7 +103,8 @@ class NodeReads:
             ) from None
 
     async def read_many(self, paths: Sequence[str], deadline: float) -> list[tuple[str, bytes]]:
-        """Those that are there, without a sync. One that went meanwhile is left out: the watch on the list will tell."""
+        """Those that are there, without a sync. One that went meanwhile is left out: the watch on the list will
+        tell."""
         found: list[tuple[str, bytes]] = []
         for first in range(0, len(paths), BATCH_READS_MAX):
             some = paths[first : first + BATCH_READS_MAX]

@@ -1,7 +1,8 @@
-"""How often ZooKeeper is asked: a few questions at once, then one in so many milliseconds, so that what comes meanwhile shares one.
+"""How often ZooKeeper is asked: a few questions at once, then one in so many milliseconds, so that what comes meanwhile
+shares one.
 
-A question costs a broker about as much processor time for one node as for ten. A broker that opens thousands of partitions
-reads and claims them one after another, and would ask for each alone.
+A question costs a broker about as much processor time for one node as for ten. A broker that opens thousands of
+partitions reads and claims them one after another, and would ask for each alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ AT_ONCE: Final = 8
 
 
 class Pace:
-    """Owns when the next question may go. Pure: the time is an argument, in seconds of any clock that does not go back."""
+    """Owns when the next question may go. Pure: the time is an argument, in seconds of any clock that does not go
+    back."""
 
     def __init__(self, period_s: float = PERIOD_S, at_once: int = AT_ONCE) -> None:
         self._period_s = period_s

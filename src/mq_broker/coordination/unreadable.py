@@ -1,7 +1,8 @@
 """What to do about documents in ZooKeeper that are not what TritonMQ writes: say so, once, and go on without.
 
-Anybody with access can write there, and a newer version may. Whoever reads such a document must not take it for one that is not
-there (trap 18), and the rest of the cluster has nothing to do with it. What "without" means, each reader decides.
+Anybody with access can write there, and a newer version may. Whoever reads such a document must not take it for one
+that is not there (trap 18), and the rest of the cluster has nothing to do with it. What "without" means, each reader
+decides.
 """
 
 from __future__ import annotations

@@ -53,7 +53,14 @@ from mq_broker.coordination.state_writes import StateWrites
 from mq_broker.coordination.unreadable import Unreadable
 from mq_broker.coordination.zookeeper_locks import ZooKeeperLocks
 from mq_broker.core.messages import CasOutcome, NodeState
-from mq_protocol.errors import CoordinationUnavailable, InternalError, InvalidRequest, OutcomeUnknown, TopicExists, UnknownTopic
+from mq_protocol.errors import (
+    CoordinationUnavailable,
+    InternalError,
+    InvalidRequest,
+    OutcomeUnknown,
+    TopicExists,
+    UnknownTopic,
+)
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
 from mq_protocol.names import check_topic_name
 
@@ -76,8 +83,8 @@ class ZooKeeperCoordination:
     """A broker's (or a tool's) view of the cluster through one ZooKeeper session. Owns that session.
 
     `hosts` is `HOST:PORT[,HOST:PORT…][/PREFIX]`; everything lies below `PREFIX` + `root`. Questions wait
-    `request_timeout_ms` for their answers: by default two sessions, in which a dropped connection is noticed and, if a server is
-    there, made again.
+    `request_timeout_ms` for their answers: by default two sessions, in which a dropped connection is noticed and, if a
+    server is there, made again.
     """
 
     def __init__(
@@ -116,7 +123,9 @@ class ZooKeeperCoordination:
                 await self._make(self._path(path), deadline)
         except ZookeeperError as error:
             await self.stop()
-            raise CoordinationUnavailable(f"ZooKeeper at {self._session.hosts} refuses {self._root}: {error!r}") from error
+            raise CoordinationUnavailable(
+                f"ZooKeeper at {self._session.hosts} refuses {self._root}: {error!r}"
+            ) from error
         except CoordinationUnavailable:
             await self.stop()
             raise
@@ -200,8 +209,9 @@ class ZooKeeperCoordination:
                 await self._make(path, deadline)
 
     async def register(self, registration: BrokerRegistration) -> None:
-        """Waits up to a session's length (and a half) where a former life of this broker was registered at another address: it may
-        be alive, and is known to be dead only once its session ends. At our own address nobody else can be alive."""
+        """Waits up to a session's length (and a half) where a former life of this broker was registered at another
+        address: it may be alive, and is known to be dead only once its session ends. At our own address nobody else can
+        be alive."""
         path = self._path("brokers/live", registration.broker)
         data = documents.dump(documents.registration_to_json(registration))
         deadline = self._session.deadline(at_least_s=1.5 * self._session_timeout_s)
@@ -242,9 +252,12 @@ class ZooKeeperCoordination:
         found = await self._read(self._path("brokers/lives", other.broker), deadline)
         return found is not None and other.incarnation <= found[1].version
 
-    async def _replace(self, path: str, data: bytes, registration: BrokerRegistration, version: int, deadline: float) -> None:
-        # Every newly made node has version 0, so the version alone cannot tell the former life's node from one that a newer life
-        # has put in its place since it was read. The check of the lives' counter does: a newer life has moved it.
+    async def _replace(
+        self, path: str, data: bytes, registration: BrokerRegistration, version: int, deadline: float
+    ) -> None:
+        # Every newly made node has version 0, so the version alone cannot tell the former life's node from one that a
+        # newer life has put in its place since it was read. The check of the lives' counter does: a newer life has
+        # moved it.
         lives = self._path("brokers/lives", registration.broker)
 
         def build(transaction: TransactionRequest) -> None:
@@ -269,7 +282,10 @@ class ZooKeeperCoordination:
         deadline = self._session.deadline()
         names = await self._children(live, self._brokers_watch, deadline)
         found = await self._reads.read_many([f"{live}/{name}" for name in names], deadline)
-        read = [self._unreadable.read(path, data, documents.registration_of(path.rpartition("/")[2])) for path, data in found]
+        read = [
+            self._unreadable.read(path, data, documents.registration_of(path.rpartition("/")[2]))
+            for path, data in found
+        ]
         registrations = [registration for registration in read if registration is not None]
         return {registration.broker: registration for registration in sorted(registrations, key=lambda r: r.broker)}
 
@@ -290,7 +306,9 @@ class ZooKeeperCoordination:
     async def _features(self, deadline: float) -> tuple[int, Features]:
         path = self._path("features")
         await self._session.sync(deadline)
-        data, stat = await self._session.ask_again(lambda client: client.get_async(path, watch=self._brokers_watch), deadline)
+        data, stat = await self._session.ask_again(
+            lambda client: client.get_async(path, watch=self._brokers_watch), deadline
+        )
         if not data:  # nobody has raised it yet
             return int(stat.version), Features()
         return int(stat.version), self._unreadable.require(path, data, documents.features_from_json)
@@ -329,7 +347,9 @@ class ZooKeeperCoordination:
 
     async def _note(self, name: str, deadline: float) -> tuple[bytes, int]:
         """What the change counter is to say with a change of that topic, and the version that it stands on."""
-        note, stat = await self._session.ask_again(lambda client: client.get_async(self._path("topic_changes")), deadline)
+        note, stat = await self._session.ask_again(
+            lambda client: client.get_async(self._path("topic_changes")), deadline
+        )
         return change_notes.with_change(note, stat.version, name), int(stat.version)
 
     async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
@@ -381,8 +401,9 @@ class ZooKeeperCoordination:
             await self._session.commit(build, deadline)
 
     async def _withdraw(self, topic: TopicSpec, cause: Exception) -> None:
-        """The answer was lost: return if the topic was made after all, raise otherwise. A set on the states' parent comes first,
-        since the transaction that makes the topic checks it: if it has not happened by then it never will."""
+        """The answer was lost: return if the topic was made after all, raise otherwise. A set on the states' parent
+        comes first, since the transaction that makes the topic checks it: if it has not happened by then it never
+        will."""
         path, home = self._path("topics", topic.name), self._path("states", topic.topic_id)
         deadline = self._session.deadline()
         try:
@@ -395,7 +416,10 @@ class ZooKeeperCoordination:
             raise OutcomeUnknown(
                 f"topic {topic.name!r} may or may not have been made: {error}; then see whether it is there"
             ) from error
-        if found is not None and documents.load(found[0], documents.topic_of(topic.name), path).topic_id == topic.topic_id:
+        if (
+            found is not None
+            and documents.load(found[0], documents.topic_of(topic.name), path).topic_id == topic.topic_id
+        ):
             return
         await self._remove_states(topic.topic_id)
         if found is not None:
@@ -418,12 +442,15 @@ class ZooKeeperCoordination:
         path, home = self._path("topics", topic.name), self._path("states", topic.topic_id)
         try:
             note, _ = await self._note(topic.name, self._session.deadline())
-        except CoordinationUnavailable as error:  # nothing was asked yet, but who waits for an outcome is told in one way
+        except (
+            CoordinationUnavailable
+        ) as error:  # nothing was asked yet, but who waits for an outcome is told in one way
             _log.warning("topic %s was not changed from version %d: %s", topic.name, expected_version, error)
             return CasOutcome.UNKNOWN, -1
 
         def build(transaction: TransactionRequest) -> None:
-            # A topic made again has version 0 again: only the states' parent, touched when a topic goes, tells the two apart.
+            # A topic made again has version 0 again: only the states' parent, touched when a topic goes, tells the two
+            # apart.
             transaction.check(home, 0)
             transaction.set_data(path, documents.dump(documents.topic_to_json(topic)), expected_version)
             for partition, state in enumerate(states, start=len(topic.assignment) - len(states)):
@@ -435,7 +462,9 @@ class ZooKeeperCoordination:
         except (BadVersionError, NoNodeError, NodeExistsError):
             return CasOutcome.REFUSED, -1
         except (AnswerLost, ZookeeperError) as error:
-            _log.warning("whether topic %s was changed from version %d is unknown: %s", topic.name, expected_version, error)
+            _log.warning(
+                "whether topic %s was changed from version %d is unknown: %s", topic.name, expected_version, error
+            )
             return CasOutcome.UNKNOWN, -1
         return CasOutcome.DONE, int(results[1].version)
 
@@ -450,7 +479,8 @@ class ZooKeeperCoordination:
         note, _ = await self._note(name, deadline)
 
         def build(transaction: TransactionRequest) -> None:
-            # Every newly made node has version 0: only the states' parent tells this topic from one made since under its name.
+            # Every newly made node has version 0: only the states' parent tells this topic from one made since under
+            # its name.
             transaction.set_data(self._path("states", topic.topic_id), b"deleted", 0)
             transaction.delete(path)
             transaction.set_data(self._path("topic_changes"), note)
@@ -492,7 +522,9 @@ class ZooKeeperCoordination:
             return None
         return int(found[1].version), self._unreadable.require(path, found[0], documents.state_from_json)
 
-    async def write_state(self, topic_id: str, partition: int, expected_version: int, state: NodeState) -> tuple[CasOutcome, int]:
+    async def write_state(
+        self, topic_id: str, partition: int, expected_version: int, state: NodeState
+    ) -> tuple[CasOutcome, int]:
         path = self._path("states", topic_id, partition)
         data = documents.dump(documents.state_to_json(state))
         assert expected_version >= 0, "a version of -1 would be no compare-and-set"
@@ -511,7 +543,9 @@ class ZooKeeperCoordination:
 
     async def _children(self, path: str, watch: Any, deadline: float) -> list[str]:
         await self._session.sync(deadline)
-        names: list[str] = await self._session.ask_again(lambda client: client.get_children_async(path, watch=watch), deadline)
+        names: list[str] = await self._session.ask_again(
+            lambda client: client.get_children_async(path, watch=watch), deadline
+        )
         return names
 
 

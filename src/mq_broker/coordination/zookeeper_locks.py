@@ -1,11 +1,11 @@
 """Queues for locks in ZooKeeper: its lock recipe, for clients that do not speak to it themselves.
 
-A place is an ephemeral sequential node of this broker's session. Each watches the one before it alone, so that a release wakes one
-waiter. A token is the transaction in which the place was made: ZooKeeper counts those over all nodes and for ever, so a queue's
-node may go when nobody is in the queue.
+A place is an ephemeral sequential node of this broker's session. Each watches the one before it alone, so that a
+release wakes one waiter. A token is the transaction in which the place was made: ZooKeeper counts those over all nodes
+and for ever, so a queue's node may go when nobody is in the queue.
 
-A session that is suspended may end without a word. Places are therefore given up a quarter of a session after the connection was
-lost: the server keeps them for a third of one at least, as it is pinged three times in a session.
+A session that is suspended may end without a word. Places are therefore given up a quarter of a session after the
+connection was lost: the server keeps them for a third of one at least, as it is pinged three times in a session.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _MARK_CHARACTERS: Final = 32
 
 
 class ZooKeeperLocks:
-    """Owns the places that were taken in this session, and the work of removing those that were left. `home`: the node above all
-    queues."""
+    """Owns the places that were taken in this session, and the work of removing those that were left. `home`: the node
+    above all queues."""
 
     def __init__(self, session: KazooSession, home: str, session_timeout_s: float) -> None:
         self.silence_ms = min(LOCK_SILENCE_MS_MAX, int(session_timeout_s * 500))
@@ -49,7 +49,9 @@ class ZooKeeperLocks:
     async def queue(self, name: str) -> ZooKeeperLockPlace:
         """Raises `CoordinationUnavailable`; then nothing is left in the queue, or is removed once that is possible."""
         if not self.session.connected:  # else each attempt would leave something to remove once it is
-            raise CoordinationUnavailable("ZooKeeper does not answer this broker at the moment: ask again, or ask another broker")
+            raise CoordinationUnavailable(
+                "ZooKeeper does not answer this broker at the moment: ask again, or ask another broker"
+            )
         place = ZooKeeperLockPlace(self, name, f"{self._home}/{name}")
         self._places.add(place)
         try:
@@ -67,7 +69,9 @@ class ZooKeeperLocks:
             self._doubt = None
         if state == KazooState.SUSPENDED:
             loop = asyncio.get_running_loop()
-            self._doubt = loop.call_later(self._session_timeout_s / 4, self._end_all, "ZooKeeper does not answer its broker")
+            self._doubt = loop.call_later(
+                self._session_timeout_s / 4, self._end_all, "ZooKeeper does not answer its broker"
+            )
         elif state == KazooState.LOST:
             self._end_all("its broker's session with ZooKeeper has ended")
         else:
@@ -187,7 +191,9 @@ class ZooKeeperLockPlace:
     async def _nodes(self, deadline: float) -> list[str]:
         await self._session.sync(deadline)
         try:
-            nodes: list[str] = await self._session.ask_again(lambda client: client.get_children_async(self._queue), deadline)
+            nodes: list[str] = await self._session.ask_again(
+                lambda client: client.get_children_async(self._queue), deadline
+            )
         except NoNodeError:
             return []
         return nodes
@@ -256,7 +262,8 @@ class ZooKeeperLockPlace:
 
 
 def _number(node: str) -> int:
-    """Which ZooKeeper put behind the mark; 0 for a node that is none of ours, which is then before all and has to be removed."""
+    """Which ZooKeeper put behind the mark; 0 for a node that is none of ours, which is then before all and has to be
+    removed."""
     try:
         return int(node[_MARK_CHARACTERS + 1 :])
     except ValueError:

@@ -40,11 +40,11 @@ The protocol in prose
    version seen, or by a later success on the same version. A client's request without an answer is asked again with the
    same UUID and gets the first answer.
 
-9. A journal may be shortened from its beginning: a `Snapshot` stands for what is gone. A follower that lacks the entry which the
-   leader's journal begins after is sent the snapshot and begins anew, as another log.
+9. A journal may be shortened from its beginning: a `Snapshot` stands for what is gone. A follower that lacks the entry
+   which the leader's journal begins after is sent the snapshot and begins anew, as another log.
 
-10. The set of replicas may change under a running partition: the leader sends to new ones at once, and waits for a former one until
-    the node does not name it any more.
+10. The set of replicas may change under a running partition: the leader sends to new ones at once, and waits for a
+    former one until the node does not name it any more.
 
 Numbered rules ("rule 6") and traps ("trap 25") in comments are those of ARCHITECTURE.md, section "Replication".
 

@@ -1,7 +1,7 @@
 """What a partition's journal is made of: entries, each one operation.
 
-An `Entry` is metadata only. The payload of an APPEND or STAGE entry (one Arrow IPC record batch message) never enters the
-core: the shell and the storage carry it beside the entry, under the same index.
+An `Entry` is metadata only. The payload of an APPEND or STAGE entry (one Arrow IPC record batch message) never enters
+the core: the shell and the storage carry it beside the entry, under the same index.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class TransactionKey:
 
 @dataclass(frozen=True, slots=True)
 class StagedBatches:
-    """A manifest's line: the staged batches of one partition that a decision publishes, in this order. `topic_id` tells the topic
-    that they were staged in from one made later under its name (trap 29)."""
+    """A manifest's line: the staged batches of one partition that a decision publishes, in this order. `topic_id` tells
+    the topic that they were staged in from one made later under its name (trap 29)."""
 
     topic: str
     partition: int
@@ -57,7 +57,8 @@ class StagedBatches:
 class EpochStart:
     """A leadership begins. The first entry that a new leader writes (rule 3).
 
-    `offset_floor`: offsets below it may have been given to records that are lost (rule 15), so none of them is given again.
+    `offset_floor`: offsets below it may have been given to records that are lost (rule 15), so none of them is given
+    again.
     """
 
     broker: int
@@ -68,8 +69,8 @@ class EpochStart:
 class Append:
     """A batch that takes the next offsets as soon as it is committed.
 
-    `record_uuids`: empty, or the 16 bytes of each record's own UUID, in order, joined. Each is remembered by itself, so that a
-    record is recognised in whatever batch it comes again.
+    `record_uuids`: empty, or the 16 bytes of each record's own UUID, in order, joined. Each is remembered by itself, so
+    that a record is recognised in whatever batch it comes again.
     """
 
     record_uuids: bytes = b""
@@ -110,8 +111,8 @@ class Discard:
 class MoveCursor:
     """The next offset that a group wants from this partition.
 
-    `kind` says who reads: "consumer", "spark", or "ephemeral" for a group that ends some time after its last member. `forward`:
-    it changes nothing where the cursor is at that offset or beyond it.
+    `kind` says who reads: "consumer", "spark", or "ephemeral" for a group that ends some time after its last member.
+    `forward`: it changes nothing where the cursor is at that offset or beyond it.
     """
 
     group: str
@@ -129,8 +130,8 @@ class DeleteGroup:
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """Coordinator only: micro-batch `batch_id` of `key` is exactly this manifest. `once`: the key is for this decision alone, and
-    may be forgotten some time after it is published."""
+    """Coordinator only: micro-batch `batch_id` of `key` is exactly this manifest. `once`: the key is for this decision
+    alone, and may be forgotten some time after it is published."""
 
     key: TransactionKey
     batch_id: int
@@ -150,15 +151,16 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Coordinator only: nothing more is decided under this key, ever. What is decided already is published all the same."""
+    """Coordinator only: nothing more is decided under this key, ever. What is decided already is published all the
+    same."""
 
     key: TransactionKey
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """The key is aborted: from now on nothing is staged under it here, and what is staged is forgotten, but for `kept`, the batches
-    that a decision names which is not published yet."""
+    """The key is aborted: from now on nothing is staged under it here, and what is staged is forgotten, but for `kept`,
+    the batches that a decision names which is not published yet."""
 
     key: TransactionKey
     kept: tuple[bytes, ...] = ()
@@ -179,7 +181,19 @@ class Trim:
 
 
 Operation: TypeAlias = (
-    EpochStart | Append | Stage | Publish | Discard | MoveCursor | Decide | Finish | Trim | Abort | Fence | Forget | DeleteGroup
+    EpochStart
+    | Append
+    | Stage
+    | Publish
+    | Discard
+    | MoveCursor
+    | Decide
+    | Finish
+    | Trim
+    | Abort
+    | Fence
+    | Forget
+    | DeleteGroup
 )
 
 
@@ -187,8 +201,8 @@ Operation: TypeAlias = (
 class Entry:
     """One operation in a partition's journal.
 
-    `index` counts from 1 without gaps; `leader_epoch` never falls along the journal. `timestamp_us` is the leader's wall
-    clock in microseconds since 1970, never below the entry before. `record_count` is rows (APPEND, STAGE; else 0).
+    `index` counts from 1 without gaps; `leader_epoch` never falls along the journal. `timestamp_us` is the leader's
+    wall clock in microseconds since 1970, never below the entry before. `record_count` is rows (APPEND, STAGE; else 0).
     `payload_bytes` is the stored size of the payload; `decoded_bytes` its size in memory once decompressed.
     """
 
@@ -203,7 +217,8 @@ class Entry:
 
 
 def offsets_given(entry: Entry, staged: Callable[[bytes], int]) -> int:
-    """How many offsets its records take once it is committed. `staged`: the rows of a staged batch, 0 if it is not there."""
+    """How many offsets its records take once it is committed. `staged`: the rows of a staged batch, 0 if it is not
+    there."""
     match entry.operation:
         case Append():
             return entry.record_count

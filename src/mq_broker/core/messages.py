@@ -1,8 +1,8 @@
 """The whole language of the replication core: every event that can go in, every effect that can come out.
 
-One `Replica` (replica.py) is one broker's copy of one partition. The shell feeds it events and carries out the effects it
-returns, in order. Times are milliseconds of a monotonic clock (`now_ms`) except `timestamp_us`, the wall clock that is
-written into entries.
+One `Replica` (replica.py) is one broker's copy of one partition. The shell feeds it events and carries out the effects
+it returns, in order. Times are milliseconds of a monotonic clock (`now_ms`) except `timestamp_us`, the wall clock that
+is written into entries.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class LeaderName:
 class NodeState:
     """A partition's state node in the coordination service. Changed only by compare-and-set on its version.
 
-    `isr` is sorted by broker and names each broker once, by the log id that was in sync. `token` tells whose write this is,
-    for a writer whose answer was lost. `recovery` counts how often it was said that no named log is left (rule 15);
-    `offset_floor` is the first offset that nothing lost by that can have had. `unknown`: what only a newer version knows of, as the
-    coordination service's text: it stays in every state that is made of this one.
+    `isr` is sorted by broker and names each broker once, by the log id that was in sync. `token` tells whose write this
+    is, for a writer whose answer was lost. `recovery` counts how often it was said that no named log is left (rule 15);
+    `offset_floor` is the first offset that nothing lost by that can have had. `unknown`: what only a newer version
+    knows of, as the coordination service's text: it stays in every state that is made of this one.
     """
 
     leader: LeaderName | None
@@ -52,8 +52,8 @@ class NodeState:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """This replica. `log_id` names one unbroken life of its log; `incarnation` one life of the process. `recovery` is that of the
-    state node under which the log was begun, or which it was chosen to go on under (rule 15)."""
+    """This replica. `log_id` names one unbroken life of its log; `incarnation` one life of the process. `recovery` is
+    that of the state node under which the log was begun, or which it was chosen to go on under (rule 15)."""
 
     broker: int
     incarnation: int
@@ -63,11 +63,12 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """`replicas` in order of rank: the first is preferred as leader. Times in milliseconds. `volatile`: durability=memory;
-    `begins_empty`: if that has one replica, a restart empties it without an operator's word (rule 15).
+    """`replicas` in order of rank: the first is preferred as leader. Times in milliseconds. `volatile`:
+    durability=memory; `begins_empty`: if that has one replica, a restart empties it without an operator's word (rule
+    15).
 
-    `silence_ms`: how long a follower waits for a word of its leader before it reads the node; `read_node_ms`: how often it reads
-    it anyway; `resend_ms`: how long a leader waits for an answer before it sends again.
+    `silence_ms`: how long a follower waits for a word of its leader before it reads the node; `read_node_ms`: how often
+    it reads it anyway; `resend_ms`: how long a leader waits for an answer before it sends again.
     """
 
     replicas: tuple[int, ...]
@@ -97,8 +98,8 @@ class ReplicaSettings:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredLog:
-    """What storage found: every entry it kept, in order, all of it flushed. Empty for a new replica. With a `snapshot` the first
-    entry is the one after it (rule 13)."""
+    """What storage found: every entry it kept, in order, all of it flushed. Empty for a new replica. With a `snapshot`
+    the first entry is the one after it (rule 13)."""
 
     entries: tuple[Entry, ...] = ()
     snapshot: Snapshot | None = None
@@ -117,8 +118,9 @@ class Wait(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AreStaged:
-    """A question, which is never written: could micro-batch `batch_id` of the key publish these batches here? Answered by `Done` or
-    `Refused`, as surely as what is written: a leader that was deposed unawares does not say that a batch is missing."""
+    """A question, which is never written: could micro-batch `batch_id` of the key publish these batches here? Answered
+    by `Done` or `Refused`, as surely as what is written: a leader that was deposed unawares does not say that a batch
+    is missing."""
 
     key: TransactionKey
     batch_id: int
@@ -129,9 +131,9 @@ class AreStaged:
 class Propose:
     """A client (or the shell) wants an operation in the journal, or the answer to a question.
 
-    `uuid` deduplicates APPEND and STAGE. `after`, if not empty, is a UUID that must already be in the log or its tail, else
-    the request is refused with OUT_OF_ORDER. `keep_on_mismatch` is for DECIDE (onReplayMismatch=keep). `body` is the payload: the
-    core hands it on with the entry and never looks at it.
+    `uuid` deduplicates APPEND and STAGE. `after`, if not empty, is a UUID that must already be in the log or its tail,
+    else the request is refused with OUT_OF_ORDER. `keep_on_mismatch` is for DECIDE (onReplayMismatch=keep). `body` is
+    the payload: the core hands it on with the entry and never looks at it.
     """
 
     request: RequestId
@@ -186,9 +188,9 @@ class SessionLost:
 class AppendEntries:
     """From a leader.
 
-    As an effect (`Send`) it names the range `prev_index + 1 .. last_index`, and the shell adds the frames; as an event, `entries`
-    holds their metadata and `bodies` the frame of each, which the core hands on and never looks at. `successor` not 0: the leader
-    has stood back, and that broker should claim at once.
+    As an effect (`Send`) it names the range `prev_index + 1 .. last_index`, and the shell adds the frames; as an event,
+    `entries` holds their metadata and `bodies` the frame of each, which the core hands on and never looks at.
+    `successor` not 0: the leader has stood back, and that broker should claim at once.
     """
 
     leader: int
@@ -227,7 +229,8 @@ class AppendAck:
 class InstallSnapshot:
     """From a leader whose journal begins after what this follower lacks (rule 13).
 
-    As an effect (`Send`) `snapshot` is None and the shell puts in the one that its journal begins with; as an event it is there.
+    As an effect (`Send`) `snapshot` is None and the shell puts in the one that its journal begins with; as an event it
+    is there.
     """
 
     leader: int
@@ -275,16 +278,16 @@ class LogReplaced:
 
 @dataclass(frozen=True, slots=True)
 class JournalBegins:
-    """The journal on disk now begins with entry `first_index`, durably; a snapshot stands for what was before it. Never above what
-    is applied (rule 13)."""
+    """The journal on disk now begins with entry `first_index`, durably; a snapshot stands for what was before it. Never
+    above what is applied (rule 13)."""
 
     first_index: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicasChanged:
-    """The partition is assigned to these brokers now, in order of rank (a move, a new broker). This one may not be among them.
-    `min_insync_replicas` 0: as before."""
+    """The partition is assigned to these brokers now, in order of rank (a move, a new broker). This one may not be
+    among them. `min_insync_replicas` 0: as before."""
 
     replicas: tuple[int, ...]
     min_insync_replicas: int = 0
@@ -292,7 +295,8 @@ class ReplicasChanged:
 
 @dataclass(frozen=True, slots=True)
 class TransferLeadership:
-    """Let broker `to` lead once it has everything; until the deadline writes are refused. If it cannot by then, lead on."""
+    """Let broker `to` lead once it has everything; until the deadline writes are refused. If it cannot by then, lead
+    on."""
 
     to: int
     deadline_ms: int
@@ -345,7 +349,8 @@ Event: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """`base_offset` is -1 where none was given (staged, control). `duplicate`: the UUID had been seen; this is the first answer."""
+    """`base_offset` is -1 where none was given (staged, control). `duplicate`: the UUID had been seen; this is the
+    first answer."""
 
     index: int
     base_offset: int = -1
@@ -371,7 +376,8 @@ class RecordsThere:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A DECIDE request's answer. `row_count` is that of the manifest that holds; `finished`: it is already published everywhere."""
+    """A DECIDE request's answer. `row_count` is that of the manifest that holds; `finished`: it is already published
+    everywhere."""
 
     row_count: int
     already: bool
@@ -393,7 +399,8 @@ Result: TypeAlias = Done | RecordsThere | Decided | Refused
 
 @dataclass(frozen=True, slots=True)
 class WriteEntries:
-    """Append these to the journal. `bodies`: what came with each of them, in the same order, from a client or from a leader."""
+    """Append these to the journal. `bodies`: what came with each of them, in the same order, from a client or from a
+    leader."""
 
     entries: tuple[Entry, ...]
     bodies: tuple[object, ...] = field(default=(), compare=False, repr=False)
@@ -433,7 +440,8 @@ class WriteNode:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A batch became readable: offsets `base_offset .. base_offset + record_count - 1` are the payload of entry `index`."""
+    """A batch became readable: offsets `base_offset .. base_offset + record_count - 1` are the payload of entry
+    `index`."""
 
     base_offset: int
     record_count: int
@@ -445,14 +453,16 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Trimmed:
-    """Retention took effect: records below `log_start_offset` are no longer to be read, and the journal may be shortened."""
+    """Retention took effect: records below `log_start_offset` are no longer to be read, and the journal may be
+    shortened."""
 
     log_start_offset: int
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetsSkipped:
-    """After a recovery (rule 15): offsets `first .. next_offset - 1` are given to nobody; records that had them are lost."""
+    """After a recovery (rule 15): offsets `first .. next_offset - 1` are given to nobody; records that had them are
+    lost."""
 
     first: int
     next_offset: int
@@ -460,7 +470,8 @@ class OffsetsSkipped:
 
 @dataclass(frozen=True, slots=True)
 class DecisionCommitted:
-    """Coordinator's leader only: a decision is in the journal (or was found there, unfinished, on taking up leadership)."""
+    """Coordinator's leader only: a decision is in the journal (or was found there, unfinished, on taking up
+    leadership)."""
 
     decision: Operation
 
@@ -491,8 +502,8 @@ class Reopen:
 
 @dataclass(frozen=True, slots=True)
 class Install:
-    """This replica is over: forget its journal, which lacks what is committed, begin another, under a new log id, with this
-    snapshot, and make a new replica of it."""
+    """This replica is over: forget its journal, which lacks what is committed, begin another, under a new log id, with
+    this snapshot, and make a new replica of it."""
 
     snapshot: Snapshot
     recovery: int
@@ -500,22 +511,24 @@ class Install:
 
 @dataclass(frozen=True, slots=True)
 class StartOver:
-    """This replica is over: the partition was recovered from another log (rule 15). Keep this journal aside for people, begin an
-    empty one under a new log id and this `recovery`, and make a new replica of it."""
+    """This replica is over: the partition was recovered from another log (rule 15). Keep this journal aside for people,
+    begin an empty one under a new log id and this `recovery`, and make a new replica of it."""
 
     recovery: int
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryAdopted:
-    """The log goes on under this recovery number, which storage is to remember with it. Losing that costs a copy, never safety."""
+    """The log goes on under this recovery number, which storage is to remember with it. Losing that costs a copy, never
+    safety."""
 
     recovery: int
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """One line for the log: who claimed, shrank, expanded, truncated; which version; why. `alarm`: an operator must look."""
+    """One line for the log: who claimed, shrank, expanded, truncated; which version; why. `alarm`: an operator must
+    look."""
 
     text: str
     alarm: bool = False

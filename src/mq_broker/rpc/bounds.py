@@ -1,8 +1,9 @@
-"""What a request may cost: how large one message of each method may be, and how much it may name. Checked before anything else.
+"""What a request may cost: how large one message of each method may be, and how much it may name. Checked before
+anything else.
 
-Bytes on the wire say little about what they become: two bytes can be an element of a list, and an element takes a hundred bytes of
-memory and more of time. So elements are counted on the wire, before protobuf makes objects of them. A request is refused whole, and
-the error says the bound, which is in the method's row (`mq_protocol/methods.py`).
+Bytes on the wire say little about what they become: two bytes can be an element of a list, and an element takes a
+hundred bytes of memory and more of time. So elements are counted on the wire, before protobuf makes objects of them. A
+request is refused whole, and the error says the bound, which is in the method's row (`mq_protocol/methods.py`).
 """
 
 from __future__ import annotations
@@ -38,18 +39,23 @@ _LENGTH_DELIMITED: Final = 2
 _FIXED_BYTES: Final = {1: 8, 5: 4}
 
 
-BOUNDS: Final[dict[str, Bound]] = {name: method.bound for service in (BROKER, PEER) for name, method in service.methods.items()}
+BOUNDS: Final[dict[str, Bound]] = {
+    name: method.bound for service in (BROKER, PEER) for name, method in service.methods.items()
+}
 
 
 class Gate(Generic[M]):
-    """What stands before a method: reads its requests, which are of `kind`, and lets none through that is above the method's bound.
+    """What stands before a method: reads its requests, which are of `kind`, and lets none through that is above the
+    method's bound.
 
     Raises `LookupError` for a method that has no bound: it is not served.
     """
 
     def __init__(self, method: str, kind: type[M]) -> None:
         if method not in BOUNDS:
-            raise LookupError(f"method {method} has no row in mq_protocol/methods.py, which says what one request of it may cost")
+            raise LookupError(
+                f"method {method} has no row in mq_protocol/methods.py, which says what one request of it may cost"
+            )
         self.method = method
         self._bound = BOUNDS[method]
         self._kind = kind
@@ -57,8 +63,8 @@ class Gate(Generic[M]):
         self._fewest = min((each.most for each in self._bound.lists.values()), default=limits.MESSAGE_BYTES_MAX)
 
     async def read(self, data: bytes) -> M:
-        """The message. Raises `RequestTooLarge` for one above the bound, `InvalidRequest` for bytes that are none, and for an
-        element that is named twice."""
+        """The message. Raises `RequestTooLarge` for one above the bound, `InvalidRequest` for bytes that are none, and
+        for an element that is named twice."""
         self._check_size(data)
         if len(data) <= READ_INLINE_BYTES_MAX:
             return self._parse(data)
@@ -154,7 +160,8 @@ _COUNTED: Final = frozenset({FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_
 
 
 class _Count:
-    """Owns the count of one request's elements, list by list, in one pass over its bytes; ends at the first above its bound."""
+    """Owns the count of one request's elements, list by list, in one pass over its bytes; ends at the first above its
+    bound."""
 
     def __init__(self, method: str, data: bytes) -> None:
         self._method = method

@@ -29,7 +29,8 @@ class Calls:
         self._methods: dict[tuple[str, str], Any] = {}
 
     async def ask(self, address: str, method: str, request: Message, response: type[Resp], deadline: float) -> Resp:
-        """The answer of the broker at `address`. Raises the `TritonMQError` that it raised, `Unreachable` or `OutcomeUnknown`."""
+        """The answer of the broker at `address`. Raises the `TritonMQError` that it raised, `Unreachable` or
+        `OutcomeUnknown`."""
         assert PEER_UNARY[method].response is response
         call = self._methods.get((address, method))
         if call is None:
@@ -39,7 +40,9 @@ class Calls:
             call = self._methods[address, method] = channel.unary_unary(peer_path(method), None, None)
         timeout = max(0.001, deadline - asyncio.get_running_loop().time())
         try:
-            data: bytes = await call(request.SerializeToString(), timeout=timeout, metadata=self._proof.call(peer_path(method)))
+            data: bytes = await call(
+                request.SerializeToString(), timeout=timeout, metadata=self._proof.call(peer_path(method))
+            )
         except aio.AioRpcError as error:
             raise from_call(error, address) from error
         return parse(data, response)

@@ -1,8 +1,9 @@
-"""Links between brokers: one bidirectional stream a pair, carrying entries and acknowledgements both ways, for all partitions.
+"""Links between brokers: one bidirectional stream a pair, carrying entries and acknowledgements both ways, for all
+partitions.
 
-The broker with the lower id dials. Messages that are ready together share one `LinkMessage`: while one is being written, the next
-gathers. What does not fit the bounded buffer of a peer, and what was on its way when a connection ended, is dropped: the core sends
-again what is not acknowledged. Nothing here knows what an entry means.
+The broker with the lower id dials. Messages that are ready together share one `LinkMessage`: while one is being
+written, the next gathers. What does not fit the bounded buffer of a peer, and what was on its way when a connection
+ended, is dropped: the core sends again what is not acknowledged. Nothing here knows what an entry means.
 
 A link belongs to the broker that proved itself when it was opened (peer_proof.py). A message in any other name ends it.
 """
@@ -46,15 +47,16 @@ _FIXED_BYTES: Final = 150
 """About what a message takes beside its payload, so that a flood of empty ones is bounded too."""
 
 HELLO_BYTES_MAX: Final = 1 << 10
-"""Of each message before the far side has proved who it is: a hello has some hundred bytes. What is longer is not parsed."""
+"""Of each message before the far side has proved who it is: a hello has some hundred bytes. What is longer is not
+parsed."""
 
 Messages: TypeAlias = AsyncIterator[bytes]
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 
 class Hearer(Protocol):
-    """One partition's ear, called on the event loop. What it hears speaks for the broker of that link and for no other. A
-    `PeerRefused` that it raises ends the link."""
+    """One partition's ear, called on the event loop. What it hears speaks for the broker of that link and for no other.
+    A `PeerRefused` that it raises ends the link."""
 
     def hear_entries(self, message: pb.AppendEntries, frames: Sequence[memoryview]) -> None: ...
     def hear_ack(self, message: pb.AppendAck) -> None: ...
@@ -135,10 +137,12 @@ class _Peer:
     def put(self, outgoing: _Outgoing) -> None:
         if self.ended is None:
             return
-        if self.waiting and self.waiting_bytes + outgoing.size > LINK_BUFFER_BYTES_MAX:  # alone, the largest batch goes too
+        # Alone, the largest batch goes too
+        if self.waiting and self.waiting_bytes + outgoing.size > LINK_BUFFER_BYTES_MAX:
             if self.dropped == 0:
                 log.warning(
-                    "the link to broker %d is full: it reads slower than it is sent to; entries wait and go again", self.broker
+                    "the link to broker %d is full: it reads slower than it is sent to; entries wait and go again",
+                    self.broker,
                 )
             self.dropped += 1
             self.beat_tells_dropped = True
@@ -155,8 +159,9 @@ class _Peer:
             self.something.set()
 
     def put_snapshot(self, head: pb.SnapshotPart, data: bytes) -> None:
-        """One a partition: what has begun to go is not begun again, however long it takes. It is cut into parts as they go, so it
-        takes no room in the buffer, may be larger than that, and keeps no entries and acknowledgements out of it."""
+        """One a partition: what has begun to go is not begun again, however long it takes. It is cut into parts as they
+        go, so it takes no room in the buffer, may be larger than that, and keeps no entries and acknowledgements out of
+        it."""
         place = head.topic_id, head.partition
         present = self.snapshots.get(place)
         if self.ended is None or not data:
@@ -167,8 +172,8 @@ class _Peer:
         self.something.set()
 
     def take(self) -> Envelope[pb.LinkHeader]:
-        """The next message: all that waits, up to a bound. What is larger goes alone: with company it might be more than gRPC
-        takes, and end the link. Of snapshots every other message has a part."""
+        """The next message: all that waits, up to a bound. What is larger goes alone: with company it might be more
+        than gRPC takes, and end the link. Of snapshots every other message has a part."""
         header = pb.LinkHeader()
         if self.beat_due:
             header.beat.dropped = self.beat_tells_dropped
@@ -213,8 +218,8 @@ class _Peer:
 
 
 class Links:
-    """Owns the connections to every other broker. `proof` says who this is, and proves it; `spawn` makes a task whose failure is
-    not missed; `read_brokers` has the registrations read again, soon.
+    """Owns the connections to every other broker. `proof` says who this is, and proves it; `spawn` makes a task whose
+    failure is not missed; `read_brokers` has the registrations read again, soon.
     """
 
     def __init__(
@@ -278,7 +283,8 @@ class Links:
         self._peer(to).put(_Outgoing(None, message, (), _FIXED_BYTES))
 
     def send_snapshot(self, to: int, head: pb.SnapshotPart, data: bytes) -> None:
-        """In parts that are like `head`. Dropped when there is no link, or while an earlier one of that partition is on its way."""
+        """In parts that are like `head`. Dropped when there is no link, or while an earlier one of that partition is on
+        its way."""
         self._peer(to).put_snapshot(head, data)
 
     def connected(self) -> list[int]:
@@ -348,13 +354,18 @@ class Links:
         """Who dialled, once that is proved. Nothing about that broker is believed, or remembered, before."""
         theirs = await _next_hello(messages)
         if theirs.broker == self._me:
-            raise PeerRefused(f"another process calls itself broker {self._me}: give every broker its own --id", pb.PEER_SAME_ID)
+            raise PeerRefused(
+                f"another process calls itself broker {self._me}: give every broker its own --id", pb.PEER_SAME_ID
+            )
         if theirs.to != self._me:
             raise PeerRefused(
-                f"this is broker {self._me}, not {theirs.to}: its --peer-listen or --peer-advertise is wrong", pb.PEER_WRONG_BROKER
+                f"this is broker {self._me}, not {theirs.to}: its --peer-listen or --peer-advertise is wrong",
+                pb.PEER_WRONG_BROKER,
             )
         if not 0 < theirs.broker < self._me:
-            raise PeerRefused(f"broker {theirs.broker} must not dial broker {self._me}: the lower id dials", pb.PEER_WRONG_WAY)
+            raise PeerRefused(
+                f"broker {theirs.broker} must not dial broker {self._me}: the lower id dials", pb.PEER_WRONG_WAY
+            )
         _check_nonce(theirs)
         mine = self._proof.hello(theirs.broker)
         mine.proof = self._proof.of_acceptor(theirs, mine)
@@ -367,9 +378,12 @@ class Links:
         return peer, theirs.incarnation
 
     async def _known(self, peer: _Peer, incarnation: int) -> None:
-        """Returns once that life of the broker is the newest one known, and registered. Raises `PeerRefused` if it is not."""
+        """Returns once that life of the broker is the newest one known, and registered. Raises `PeerRefused` if it is
+        not."""
         if self.is_former(peer.broker, incarnation):
-            raise PeerRefused(f"broker {peer.broker} has been started again since this one: restart it", pb.PEER_FORMER_LIFE)
+            raise PeerRefused(
+                f"broker {peer.broker} has been started again since this one: restart it", pb.PEER_FORMER_LIFE
+            )
         try:
             async with asyncio.timeout(REGISTRATION_TIMEOUT_S):
                 while peer.address is None or peer.address.incarnation < incarnation:
@@ -382,7 +396,9 @@ class Links:
                 pb.PEER_NOT_REGISTERED,
             ) from error
         if self.is_former(peer.broker, incarnation):
-            raise PeerRefused(f"broker {peer.broker} has been started again since this one: restart it", pb.PEER_FORMER_LIFE)
+            raise PeerRefused(
+                f"broker {peer.broker} has been started again since this one: restart it", pb.PEER_FORMER_LIFE
+            )
 
     async def _dial_for_ever(self, peer: _Peer) -> None:
         failures = 0
@@ -406,7 +422,9 @@ class Links:
             async def send(message: Envelope[pb.LinkHeader]) -> None:
                 try:
                     await call.write(encode(message))
-                except asyncio.InvalidStateError as error:  # the far side had ended the stream, and said that all was well
+                except (
+                    asyncio.InvalidStateError
+                ) as error:  # the far side had ended the stream, and said that all was well
                     raise Unreachable(f"broker {peer.broker} has ended the link") from error
 
             messages = _Answers(call)
@@ -417,7 +435,9 @@ class Links:
             finally:
                 call.cancel()
 
-    async def _introduce(self, peer: _Peer, address: str, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> int:
+    async def _introduce(
+        self, peer: _Peer, address: str, messages: Messages, send: Send[Envelope[pb.LinkHeader]]
+    ) -> int:
         """Say who this is, and be told who answers, both with proofs. Returns the life of the broker that answered."""
         mine = self._proof.hello(peer.broker)
         await send(Envelope(pb.LinkHeader(hello=mine)))
@@ -435,8 +455,11 @@ class Links:
         await _next_hello(messages)
         return theirs.incarnation
 
-    async def _converse(self, peer: _Peer, incarnation: int, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> None:
-        """Until either side ends. A newer connection of the same peer ends this one: the peer knows which is the good one."""
+    async def _converse(
+        self, peer: _Peer, incarnation: int, messages: Messages, send: Send[Envelope[pb.LinkHeader]]
+    ) -> None:
+        """Until either side ends. A newer connection of the same peer ends this one: the peer knows which is the good
+        one."""
         ended = asyncio.Event()
         if self._closed:
             return
@@ -531,13 +554,16 @@ async def _next_hello(messages: Messages) -> pb.LinkHello:
             if header.HasField("hello"):
                 return header.hello
     raise PeerRefused(
-        "a link begins with hello: this is the brokers' own port, clients use the address given by --listen", pb.PEER_NO_HELLO
+        "a link begins with hello: this is the brokers' own port, clients use the address given by --listen",
+        pb.PEER_NO_HELLO,
     )
 
 
 def _check_nonce(hello: pb.LinkHello) -> None:
     if len(hello.nonce) != NONCE_BYTES:
-        raise PeerRefused(f"a hello has a nonce of {NONCE_BYTES} bytes: that broker is of another version", pb.PEER_NO_HELLO)
+        raise PeerRefused(
+            f"a hello has a nonce of {NONCE_BYTES} bytes: that broker is of another version", pb.PEER_NO_HELLO
+        )
 
 
 def _check_versions(mine: pb.LinkHello, theirs: pb.LinkHello) -> None:

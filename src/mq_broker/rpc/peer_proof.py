@@ -1,9 +1,11 @@
-"""How brokers of one cluster know each other: every one of them has read the same 32 random bytes in the coordination service.
+"""How brokers of one cluster know each other: every one of them has read the same 32 random bytes in the coordination
+service.
 
 The secret itself is never sent, and never logged. What is sent are proofs, HMAC-SHA-256 by that secret:
 
-- On a link, over both hellos: who dials whom, in which life, and a nonce of each side. Both sides prove it. A proof that was
-  recorded is of no use on another link, since that link has other nonces; nor is one side's proof of use to the other side.
+- On a link, over both hellos: who dials whom, in which life, and a nonce of each side. Both sides prove it. A proof
+  that was recorded is of no use on another link, since that link has other nonces; nor is one side's proof of use to
+  the other side.
 - On any other call, over the method, the caller, its life, and a time at which the proof expires.
 
 This keeps clients and strangers away. It does not keep away whoever can read or change the network: that takes TLS.
@@ -31,7 +33,8 @@ METADATA: Final = "tritonmq-peer-bin"
 
 CALL_EXPIRES_MS: Final = 30_000
 CLOCKS_APART_MAX_MS: Final = 30_000
-"""How far the caller's clock may be ahead. It may be behind by as much, since a proof expires after `CALL_EXPIRES_MS`."""
+"""How far the caller's clock may be ahead. It may be behind by as much, since a proof expires after
+`CALL_EXPIRES_MS`."""
 
 _HELLO: Final = struct.Struct(">iqi")
 _CALL: Final = struct.Struct(">iqq")
@@ -45,7 +48,9 @@ def _now_ms() -> int:
 class PeerProof:
     """Owns the secret, and who this broker is. `now_ms`: the wall clock, since two machines must agree on it."""
 
-    def __init__(self, broker: int, incarnation: int, cluster_id: str, secret: bytes, now_ms: Callable[[], int] = _now_ms) -> None:
+    def __init__(
+        self, broker: int, incarnation: int, cluster_id: str, secret: bytes, now_ms: Callable[[], int] = _now_ms
+    ) -> None:
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"the secret of a cluster's brokers has {SECRET_BYTES} bytes, not {len(secret)}")
         self.broker = broker
@@ -92,7 +97,8 @@ class PeerProof:
         value = next((value for key, value in metadata or () if key == METADATA), None)
         if value is None:
             raise PeerRefused(
-                "this port is for the cluster's brokers, and the call proves nothing: clients use --listen", pb.PEER_NO_PROOF
+                "this port is for the cluster's brokers, and the call proves nothing: clients use --listen",
+                pb.PEER_NO_PROOF,
             )
         call = pb.PeerCall()
         try:
@@ -123,7 +129,8 @@ def require(given: bytes, expected: bytes) -> None:
     """Raises `PeerRefused` if the proof is another one. Takes as long wherever they differ."""
     if not hmac.compare_digest(given, expected):
         raise PeerRefused(
-            "the proof is wrong: a broker of another cluster, or no broker at all; check its --zookeeper", pb.PEER_NO_PROOF
+            "the proof is wrong: a broker of another cluster, or no broker at all; check its --zookeeper",
+            pb.PEER_NO_PROOF,
         )
 
 
@@ -135,4 +142,6 @@ def _versions(dialler: pb.LinkHello, acceptor: pb.LinkHello) -> tuple[bytes, ...
     """What both say of their versions, if both do: a broker of release 0.2.0 does not, and proves nothing about it."""
     if not (dialler.protocol and acceptor.protocol):
         return ()
-    return tuple(_VERSIONS.pack(hello.protocol, hello.protocol_oldest) + hello.release.encode() for hello in (dialler, acceptor))
+    return tuple(
+        _VERSIONS.pack(hello.protocol, hello.protocol_oldest) + hello.release.encode() for hello in (dialler, acceptor)
+    )

@@ -1,6 +1,7 @@
 """The service that brokers offer each other, on a port of its own: links, and what they ask of each other otherwise.
 
-Nothing of it is served to clients. Every call but a link carries a proof in its metadata (peer_proof.py); a link proves itself.
+Nothing of it is served to clients. Every call but a link carries a proof in its metadata (peer_proof.py); a link proves
+itself.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ PEER_UNARY: Final = PEER.unary
 peer_path: Final = PEER.path
 
 
-def peer_handlers(service: object, links: Links, proof: PeerProof, refusals: Refusals) -> grpc.GenericRpcHandler[Any, Any]:
+def peer_handlers(
+    service: object, links: Links, proof: PeerProof, refusals: Refusals
+) -> grpc.GenericRpcHandler[Any, Any]:
     """The Peer service, answered by `links` and by `service`, as the Broker service is (service.py)."""
 
     def gate(method: str, metadata: Any) -> None:
@@ -37,7 +40,8 @@ def peer_handlers(service: object, links: Links, proof: PeerProof, refusals: Ref
             raise former
 
     methods = {
-        name: unary_handler(method, service, functools.partial(gate, peer_path(name))) for name, method in PEER_UNARY.items()
+        name: unary_handler(method, service, functools.partial(gate, peer_path(name)))
+        for name, method in PEER_UNARY.items()
     }
     methods["Link"] = links.handler()
     return grpc.method_handlers_generic_handler(PEER.name, methods)

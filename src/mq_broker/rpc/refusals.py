@@ -27,7 +27,8 @@ class Refusals:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.counts: Counter[tuple[str, int]] = Counter()
         self._clock = clock
-        self._lines: dict[tuple[str, int], tuple[float, int, int]] = {}  # since when, lines since then, left out since then
+        # Since when, lines since then, left out since then
+        self._lines: dict[tuple[str, int], tuple[float, int, int]] = {}
 
     def note(self, error: PeerRefused, broker: int = STRANGER) -> None:
         """It was refused. `broker`: who it was, if that is proved."""

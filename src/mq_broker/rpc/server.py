@@ -42,7 +42,9 @@ def client_options(
     )
 
 
-def listen(address: str, option: str = "--listen", options: Iterable[tuple[str, int]] = SERVER_OPTIONS) -> tuple[aio.Server, int]:
+def listen(
+    address: str, option: str = "--listen", options: Iterable[tuple[str, int]] = SERVER_OPTIONS
+) -> tuple[aio.Server, int]:
     """A server bound to `host:port` (port 0: a free one), without services and not yet started, and its port.
 
     Raises `InvalidSetting` when the port cannot be had, naming the option that gives another.
@@ -53,7 +55,9 @@ def listen(address: str, option: str = "--listen", options: Iterable[tuple[str, 
     except RuntimeError:
         port = 0
     if port == 0:
-        raise InvalidSetting(f"cannot listen on {address}: it is taken, or no address of this machine; choose another {option}")
+        raise InvalidSetting(
+            f"cannot listen on {address}: it is taken, or no address of this machine; choose another {option}"
+        )
     return server, port
 
 

@@ -8,7 +8,8 @@ does is decided by the object given to `handlers`. It has a method for each row,
     async def fetch(self, request: pb.FetchRequest, send: Send[Batches]) -> None
     async def lock(self, requests: AsyncIterator[pb.LockRequest], send: Send[pb.LockResponse]) -> None
 
-`deadline` is a time of the running loop's clock, in seconds. Messages that have a header and a payload come and go as `Envelope`.
+`deadline` is a time of the running loop's clock, in seconds. Messages that have a header and a payload come and go as
+`Envelope`.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ Conversation: TypeAlias = Callable[[aio.ServicerContext[Any, Any]], Awaitable[No
 
 
 async def _fail(context: aio.ServicerContext[Any, Any], method: str, error: Exception) -> NoReturn:
-    """Answer with the error. One that is not ours is a defect: logged with its traceback, told as INTERNAL, never swallowed."""
+    """Answer with the error. One that is not ours is a defect: logged with its traceback, told as INTERNAL, never
+    swallowed."""
     if isinstance(error, aio.AbortError):
         raise error
     try:
@@ -98,7 +100,9 @@ async def _fail(context: aio.ServicerContext[Any, Any], method: str, error: Exce
         if isinstance(error, TritonMQError):
             await abort(context, error)
         log.error("%s failed", method, exc_info=error)
-        await abort(context, InternalError(f"{method} failed in the broker ({type(error).__name__}): see the broker's log"))
+        await abort(
+            context, InternalError(f"{method} failed in the broker ({type(error).__name__}): see the broker's log")
+        )
     except aio.InternalError as gone:  # the client has gone, or gRPC has ended the call
         log.debug("%s: an answer could not be written: %s", method, gone)
         raise asyncio.CancelledError from gone  # else gRPC logs a page for each
@@ -108,9 +112,11 @@ def _let_in(_metadata: Any) -> None:
     """Clients need prove nothing."""
 
 
-def unary_handler(method: Method, service: object, gate: Callable[[Any], None] = _let_in) -> grpc.RpcMethodHandler[Any, Any]:
-    """One request, one answer, given by the method of `service`. `gate` sees the call's metadata before its request is parsed, and
-    raises to refuse it."""
+def unary_handler(
+    method: Method, service: object, gate: Callable[[Any], None] = _let_in
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """One request, one answer, given by the method of `service`. `gate` sees the call's metadata before its request is
+    parsed, and raises to refuse it."""
     answer: Callable[[Message, float], Awaitable[Message]] = getattr(service, method.attribute)
     name = method.name
     bounded = Gate(name, method.request)
@@ -190,7 +196,9 @@ def handlers(service: object) -> grpc.GenericRpcHandler[Any, Any]:
     return grpc.method_handlers_generic_handler(BROKER.name, methods)
 
 
-def _answering(method: Method, answer: Callable[..., Awaitable[None]], room: _Room) -> Callable[[bytes, Any], Awaitable[None]]:
+def _answering(
+    method: Method, answer: Callable[..., Awaitable[None]], room: _Room
+) -> Callable[[bytes, Any], Awaitable[None]]:
     gate: Gate[Any] = Gate(method.name, method.request)
     encoder: Callable[[Any], bytes] = encode if _is_envelope(method.response) else _serialized
 

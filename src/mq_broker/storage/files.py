@@ -29,7 +29,8 @@ class Files(Protocol):
         """Up to `size` bytes; fewer only at the end of the file."""
 
     def write(self, fd: int, parts: Sequence[Buffer], position: int) -> int:
-        """The parts one after another, at most `WRITE_PARTS_MAX`. Returns how many bytes were taken, maybe fewer than given."""
+        """The parts one after another, at most `WRITE_PARTS_MAX`. Returns how many bytes were taken, maybe fewer than
+        given."""
 
     def sync(self, fd: int) -> None:
         """Data, and the size that is needed to read it, onto the disk."""

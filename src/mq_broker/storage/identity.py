@@ -1,9 +1,9 @@
 """`log.json`: which log this is, and what may be believed about it (replication.md, "Names").
 
-Log id, boot id and clean mark are one file, replaced atomically: no crash can leave the new boot id beside the old log id (trap
-28). The mark goes before the first write and comes back when a clean stop has synced everything. A `Cut` that is under way stands
-in the same file: what takes entries out of a log begins with a new log id, and a crash on the way leaves the intention, not a
-half of it (quarantine.py).
+Log id, boot id and clean mark are one file, replaced atomically: no crash can leave the new boot id beside the old log
+id (trap 28). The mark goes before the first write and comes back when a clean stop has synced everything. A `Cut` that
+is under way stands in the same file: what takes entries out of a log begins with a new log id, and a crash on the way
+leaves the intention, not a half of it (quarantine.py).
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ _READABLE_FORMATS: Final = (1, FORMAT)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What is being taken out of a log: everything from `position` of segment `segment` on; all, the snapshot too, if that is 0.
+    """What is being taken out of a log: everything from `position` of segment `segment` on; all, the snapshot too, if
+    that is 0.
 
-    It goes into the directory `aside` beside the segments, or away for good if that is empty. The log then ends at `last_index`.
+    It goes into the directory `aside` beside the segments, or away for good if that is empty. The log then ends at
+    `last_index`.
     """
 
     segment: int
@@ -42,9 +44,9 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class LogIdentity:
-    """What `log.json` holds. `durability` is that under which the log was last written: it decides what a reboot may have cost.
-    `recovery`: the last recovery (rule 15) that the log knows of. `cut`: what is to be finished before the log is opened.
-    `unknown`: keys that only a newer version knows, as JSON; every write keeps them."""
+    """What `log.json` holds. `durability` is that under which the log was last written: it decides what a reboot may
+    have cost. `recovery`: the last recovery (rule 15) that the log knows of. `cut`: what is to be finished before the
+    log is opened. `unknown`: keys that only a newer version knows, as JSON; every write keeps them."""
 
     log_id: str
     boot_id: str
@@ -64,7 +66,9 @@ class LogIdentity:
 
     def store(self, directory: Path, files: Files) -> None:
         document = {key: value for key, value in asdict(self).items() if key != "unknown"}
-        files.replace(directory / FILE_NAME, (json.dumps(with_unknown(document, self.unknown), indent=1) + "\n").encode())
+        files.replace(
+            directory / FILE_NAME, (json.dumps(with_unknown(document, self.unknown), indent=1) + "\n").encode()
+        )
 
 
 _KEYS: Final = frozenset(each.name for each in fields(LogIdentity)) - {"unknown"}
@@ -81,7 +85,8 @@ def boot_id() -> str:
 
 
 def load_identity(directory: Path, place: Place) -> LogIdentity | None:
-    """What `log.json` says; None if there is none. Raises `StorageFailed` if it cannot be believed or is of another place."""
+    """What `log.json` says; None if there is none. Raises `StorageFailed` if it cannot be believed or is of another
+    place."""
     path = directory / FILE_NAME
     try:
         raw = json.loads(path.read_bytes())

@@ -1,7 +1,8 @@
-"""What the broker needs from storage. Two implementations, `journal.py` on disk and `memory.py`; one test suite for both.
+"""What the broker needs from storage. Two implementations, `journal.py` on disk and `memory.py`; one test suite for
+both.
 
-A *frame* is an entry as it is on disk and between brokers: a 60-byte header, then `meta` (the operation, protobuf) and the payload.
-The same bytes on every replica. `frame.py` encodes and decodes it.
+A *frame* is an entry as it is on disk and between brokers: a 60-byte header, then `meta` (the operation, protobuf) and
+the payload. The same bytes on every replica. `frame.py` encodes and decodes it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from mq_protocol.errors import StorageFailed
 
 
 class Frame(NamedTuple):
-    """`parts` joined are the frame's `size` bytes. The first part is header and meta, the others the payload, untouched (no copy
-    until the write). Made by `frame.encode` and `frame.decode_frames` only."""
+    """`parts` joined are the frame's `size` bytes. The first part is header and meta, the others the payload, untouched
+    (no copy until the write). Made by `frame.encode` and `frame.decode_frames` only."""
 
     entry: Entry
     parts: tuple[Buffer, ...]
@@ -30,26 +31,29 @@ class Frame(NamedTuple):
 
 
 class JournalListener(Protocol):
-    """Called on the event loop, never from another thread, never from within a call of the journal, in the order in which things
-    happened."""
+    """Called on the event loop, never from another thread, never from within a call of the journal, in the order in
+    which things happened."""
 
     def flushed(self, index: int, leader_epoch: int) -> None:
         """All up to `index` (whose entry is of `leader_epoch`) is as durable as this journal promises."""
 
     def refused(self, first_index: int, reason: str) -> None:
-        """Entries from `first_index` on did not get onto the disk; they are gone from the journal, and so is all appended after
-        them. None of them was ever reported as flushed. The journal stays readable, and takes appends again at `first_index`."""
+        """Entries from `first_index` on did not get onto the disk; they are gone from the journal, and so is all
+        appended after them. None of them was ever reported as flushed. The journal stays readable, and takes appends
+        again at `first_index`."""
 
     def replaced(self, log_id: str, reason: str) -> None:
-        """A flush failed or damage was found: the log has a new id, already durable (traps 16, 26). In a journal of durability
-        `fsync`, what the failed flush was to cover follows as `refused`: it can be written anew, never flushed again."""
+        """A flush failed or damage was found: the log has a new id, already durable (traps 16, 26). In a journal of
+        durability `fsync`, what the failed flush was to cover follows as `refused`: it can be written anew, never
+        flushed again."""
 
 
 class Journal(Protocol):
-    """One partition's entries. Owned by the event loop; its files are changed by the writer thread, and shortened by another.
+    """One partition's entries. Owned by the event loop; its files are changed by the writer thread, and shortened by
+    another.
 
-    A journal that was shortened, or that began with a snapshot from a leader, holds the entries `first_index .. last_index`; a
-    snapshot stands for those before (rule 13).
+    A journal that was shortened, or that began with a snapshot from a leader, holds the entries `first_index ..
+    last_index`; a snapshot stands for those before (rule 13).
     """
 
     @property
@@ -61,34 +65,35 @@ class Journal(Protocol):
 
     @property
     def snapshot_data(self) -> bytes:
-        """What stands for the entries before `first_index`, as `snapshot.encode_snapshot` writes it and as it is sent; empty while
-        that is 1."""
+        """What stands for the entries before `first_index`, as `snapshot.encode_snapshot` writes it and as it is sent;
+        empty while that is 1."""
 
     def append(self, frames: Sequence[Frame]) -> None:
         """At the end, indexes contiguous. Returns at once; readable at once; `flushed` follows."""
 
     def truncate(self, last_index: int) -> None:
-        """Drop all above, which may not be below what `shorten_to` was asked for. Ordered with the appends around it; durable
-        before any later `flushed`."""
+        """Drop all above, which may not be below what `shorten_to` was asked for. Ordered with the appends around it;
+        durable before any later `flushed`."""
 
     async def shorten_to(self, first_index: int, window: WindowBounds) -> int:
         """Replace what is before `first_index` by a snapshot. Returns the new `first_index`, durable by then.
 
-        On disk it is the start of a segment, at or below what was asked for, and the last segment stays; so it may be what it was
-        before. The caller answers for rule 13: everything before `first_index` is applied, and nothing there will be read again.
-        `window` is that of the partition's machine. Reading, appending and truncating go on meanwhile; `close` waits, and
-        ends it early. Raises `StorageFailed` if the disk takes no snapshot, or for damage, of which the listener hears too: the
-        journal then begins where it did.
+        On disk it is the start of a segment, at or below what was asked for, and the last segment stays; so it may be
+        what it was before. The caller answers for rule 13: everything before `first_index` is applied, and nothing
+        there will be read again. `window` is that of the partition's machine. Reading, appending and truncating go on
+        meanwhile; `close` waits, and ends it early. Raises `StorageFailed` if the disk takes no snapshot, or for
+        damage, of which the listener hears too: the journal then begins where it did.
         """
 
     async def adopt(self, recovery: int) -> None:
-        """Remember with the log, durably, that it goes on under this recovery number. A disk that does not take it is only logged,
-        and a journal that is closed passes it over: what is lost then costs a copy of the log, never safety."""
+        """Remember with the log, durably, that it goes on under this recovery number. A disk that does not take it is
+        only logged, and a journal that is closed passes it over: what is lost then costs a copy of the log, never
+        safety."""
 
     def read(self, first_index: int, last_index: int, bytes_max: int) -> list[Frame]:
-        """Whole frames from `first_index` on: at least one, then as many as fit. Entries not yet written are found too. Empty only
-        if `first_index` is beyond the end. Raises `StorageFailed` below `self.first_index`, and if a checksum does not hold: damage
-        is never served."""
+        """Whole frames from `first_index` on: at least one, then as many as fit. Entries not yet written are found too.
+        Empty only if `first_index` is beyond the end. Raises `StorageFailed` below `self.first_index`, and if a
+        checksum does not hold: damage is never served."""
 
     def payload(self, index: int) -> memoryview:
         """The payload of one entry. Raises `StorageFailed` if its checksum does not hold: damage is never served."""
@@ -109,8 +114,8 @@ def not_kept(index: int, first_index: int) -> StorageFailed:
 
 
 class OpenJournal(NamedTuple):
-    """`recovery`: what the log was last told to `adopt`. `damaged`: why entries that were there are not in the journal any more,
-    and its log id is new; empty if nothing is missing."""
+    """`recovery`: what the log was last told to `adopt`. `damaged`: why entries that were there are not in the journal
+    any more, and its log id is new; empty if nothing is missing."""
 
     journal: Journal
     recovered: RecoveredLog

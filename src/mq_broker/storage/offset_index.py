@@ -1,13 +1,13 @@
 """From offsets to journal entries: one record of 56 bytes for each published batch.
 
-The index is derived: the core says again at every start which batches are published, so it is never synced, never recovered, and a
-file that is there already is emptied. Records are found by binary search over bytes; there is no Python object for each of them.
-A small index lives in a `bytearray`; past 64 KiB one that was given a file moves into it, mapped, with its blocks allocated
-beforehand (a mapped hole on a full disk would kill the process). If the disk has no room for it, it stays in memory: an index is no
-reason to refuse a message.
+The index is derived: the core says again at every start which batches are published, so it is never synced, never
+recovered, and a file that is there already is emptied. Records are found by binary search over bytes; there is no
+Python object for each of them. A small index lives in a `bytearray`; past 64 KiB one that was given a file moves into
+it, mapped, with its blocks allocated beforehand (a mapped hole on a full disk would kill the process). If the disk has
+no room for it, it stays in memory: an index is no reason to refuse a message.
 
-The log's start moves up by retention: records below it are dead, and go once they are more than half. Offsets may be lost, too, by
-a recovery (rule 15): such a gap is remembered as two numbers.
+The log's start moves up by retention: records below it are dead, and go once they are more than half. Offsets may be
+lost, too, by a recovery (rule 15): such a gap is remembered as two numbers.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ _MEMORY_BYTES_MAX: Final = 64 << 10
 class OffsetIndex:
     """Owns the records of one partition, in order of offset.
 
-    `path` is the file to move into when it grows; None keeps it in memory. `log_start_offset` and `next_offset` are those of the
-    snapshot that the journal begins with: nothing below either is in the journal, so the log starts at the higher one (rule 13).
+    `path` is the file to move into when it grows; None keeps it in memory. `log_start_offset` and `next_offset` are
+    those of the snapshot that the journal begins with: nothing below either is in the journal, so the log starts at the
+    higher one (rule 13).
 
     - records `_first` to `_count - 1` hold offsets at or above `log_start_offset`; those before are dead;
     - between neighbouring records there are no offsets but those of `_gaps`, each (first, next), ascending.
@@ -72,8 +73,8 @@ class OffsetIndex:
     def append(self, published: Published) -> None:
         """The next batch; its offsets follow those of the one before.
 
-        A replay after a snapshot publishes staged batches anew that retention has passed: below `log_start_offset` they are passed
-        over here too.
+        A replay after a snapshot publishes staged batches anew that retention has passed: below `log_start_offset` they
+        are passed over here too.
         """
         end_offset = published.base_offset + published.record_count
         assert published.record_count > 0, "a batch has records"
@@ -104,7 +105,8 @@ class OffsetIndex:
         self.log_end_offset = end_offset
 
     def skip(self, first: int, next_offset: int) -> None:
-        """Offsets `first .. next_offset - 1` are lost: nobody is given them again, and who asks for them is told (rule 15)."""
+        """Offsets `first .. next_offset - 1` are lost: nobody is given them again, and who asks for them is told (rule
+        15)."""
         if next_offset <= self.log_end_offset:
             return
         assert first == self.log_end_offset, f"offset {first} after {self.log_end_offset}"
@@ -123,12 +125,13 @@ class OffsetIndex:
             self._drop_dead()
 
     def find(self, offset: int) -> Published:
-        """The batch that holds `offset`. Raises `OffsetOutOfRange`, which says where to go on, outside `log_start_offset ..
-        log_end_offset - 1` and for offsets that are lost."""
+        """The batch that holds `offset`. Raises `OffsetOutOfRange`, which says where to go on, outside
+        `log_start_offset .. log_end_offset - 1` and for offsets that are lost."""
         return self._record(self._position_of(offset))
 
     def kept_from(self, offset: int) -> int:
-        """The first offset at or above `offset` that is neither dropped nor lost; the log's end, or beyond, if there is none."""
+        """The first offset at or above `offset` that is neither dropped nor lost; the log's end, or beyond, if there is
+        none."""
         offset = max(offset, self.log_start_offset)
         for first, next_offset in self._gaps:
             if first <= offset < next_offset:
@@ -136,8 +139,8 @@ class OffsetIndex:
         return offset
 
     def range(self, start_offset: int, end_offset: int, bytes_max: int, most: int = sys.maxsize) -> list[Published]:
-        """The batches that hold `start_offset .. end_offset - 1`, whole: the first one, then as many as fit `bytes_max` of payload,
-        at most `most` in all.
+        """The batches that hold `start_offset .. end_offset - 1`, whole: the first one, then as many as fit `bytes_max`
+        of payload, at most `most` in all.
 
         Ends before lost offsets. Empty if the range is. Raises `OffsetOutOfRange` as `find` does for `start_offset`.
         """
@@ -148,7 +151,9 @@ class OffsetIndex:
         next_offset = -1
         for n in range(self._position_of(start_offset), self._count):
             record = self._record(n)
-            if record.base_offset >= end_offset or (records and (record.payload_bytes > room or record.base_offset != next_offset)):
+            if record.base_offset >= end_offset or (
+                records and (record.payload_bytes > room or record.base_offset != next_offset)
+            ):
                 break
             records.append(record)
             if len(records) == most:
@@ -162,8 +167,8 @@ class OffsetIndex:
         return self._start_of(self._search(lambda n: self._newest(n) >= timestamp_us))
 
     def oldest_index(self, from_offset: int) -> int | None:
-        """The lowest journal entry that holds offsets at or above `from_offset`; None if there are none. Published batches were
-        staged earlier than others with lower offsets, so this looks at every record: 30 ms a million."""
+        """The lowest journal entry that holds offsets at or above `from_offset`; None if there are none. Published
+        batches were staged earlier than others with lower offsets, so this looks at every record: 30 ms a million."""
         first = self._first_from(from_offset)
         if first == self._count:
             return None
@@ -174,8 +179,8 @@ class OffsetIndex:
     def retention_offset(self, older_than_us: int, bytes_max: int) -> int:
         """The `log_start_offset` that retention allows, by whole batches.
 
-        By time, batches older than `older_than_us` may go, all of them if all are. By size, batches may go for as long as
-        `bytes_max` remain, so that one that is larger than that stays; below 0 is no limit.
+        By time, batches older than `older_than_us` may go, all of them if all are. By size, batches may go for as long
+        as `bytes_max` remain, so that one that is larger than that stays; below 0 is no limit.
         """
         by_time = self.find_time(older_than_us)
         if bytes_max < 0 or not len(self):
@@ -185,8 +190,8 @@ class OffsetIndex:
         return max(by_time, by_size)
 
     def bytes_between(self, start_offset: int, end_offset: int) -> int:
-        """Stored payload bytes of `start_offset .. end_offset - 1`; offsets outside the log count as its ends. A batch's bytes are
-        shared out evenly among its records, so that neighbouring ranges add up."""
+        """Stored payload bytes of `start_offset .. end_offset - 1`; offsets outside the log count as its ends. A
+        batch's bytes are shared out evenly among its records, so that neighbouring ranges add up."""
         start_offset = max(start_offset, self.log_start_offset)
         return max(0, self._bytes_before(end_offset) - self._bytes_before(start_offset))
 

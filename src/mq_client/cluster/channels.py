@@ -74,7 +74,8 @@ def _open(address: str, client: Client) -> grpc.Channel:
 
 @atexit.register
 def _close_channels() -> None:
-    """While gRPC's threads still run: a channel that is left to the interpreter's last collection waits for them for ever."""
+    """While gRPC's threads still run: a channel that is left to the interpreter's last collection waits for them for
+    ever."""
     with _lock:
         mine = [opened for (process, _, _), opened in _channels.items() if process == os.getpid()]
         _channels.clear()
@@ -82,10 +83,14 @@ def _close_channels() -> None:
         opened.close()
 
 
-def call_unary(address: str, method: str, request: Message, response: type[R], timeout_s: float, client: Client = NOBODY) -> R:
+def call_unary(
+    address: str, method: str, request: Message, response: type[R], timeout_s: float, client: Client = NOBODY
+) -> R:
     """One request, one answer. Raises the `TritonMQError` that the broker raised, `Unreachable` or `OutcomeUnknown`."""
     assert BROKER.methods[method].response is response
-    unary = channel(address, client).unary_unary(BROKER.path(method), type(request).SerializeToString, response.FromString)
+    unary = channel(address, client).unary_unary(
+        BROKER.path(method), type(request).SerializeToString, response.FromString
+    )
     try:
         answer: R = unary(request, timeout=max(timeout_s, 0.001))
     except grpc.RpcError as error:
@@ -101,7 +106,9 @@ def open_produce(address: str, requests: Iterator[Envelope[pb.ProduceHeader]], c
 
 def open_fetch(address: str, request: pb.FetchRequest, timeout_s: float | None = None, client: Client = NOBODY) -> Any:
     """A Fetch stream: the call, iterated for `Envelope[pb.BatchesHeader]`."""
-    stream = channel(address, client).unary_stream(BROKER.path("Fetch"), pb.FetchRequest.SerializeToString, decode_batches)
+    stream = channel(address, client).unary_stream(
+        BROKER.path("Fetch"), pb.FetchRequest.SerializeToString, decode_batches
+    )
     return stream(request, timeout=timeout_s)
 
 

@@ -1,7 +1,8 @@
-"""Knows the cluster: which brokers live, which topics exist, who leads each partition. Asks the right broker, and asks again.
+"""Knows the cluster: which brokers live, which topics exist, who leads each partition. Asks the right broker, and asks
+again.
 
-Shared by the producer, the consumer, the reader and the rest. Owns a cache of metadata, refreshed when a broker says that it does
-not lead or cannot be reached. Every call takes a `Deadline` and keeps it. Safe for use by several threads.
+Shared by the producer, the consumer, the reader and the rest. Owns a cache of metadata, refreshed when a broker says
+that it does not lead or cannot be reached. Every call takes a `Deadline` and keeps it. Safe for use by several threads.
 """
 
 from __future__ import annotations
@@ -52,14 +53,22 @@ R = TypeVar("R", bound=Message)
 
 def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[str, ...]:
     """Addresses, in the order given. Raises `InvalidSetting` showing the one that is not `host:port`."""
-    parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap) if isinstance(bootstrap, Iterable) else None
+    parts = (
+        bootstrap.split(",")
+        if isinstance(bootstrap, str)
+        else list(bootstrap)
+        if isinstance(bootstrap, Iterable)
+        else None
+    )
     if parts is None or not all(isinstance(part, str) for part in parts):
         raise InvalidSetting(f"bootstrap={bootstrap!r} is no text: give e.g. '127.0.0.1:7400,127.0.0.1:7401'")
     addresses = tuple(part.strip() for part in parts if part.strip())
     for address in addresses:
         found = _ADDRESS.fullmatch(address)
         if not found or not 0 < int(found["port"]) < 65536:
-            raise InvalidSetting(f"bootstrap address {address!r} is not HOST:PORT: give e.g. '127.0.0.1:7400,127.0.0.1:7401'")
+            raise InvalidSetting(
+                f"bootstrap address {address!r} is not HOST:PORT: give e.g. '127.0.0.1:7400,127.0.0.1:7401'"
+            )
     if not addresses:
         raise InvalidSetting("bootstrap is empty: give at least one HOST:PORT")
     return addresses
@@ -67,7 +76,8 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class TopicView:
-    """A topic as the cluster last described it. `leaders[p]`: broker id, 0 for none; `epochs[p]`: of that leadership."""
+    """A topic as the cluster last described it. `leaders[p]`: broker id, 0 for none; `epochs[p]`: of that
+    leadership."""
 
     name: str
     topic_id: str
@@ -130,11 +140,13 @@ class Connection:
 
     # ------------------------------------------------------------------ what is known
 
-    def topic(self, name: str, deadline: Deadline, age_s_max: float = math.inf, *, auto_create: bool = False) -> TopicView:
+    def topic(
+        self, name: str, deadline: Deadline, age_s_max: float = math.inf, *, auto_create: bool = False
+    ) -> TopicView:
         """The topic, from the cache or asked for. Raises `UnknownTopic` with the nearest name, `Unreachable`.
 
-        `age_s_max`: what was heard longer ago is asked for again, and still used if nobody answers. `auto_create`: as for
-        `refresh`, if the topic is not known yet.
+        `age_s_max`: what was heard longer ago is asked for again, and still used if nobody answers. `auto_create`: as
+        for `refresh`, if the topic is not known yet.
         """
         known = self.known_topic(name)
         if known is None:
@@ -171,16 +183,19 @@ class Connection:
         age_ms_max: float = _REFRESH_MS_MIN,
         auto_create: bool = False,
     ) -> TopicView:
-        """The topic, asked for anew. A topic that one broker does not know is asked of the others too: it may be a moment old.
+        """The topic, asked for anew. A topic that one broker does not know is asked of the others too: it may be a
+        moment old.
 
-        `doubted`: addresses to ask last. A leader that does not get on may be cut off, and be the last to hear of its successor.
-        `age_ms_max`: what somebody else was told no longer ago than that will do, so that many who ask at once ask once.
-        `auto_create`: it is about to be used, and may be made by a broker that is set to do so.
+        `doubted`: addresses to ask last. A leader that does not get on may be cut off, and be the last to hear of its
+        successor. `age_ms_max`: what somebody else was told no longer ago than that will do, so that many who ask at
+        once ask once. `auto_create`: it is about to be used, and may be made by a broker that is set to do so.
         """
         check_topic_name(name, internal=True)
         asked_at = time.monotonic()
         if not self._refreshing.acquire(timeout=deadline.remaining_s):
-            raise Unreachable(f"no broker answered within {deadline.timeout_ms:.0f} ms at {', '.join(self.addresses())}")
+            raise Unreachable(
+                f"no broker answered within {deadline.timeout_ms:.0f} ms at {', '.join(self.addresses())}"
+            )
         try:
             found = self._topics.get(name)
             if found and found[0] > asked_at - age_ms_max / 1000:
@@ -214,9 +229,13 @@ class Connection:
         names = [topic.name for topic in response.topics if not topic.name.startswith(INTERNAL_PREFIX)]
         return did_you_mean(name, names) or ": create it first (tritonmq topic create)"
 
-    def metadata(self, deadline: Deadline, *, topics: Iterable[str] = (), all_topics: bool = False) -> pb.MetadataResponse:
+    def metadata(
+        self, deadline: Deadline, *, topics: Iterable[str] = (), all_topics: bool = False
+    ) -> pb.MetadataResponse:
         """What brokers know of the cluster, asked now: of all topics in several questions, if there are many."""
-        response = self._ask_all(pb.MetadataRequest(topics=list(dict.fromkeys(topics)), all_topics=all_topics), deadline)
+        response = self._ask_all(
+            pb.MetadataRequest(topics=list(dict.fromkeys(topics)), all_topics=all_topics), deadline
+        )
         self._learn(response)
         return response
 
@@ -293,7 +312,9 @@ class Connection:
         """Ask that one broker, once."""
         return call_unary(address, method, request, response, deadline.remaining_s, self.client)
 
-    def ask_any(self, method: str, request: Message, response: type[R], deadline: Deadline, unclear: list[str] | None = None) -> R:
+    def ask_any(
+        self, method: str, request: Message, response: type[R], deadline: Deadline, unclear: list[str] | None = None
+    ) -> R:
         """Ask brokers in turn until one answers or refuses. For requests that may be asked twice.
 
         `unclear` collects the addresses whose answer is not known: what they were asked may have been done.
@@ -301,17 +322,26 @@ class Connection:
         return self._ask_in_turn(method, request, response, deadline, unclear=unclear)[1]
 
     def ask_leader(
-        self, name: str, partition: int, method: str, request: Message, response: type[R], deadline: Deadline, attempt_ms: float
+        self,
+        name: str,
+        partition: int,
+        method: str,
+        request: Message,
+        response: type[R],
+        deadline: Deadline,
+        attempt_ms: float,
     ) -> R:
-        """Ask the partition's leader, following it where it goes, each for at most `attempt_ms`. For requests that may be asked
-        twice.
+        """Ask the partition's leader, following it where it goes, each for at most `attempt_ms`. For requests that may
+        be asked twice.
         """
         backoff = Backoff()
         last: TritonMQError | None = None
         while True:
             topic = self.topic(name, deadline)
             if partition >= topic.partitions:
-                raise UnknownPartition(f"topic {name!r} has no partition {partition}: it has 0 to {topic.partitions - 1}")
+                raise UnknownPartition(
+                    f"topic {name!r} has no partition {partition}: it has 0 to {topic.partitions - 1}"
+                )
             address = self.leader_address(topic, partition)
             if address is not None:
                 try:
@@ -336,7 +366,9 @@ class Connection:
         self, request: pb.MetadataRequest, deadline: Deadline, asked: Collection[str] = ()
     ) -> tuple[str, pb.MetadataResponse]:
         request.protocol, request.protocol_oldest = _MINE.protocol, _MINE.protocol_oldest
-        address, answer = self._ask_in_turn("Metadata", request, pb.MetadataResponse, deadline, _ATTEMPT_MS_MAX, asked=asked)
+        address, answer = self._ask_in_turn(
+            "Metadata", request, pb.MetadataResponse, deadline, _ATTEMPT_MS_MAX, asked=asked
+        )
         theirs = Versions.said(answer.protocol, answer.protocol_oldest, answer.release)
         check_overlap("this client", _MINE, f"the broker at {address}", theirs)
         return address, answer
@@ -352,7 +384,8 @@ class Connection:
         asked: Collection[str] = (),
         unclear: list[str] | None = None,
     ) -> tuple[str, R]:
-        """Whoever answered last first, those in `asked` last. One attempt takes at most half of the time while others are left."""
+        """Whoever answered last first, those in `asked` last. One attempt takes at most half of the time while others
+        are left."""
         # Nobody has ever answered: more likely a wrong address than a cluster that is just restarting.
         if self._answered is None:
             deadline = deadline.at_most(limits.CONNECT_TIMEOUT_MS)
@@ -387,7 +420,9 @@ class Connection:
             backoff.sleep(deadline)
 
 
-_NEVER_ANSWERED = "start one (`tritonmq dev`, `tritonmq broker`), or give the address that yours listens on as HOST:PORT"
+_NEVER_ANSWERED = (
+    "start one (`tritonmq dev`, `tritonmq broker`), or give the address that yours listens on as HOST:PORT"
+)
 
 
 def _brief(reason: str) -> str:
@@ -407,7 +442,8 @@ def _late(what: str, deadline: Deadline, last: TritonMQError | None) -> TritonMQ
 
 
 def _newer(known: tuple[float, TopicView] | None, told: TopicView) -> TopicView:
-    """`told`, but never less than is known: brokers learn of elections, added partitions and added columns at their own pace."""
+    """`told`, but never less than is known: brokers learn of elections, added partitions and added columns at their own
+    pace."""
     if known is None or known[1].topic_id != told.topic_id:
         return told
     before = known[1]

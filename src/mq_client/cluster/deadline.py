@@ -43,7 +43,8 @@ class Deadline:
 
 
 class Backoff:
-    """Waits between attempts: from 20 ms doubling to half a second, each cut by up to half at random so that clients spread out."""
+    """Waits between attempts: from 20 ms doubling to half a second, each cut by up to half at random so that clients
+    spread out."""
 
     def __init__(self, random_: random.Random | None = None) -> None:
         self._random = random_ or random.Random()  # noqa: S311 - spreads load, guards nothing
@@ -64,7 +65,8 @@ class Backoff:
 
 
 def positive_ms(name: str, value: float) -> float:
-    """The value, infinity cut to what can be waited for. Raises `InvalidSetting` unless it is a positive number of milliseconds."""
+    """The value, infinity cut to what can be waited for. Raises `InvalidSetting` unless it is a positive number of
+    milliseconds."""
     if not value > 0:
         raise InvalidSetting(f"{name}={value} must be a positive number of milliseconds")
     return min(value, LONGEST_MS)

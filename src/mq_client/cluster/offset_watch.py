@@ -1,7 +1,7 @@
 """Where partitions end, pushed by the brokers into a cache that is read without asking anybody.
 
-For Spark's source, which wants to know every few milliseconds. One stream to each broker that leads one of the partitions; when a
-leader changes, its partitions are watched at the next one.
+For Spark's source, which wants to know every few milliseconds. One stream to each broker that leads one of the
+partitions; when a leader changes, its partitions are watched at the next one.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ class OffsetWatch:
     # ------------------------------------------------------------------ reading
 
     def latest(self) -> dict[str, dict[int, tuple[int, int]]]:
-        """`{topic: {partition: (log_start_offset, log_end_offset)}}` of what has been heard. Asks nobody. Raises what a topic was
-        refused with (`UnknownTopic`).
+        """`{topic: {partition: (log_start_offset, log_end_offset)}}` of what has been heard. Asks nobody. Raises what a
+        topic was refused with (`UnknownTopic`).
         """
         with self._changed:
             if self._refused is not None:
@@ -76,8 +76,8 @@ class OffsetWatch:
             return found
 
     def wait_first(self, deadline: Deadline) -> dict[str, dict[int, tuple[int, int]]]:
-        """`latest` once every partition has been heard of. Asks, when being told takes long. Raises `OutcomeUnknown` naming what is
-        missing, and what asking raised (`UnknownTopic`, `Unreachable`).
+        """`latest` once every partition has been heard of. Asks, when being told takes long. Raises `OutcomeUnknown`
+        naming what is missing, and what asking raised (`UnknownTopic`, `Unreachable`).
         """
         ask_at = time.monotonic() + _ASK_AFTER_S
         while True:
@@ -88,7 +88,9 @@ class OffsetWatch:
                 if not missing:
                     break
                 if deadline.expired:
-                    raise OutcomeUnknown(f"offsets of {', '.join(missing[:10])} are not known after {deadline.timeout_ms:.0f} ms")
+                    raise OutcomeUnknown(
+                        f"offsets of {', '.join(missing[:10])} are not known after {deadline.timeout_ms:.0f} ms"
+                    )
                 self._changed.wait(min(deadline.remaining_s, max(0.0, ask_at - time.monotonic()) + 0.001))
             if time.monotonic() >= ask_at:
                 self.ask(deadline)
@@ -152,7 +154,8 @@ class OffsetWatch:
             stream.close()
 
     def _watch_leaders(self) -> bool:
-        """One stream for each leader, about exactly the partitions it leads. False if some partition has none for now."""
+        """One stream for each leader, about exactly the partitions it leads. False if some partition has none for
+        now."""
         by_address: dict[str, set[Place]] = {}
         complete = True
         anew: set[str] = set()
@@ -225,7 +228,9 @@ class OffsetWatch:
     def __enter__(self) -> OffsetWatch:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -237,7 +242,9 @@ class _Stream:
         self.answered = False
         self.ended = False
         self._watch = watch
-        request = pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic=t, partition=p) for t, p in sorted(places)])
+        request = pb.WatchOffsetsRequest(
+            partitions=[pb.TopicPartition(topic=t, partition=p) for t, p in sorted(places)]
+        )
         self._call: Any = open_watch_offsets(address, request, watch.client)
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"tritonmq-offsets-{address}", daemon=True)

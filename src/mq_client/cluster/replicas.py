@@ -1,7 +1,8 @@
 """Which replica of a partition a read goes to, and what replicas know while nobody leads.
 
-Every replica may serve what it knows to be committed (ARCHITECTURE.md, rule 11), so a read never gives what could still be lost,
-wherever it goes. A replica may know a little less than the leader does: what it lacks is asked of the next one.
+Every replica may serve what it knows to be committed (ARCHITECTURE.md, rule 11), so a read never gives what could still
+be lost, wherever it goes. A replica may know a little less than the leader does: what it lacks is asked of the next
+one.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ _ATTEMPT_MS = 2_000.0
 class Replicas:
     """Owns the order in which one reader asks the replicas of a partition.
 
-    `read_from` "leader": the leader first. "any": those in `rack` first if it is given, then the others, by chance within each.
-    The others follow in both cases, so that the loss of one replica does not end a read.
+    `read_from` "leader": the leader first. "any": those in `rack` first if it is given, then the others, by chance
+    within each. The others follow in both cases, so that the loss of one replica does not end a read.
     """
 
     def __init__(self, connection: Connection, read_from: str, rack: str) -> None:
@@ -60,7 +61,8 @@ def replicas_of(view: TopicView, partition: int) -> list[int]:
 def known_offsets(
     connection: Connection, view: TopicView, partitions: Collection[int], deadline: Deadline
 ) -> dict[int, pb.PartitionOffsets]:
-    """What the replicas of these partitions know to be committed, of each the answer that knows most; none where nobody answers.
+    """What the replicas of these partitions know to be committed, of each the answer that knows most; none where nobody
+    answers.
 
     The ends are lower bounds: a leader that is gone may have committed more.
     """

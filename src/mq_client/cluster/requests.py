@@ -46,8 +46,8 @@ def ask_offsets(
 ) -> dict[int, pb.PartitionOffsets]:
     """Where the partitions' logs begin and end now; with `timestamp_us` also the first offset at or after that time.
 
-    `or_replicas`: of a partition that nobody leads for some seconds, what its replicas know to be committed (`lower_bound`).
-    Raises `PartitionUnavailable` for partitions that did not answer in time.
+    `or_replicas`: of a partition that nobody leads for some seconds, what its replicas know to be committed
+    (`lower_bound`). Raises `PartitionUnavailable` for partitions that did not answer in time.
     """
 
     def ask(address: str, numbers: list[int], limit: Deadline) -> Iterable[pb.PartitionOffsets]:
@@ -66,8 +66,8 @@ def ask_offsets(
 def measure_spans(
     connection: Connection, topic: str, spans: Mapping[int, tuple[int, int, int]], deadline: Deadline
 ) -> dict[int, pb.SpanMeasure]:
-    """How many stored bytes the offsets `start .. end - 1` of `spans[partition] = (start, end, bytes_max)` have, and how far
-    `bytes_max` reaches.
+    """How many stored bytes the offsets `start .. end - 1` of `spans[partition] = (start, end, bytes_max)` have, and
+    how far `bytes_max` reaches.
     """
 
     def ask(address: str, numbers: list[int], limit: Deadline) -> Iterable[pb.PartitionOffsets]:
@@ -82,11 +82,14 @@ def measure_spans(
 
 
 def purge(connection: Connection, topic: str, before: Mapping[int, int], deadline: Deadline) -> dict[int, int]:
-    """Drop the records of each partition below the offset given for it. Where each log starts now. May be asked again."""
+    """Drop the records of each partition below the offset given for it. Where each log starts now. May be asked
+    again."""
 
     def ask(address: str, numbers: list[int], limit: Deadline) -> Iterable[pb.PartitionOffsets]:
         positions = [pb.CursorPosition(topic=topic, partition=number, offset=before[number]) for number in numbers]
-        return connection.ask(address, "Purge", pb.PurgeRequest(positions=positions), pb.PurgeResponse, limit).partitions
+        return connection.ask(
+            address, "Purge", pb.PurgeRequest(positions=positions), pb.PurgeResponse, limit
+        ).partitions
 
     answers = ask_leaders(connection, topic, before, ask, deadline)
     return {number: answers[number].log_start_offset for number in sorted(answers)}
@@ -119,9 +122,9 @@ def move_cursors(
 ) -> dict[str, dict[int, int]]:
     """Move the group's cursors to `positions[topic][partition]`, the next offsets to deliver. Where each log ends.
 
-    `kind` says who reads: "consumer", "ephemeral" or "spark". A consumer names itself, by `member_id` and `member_key`: its word
-    counts forward only, and not where another member has the partition. `reset`: an administrator's word, which goes anywhere.
-    Raises the first error that asking again did not mend.
+    `kind` says who reads: "consumer", "ephemeral" or "spark". A consumer names itself, by `member_id` and `member_key`:
+    its word counts forward only, and not where another member has the partition. `reset`: an administrator's word,
+    which goes anywhere. Raises the first error that asking again did not mend.
     """
     ends: dict[str, dict[int, int]] = {}
     for topic, offsets in positions.items():
@@ -137,7 +140,9 @@ def move_cursors(
                 member_id=member_id,
                 member_key=member_key,
                 reset=reset,
-                positions=[pb.CursorPosition(topic=topic, partition=number, offset=offsets[number]) for number in numbers],
+                positions=[
+                    pb.CursorPosition(topic=topic, partition=number, offset=offsets[number]) for number in numbers
+                ],
             )
             return connection.ask(address, "MoveCursors", request, pb.MoveCursorsResponse, limit).partitions
 
@@ -158,8 +163,8 @@ def ask_leaders(
 ) -> dict[int, pb.PartitionOffsets]:
     """Every partition's answer from its leader. Raises what could not be mended by asking until the deadline.
 
-    `late`: the error for partitions that did not answer by then. `instead` answers for partitions that nobody has led for as long
-    as an election should take; what it leaves out is asked of the leaders again.
+    `late`: the error for partitions that did not answer by then. `instead` answers for partitions that nobody has led
+    for as long as an election should take; what it leaves out is asked of the leaders again.
     """
     view = topic_with(connection, topic, partitions or (), deadline)
     missing = list(range(view.partitions)) if partitions is None else list(dict.fromkeys(partitions))
@@ -215,8 +220,8 @@ def topic_with(
     check: Callable[[TopicView], object] | None = None,
     age_s_max: float = math.inf,
 ) -> TopicView:
-    """The topic, as somebody describes it who knows these partitions and columns: they may have just been added, and brokers learn
-    of that at their own pace. Raises `UnknownPartition`, `SchemaMismatch`, and what `check` raises of it.
+    """The topic, as somebody describes it who knows these partitions and columns: they may have just been added, and
+    brokers learn of that at their own pace. Raises `UnknownPartition`, `SchemaMismatch`, and what `check` raises of it.
 
     `age_s_max`: as for `Connection.topic`.
     """

@@ -1,7 +1,9 @@
-"""The streams by which brokers push: all of a process on one event loop, in one thread. Here Subscribe; `lock.py` has Lock.
+"""The streams by which brokers push: all of a process on one event loop, in one thread. Here Subscribe; `lock.py` has
+Lock.
 
-gRPC's synchronous streams have two threads each, and a process with a hundred consumers spends itself on handing the interpreter's
-lock from one to the next (benchmarks/NOTES.md). Not here: what is said on a stream, and what comes of it (subscription.py).
+gRPC's synchronous streams have two threads each, and a process with a hundred consumers spends itself on handing the
+interpreter's lock from one to the next (benchmarks/NOTES.md). Not here: what is said on a stream, and what comes of it
+(subscription.py).
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ _CLOSE_S: Final = 2.0
 class PushStream:
     """Owns one stream to the broker at `address`.
 
-    On the loop's thread, which must not be held up: `heard` is awaited for each message in its order, and `over` is called once,
-    with what broke the stream or None.
+    On the loop's thread, which must not be held up: `heard` is awaited for each message in its order, and `over` is
+    called once, with what broke the stream or None.
     """
 
     def __init__(self, address: str, heard: Heard, over: Over, client: Client = NOBODY) -> None:
@@ -44,7 +46,8 @@ class PushStream:
         self._client = client
         self._heard = heard
         self._over = over
-        # Bounded by who speaks: a request for each change of what is subscribed, each settling and each quarter of the credit.
+        # Bounded by who speaks: a request for each change of what is subscribed, each settling and each quarter of the
+        # credit.
         self._requests: asyncio.Queue[pb.SubscribeRequest | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._broke: grpc.RpcError | None = None
@@ -74,7 +77,8 @@ class PushStream:
             self._finish()
             return
         self._task = self._loop.spawn(self._run())
-        self._task.add_done_callback(self._finish)  # a task that is cancelled before its first step runs none of its own code
+        # a task that is cancelled before its first step runs none of its own code
+        self._task.add_done_callback(self._finish)
 
     def _finish(self, _: asyncio.Task[None] | None = None) -> None:
         self._over(self._broke)
@@ -129,8 +133,8 @@ class _Channel:
 
 
 class EventLoop:
-    """Owns the event loop, its thread, its channels and what runs on it. There is a channel for each client and address, and
-    more where there are many streams. Kept while the process lives."""
+    """Owns the event loop, its thread, its channels and what runs on it. There is a channel for each client and
+    address, and more where there are many streams. Kept while the process lives."""
 
     def __init__(self) -> None:
         self.closing = False
@@ -152,8 +156,8 @@ class EventLoop:
 
     @contextlib.contextmanager
     def channel(self, address: str, client: Client = NOBODY) -> Iterator[aio.Channel]:
-        """For one stream. It connects when first used, and again by itself. A broker takes so many streams on a connection, and one
-        more would wait in silence: then there is another connection."""
+        """For one stream. It connects when first used, and again by itself. A broker takes so many streams on a
+        connection, and one more would wait in silence: then there is another connection."""
         known = self._channels.setdefault((client, address), [])
         found = next((each for each in known if each.streams < STREAMS_PER_CHANNEL), None)
         if found is None:

@@ -1,6 +1,8 @@
-"""Batches that were pushed, waiting to be taken as records. Bounded by the credit given for them, never by being dropped.
+"""Batches that were pushed, waiting to be taken as records. Bounded by the credit given for them, never by being
+dropped.
 
-Records are made of a batch's columns only when the first of them is taken. Everything here is under the consumer's lock, passed in.
+Records are made of a batch's columns only when the first of them is taken. Everything here is under the consumer's
+lock, passed in.
 """
 
 from __future__ import annotations
@@ -51,11 +53,11 @@ class PartitionPlace:
 
     `asked`: the offset at which it was to begin, if it was to begin at one.
     `added`: the topic was given it while it was consumed: without a position it begins at its first record.
-    `began`: where it was first opened; `position`: to receive; `taken`: to hand out; `processed`: all below is done with.
-    Of the stream it is opened on, whose broker is at `address`: `pushed`: what came, again perhaps; `settled`: what the broker
-    knows to be done with. -1: not known yet. `active`: the broker pushes it to this member. `answered`: the broker has said where
-    it begins, or that another member has it. `in_use`: it has said that another process has this member's id; until when that is
-    waited for.
+    `began`: where it was first opened; `position`: to receive; `taken`: to hand out; `processed`: all below is done
+    with. Of the stream it is opened on, whose broker is at `address`: `pushed`: what came, again perhaps; `settled`:
+    what the broker knows to be done with. -1: not known yet. `active`: the broker pushes it to this member. `answered`:
+    the broker has said where it begins, or that another member has it. `in_use`: it has said that another process has
+    this member's id; until when that is waited for.
     """
 
     topic: str
@@ -75,7 +77,8 @@ class PartitionPlace:
 
     @property
     def to_settle(self) -> int:
-        """What the broker may be told. It does not believe that something is done with that it has not pushed on this stream."""
+        """What the broker may be told. It does not believe that something is done with that it has not pushed on this
+        stream."""
         return min(self.processed, self.pushed)
 
     def forget(self) -> None:
@@ -103,7 +106,9 @@ class Chunk:
         if self.records is None:
             batch = decode_batch(self.payload, self.schema)
             topic, partition = self.place.topic, self.place.partition
-            self.records = batch_to_records(batch, topic, partition, self.base_offset, self.timestamp_us, typed=self.typed)
+            self.records = batch_to_records(
+                batch, topic, partition, self.base_offset, self.timestamp_us, typed=self.typed
+            )
         return self.records
 
 
@@ -125,7 +130,9 @@ def batch_to_records(
     if header_column.null_count == len(header_column):
         headers = [()] * len(header_column)
     else:
-        headers = [tuple((pair["key"], pair["value"]) for pair in pairs or () if pair) for pairs in header_column.to_pylist()]
+        headers = [
+            tuple((pair["key"], pair["value"]) for pair in pairs or () if pair) for pairs in header_column.to_pylist()
+        ]
     return [
         ConsumerRecord(topic, partition, at, key, value, pairs, timestamp_us if stamp is None else stamp)
         for at, key, value, pairs, stamp in zip(offsets, keys, values, headers, stamps, strict=True)
@@ -241,6 +248,7 @@ class RecordQueue:
             chunk.release(len(chunk.payload))
 
     def close(self) -> None:
-        """Hand out nothing any more, neither of what is here nor of what is still pushed: in a group it is given to others."""
+        """Hand out nothing any more, neither of what is here nor of what is still pushed: in a group it is given to
+        others."""
         self._closed = True
         self._chunks.clear()

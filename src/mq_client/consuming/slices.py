@@ -15,9 +15,9 @@ from mq_protocol.arrow import decode_batch
 
 
 class StoredSlice(NamedTuple):
-    """Rows of one stored batch, of the offsets `base_offset .. end_offset - 1`, in order. `timestamp_us`: the broker's clock when
-    it was appended. `offsets`: of each row, if a filter has kept only some of them (perhaps none); None: all are there.
-    `sent_bytes`: these rows' share of what the broker sent.
+    """Rows of one stored batch, of the offsets `base_offset .. end_offset - 1`, in order. `timestamp_us`: the broker's
+    clock when it was appended. `offsets`: of each row, if a filter has kept only some of them (perhaps none); None: all
+    are there. `sent_bytes`: these rows' share of what the broker sent.
     """
 
     base_offset: int
@@ -29,7 +29,8 @@ class StoredSlice(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What the broker is asked to send of each row, and what is kept of that: None is everything. `schema`: of what comes."""
+    """What the broker is asked to send of each row, and what is kept of that: None is everything. `schema`: of what
+    comes."""
 
     columns: tuple[str, ...] | None
     filter: str
@@ -38,8 +39,8 @@ class Wanted(NamedTuple):
 
 
 def wanted_of(view: TopicView, columns: Sequence[str] | None, filter_text: str) -> Wanted:
-    """A projection costs the broker a copy of what it sends: it is asked for one only if that leaves out something worth it, which
-    a record's empty headers beside its value are not.
+    """A projection costs the broker a copy of what it sends: it is asked for one only if that leaves out something
+    worth it, which a record's empty headers beside its value are not.
     """
     if columns is None:
         return Wanted(None, filter_text, view.schema, None)
@@ -74,7 +75,8 @@ def cut(stored: pb.StoredBatch, payload: memoryview, position: int, end: int, wa
 
 
 def up_to_bytes(pieces: Iterator[StoredSlice], bytes_max: int) -> Iterator[StoredSlice]:
-    """The first rows, as many as `bytes_max` of what is sent are enough for, but at least one. Ends the stream of pieces."""
+    """The first rows, as many as `bytes_max` of what is sent are enough for, but at least one. Ends the stream of
+    pieces."""
     left, given = bytes_max, False
     for piece in pieces:
         rows = piece.batch.num_rows

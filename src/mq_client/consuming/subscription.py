@@ -1,7 +1,8 @@
-"""Subscribe streams, one to each broker that leads a subscribed partition, and the thread that keeps them where the leaders are.
+"""Subscribe streams, one to each broker that leads a subscribed partition, and the thread that keeps them where the
+leaders are.
 
-Positions are kept here, so a partition whose leader changes goes on at the next one without a gap or a repeat. In a group the
-broker says where to begin; what this member already holds is not taken twice.
+Positions are kept here, so a partition whose leader changes goes on at the next one without a gap or a repeat. In a
+group the broker says where to begin; what this member already holds is not taken twice.
 """
 
 from __future__ import annotations
@@ -43,15 +44,16 @@ _REFRESH_MS: Final = 5_000.0
 _JOIN_S: Final = 2.0
 
 _IN_USE_MS: Final = 20_000.0
-"""How long a member waits for its id. A process that took the place of one whose machine was lost comes to it when the broker has
-noticed that, after 15 s."""
+"""How long a member waits for its id. A process that took the place of one whose machine was lost comes to it when the
+broker has noticed that, after 15 s."""
 
 
 class Subscriptions:
-    """Owns places, queues, sessions and the thread that looks after them. All of it is under `changed`, which is notified of news.
+    """Owns places, queues, sessions and the thread that looks after them. All of it is under `changed`, which is
+    notified of news.
 
-    `start`: sets where a partition begins that has no position and no cursor. `credit_bytes`: what one broker may have pushed
-    that was not taken.
+    `start`: sets where a partition begins that has no position and no cursor. `credit_bytes`: what one broker may have
+    pushed that was not taken.
     """
 
     def __init__(
@@ -72,11 +74,13 @@ class Subscriptions:
         self.connection = connection
         self.group = group
         self.member_id = member_id
-        self.member_key = secrets.token_bytes(limits.MEMBER_KEY_BYTES)  # without it nobody replaces this member, nor speaks for it
+        # Without it nobody replaces this member, nor speaks for it
+        self.member_key = secrets.token_bytes(limits.MEMBER_KEY_BYTES)
         self.start = start
         self.credit_bytes = credit_bytes
         self.ephemeral = ephemeral
-        self.deserialize: Callable[[ConsumerRecord], ConsumerRecord] | None = None  # what queues do to what they hand out
+        # What queues do to what they hand out
+        self.deserialize: Callable[[ConsumerRecord], ConsumerRecord] | None = None
         self.places: dict[Place, PartitionPlace] = {}
         self.views: dict[str, TopicView] = {}
         self._settle_s = settle_s
@@ -212,13 +216,16 @@ class Subscriptions:
                 to_open.setdefault(address, []).append(place)
             for address, places in to_open.items():
                 self._session(address).open(places)
-            for address in [known for known in self._sessions if not any(p.address == known for p in self.places.values())]:
+            for address in [
+                known for known in self._sessions if not any(p.address == known for p in self.places.values())
+            ]:
                 self._sessions.pop(address).end()
 
     def _learn(self, view: TopicView) -> None:
         """What was heard of a topic: partitions that it did not have are subscribed to as well.
 
-        Places in a topic say nothing about another of the same name: to go on from there would pass over its first records.
+        Places in a topic say nothing about another of the same name: to go on from there would pass over its first
+        records.
         """
         with self.changed:
             known = self.views.get(view.name)
@@ -226,7 +233,8 @@ class Subscriptions:
                 return
             if known.topic_id != view.topic_id:
                 self.fail(
-                    view.name, UnknownTopic(f"topic {view.name!r} was deleted and made again: subscribe anew to read that one")
+                    view.name,
+                    UnknownTopic(f"topic {view.name!r} was deleted and made again: subscribe anew to read that one"),
                 )
                 return
             if view.partitions < known.partitions:
@@ -243,11 +251,14 @@ class Subscriptions:
         return {
             stored.topic
             for stored, payload in zip(header.batches, payloads, strict=True)
-            if (view := views.get(stored.topic)) is not None and view.typed and node_count(payload) > schema_nodes(view.schema)
+            if (view := views.get(stored.topic)) is not None
+            and view.typed
+            and node_count(payload) > schema_nodes(view.schema)
         }
 
     def learn_columns(self, topics: Iterable[str]) -> None:
-        """Before batches are handed out that have more columns than are known of their topic, it is asked which those are."""
+        """Before batches are handed out that have more columns than are known of their topic, it is asked which those
+        are."""
         for topic in topics:
             try:
                 view = self.connection.refresh(topic, Deadline(_REFRESH_MS))
@@ -332,12 +343,19 @@ class Subscriptions:
             place.began = place.position = place.taken = place.processed = offset
         elif offset > place.position:
             if not self.group:
-                log.warning("%s-%d: offsets %d to %d are no longer kept", place.topic, place.partition, place.position, offset - 1)
+                log.warning(
+                    "%s-%d: offsets %d to %d are no longer kept",
+                    place.topic,
+                    place.partition,
+                    place.position,
+                    offset - 1,
+                )
             place.position = offset
         place.pushed = place.settled = offset
         if self.group:  # alone, what is held is below the offset because it was asked for so
             self.queues[place.topic].drop(place, below=offset)
-            if offset > place.processed:  # others were done with it: the group is not to be moved back to where this member was
+            # Others were done with it: the group is not to be moved back to where this member was
+            if offset > place.processed:
                 place.began = place.processed = offset
                 place.taken = max(place.taken, offset)
         place.active = True
@@ -360,8 +378,8 @@ class Subscriptions:
 
     @staticmethod
     def _skip(place: PartitionPlace, offset: int) -> None:
-        """The same stream goes on at `offset`: what is between was lost. What is held from before it is this member's as before; if
-        nothing is, what was lost is done with as soon as what was handed out is.
+        """The same stream goes on at `offset`: what is between was lost. What is held from before it is this member's
+        as before; if nothing is, what was lost is done with as soon as what was handed out is.
         """
         if place.taken == place.position < offset:
             if place.processed == place.taken:
@@ -446,7 +464,13 @@ class Subscriptions:
         kind = "ephemeral" if self.ephemeral else "consumer"
         try:
             move_cursors(
-                self.connection, self.group, positions, deadline, kind=kind, member_id=self.member_id, member_key=self.member_key
+                self.connection,
+                self.group,
+                positions,
+                deadline,
+                kind=kind,
+                member_id=self.member_id,
+                member_key=self.member_key,
             )
         except TritonMQError as error:
             log.warning("group %s may be given some records again: %s", self.group, error)
@@ -484,8 +508,8 @@ class _Session:
     def open(self, places: Iterable[PartitionPlace]) -> None:
         """Ask for these: from where this consumer is, else from where it is to start.
 
-        What is asked for in a group becomes its cursor if it has none, since a leader died before it was committed: all that this
-        member is not done with.
+        What is asked for in a group becomes its cursor if it has none, since a leader died before it was committed: all
+        that this member is not done with.
         """
         wanted = []
         for place in places:
@@ -524,7 +548,8 @@ class _Session:
             self._stream.say(pb.SubscribeRequest(settled=some))
 
     def give_back(self, count: int) -> None:
-        """Credit for a batch that was taken. In portions: a request for each small batch would cost more than the batch."""
+        """Credit for a batch that was taken. In portions: a request for each small batch would cost more than the
+        batch."""
         self._owed += count
         if self._owed * 4 >= self._subscriptions.credit_bytes and not self.ended:
             self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=self._owed)))

@@ -1,7 +1,9 @@
-"""Where records wait to become batches, and batches wait to be answered. Pure: time is an argument, threads are the producer's.
+"""Where records wait to become batches, and batches wait to be answered. Pure: time is an argument, threads are the
+producer's.
 
-A batch closes by size, by linger, or when it is asked to. Closed batches enter their partition's lane (lanes.py), which keeps their
-order. Everything here is bounded by the producer's memory: `pending_bytes` counts every record from `publish` to its answer.
+A batch closes by size, by linger, or when it is asked to. Closed batches enter their partition's lane (lanes.py), which
+keeps their order. Everything here is bounded by the producer's memory: `pending_bytes` counts every record from
+`publish` to its answer.
 """
 
 from __future__ import annotations
@@ -25,13 +27,15 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch
 
 _HELD_S: Final = 0.05
-"""How long another batch's answer is waited for. Long beside a round trip; short beside what a slow broker may make others wait."""
+"""How long another batch's answer is waited for. Long beside a round trip; short beside what a slow broker may make
+others wait."""
 
 
 UUID_BYTES: Final = 16
 
 TURN_RECORDS: Final = 64
-"""Without a key, so many go to one partition in a row: some for each where many come at once, and batches that are not tiny."""
+"""Without a key, so many go to one partition in a row: some for each where many come at once, and batches that are not
+tiny."""
 
 _SPREAD_MAX: Final = 8
 """Partitions among which records without a key are spread at a time: with all of many, each batch would be small."""
@@ -58,9 +62,9 @@ class AccumulatorSettings(NamedTuple):
 class OpenBatch:
     """Records of one partition, a list a column, until the batch closes. Of a typed topic: `rows`.
 
-    Most records are a value and no more, so `keys` and `headers` end with the last record that has any: the rest have none.
-    `clock_ns` is when each record came; the few whose timestamp was given are in `given_us`, by their place in the batch. Either
-    each record has a UUID of its own, or none has.
+    Most records are a value and no more, so `keys` and `headers` end with the last record that has any: the rest have
+    none. `clock_ns` is when each record came; the few whose timestamp was given are in `given_us`, by their place in
+    the batch. Either each record has a UUID of its own, or none has.
 
     A signal's exception may come between any two calls of the main thread: what was appended by then is cut off again.
     """
@@ -109,20 +113,33 @@ def _put(column: list[_T | None], index: int, item: _T) -> None:
 
 
 class Target:
-    """A topic that is written to: what the producer needs of it, its open batches, and the partition that keyless records go to.
+    """A topic that is written to: what the producer needs of it, its open batches, and the partition that keyless
+    records go to.
 
-    Records without a key take turns among a few partitions from `first` on, some dozens to each; when a batch closes, from another
-    one on. So few come to have full batches instead of many to have small ones, and still not one to have all.
+    Records without a key take turns among a few partitions from `first` on, some dozens to each; when a batch closes,
+    from another one on. So few come to have full batches instead of many to have small ones, and still not one to have
+    all.
     """
 
-    __slots__ = ("batch_bytes_max", "dropped", "first", "open", "plain_size_max", "record_bytes_max", "rows", "sticky", "view")
+    __slots__ = (
+        "batch_bytes_max",
+        "dropped",
+        "first",
+        "open",
+        "plain_size_max",
+        "record_bytes_max",
+        "rows",
+        "sticky",
+        "view",
+    )
 
     def __init__(self, view: TopicView, batch_bytes_max: int, random: Random) -> None:
         self.view = view
         self.dropped = False  # the topic has changed: another stands for it, or will
         self.batch_bytes_max = min(batch_bytes_max, view.settings.batch_bytes_max - limits.BATCH_OVERHEAD_BYTES)
         self.record_bytes_max = view.settings.record_bytes_max
-        self.plain_size_max = -1 if view.typed else self.record_bytes_max + RECORD_OVERHEAD_BYTES  # of what `add_plain` takes
+        # Of what `add_plain` takes
+        self.plain_size_max = -1 if view.typed else self.record_bytes_max + RECORD_OVERHEAD_BYTES
         self.rows = RowShape(view.schema, view.name) if view.typed else None
         self.open: list[OpenBatch | None] = [None] * view.partitions
         self.first = self.sticky = random.randrange(view.partitions)
@@ -140,7 +157,8 @@ class Answer(NamedTuple):
 
 
 class Accumulator:
-    """Owns open batches, lanes, and the table of what is in flight. Not thread-safe: the producer's lock is around it."""
+    """Owns open batches, lanes, and the table of what is in flight. Not thread-safe: the producer's lock is around
+    it."""
 
     def __init__(
         self, settings: AccumulatorSettings, random: Random, new_uuid: Callable[[], bytes] = lambda: os.urandom(16)
@@ -187,8 +205,8 @@ class Accumulator:
     ) -> RecordFuture | None:
         """`add` for what most records are: a value, perhaps a key, for a batch that is open and stays so.
 
-        None if there is no such batch, or this would fill it, or is not allowed: `add` it then. Nothing is called that need not be,
-        as this is done a million times a second.
+        None if there is no such batch, or this would fill it, or is not allowed: `add` it then. Nothing is called that
+        need not be, as this is done a million times a second.
         """
         batch = target.open[target.sticky if partition is None else partition]
         if batch is None or size > target.plain_size_max:
@@ -256,7 +274,13 @@ class Accumulator:
         return future, news
 
     def add_row(
-        self, target: Target, partition: int | None, row: Sequence[Any], size: int, now: float, uuid: bytes | None = None
+        self,
+        target: Target,
+        partition: int | None,
+        row: Sequence[Any],
+        size: int,
+        now: float,
+        uuid: bytes | None = None,
     ) -> tuple[RecordFuture, bool]:
         """As `add`, for a typed topic and what `RowShape.fit` made of a row."""
         named = partition is not None
@@ -323,16 +347,22 @@ class Accumulator:
     # ------------------------------------------------------------------ batches out
 
     def close_ready(self, now: float) -> float | None:
-        """Close what has lingered long enough, where its lane could send it (else it goes on filling). When to look again.
+        """Close what has lingered long enough, where its lane could send it (else it goes on filling). When to look
+        again.
 
-        A batch that is not full also waits, up to `_HELD_S`, while another is unanswered: what comes during one round trip then
-        goes out together, instead of in as many batches as there were records, which the brokers would be busy with for longer.
+        A batch that is not full also waits, up to `_HELD_S`, while another is unanswered: what comes during one round
+        trip then goes out together, instead of in as many batches as there were records, which the brokers would be
+        busy with for longer.
         """
-        waits = max(self.settings.linger_s, _HELD_S) if self.in_flight else self.settings.linger_s  # an answer wakes the sender
+        # An answer wakes the sender
+        waits = max(self.settings.linger_s, _HELD_S) if self.in_flight else self.settings.linger_s
         for (target, partition), batch in list(self._open.items()):
             if batch.opened_at + waits > now:
                 return batch.opened_at + waits
-            if self._lane(target.view.name, partition, False).has_room or now - batch.opened_at > self.settings.delivery_s / 2:
+            if (
+                self._lane(target.view.name, partition, False).has_room
+                or now - batch.opened_at > self.settings.delivery_s / 2
+            ):
                 self._close(target, partition, now)
         return None
 
@@ -472,8 +502,8 @@ class Accumulator:
         return self._ended(lane, batch, place, None)
 
     def shorten(self, correlation: int, there: Mapping[int, RecordPlace]) -> Answer | None:
-        """These records of a batch, by their place in it, were in the log already, and nothing of it was written. The others are to
-        be sent again by themselves; an answer if there are none.
+        """These records of a batch, by their place in it, were in the log already, and nothing of it was written. The
+        others are to be sent again by themselves; an answer if there are none.
         """
         found = self.in_flight.pop(correlation, None)
         if found is None:

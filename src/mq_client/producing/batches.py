@@ -1,4 +1,5 @@
-"""From what users have to what a topic stores: records to columns, tables to batches of the topic's schema and size. Rows: rows.py.
+"""From what users have to what a topic stores: records to columns, tables to batches of the topic's schema and size.
+Rows: rows.py.
 
 Pure: no clock, threads or network. Errors name the column.
 """
@@ -22,7 +23,8 @@ from mq_protocol.sql.ddl import format_type
 Headers: TypeAlias = Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]]
 
 RECORD_OVERHEAD_BYTES = 32
-"""What a record takes beside its key, value and headers: offsets, timestamp, validity. Also bounds the records in a batch."""
+"""What a record takes beside its key, value and headers: offsets, timestamp, validity. Also bounds the records in a
+batch."""
 
 _HEADER_TYPE = RECORD_SCHEMA.field("headers").type
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -83,7 +85,8 @@ def records_to_batch(
     headers: Sequence[Sequence[tuple[str, bytes | None]] | None],
     timestamps_us: Sequence[int] | np.ndarray,
 ) -> pa.RecordBatch:
-    """The batch of a topic of records, built a column at a time. Records beyond the end of `keys` or `headers` have none."""
+    """The batch of a topic of records, built a column at a time. Records beyond the end of `keys` or `headers` have
+    none."""
     count = len(values)
     columns = [
         _with_nulls(pa.array(keys, pa.binary()), count),
@@ -125,14 +128,20 @@ def _header_column(headers: Sequence[Sequence[tuple[str, bytes | None]] | None])
 
 
 def conform(
-    table: pa.RecordBatch | pa.Table, schema: pa.Schema, topic: str, *, now_us: int | None = None, first_columns: int | None = None
+    table: pa.RecordBatch | pa.Table,
+    schema: pa.Schema,
+    topic: str,
+    *,
+    now_us: int | None = None,
+    first_columns: int | None = None,
 ) -> pa.Table:
     """The table with the topic's columns, in its order and types.
 
-    Columns are matched by name. A type may differ from the topic's only in how it is laid out (large or view strings, dictionaries,
-    other zones of the same instant): nothing is narrowed or parsed. For a topic of records, `key`, `headers` and `timestamp` may be
-    left out; `now_us` then stands for the timestamp. Of a typed topic, columns from number `first_columns` on may be left out: they
-    were added when there were producers already. Raises `SchemaMismatch` naming the column.
+    Columns are matched by name. A type may differ from the topic's only in how it is laid out (large or view strings,
+    dictionaries, other zones of the same instant): nothing is narrowed or parsed. For a topic of records, `key`,
+    `headers` and `timestamp` may be left out; `now_us` then stands for the timestamp. Of a typed topic, columns from
+    number `first_columns` on may be left out: they were added when there were producers already. Raises
+    `SchemaMismatch` naming the column.
     """
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
@@ -141,13 +150,17 @@ def conform(
         return table.replace_schema_metadata(None)
     for name in table.schema.names:
         if name not in schema.names:
-            raise SchemaMismatch(f"topic {topic!r} has no column {name!r}{did_you_mean(name, schema.names)}: rename or drop it")
+            raise SchemaMismatch(
+                f"topic {topic!r} has no column {name!r}{did_you_mean(name, schema.names)}: rename or drop it"
+            )
     first = len(schema) if first_columns is None else first_columns
     columns = [_conform_column(table, field, topic, now_us, added=at >= first) for at, field in enumerate(schema)]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def _conform_column(table: pa.Table, field: pa.Field, topic: str, now_us: int | None, *, added: bool) -> pa.ChunkedArray:
+def _conform_column(
+    table: pa.Table, field: pa.Field, topic: str, now_us: int | None, *, added: bool
+) -> pa.ChunkedArray:
     found = table.schema.get_all_field_indices(field.name)
     if len(found) > 1:
         raise SchemaMismatch(f"column {field.name!r} comes {len(found)} times: rename or drop one")
@@ -176,7 +189,9 @@ def _absent_column(rows: int, field: pa.Field, topic: str, now_us: int | None) -
     if now_us is not None and field.name in ("key", "headers"):
         return pa.chunked_array([pa.nulls(rows, field.type)])
     wanted = "" if field.nullable else " NOT NULL"
-    raise SchemaMismatch(f"column {field.name!r} ({format_type(field.type)}{wanted}) of topic {topic!r} is missing: add it")
+    raise SchemaMismatch(
+        f"column {field.name!r} ({format_type(field.type)}{wanted}) of topic {topic!r} is missing: add it"
+    )
 
 
 def _same_values(given: pa.DataType, wanted: pa.DataType) -> bool:
@@ -247,7 +262,9 @@ def split_by_size(table: pa.Table, most: int, row_bytes_max: int) -> Iterator[pa
             yield from piece.combine_chunks().to_batches()
         elif rows == 1:
             if size > row_bytes_max:
-                raise BatchTooLarge(f"a row of {size} bytes is above {row_bytes_max}: raise the topic's batch_bytes_max")
+                raise BatchTooLarge(
+                    f"a row of {size} bytes is above {row_bytes_max}: raise the topic's batch_bytes_max"
+                )
             yield from piece.combine_chunks().to_batches()
         else:
             # Rows are seldom of one size: cut into what would fit on average, and look at each again.

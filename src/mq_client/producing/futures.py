@@ -1,7 +1,8 @@
 """What `publish` gives back: real `concurrent.futures.Future`s that cost next to nothing until somebody looks at them.
 
-A record shares the fate of its batch. Its future holds only the batch's outcome and its place in it; the lock, condition and state
-that make a Future are made when one of its methods is first called, which for most records is never.
+A record shares the fate of its batch. Its future holds only the batch's outcome and its place in it; the lock,
+condition and state that make a Future are made when one of its methods is first called, which for most records is
+never.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from mq_client.errors import TritonMQError
 class RecordMetadata(NamedTuple):
     """Where a record is. `timestamp`: the broker's clock at append, microseconds since 1970.
 
-    `offset` is -1 and `timestamp` 0 with acks="none", which waits for no answer that could tell. With acks="leader" they are what
-    the leader chose: another record may have that place if the leader dies before others have this one. A leader that has just
-    taken up its role does not know its offsets yet: -1. `duplicate`: its UUID was in the log already.
+    `offset` is -1 and `timestamp` 0 with acks="none", which waits for no answer that could tell. With acks="leader"
+    they are what the leader chose: another record may have that place if the leader dies before others have this one. A
+    leader that has just taken up its role does not know its offsets yet: -1. `duplicate`: its UUID was in the log
+    already.
     """
 
     topic: str
@@ -41,8 +43,8 @@ class BatchPlace(NamedTuple):
 
 
 class BatchMetadata(NamedTuple):
-    """Where a published table is: one place for each stored batch that it was split into, in the order of its rows where no key
-    spread them.
+    """Where a published table is: one place for each stored batch that it was split into, in the order of its rows
+    where no key spread them.
     """
 
     topic: str
@@ -81,10 +83,22 @@ class RecordPlace(NamedTuple):
 class BatchOutcome:
     """Owns the one answer that all records of a batch share: where it is, or why it is not there. Settled exactly once.
 
-    Records with UUIDs of their own may have been there before: they have their places by themselves, and the batch lacks them.
+    Records with UUIDs of their own may have been there before: they have their places by themselves, and the batch
+    lacks them.
     """
 
-    __slots__ = ("_error", "_lock", "_looked_at", "_place", "_settled", "_there", "_there_at", "observed", "partition", "topic")
+    __slots__ = (
+        "_error",
+        "_lock",
+        "_looked_at",
+        "_place",
+        "_settled",
+        "_there",
+        "_there_at",
+        "observed",
+        "partition",
+        "topic",
+    )
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
@@ -146,7 +160,8 @@ class BatchOutcome:
 class RecordFuture(Future[RecordMetadata]):
     """A record's future, made real on first use. Cannot be cancelled: its batch may be on the way.
 
-    The accumulator makes most of them without `__init__`, which would be a third of their cost: it sets the two attributes.
+    The accumulator makes most of them without `__init__`, which would be a third of their cost: it sets the two
+    attributes.
     """
 
     __slots__ = ("index", "outcome")

@@ -1,9 +1,9 @@
 """The order of one partition's batches over pipelining and retries. Pure: time and answers are arguments.
 
-A lane holds the batches of one partition that have no final answer, oldest first. Several may be in flight. Order holds because
-each names, in `after`, the batch before it if that one is still unanswered: a broker takes it only behind that one, and says
-OUT_OF_ORDER otherwise. So whatever is lost on the way, what arrives is a prefix, and what does not is sent again, in order, under
-the same UUIDs, of which a broker keeps one copy.
+A lane holds the batches of one partition that have no final answer, oldest first. Several may be in flight. Order holds
+because each names, in `after`, the batch before it if that one is still unanswered: a broker takes it only behind that
+one, and says OUT_OF_ORDER otherwise. So whatever is lost on the way, what arrives is a prefix, and what does not is
+sent again, in order, under the same UUIDs, of which a broker keeps one copy.
 
 - `after` is computed anew for each attempt: the batch before may have been answered, or given up, since.
 - A batch is sent only when every batch before it is in flight or answered.
@@ -113,14 +113,16 @@ class Lane:
         self.not_before = 0.0
 
     def shortened(self, batch: OutgoingBatch) -> None:
-        """Some of its records are in the log already, and nothing of it was written: without them it is to be sent anew, as another
-        batch. That is no failure, and no attempt counts.
+        """Some of its records are in the log already, and nothing of it was written: without them it is to be sent
+        anew, as another batch. That is no failure, and no attempt counts.
         """
         self._landed(batch)
         batch.attempts -= 1
         batch.in_doubt = False  # an attempt before this one wrote nothing either: these records were there
 
-    def failed(self, batch: OutgoingBatch, error: TritonMQError, now: float, *, reached: bool = True) -> TritonMQError | None:
+    def failed(
+        self, batch: OutgoingBatch, error: TritonMQError, now: float, *, reached: bool = True
+    ) -> TritonMQError | None:
         """An attempt failed. The error to settle it with if that is final, else None: it will be sent again.
 
         `reached` False: the attempt never left this process.
@@ -137,7 +139,8 @@ class Lane:
             self.batches.remove(batch)
             return error
         if isinstance(error, OutOfOrder):
-            # The batch before it failed, and that failure set the pace. Its own retries are not spent on another's fault.
+            # The batch before it failed, and that failure set the pace. Its own retries are not spent on another's
+            # fault.
             batch.attempts -= 1
             before = self._before(batch)
             if before is not None and before.correlation is not None:
@@ -146,7 +149,8 @@ class Lane:
         batch.last_error = error
         if batch.attempts > self.retries or now >= batch.deadline:
             return self.give_up(batch)
-        if not (isinstance(error, NotLeader) and error.leader and batch.attempts <= 1):  # told whom to ask: no reason to wait
+        # Told whom to ask: no reason to wait
+        if not (isinstance(error, NotLeader) and error.leader and batch.attempts <= 1):
             self._pause(now)
         return None
 

@@ -30,8 +30,8 @@ _BUILT_IN: Final = ("key", "sticky", "round_robin", "random")
 
 
 class Choice(NamedTuple):
-    """`pick`: None if the accumulator chooses among all partitions. `by_key`: a key decides, by hash if there is no `pick`.
-    `sticks`: the accumulator changes the partition with the batch alone."""
+    """`pick`: None if the accumulator chooses among all partitions. `by_key`: a key decides, by hash if there is no
+    `pick`. `sticks`: the accumulator changes the partition with the batch alone."""
 
     pick: Partitioner | None
     by_key: bool
@@ -64,7 +64,9 @@ def _plugin(given: str) -> Partitioner:
             f"partitioner={given!r} is not known{did_you_mean(str(given), known)} (it is one of {', '.join(known)}, or a callable)"
         )
     if not callable(found):
-        raise InvalidSetting(f"partitioner={given!r} is {type(found).__name__} in the package that has it, not a callable")
+        raise InvalidSetting(
+            f"partitioner={given!r} is {type(found).__name__} in the package that has it, not a callable"
+        )
     plugin: Partitioner = found
     return plugin
 

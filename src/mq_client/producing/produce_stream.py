@@ -1,4 +1,5 @@
-"""One Produce stream to one broker: requests go out through a queue that gRPC reads, answers come in on a thread of its own."""
+"""One Produce stream to one broker: requests go out through a queue that gRPC reads, answers come in on a thread of its
+own."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ _END: Final = None
 class ProduceStream:
     """Owns the stream, its thread, and the count of what is unanswered on it.
 
-    `on_results` gets answers in the order they come; `on_broken` is called once, last, with whether anything can have reached the
-    broker. Both in the stream's thread. `correlations` and `bytes` are the sender's, under its lock.
+    `on_results` gets answers in the order they come; `on_broken` is called once, last, with whether anything can have
+    reached the broker. Both in the stream's thread. `correlations` and `bytes` are the sender's, under its lock.
     """
 
     def __init__(

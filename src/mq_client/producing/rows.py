@@ -1,7 +1,8 @@
-"""Rows given as dicts, fitted to a topic's schema one value at a time: each is stored as the value that it is, or refused.
+"""Rows given as dicts, fitted to a topic's schema one value at a time: each is stored as the value that it is, or
+refused.
 
-Arrow's own conversion of Python values would cut 1.5 to 1 and a datetime to its day without a word, and would refuse a whole column
-for one value. So a row is checked when it is published, and what is left for Arrow cannot fail. Pure.
+Arrow's own conversion of Python values would cut 1.5 to 1 and a datetime to its day without a word, and would refuse a
+whole column for one value. So a row is checked when it is published, and what is left for Arrow cannot fail. Pure.
 
 What a column takes, beside None where it allows nulls:
 
@@ -277,7 +278,11 @@ def _date(value: Any) -> date:
 
 def _timestamps(*, zoned: bool) -> Check:
     epoch = _EPOCH if zoned else _EPOCH_NTZ
-    zone = "has no zone: give e.g. datetime.now(timezone.utc)" if zoned else "has a zone: convert it, then .replace(tzinfo=None)"
+    zone = (
+        "has no zone: give e.g. datetime.now(timezone.utc)"
+        if zoned
+        else "has a zone: convert it, then .replace(tzinfo=None)"
+    )
     in_range = _integers(pa.int64())
 
     def check(value: Any) -> int:
@@ -309,7 +314,9 @@ def _lists(element: Check) -> Check:
 def _maps(key: Check, item: Check) -> Check:
     def check(value: Any) -> list[tuple[Any, Any]]:
         pairs = value.items() if isinstance(value, Mapping) else value
-        if not isinstance(value, Mapping | list | tuple) or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+        if not isinstance(value, Mapping | list | tuple) or any(
+            not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs
+        ):
             raise _Unfit(value, "is neither a dict nor a list of pairs")
         if any(name is None for name, _ in pairs):
             raise _Unfit(value, "has a key that is None")

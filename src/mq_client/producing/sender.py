@@ -1,7 +1,7 @@
 """The one thread that sends: it looks at what is ready, asks who leads, and hands batches to the brokers' streams.
 
-Shared by the producer (records) and the transaction client (staged batches). Decisions about order and retries are the lanes'
-(lanes.py), about closing batches the accumulator's; here are threads, the clock and the network.
+Shared by the producer (records) and the transaction client (staged batches). Decisions about order and retries are the
+lanes' (lanes.py), about closing batches the accumulator's; here are threads, the clock and the network.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ _FAILURES_MAX: Final = 10_000
 """Batches whose error nobody has looked at so far, until the next flush."""
 
 _STALL_S: Final = 2.0
-"""Unanswered for so long, it is asked whether somebody else leads by now: a stopped process holds its connections open."""
+"""Unanswered for so long, it is asked whether somebody else leads by now: a stopped process holds its connections
+open."""
 
 _REFRESH_MS: Final = 5_000.0
 _BROKER_TIMEOUT_MS_MAX: Final = limits.REQUEST_TIMEOUT_MS
@@ -56,9 +57,9 @@ _SAME_LEADER = (OutOfOrder, Overloaded, DiskFull, NotEnoughReplicas)
 class Sender:
     """Owns the sending thread, the streams and the refresher. Everything shared is under `lock`.
 
-    `work` wakes the thread; `progress` is notified whenever something was answered (room in memory, a flush that may end).
-    `on_changed_topic`: told under `lock` of a topic that is not as its target has it. `metadata_age_s_max`: what is known of the
-    topics written to is asked for again when it is older.
+    `work` wakes the thread; `progress` is notified whenever something was answered (room in memory, a flush that may
+    end). `on_changed_topic`: told under `lock` of a topic that is not as its target has it. `metadata_age_s_max`: what
+    is known of the topics written to is asked for again when it is older.
     """
 
     def __init__(
@@ -144,14 +145,18 @@ class Sender:
             self._send_for_ever()
         except BaseException as error:
             # A defect of ours. Nobody would answer any more: say so to everyone who waits, rather than let them.
-            self._give_up_all(InternalError(f"the producer's thread failed ({type(error).__name__}: {error}): make a new producer"))
+            self._give_up_all(
+                InternalError(f"the producer's thread failed ({type(error).__name__}: {error}): make a new producer")
+            )
             raise
 
     def _give_up_all(self, error: TritonMQError) -> None:
         with self.lock:
             self.died = error
             self.accumulator.close_all(time.monotonic())
-            answers = [answer for lane in self.accumulator.busy() for answer in self.accumulator.refuse_all(lane, error)]
+            answers = [
+                answer for lane in self.accumulator.busy() for answer in self.accumulator.refuse_all(lane, error)
+            ]
             self._note(answers)
         self._tell(answers)
 
@@ -170,7 +175,9 @@ class Sender:
             for stream, batch, header in ready:
                 stream.send(Envelope(header, (memoryview(batch.encoded()),)))
 
-    def _plan(self, now: float) -> tuple[list[tuple[ProduceStream, OutgoingBatch, pb.ProduceHeader]], list[Answer], float]:
+    def _plan(
+        self, now: float
+    ) -> tuple[list[tuple[ProduceStream, OutgoingBatch, pb.ProduceHeader]], list[Answer], float]:
         """What to send, what ended, and when to look again."""
         accumulator = self.accumulator
         self._renew(now)
@@ -182,7 +189,8 @@ class Sender:
             if not lane.batches:
                 continue
             address = self._leader_of(lane, now, answers)
-            if address is not None and lane.next(now) is not None:  # one that waits opens no stream: its failing would wake us
+            # One that waits opens no stream: its failing would wake us
+            if address is not None and lane.next(now) is not None:
                 stream = self._stream(address)
                 while stream.bytes < limits.PRODUCE_IN_FLIGHT_BYTES_MAX and (taken := accumulator.take(lane, now)):
                     batch, correlation, after = taken
@@ -196,7 +204,8 @@ class Sender:
         return ready, answers, wake
 
     def _renew(self, now: float) -> None:
-        """Ask again about topics that were heard of too long ago; let go of targets of those that are not as they were."""
+        """Ask again about topics that were heard of too long ago; let go of targets of those that are not as they
+        were."""
         if now < self._renew_at:
             return
         self._renew_at = now + min(_IDLE_S, self._metadata_age_s_max)
@@ -206,7 +215,8 @@ class Sender:
             if known is None or not known.is_made_as(target.view):
                 self._on_changed_topic(name)
                 if known is None and not any(lane.topic == name for lane in self.accumulator.busy()):
-                    self._refresher.refusal(name)  # nobody waits to be told; who publishes next asks for the topic again
+                    # Nobody waits to be told; who publishes next asks for the topic again
+                    self._refresher.refusal(name)
             elif self._connection.topic_age_s(name) > self._metadata_age_s_max and now > self._ask_again.get(name, 0.0):
                 self._ask_again[name] = now + self._metadata_age_s_max
                 self._refresher.ask(name)
@@ -219,14 +229,19 @@ class Sender:
             answers += self.accumulator.refuse_all(lane, refused)
             return None
         view = self._connection.known_topic(lane.topic)
-        address = self._connection.leader_address(view, lane.partition) if view and lane.partition < view.partitions else None
+        address = (
+            self._connection.leader_address(view, lane.partition) if view and lane.partition < view.partitions else None
+        )
         if address is None:
             self._refresher.ask(lane.topic)
             return None
         if lane.in_flight and lane.address != address:
             moved = OutcomeUnknown(f"the leader moved from {lane.address} to {address} before it answered")
             answers += self.accumulator.recall(lane, moved, now)
-        elif lane.in_flight and min(batch.sent_at for batch in lane.batches if batch.correlation is not None) + _STALL_S < now:
+        elif (
+            lane.in_flight
+            and min(batch.sent_at for batch in lane.batches if batch.correlation is not None) + _STALL_S < now
+        ):
             self._refresher.ask(lane.topic, address)
         if lane.address != address:
             lane.address = address
@@ -251,7 +266,9 @@ class Sender:
     def _stream(self, address: str) -> ProduceStream:
         stream = self._streams.get(address)
         if stream is None:
-            stream = self._streams[address] = ProduceStream(address, self._on_results, self._on_broken, self._connection.client)
+            stream = self._streams[address] = ProduceStream(
+                address, self._on_results, self._on_broken, self._connection.client
+            )
         return stream
 
     def _wake(self) -> None:
@@ -264,7 +281,9 @@ class Sender:
         for answer in answers:
             if answer.error is not None and not answer.outcome.observed:
                 if len(self.failures) >= _FAILURES_MAX:
-                    self.failures = [failure for failure in self.failures if not failure.outcome.observed][: _FAILURES_MAX - 1]
+                    self.failures = [failure for failure in self.failures if not failure.outcome.observed][
+                        : _FAILURES_MAX - 1
+                    ]
                 self.failures.append(answer)
 
     def _tell(self, answers: Sequence[Answer]) -> None:
@@ -302,7 +321,9 @@ class Sender:
         if found is None:
             return []
         batch = found[1]
-        place = BatchPlace(batch.partition, result.base_offset, batch.record_count, result.timestamp_us, result.duplicate)
+        place = BatchPlace(
+            batch.partition, result.base_offset, batch.record_count, result.timestamp_us, result.duplicate
+        )
         return _final(self.accumulator.answer(result.correlation, place))
 
     def _there(self, result: pb.ProduceResult) -> list[Answer]:
@@ -312,7 +333,9 @@ class Sender:
         there, count = result.there, found[1].record_count
         places = dict(zip(there.positions, map(RecordPlace, there.offsets, there.timestamps_us), strict=False))
         if not places or max(places) >= count or not found[1].record_uuids:
-            error = InternalError(f"the broker says that records {sorted(places)[:5]} of {count} are there already: see its log")
+            error = InternalError(
+                f"the broker says that records {sorted(places)[:5]} of {count} are there already: see its log"
+            )
             return _final(self.accumulator.refuse(result.correlation, error, time.monotonic()))
         return _final(self.accumulator.shorten(result.correlation, places))
 
@@ -359,8 +382,8 @@ class Refresher:
         self._thread: threading.Thread | None = None
 
     def ask(self, topic: str, doubted: str = "") -> None:
-        """Refresh that topic soon, of others than the broker at `doubted` if they answer. Asking again before that changes nothing
-        else."""
+        """Refresh that topic soon, of others than the broker at `doubted` if they answer. Asking again before that
+        changes nothing else."""
         with self._changed:
             if topic in self._asked or self._stopping:
                 self._asked.get(topic, set()).add(doubted)

@@ -1,8 +1,9 @@
-"""Schemas in words: Spark SQL's `a long, b string NOT NULL` to Arrow and back, and which Arrow schemas a topic can have.
+"""Schemas in words: Spark SQL's `a long, b string NOT NULL` to Arrow and back, and which Arrow schemas a topic can
+have.
 
-A topic's schema is exactly what Spark's own Arrow conversion makes of the same words, so that stored batches go to Spark as they
-are: elements of lists are named `element`, timestamps are in microseconds, strings have 32-bit offsets. Not here: how a user's
-batch is fitted to it (mq_client.producing.batches).
+A topic's schema is exactly what Spark's own Arrow conversion makes of the same words, so that stored batches go to
+Spark as they are: elements of lists are named `element`, timestamps are in microseconds, strings have 32-bit offsets.
+Not here: how a user's batch is fitted to it (mq_client.producing.batches).
 """
 
 from __future__ import annotations
@@ -55,10 +56,11 @@ _PLAIN_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 def parse_schema(text: str) -> pa.Schema:
-    """The Arrow schema of Spark's words, e.g. `"a long, b string NOT NULL, c array<int>, d struct<x: double, y: string>"`.
+    """The Arrow schema of Spark's words, e.g. `"a long, b string NOT NULL, c array<int>, d struct<x: double, y:
+    string>"`.
 
-    Names in backquotes may hold anything. `COMMENT '...'` is read and dropped. Raises `InvalidRequest` that shows the place and,
-    for a type that is not known, the nearest that is.
+    Names in backquotes may hold anything. `COMMENT '...'` is read and dropped. Raises `InvalidRequest` that shows the
+    place and, for a type that is not known, the nearest that is.
     """
     return check_schema(pa.schema(_Parser(text).columns()))
 
@@ -69,10 +71,11 @@ def format_schema(schema: pa.Schema) -> str:
 
 
 def check_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema as a topic stores it: metadata dropped, inner fields of lists and maps named and nullable as Spark has them.
+    """The schema as a topic stores it: metadata dropped, inner fields of lists and maps named and nullable as Spark has
+    them.
 
-    Raises `InvalidRequest` naming the field, for a type that Spark does not have (with what to use instead), for names that are
-    empty or differ only in case (Spark takes them for the same), and for schemas too wide or too deep.
+    Raises `InvalidRequest` naming the field, for a type that Spark does not have (with what to use instead), for names
+    that are empty or differ only in case (Spark takes them for the same), and for schemas too wide or too deep.
     """
     if len(schema) == 0:
         raise InvalidRequest("schema has no column: give at least one, e.g. 'a long'")
@@ -80,12 +83,15 @@ def check_schema(schema: pa.Schema) -> pa.Schema:
     _check_names(schema, ())
     count = sum(_count(field) for field in stored)
     if count > limits.SCHEMA_FIELDS_MAX:
-        raise InvalidRequest(f"schema has {count} fields, nested ones counted: at most {limits.SCHEMA_FIELDS_MAX} are allowed")
+        raise InvalidRequest(
+            f"schema has {count} fields, nested ones counted: at most {limits.SCHEMA_FIELDS_MAX} are allowed"
+        )
     return stored
 
 
 def check_column_names(columns: Iterable[pa.Field]) -> None:
-    """For columns that are to be made, nested ones included. Raises `InvalidRequest` naming the first that cannot be a name."""
+    """For columns that are to be made, nested ones included. Raises `InvalidRequest` naming the first that cannot be a
+    name."""
     for field in columns:
         check_column_name(field.name)
         if pa.types.is_struct(field.type):
@@ -215,7 +221,9 @@ class _Parser:
             self._expect(")", "after the decimal's precision and scale")
         if not (1 <= precision <= _DECIMAL_PRECISION_MAX and 0 <= scale <= precision):
             self._start = start
-            self._fail(f"decimal({precision},{scale}) needs 1 <= precision <= {_DECIMAL_PRECISION_MAX} and 0 <= scale <= precision")
+            self._fail(
+                f"decimal({precision},{scale}) needs 1 <= precision <= {_DECIMAL_PRECISION_MAX} and 0 <= scale <= precision"
+            )
         return pa.decimal128(precision, scale)
 
     def _number(self) -> int:
@@ -290,7 +298,8 @@ def _stored_type(kind: pa.DataType, path: tuple[str, ...], depth: int) -> pa.Dat
     if pa.types.is_map(kind):
         key = _stored_type(kind.key_type, (*path, "key"), depth + 1)
         return pa.map_(
-            pa.field("key", key, nullable=False), pa.field("value", _stored_type(kind.item_type, (*path, "value"), depth + 1))
+            pa.field("key", key, nullable=False),
+            pa.field("value", _stored_type(kind.item_type, (*path, "value"), depth + 1)),
         )
     if pa.types.is_struct(kind):
         if kind.num_fields == 0:

@@ -1,4 +1,5 @@
-"""A filter over a topic's columns, in a small part of SQL: parsed where it is written, carried out where the rows are stored.
+"""A filter over a topic's columns, in a small part of SQL: parsed where it is written, carried out where the rows are
+stored.
 
     filter     = and { OR and }            and = not { AND not }            not = NOT not | test
     test       = "(" filter ")" | column | column compare literal | literal compare column
@@ -7,10 +8,10 @@
     literal    = 12 | -1.5e3 | 'text, a quote is written ''' | TRUE | FALSE
     column     = name | `any name`        top-level columns, in any case, as Spark finds them
 
-It means what the same text means in Spark's `.filter(...)`: a comparison with null is neither true nor false, only rows for which
-the whole is true are kept, and NaN is above every number. Dates and times are written as text, `'2026-03-29'` and
-`'2026-03-29T01:30:00'`, in UTC unless they say otherwise (Spark takes the session's time zone). There is no arithmetic, no function
-and no comparison between columns, so a filter costs a pass over its columns and nothing else.
+It means what the same text means in Spark's `.filter(...)`: a comparison with null is neither true nor false, only rows
+for which the whole is true are kept, and NaN is above every number. Dates and times are written as text, `'2026-03-29'`
+and `'2026-03-29T01:30:00'`, in UTC unless they say otherwise (Spark takes the session's time zone). There is no
+arithmetic, no function and no comparison between columns, so a filter costs a pass over its columns and nothing else.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class RowFilter:
 
 
 def parse_filter(text: str, schema: pa.Schema) -> RowFilter:
-    """Raises `InvalidSetting` that begins with "filter" and says which column, which literal or which character is wrong."""
+    """Raises `InvalidSetting` that begins with "filter" and says which column, which literal or which character is
+    wrong."""
     if len(text) > limits.FILTER_CHARACTERS_MAX:
         raise InvalidSetting(f"filter has {len(text)} characters: at most {limits.FILTER_CHARACTERS_MAX} are allowed")
     parser = _Parser(text, schema)
@@ -110,7 +112,8 @@ class _Parser:
     def __init__(self, text: str, schema: pa.Schema) -> None:
         self.used: set[str] = set()
         self._schema = schema
-        self._places: dict[str, list[int]] = {}  # of columns, by their names in small letters: a schema may have thousands
+        # Of columns, by their names in small letters: a schema may have thousands
+        self._places: dict[str, list[int]] = {}
         for place, name in enumerate(schema.names):
             self._places.setdefault(name.lower(), []).append(place)
         self._tokens = list(_tokens(text))
@@ -198,7 +201,9 @@ class _Parser:
                 f"(its columns are: {names})"
             )
         if len(found) > 1 and not exact:
-            raise InvalidSetting(f"filter names column {name!r}, and the topic has {len(found)} of that name: write its exact case")
+            raise InvalidSetting(
+                f"filter names column {name!r}, and the topic has {len(found)} of that name: write its exact case"
+            )
         field = (exact or found)[0]
         self.used.add(field.name)
         return field
@@ -290,7 +295,9 @@ def _value(column: pa.Field, literal: _Token) -> pa.Scalar:
     kind = column.type
     makers = [make for applies, make in _LITERALS if applies(kind)]
     if not makers:
-        raise InvalidSetting(f"filter compares column {column.name!r}, which is {kind}: only IS NULL can be asked of it")
+        raise InvalidSetting(
+            f"filter compares column {column.name!r}, which is {kind}: only IS NULL can be asked of it"
+        )
     try:
         return pa.scalar(makers[0](kind, literal), pa.float64() if pa.types.is_floating(kind) else kind)
     except (ValueError, OverflowError, pa.ArrowException):
@@ -319,8 +326,8 @@ def _integer(kind: pa.DataType, literal: _Token) -> int:
 
 
 def _decimal(kind: pa.Decimal128Type, literal: _Token) -> Decimal:
-    """Exactly the column's scale, and digits that fit its precision. Worked out from the text: Arrow reads outside its tables for
-    an exponent that is far from the column's, and Python would write out the zeros of a billion."""
+    """Exactly the column's scale, and digits that fit its precision. Worked out from the text: Arrow reads outside its
+    tables for an exponent that is far from the column's, and Python would write out the zeros of a billion."""
     mantissa, _, exponent = _number(literal).lower().partition("e")
     whole, _, fraction = mantissa.lstrip("+-").partition(".")
     significant = (whole + fraction).lstrip("0")

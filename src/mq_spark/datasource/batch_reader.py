@@ -1,4 +1,5 @@
-"""The batch source: `spark.read.format("tritonmq")`. Where it begins and ends is fixed once, on the driver, when it is planned."""
+"""The batch source: `spark.read.format("tritonmq")`. Where it begins and ends is fixed once, on the driver, when it is
+planned."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ class BatchReader(DataSourceReader):
         for topic in topics:
             check_topic(topic, self._options, self._wanted)
         bounds = cluster.bounds((topic.name for topic in topics), self._options.subscription.assigned)
-        start = resolve(cluster, "startingOffsets", self._options.starting, bounds, fail=self._options.fail_on_data_loss)
+        start = resolve(
+            cluster, "startingOffsets", self._options.starting, bounds, fail=self._options.fail_on_data_loss
+        )
         end = resolve(cluster, "endingOffsets", self._options.ending, bounds, fail=self._options.fail_on_data_loss)
         lives = [part.lives() for part in ranges(start, end)]
         for first, *more in lives:

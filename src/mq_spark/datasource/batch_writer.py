@@ -1,7 +1,8 @@
 """The batch sink: `df.write.format("tritonmq").mode("append")`, atomic always, idempotent with txnAppId and txnVersion.
 
-The same three steps as the stream's. With the two options the key is the application's and the version is the batch: written again
-with the same version, nothing is written twice. Without them the key is new each time: all rows or none, and twice if run twice.
+The same three steps as the stream's. With the two options the key is the application's and the version is the batch:
+written again with the same version, nothing is written twice. Without them the key is new each time: all rows or none,
+and twice if run twice.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from mq_spark.planning.options import SinkOptions
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Owns the options, the rows' columns and this write's key; can be pickled. Raises `InvalidRequest` for mode("overwrite")."""
+    """Owns the options, the rows' columns and this write's key; can be pickled. Raises `InvalidRequest` for
+    mode("overwrite")."""
 
     def __init__(self, options: SinkOptions, columns: StructType, *, overwrite: bool) -> None:
         if overwrite:
-            raise InvalidRequest('mode("overwrite") is not possible: a topic is a log and is only added to; write mode("append")')
+            raise InvalidRequest(
+                'mode("overwrite") is not possible: a topic is a log and is only added to; write mode("append")'
+            )
         self._options = options
         self._columns = columns
         self._micro_batch = _micro_batch(options)

@@ -1,8 +1,10 @@
-"""Keeps one traceback of pyspark's off standard error: the one that a worker prints when Spark has had enough of its rows.
+"""Keeps one traceback of pyspark's off standard error: the one that a worker prints when Spark has had enough of its
+rows.
 
-For `limit`, `show` and `first`, and when a query is stopped, Spark closes the socket of a worker that still has rows to send. The
-worker notices when it flushes that socket for the last time, and pyspark's daemon prints a traceback of `BrokenPipeError` before it
-ends the process as it should. Nothing is wrong and nothing is lost, but it stands beside the rows of a read that was good.
+For `limit`, `show` and `first`, and when a query is stopped, Spark closes the socket of a worker that still has rows to
+send. The worker notices when it flushes that socket for the last time, and pyspark's daemon prints a traceback of
+`BrokenPipeError` before it ends the process as it should. Nothing is wrong and nothing is lost, but it stands beside
+the rows of a read that was good.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ class _Traceback:
 
 
 def keep_quiet_about_closed_sockets(daemon: ModuleType) -> None:
-    """`daemon`: the module `pyspark.daemon` of this process, which Spark's daemon has forked. No other module is touched: what
-    a user's own code prints is printed as ever.
+    """`daemon`: the module `pyspark.daemon` of this process, which Spark's daemon has forked. No other module is
+    touched: what a user's own code prints is printed as ever.
     """
     if getattr(daemon, "traceback", None) is traceback:
         daemon.traceback = _Traceback()  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
 """All that the data source asks of the brokers, on top of mq_client. Owns this process's clients.
 
-Spark's Python workers are kept and swap roles, and some are forked: clients are made on first use, kept at module level and keyed
-by process id, so that a micro-batch finds those of the one before and a fork makes its own.
+Spark's Python workers are kept and swap roles, and some are forked: clients are made on first use, kept at module level
+and keyed by process id, so that a micro-batch finds those of the one before and a fork makes its own.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _clusters: dict[tuple[int, Client, int, str, str], Cluster] = {}
 
 
 def connect(bootstrap: str, timeout_ms: int, read_from: str = "leader", rack: str = "") -> Cluster:
-    """This process's view of the cluster, at the beginning of each piece of work. Connects when it is first asked for something.
+    """This process's view of the cluster, at the beginning of each piece of work. Connects when it is first asked for
+    something.
 
     `read_from`, `rack`: as a `Reader`'s."""
     WORKER.begins()
@@ -64,8 +65,8 @@ class Cluster:
     # -------------------------------------------------------------- what there is
 
     def topic(self, name: str, topic_id: str | None = None) -> Topic:
-        """The topic as it is now, or as last heard of if that has `topic_id`: a worker that is kept may remember one that was
-        deleted and made again. Raises `UnknownTopic` with the nearest name, `Unreachable`.
+        """The topic as it is now, or as last heard of if that has `topic_id`: a worker that is kept may remember one
+        that was deleted and made again. Raises `UnknownTopic` with the nearest name, `Unreachable`.
         """
         known = self._connection.known_topic(name)
         if known is not None and known.topic_id == topic_id:
@@ -73,8 +74,9 @@ class Cluster:
         return _topic(self._connection.refresh(name, self._deadline()))
 
     def topic_that_fits(self, name: str, check: Callable[[Topic], object], *, age_s_max: float = math.inf) -> Topic:
-        """As `topic`, asked for again for about a second while `check` raises `SchemaMismatch` of it: columns may have just been
-        added, and brokers learn of that at their own pace. Raises what `check` raised last, `UnknownTopic`, `Unreachable`.
+        """As `topic`, asked for again for about a second while `check` raises `SchemaMismatch` of it: columns may have
+        just been added, and brokers learn of that at their own pace. Raises what `check` raised last, `UnknownTopic`,
+        `Unreachable`.
 
         `age_s_max`: what was heard of the topic longer ago is asked for again.
         """
@@ -90,12 +92,13 @@ class Cluster:
         return sorted(topic.name for topic in found if not topic.name.startswith(INTERNAL_PREFIX))
 
     def bounds(self, topics: Iterable[str], partitions: Mapping[str, Collection[int]] | None = None) -> AllBounds:
-        """What the topics keep (of one in `partitions`: those only), asked of every partition's leader now, those that have just
-        been added included.
+        """What the topics keep (of one in `partitions`: those only), asked of every partition's leader now, those that
+        have just been added included.
         """
         found: dict[str, dict[int, Bounds]] = {}
         for topic in topics:
-            self._connection.refresh(topic, self._deadline(), age_ms_max=0)  # what was told a moment ago lacks those just added
+            # What was told a moment ago lacks those just added
+            self._connection.refresh(topic, self._deadline(), age_ms_max=0)
             found[topic] = _bounds_of(self._connection, topic, (partitions or {}).get(topic), self._deadline())
         return found
 
@@ -104,7 +107,8 @@ class Cluster:
         return Watch(OffsetWatch(self._connection, topics, partitions), self._timeout_ms)
 
     def find_times(self, times_us: ByPartition) -> Found:
-        """Each partition's first offset at or after a time, by the brokers' clocks when they appended; None where all is older."""
+        """Each partition's first offset at or after a time, by the brokers' clocks when they appended; None where all
+        is older."""
         found: dict[str, dict[int, int | None]] = {}
         for topic, inner in times_us.items():
             found[topic] = {}
@@ -129,10 +133,12 @@ class Cluster:
     # -------------------------------------------------------------- reading
 
     def fetch(self, part: OffsetRange, columns: Sequence[str], filter_text: str) -> Iterator[StoredRows]:
-        """The range's rows as they are stored, those columns, and of a filter's only those that it keeps. Raises `OffsetOutOfRange`
-        for what is no longer kept.
+        """The range's rows as they are stored, those columns, and of a filter's only those that it keeps. Raises
+        `OffsetOutOfRange` for what is no longer kept.
         """
-        pieces = self._reader.read_stored(part.topic, part.partition, part.start, part.end, columns=columns, filter=filter_text)
+        pieces = self._reader.read_stored(
+            part.topic, part.partition, part.start, part.end, columns=columns, filter=filter_text
+        )
         for stored in pieces:
             yield StoredRows(stored.batch, stored.base_offset, stored.timestamp_us, stored.offsets, stored.end_offset)
 
@@ -148,7 +154,9 @@ class Cluster:
 
     def stage(self, micro_batch: MicroBatch) -> Stage:
         """Begin to stage what one task attempt writes."""
-        return self._transactions.open_stage((micro_batch.query_id, micro_batch.sink), micro_batch.batch_id, micro_batch.run_id)
+        return self._transactions.open_stage(
+            (micro_batch.query_id, micro_batch.sink), micro_batch.batch_id, micro_batch.run_id
+        )
 
     def decide(self, micro_batch: MicroBatch, manifest: Iterable[Staged], *, keep_on_mismatch: bool) -> None:
         """Decide and publish, once for all; asks again until the deadline."""
@@ -167,7 +175,8 @@ class Cluster:
 
     @cached_property
     def _transactions(self) -> TransactionClient:
-        """Made and imported when something is written: most of Spark's workers only read, and pay for each import anew."""
+        """Made and imported when something is written: most of Spark's workers only read, and pay for each import
+        anew."""
         from mq_client.transactions import TransactionClient
 
         return TransactionClient(self._connection, self._timeout_ms)
@@ -195,8 +204,8 @@ class Watch:
         self._watch.watch(topics)
 
     def bounds(self) -> AllBounds:
-        """As last heard. The first time, waits until every partition has been heard of; one that turns up later is there once it
-        has been, and nothing waits for it. Raises `OutcomeUnknown`, `UnknownTopic`.
+        """As last heard. The first time, waits until every partition has been heard of; one that turns up later is
+        there once it has been, and nothing waits for it. Raises `OutcomeUnknown`, `UnknownTopic`.
         """
         latest = self._watch.latest() if self._complete else self._watch.wait_first(Deadline(self._timeout_ms))
         self._complete = True
@@ -210,6 +219,11 @@ def _topic(view: TopicView) -> Topic:
     return Topic(view.name, view.topic_id, view.schema, view.typed, view.partitions)
 
 
-def _bounds_of(connection: Connection, topic: str, partitions: Collection[int] | None, deadline: Deadline) -> dict[int, Bounds]:
+def _bounds_of(
+    connection: Connection, topic: str, partitions: Collection[int] | None, deadline: Deadline
+) -> dict[int, Bounds]:
     found = ask_offsets(connection, topic, deadline, partitions=partitions)
-    return {partition: Bounds(found[partition].log_start_offset, found[partition].log_end_offset) for partition in sorted(found)}
+    return {
+        partition: Bounds(found[partition].log_start_offset, found[partition].log_end_offset)
+        for partition in sorted(found)
+    }

@@ -13,9 +13,11 @@ from mq_spark.planning.options import SinkOptions
 def decide(options: SinkOptions, micro_batch: MicroBatch, manifest: Sequence[Staged]) -> None:
     """Have the micro-batch decided and published: returns when every partition has published it, here or long ago.
 
-    Asks again until the deadline (the same key gives the same answer), and then raises. Raises `ReplayMismatch`, `StaleMicroBatch`,
-    `FencedRun`, `StagedBatchMissing` for what asking again cannot mend.
+    Asks again until the deadline (the same key gives the same answer), and then raises. Raises `ReplayMismatch`,
+    `StaleMicroBatch`, `FencedRun`, `StagedBatchMissing` for what asking again cannot mend.
     """
     reached("before_decide", micro_batch.batch_id)
-    connect(options.bootstrap, options.timeout_ms).decide(micro_batch, manifest, keep_on_mismatch=options.keep_on_mismatch)
+    connect(options.bootstrap, options.timeout_ms).decide(
+        micro_batch, manifest, keep_on_mismatch=options.keep_on_mismatch
+    )
     reached("after_decide", micro_batch.batch_id)

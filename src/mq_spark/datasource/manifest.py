@@ -19,7 +19,8 @@ WRITE_PREFIX: Final = "write:"
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """The unit of deduplication: under the key `(query_id, sink)` batch ids only grow. `run_id` tells two drivers apart."""
+    """The unit of deduplication: under the key `(query_id, sink)` batch ids only grow. `run_id` tells two drivers
+    apart."""
 
     query_id: str
     sink: str
@@ -28,13 +29,15 @@ class MicroBatch:
 
     @property
     def once(self) -> bool:
-        """The key was made for this write alone (a batch write without txnAppId): it need not be remembered for long."""
+        """The key was made for this write alone (a batch write without txnAppId): it need not be remembered for
+        long."""
         return self.query_id.startswith(WRITE_PREFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Staged batches of one partition, in the order of their rows. UUIDs are 16 bytes. `topic_id` is the topic's of that moment."""
+    """Staged batches of one partition, in the order of their rows. UUIDs are 16 bytes. `topic_id` is the topic's of
+    that moment."""
 
     topic: str
     partition: int
@@ -52,12 +55,15 @@ class StagedMessage(WriterCommitMessage):
 
 
 def manifest_of(messages: Sequence[WriterCommitMessage | None]) -> tuple[MicroBatch, list[Staged]]:
-    """The micro-batch that all messages belong to, and what they staged, a line for each partition: topics by name, partitions by
-    number, batches in the order of the tasks. Raises `InvalidRequest` if a message is missing or they contradict each other.
+    """The micro-batch that all messages belong to, and what they staged, a line for each partition: topics by name,
+    partitions by number, batches in the order of the tasks. Raises `InvalidRequest` if a message is missing or they
+    contradict each other.
     """
     given = [message for message in messages if isinstance(message, StagedMessage)]
     if len(given) < len(messages) or not given:
-        raise InvalidRequest(f"{len(messages) - len(given)} of {len(messages)} tasks left no message: nothing can be committed")
+        raise InvalidRequest(
+            f"{len(messages) - len(given)} of {len(messages)} tasks left no message: nothing can be committed"
+        )
     micro_batches = {message.micro_batch for message in given}
     if len(micro_batches) > 1:
         named = "; ".join(sorted(map(str, micro_batches)))
@@ -67,5 +73,7 @@ def manifest_of(messages: Sequence[WriterCommitMessage | None]) -> tuple[MicroBa
         place = staged.topic, staged.partition, staged.topic_id
         before = lines.get(place)
         uuids, row_count = (before.uuids, before.row_count) if before is not None else ((), 0)
-        lines[place] = Staged(staged.topic, staged.partition, uuids + staged.uuids, row_count + staged.row_count, staged.topic_id)
+        lines[place] = Staged(
+            staged.topic, staged.partition, uuids + staged.uuids, row_count + staged.row_count, staged.topic_id
+        )
     return given[0].micro_batch, [lines[place] for place in sorted(lines)]

@@ -1,7 +1,8 @@
 """Tells the brokers how far a query has read, so that its lag can be seen there. The checkpoint stays the truth.
 
-Never in the way of the query: positions are handed over and sent by a thread of their own, the newest only, at most twice a second.
-What cannot be sent is sent again for a while: after a query's last micro-batch no other report follows that would say more.
+Never in the way of the query: positions are handed over and sent by a thread of their own, the newest only, at most
+twice a second. What cannot be sent is sent again for a while: after a query's last micro-batch no other report follows
+that would say more.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ class Reporter:
             self._wake.notify_all()
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until what was handed over is sent or dropped, at most so long: for a process that is about to be ended."""
+        """Wait until what was handed over is sent or dropped, at most so long: for a process that is about to be
+        ended."""
         with self._lock:
             self._hurry = True
             self._wake.notify_all()
@@ -88,7 +90,12 @@ class Reporter:
             self._send(group, positions)
         except TritonMQError as error:
             told_before = error.retriable or group in self._refused
-            log.log(logging.DEBUG if told_before else logging.WARNING, "progress of group %s was not reported: %s", group, error)
+            log.log(
+                logging.DEBUG if told_before else logging.WARNING,
+                "progress of group %s was not reported: %s",
+                group,
+                error,
+            )
             if not error.retriable:
                 self._refused.add(group)
             with self._lock:
@@ -97,7 +104,8 @@ class Reporter:
             self._failing_since_s = None
 
     def _failed(self, group: str, positions: Mapping[Place, int], *, again: bool) -> None:
-        """Have the positions wait again, those that no newer report has replaced; or forget them, so that they may come again."""
+        """Have the positions wait again, those that no newer report has replaced; or forget them, so that they may come
+        again."""
         now_s = time.monotonic()
         if self._failing_since_s is None:
             self._failing_since_s = now_s

@@ -23,14 +23,15 @@ from mq_spark.planning.positions import data_loss
 
 MERGED_ROWS_MAX: Final = 10_000
 MERGED_BYTES_MAX: Final = 1 << 20
-"""Stored batches are merged up to both of these. One-row batches pass through Spark at 0.08 million rows a second, these at 7."""
+"""Stored batches are merged up to both of these. One-row batches pass through Spark at 0.08 million rows a second,
+these at 7."""
 
 QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 
 
 class Ranges(InputPartition):
-    """One task's work: ranges in their order, the positions `(topic, partition, offset)` that are reached when it is done, and the
-    ids of the topics that were meant.
+    """One task's work: ranges in their order, the positions `(topic, partition, offset)` that are reached when it is
+    done, and the ids of the topics that were meant.
     """
 
     def __init__(
@@ -49,17 +50,21 @@ class Ranges(InputPartition):
 
 
 def planned_tasks(options: SourceOptions, parts: Sequence[OffsetRange]) -> list[tuple[OffsetRange, ...]]:
-    """The ranges cut into tasks. The driver's cores stand for the cluster's, which nobody tells it: minPartitions asks for more."""
+    """The ranges cut into tasks. The driver's cores stand for the cluster's, which nobody tells it: minPartitions asks
+    for more."""
     cores = os.cpu_count() or 1
     return plan(parts, cores=cores, tasks_min=options.min_partitions, rows_max=options.max_records_per_partition)
 
 
 def input_partitions(tasks: Iterable[tuple[OffsetRange, ...]], topic_ids: Mapping[str, str]) -> list[Ranges]:
-    """The planned tasks as Spark takes them. A partition that several tasks share is reached when the last of them is done."""
+    """The planned tasks as Spark takes them. A partition that several tasks share is reached when the last of them is
+    done."""
     planned = list(tasks)
     last = {(each.topic, each.partition): each.end for task in planned for each in task}
     return [
-        Ranges(task, tuple((r.topic, r.partition, r.end) for r in task if r.end == last[r.topic, r.partition]), topic_ids)
+        Ranges(
+            task, tuple((r.topic, r.partition, r.end) for r in task if r.end == last[r.topic, r.partition]), topic_ids
+        )
         for task in planned
     ]
 
@@ -135,8 +140,8 @@ def _merged(projection: Projection, partition: int, stored: Iterable[StoredRows]
 def _report(cluster: Cluster, options: SourceOptions, work: Ranges) -> None:
     """Tell the brokers what has been read, in the query's name, unless the driver does so in a name that the user gave.
 
-    Only tasks know which query they work for: the process in which a source plans is told neither the query's id nor where its
-    checkpoint is.
+    Only tasks know which query they work for: the process in which a source plans is told neither the query's id nor
+    where its checkpoint is.
     """
     context = TaskContext.get()
     query_id = context.getLocalProperty(QUERY_ID_PROPERTY) if context is not None else None

@@ -1,8 +1,8 @@
 """The way in: a DataFrame's rows fitted to a topic, and each row's partition chosen. A column at a time, never a row.
 
-Pure. What fits is decided from the two schemas alone, before a row is looked at; what only the rows can show (a null where the
-topic has NOT NULL, a partition that does not exist) is an error before the batch is handed on. Not here: the way out (schemas.py),
-and sending (datasource/staging.py).
+Pure. What fits is decided from the two schemas alone, before a row is looked at; what only the rows can show (a null
+where the topic has NOT NULL, a partition that does not exist) is an error before the batch is handed on. Not here: the
+way out (schemas.py), and sending (datasource/staging.py).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ SPREAD: Final = -1
 class Fit:
     """How rows with `columns` go into a topic: owns the plan, made once.
 
-    `routed`: the rows name their topics in a column `topic`, which is then no column of a typed topic; a column that only others of
-    those topics have must be null in this one's rows. `key_column`: the column of a typed topic by whose value rows find their
-    partition. Raises `SchemaMismatch` whose first words name the column at fault:
-    unknown (with the nearest right one), of another type, or missing.
+    `routed`: the rows name their topics in a column `topic`, which is then no column of a typed topic; a column that
+    only others of those topics have must be null in this one's rows. `key_column`: the column of a typed topic by whose
+    value rows find their partition. Raises `SchemaMismatch` whose first words name the column at fault: unknown (with
+    the nearest right one), of another type, or missing.
     """
 
     def __init__(self, topic: Topic, columns: spark.StructType, *, routed: bool, key_column: str | None = None) -> None:
@@ -57,12 +57,16 @@ class Fit:
         self._key = _key_field(topic, key_column)
         self._asks_partition = "partition" in self._given and (not topic.typed or not _has(topic, "partition"))
         if self._asks_partition and self._given["partition"].dataType not in _INTEGERS:
-            raise SchemaMismatch(f"column 'partition' is {self._given['partition'].dataType.simpleString()}: make it an int")
+            raise SchemaMismatch(
+                f"column 'partition' is {self._given['partition'].dataType.simpleString()}: make it an int"
+            )
 
     def convert(self, rows: pa.RecordBatch, now_us: int) -> pa.RecordBatch:
-        """The rows in the topic's stored schema; records get the time `now_us` (microseconds since 1970), as producers give them.
+        """The rows in the topic's stored schema; records get the time `now_us` (microseconds since 1970), as producers
+        give them.
 
-        Raises `SchemaMismatch` for a null where the topic has NOT NULL, and for a value in a column that it does not have.
+        Raises `SchemaMismatch` for a null where the topic has NOT NULL, and for a value in a column that it does not
+        have.
         """
         for name, text in self._unknown.items():
             if rows.column(self._at[name.lower()]).null_count < rows.num_rows:
@@ -79,8 +83,8 @@ class Fit:
     def partitions(self, rows: pa.RecordBatch) -> NDArray[np.int32] | None:
         """Each row's partition, `SPREAD` for one that may go anywhere; None if all may.
 
-        A row goes where its column `partition` says (unless that is a column of the topic's own), else where its key hashes to.
-        Raises `InvalidRequest` for a partition that the topic does not have.
+        A row goes where its column `partition` says (unless that is a column of the topic's own), else where its key
+        hashes to. Raises `InvalidRequest` for a partition that the topic does not have.
         """
         chosen = self._by_key(rows)
         if self._asks_partition:
@@ -99,10 +103,14 @@ class Fit:
             return
         if given is None:
             if not stored.nullable:
-                raise SchemaMismatch(f"column {stored.name!r} is missing and is NOT NULL in topic {self._topic.name}: add it")
+                raise SchemaMismatch(
+                    f"column {stored.name!r} is missing and is NOT NULL in topic {self._topic.name}: add it"
+                )
             return
         wanted = spark_type(stored.type)
-        records_text = not self._topic.typed and stored.name in ("key", "value") and isinstance(given.dataType, spark.StringType)
+        records_text = (
+            not self._topic.typed and stored.name in ("key", "value") and isinstance(given.dataType, spark.StringType)
+        )
         if not (records_text or _fits(given.dataType, wanted)):
             raise SchemaMismatch(
                 f"column {stored.name!r} is {given.dataType.simpleString()} and topic {self._topic.name} has it as "
@@ -152,7 +160,9 @@ def _key_field(topic: Topic, key_column: str | None) -> pa.Field | None:
         )
     field = next(field for field in topic.schema if field.name.lower() == key_column.lower())
     if not any(applies(field.type) for applies in _HASHED):
-        raise SchemaMismatch(f"keyColumn={key_column!r} is {field.type}: only a string, binary, int or long can choose a partition")
+        raise SchemaMismatch(
+            f"keyColumn={key_column!r} is {field.type}: only a string, binary, int or long can choose a partition"
+        )
     return field
 
 
@@ -211,7 +221,9 @@ def by_topic(names: pa.Array, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.Re
         yield topics[place], piece
 
 
-def by_partition(chosen: NDArray[np.int32], rows: pa.RecordBatch, spread_to: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+def by_partition(
+    chosen: NDArray[np.int32], rows: pa.RecordBatch, spread_to: int
+) -> Iterator[tuple[int, pa.RecordBatch]]:
     """The rows of each partition, in their order; those that may go anywhere all go to `spread_to`."""
     yield from _groups(np.where(chosen == SPREAD, np.int32(spread_to), chosen), rows)
 

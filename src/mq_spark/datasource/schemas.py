@@ -1,8 +1,8 @@
 """A topic's columns as Spark sees them, and stored batches in exactly the form that Spark takes.
 
-What a topic stores is already field for field what Spark's own Arrow conversion makes, so reading is choosing columns and adding
-the computed ones (topic, partition, offset, timestamp), a column at a time. Pure. What is not here: the way in (rows.py fits a
-DataFrame to a topic).
+What a topic stores is already field for field what Spark's own Arrow conversion makes, so reading is choosing columns
+and adding the computed ones (topic, partition, offset, timestamp), a column at a time. Pure. What is not here: the way
+in (rows.py fits a DataFrame to a topic).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _SIMPLE: Final[dict[pa.DataType, spark.DataType]] = {
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What must be known of a topic here: its stored Arrow schema, whether that is its own (`typed`), and its partitions.
+    """What must be known of a topic here: its stored Arrow schema, whether that is its own (`typed`), and its
+    partitions.
 
     `topic_id` tells it from another that has had the same name.
     """
@@ -61,8 +62,8 @@ class Topic:
 class StoredRows:
     """Rows of one stored batch. `appended_us` is the broker's clock when they were appended or published.
 
-    `offsets`: of each row, if a filter has left some out; None: they are consecutive from `first_offset`. `end_offset`: the rows
-    before it have been looked at (None: it follows the last row).
+    `offsets`: of each row, if a filter has left some out; None: they are consecutive from `first_offset`. `end_offset`:
+    the rows before it have been looked at (None: it follows the last row).
     """
 
     rows: pa.RecordBatch
@@ -88,12 +89,17 @@ def spark_type(kind: pa.DataType) -> spark.DataType:
     if pa.types.is_map(kind):
         return spark.MapType(spark_type(kind.key_type), spark_type(kind.item_type), kind.item_field.nullable)
     if pa.types.is_struct(kind):
-        return spark.StructType([spark.StructField(field.name, spark_type(field.type), field.nullable) for field in kind])
-    raise SchemaMismatch(f"the topic's type {kind} has no counterpart in Spark: it was made by a newer TritonMQ; upgrade this one")
+        return spark.StructType(
+            [spark.StructField(field.name, spark_type(field.type), field.nullable) for field in kind]
+        )
+    raise SchemaMismatch(
+        f"the topic's type {kind} has no counterpart in Spark: it was made by a newer TritonMQ; upgrade this one"
+    )
 
 
 def stream_schema(topics: Sequence[Topic], *, include_headers: bool, include_metadata: bool) -> spark.StructType:
-    """The columns of a stream of these topics, all nullable as Spark has them. Raises `SchemaMismatch` if the topics differ."""
+    """The columns of a stream of these topics, all nullable as Spark has them. Raises `SchemaMismatch` if the topics
+    differ."""
     first, *rest = topics
     for other in rest:
         if other.schema != first.schema:
@@ -129,19 +135,24 @@ class Projection:
         self._plan = [_chosen(topic, field, known) for field in wanted]
         self.columns: list[str] = sorted({name for source in self._plan for name in source.needs})
         self.schema: pa.Schema = pa.schema(
-            [pa.field(field.name, source.kind, nullable=field.nullable) for field, source in zip(wanted, self._plan, strict=True)]
+            [
+                pa.field(field.name, source.kind, nullable=field.nullable)
+                for field, source in zip(wanted, self._plan, strict=True)
+            ]
         )
 
     def convert(self, partition: int, stored: Sequence[StoredRows]) -> pa.RecordBatch:
-        """One batch of all the given rows, which follow one another in `partition` (a filter's with gaps), in the form of
-        `schema`.
+        """One batch of all the given rows, which follow one another in `partition` (a filter's with gaps), in the form
+        of `schema`.
         """
         rows = stored[0].rows if len(stored) == 1 or not self.columns else _joined([each.rows for each in stored])
         piece = _Piece(self._topic, partition, stored, rows)
         arrays = [source.make(piece) for source in self._plan]
         for field, array in zip(self.schema, arrays, strict=True):
             if not field.nullable and array.null_count:
-                raise SchemaMismatch(f"column {field.name!r} holds nulls and .schema(...) says NOT NULL: leave NOT NULL out")
+                raise SchemaMismatch(
+                    f"column {field.name!r} holds nulls and .schema(...) says NOT NULL: leave NOT NULL out"
+                )
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
@@ -160,7 +171,8 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where a column comes from: the stored columns that it needs, the Arrow type that it has, and how it is made, whole."""
+    """Where a column comes from: the stored columns that it needs, the Arrow type that it has, and how it is made,
+    whole."""
 
     needs: tuple[str, ...]
     kind: pa.DataType
@@ -169,7 +181,9 @@ class _Source:
 
 def _sources(topic: Topic) -> dict[str, _Source]:
     if topic.typed:
-        return {f"_{name}": source for name, source in _COMPUTED.items()} | {field.name: _stored(field) for field in topic.schema}
+        return {f"_{name}": source for name, source in _COMPUTED.items()} | {
+            field.name: _stored(field) for field in topic.schema
+        }
     own = {field.name: _stored(field) for field in topic.schema}
     return {**own, **_COMPUTED, "timestamp": _Source(("timestamp",), TIMESTAMP, _record_times)}
 
@@ -244,4 +258,5 @@ _COMPUTED: Final = {
     "offset": _Source((), pa.int64(), _offsets),
     "timestamp": _Source((), TIMESTAMP, _appended),
 }
-"""What a record's place in the log says, by the names that Kafka's connector gives; a typed topic's have an underscore before."""
+"""What a record's place in the log says, by the names that Kafka's connector gives; a typed topic's have an underscore
+before."""

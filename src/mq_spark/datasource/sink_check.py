@@ -1,7 +1,7 @@
 """What the driver checks of a write before any task begins: that the topic is there, and that the rows' columns fit it.
 
-The tasks check the same again, since a topic may change while a query runs. But there each task tells its error by itself, tries
-again, and Spark logs every try: the one line that says what to do is lost among a hundred.
+The tasks check the same again, since a topic may change while a query runs. But there each task tells its error by
+itself, tries again, and Spark logs every try: the one line that says what to do is lost among a hundred.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from mq_spark.datasource.rows import Fit
 from mq_spark.planning.options import SinkOptions
 
 STREAM_AGE_S: Final = 5.0
-"""A stream's micro-batches may follow each other by the hundred milliseconds: what was heard of the topic so long ago will do."""
+"""A stream's micro-batches may follow each other by the hundred milliseconds: what was heard of the topic so long ago
+will do."""
 
 _PLAIN_NAME: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _SCHEMA_CHARACTERS_MAX: Final = 500
 
 
 def check_sink(options: SinkOptions, columns: StructType, *, age_s_max: float = 0.0) -> None:
-    """Ask the brokers of the topic that is written to, and hold the rows' columns against it. Where each row names its own topic,
-    only that there is such a column can be checked.
+    """Ask the brokers of the topic that is written to, and hold the rows' columns against it. Where each row names its
+    own topic, only that there is such a column can be checked.
 
-    `age_s_max`: what was heard of the topic within so many seconds is believed. Raises `UnknownTopic` with the command that makes
-    the topic, `SchemaMismatch` naming the column and both types, `Unreachable`.
+    `age_s_max`: what was heard of the topic within so many seconds is believed. Raises `UnknownTopic` with the command
+    that makes the topic, `SchemaMismatch` naming the column and both types, `Unreachable`.
     """
     if options.topic is None:
         topic_column(columns)

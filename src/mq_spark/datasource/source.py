@@ -1,7 +1,7 @@
 """The data source that `format("tritonmq")` names: it hands options and schemas on, and owns nothing.
 
-Spark unpickles this class in a process of its own for every role, and looks it up beside every other Python source at its first
-use: so nothing but pyspark's own base class is imported at the top.
+Spark unpickles this class in a process of its own for every role, and looks it up beside every other Python source at
+its first use: so nothing but pyspark's own base class is imported at the top.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _R = TypeVar("_R")
 
 
 def _without_our_frames(method: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Spark shows the traceback of what is raised here to the user: our frames would only hide the message, which says it all."""
+    """Spark shows the traceback of what is raised here to the user: our frames would only hide the message, which says
+    it all."""
 
     @functools.wraps(method)
     def called(*args: _P.args, **options: _P.kwargs) -> _R:
@@ -41,7 +42,8 @@ def _without_our_frames(method: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 class TritonMQSource(DataSource):
-    """`spark.readStream | read | writeStream | write .format("tritonmq")`. Raises `ImportError` for a PySpark below 4.2."""
+    """`spark.readStream | read | writeStream | write .format("tritonmq")`. Raises `ImportError` for a PySpark below
+    4.2."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         check_pyspark()
@@ -53,7 +55,8 @@ class TritonMQSource(DataSource):
 
     @_without_our_frames
     def schema(self) -> StructType:
-        """The columns of the topics that are subscribed to. Raises `TritonMQError` within the option requestTimeoutMs."""
+        """The columns of the topics that are subscribed to. Raises `TritonMQError` within the option
+        requestTimeoutMs."""
         from mq_spark.datasource.cluster import connect
         from mq_spark.datasource.schemas import stream_schema
         from mq_spark.datasource.subscribed import check_filter, topics_meant
@@ -93,7 +96,8 @@ class TritonMQSource(DataSource):
 
     @_without_our_frames
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 - Spark's name
-        """Called on the driver, before the tasks of each micro-batch and to commit it: the topic and the columns are checked here.
+        """Called on the driver, before the tasks of each micro-batch and to commit it: the topic and the columns are
+        checked here.
 
         `overwrite` is Spark's word for complete mode, which writes every result anew: as with Kafka, they are appended.
         """

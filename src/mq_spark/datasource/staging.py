@@ -1,7 +1,7 @@
 """What a task does to write: fit its rows to their topics, and stage them, invisible, under fresh UUIDs.
 
-Used by streams and batch writes alike. What is staged here becomes visible only when the driver's decision names it (deciding.py);
-a task that is tried again stages anew, and what the first try staged is in no manifest.
+Used by streams and batch writes alike. What is staged here becomes visible only when the driver's decision names it
+(deciding.py); a task that is tried again stages anew, and what the first try staged is in no manifest.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class _Staging:
 class _IntoTopic:
     """The part of a task's rows that goes to one topic: owns what waits for each of its partitions.
 
-    Rows that may go anywhere fill one partition at a time, in turn, so that a small micro-batch is one staged batch and a large one
-    reaches all partitions; tasks and micro-batches begin at different ones.
+    Rows that may go anywhere fill one partition at a time, in turn, so that a small micro-batch is one staged batch and
+    a large one reaches all partitions; tasks and micro-batches begin at different ones.
     """
 
     def __init__(self, stage: Stage, topic: Topic, fit: Fit, first: int, batch_id: int) -> None:

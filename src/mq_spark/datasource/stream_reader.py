@@ -1,7 +1,7 @@
 """The streaming source. Decisions about offsets are positions.py's; here they meet the brokers and Spark's calls.
 
-One object lives in a process on the driver as long as the query does, and copies of it, never used there, go to the tasks: what the
-driver's needs is therefore made on first use.
+One object lives in a process on the driver as long as the query does, and copies of it, never used there, go to the
+tasks: what the driver's needs is therefore made on first use.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _OnDriver:
-    """What only the driver's copy has: the topics and their ends as the brokers push them, and where the stream stands."""
+    """What only the driver's copy has: the topics and their ends as the brokers push them, and where the stream
+    stands."""
 
     cluster: Cluster
     subscribed: Subscribed
@@ -46,8 +47,8 @@ class _OnDriver:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """`spark.readStream.format("tritonmq")`. Every method retries inside, within the option requestTimeoutMs, and then raises: an
-    error that gets out ends the query.
+    """`spark.readStream.format("tritonmq")`. Every method retries inside, within the option requestTimeoutMs, and then
+    raises: an error that gets out ends the query.
     """
 
     def __init__(self, options: SourceOptions, wanted: StructType) -> None:
@@ -64,7 +65,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(driver.positions.initial(bounds, found))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Spark hands it back to `latestOffset`. It knows no limit of rows and bytes together: the first is told, both are kept."""
+        """Spark hands it back to `latestOffset`. It knows no limit of rows and bytes together: the first is told, both
+        are kept."""
         rows_max, bytes_max = self._options.max_offsets_per_trigger, self._options.max_bytes_per_trigger
         if rows_max is not None:
             return ReadMaxRows(rows_max)
@@ -80,7 +82,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         rows_max = self._options.max_offsets_per_trigger if limited else None
         self._report(begin)
         now_s = time.monotonic()
-        end = self._believed(lambda bounds, sure: driver.positions.latest(begin, bounds, rows_max, sure=sure, now_s=now_s))
+        end = self._believed(
+            lambda bounds, sure: driver.positions.latest(begin, bounds, rows_max, sure=sure, now_s=now_s)
+        )
         if limited and self._options.max_bytes_per_trigger is not None:
             end = self._within_bytes(begin, end, self._options.max_bytes_per_trigger)
         if driver.positions.end_is_fixed and end == begin:
@@ -96,7 +100,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         driver = self._driver()
-        parts = self._believed(lambda bounds, sure: driver.positions.planned(from_json(start), from_json(end), bounds, sure=sure))
+        parts = self._believed(
+            lambda bounds, sure: driver.positions.planned(from_json(start), from_json(end), bounds, sure=sure)
+        )
         return input_partitions(planned_tasks(self._options, parts), dict(driver.subscribed.topic_ids))
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -115,8 +121,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._opened
 
     def _believed(self, decision: Callable[[AllBounds, bool], _T]) -> _T:
-        """The decision on what the brokers have pushed. A log that ends too early is believed only when it has been said for some
-        seconds: within them a broker that has lost its leadership without knowing it is overruled.
+        """The decision on what the brokers have pushed. A log that ends too early is believed only when it has been
+        said for some seconds: within them a broker that has lost its leadership without knowing it is overruled.
         """
         driver = self._driver()
         bounds = driver.subscribed.bounds()

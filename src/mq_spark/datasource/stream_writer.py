@@ -1,11 +1,12 @@
 """The exactly-once sink: `df.writeStream.format("tritonmq")`.
 
 1. Stage. Every task attempt sends its rows under fresh UUIDs, replicated and invisible (staging.py).
-2. Decide. On the driver, `commit` sends the manifest to the transaction coordinator, which journals the decision (deciding.py).
+2. Decide. On the driver, `commit` sends the manifest to the transaction coordinator, which journals the decision
+   (deciding.py).
 3. Publish. The coordinator has every partition publish it, and goes on until all have, even if the driver is dead.
 
-Neither a row nor a task can be the unit of deduplication, because Spark promises nothing about which rows land in which task when a
-micro-batch is run again; so the micro-batch is, by the query's id, which Spark keeps in the checkpoint.
+Neither a row nor a task can be the unit of deduplication, because Spark promises nothing about which rows land in which
+task when a micro-batch is run again; so the micro-batch is, by the query's id, which Spark keeps in the checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _RUN_ID_PROPERTY: Final = "spark.jobGroup.id"
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Owns the options and the rows' columns; can be pickled. Spark makes one for the tasks and another for each commit."""
+    """Owns the options and the rows' columns; can be pickled. Spark makes one for the tasks and another for each
+    commit."""
 
     def __init__(self, options: SinkOptions, columns: StructType) -> None:
         self._options = options
@@ -40,7 +42,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         context = TaskContext.get()
         assert context is not None, "Spark calls this in a task"
         return stage_rows(
-            self._options, self._columns, iterator, _micro_batch(context, self._options.topic or ""), context.partitionId()
+            self._options,
+            self._columns,
+            iterator,
+            _micro_batch(context, self._options.topic or ""),
+            context.partitionId(),
         )
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
@@ -52,14 +58,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         decide(self._options, micro_batch, manifest)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Marks nothing and never raises. Spark calls it also after a decision whose answer was lost, so it must not undo one; what
-        was staged in vain the brokers discard when the micro-batch is decided.
+        """Marks nothing and never raises. Spark calls it also after a decision whose answer was lost, so it must not
+        undo one; what was staged in vain the brokers discard when the micro-batch is decided.
         """
 
 
 def _micro_batch(context: TaskContext, sink: str) -> MicroBatch:
     """Which micro-batch the task works for, as Spark says in its properties: what is missing there is never made up."""
-    query_id, batch_id, run_id = (_property(context, name) for name in (QUERY_ID_PROPERTY, _BATCH_ID_PROPERTY, _RUN_ID_PROPERTY))
+    query_id, batch_id, run_id = (
+        _property(context, name) for name in (QUERY_ID_PROPERTY, _BATCH_ID_PROPERTY, _RUN_ID_PROPERTY)
+    )
     return MicroBatch(query_id, sink, int(batch_id), run_id)
 
 

@@ -1,4 +1,5 @@
-"""What a source reads, as the brokers have it: the topics that are meant, whether they fit, and where their logs begin and end.
+"""What a source reads, as the brokers have it: the topics that are meant, whether they fit, and where their logs begin
+and end.
 
 Under `subscribePattern` topics are looked for while the query runs. What follows from the bounds is positions.py's.
 """
@@ -76,9 +77,11 @@ def resolve(cluster: Cluster, name: str, at: StartingAt, bounds: AllBounds, *, f
 
 
 class Subscribed:
-    """A running stream's, on the driver. Owns the watch on the topics and, under a pattern, the thread that looks for others.
+    """A running stream's, on the driver. Owns the watch on the topics and, under a pattern, the thread that looks for
+    others.
 
-    `topic_ids`: of all topics that have been read; one that was deleted and made again keeps its first, so that tasks notice.
+    `topic_ids`: of all topics that have been read; one that was deleted and made again keeps its first, so that tasks
+    notice.
     """
 
     def __init__(self, cluster: Cluster, options: SourceOptions, wanted: StructType) -> None:
@@ -98,8 +101,8 @@ class Subscribed:
             threading.Thread(target=self._run, name="tritonmq-topics", daemon=True).start()
 
     def bounds(self) -> AllBounds:
-        """As the brokers have pushed them. Asks nobody, but for the first time. Raises `UnknownTopic`, and `SchemaMismatch` for a
-        topic that the pattern has found and that does not fit.
+        """As the brokers have pushed them. Asks nobody, but for the first time. Raises `UnknownTopic`, and
+        `SchemaMismatch` for a topic that the pattern has found and that does not fit.
         """
         if self._error is not None:
             raise self._error
@@ -110,7 +113,8 @@ class Subscribed:
             except UnknownTopic:
                 if self._options.subscription.pattern is None or time.monotonic() > deadline:
                     raise
-            self.search(again=True)  # a topic has gone: no error under a pattern, but a loss if its rows are still wanted
+            # a topic has gone: no error under a pattern, but a loss if its rows are still wanted
+            self.search(again=True)
             time.sleep(_LOOKED_AGAIN_SECONDS)
 
     def asked(self) -> AllBounds:
@@ -120,8 +124,8 @@ class Subscribed:
         return self._cluster.bounds(self._names, self._options.subscription.assigned)
 
     def search(self, *, again: bool = False) -> None:
-        """Look for topics that the pattern matches, and read those that there are. `again`: begin to watch them anew. Raises
-        `SchemaMismatch`, `Unreachable`, …
+        """Look for topics that the pattern matches, and read those that there are. `again`: begin to watch them anew.
+        Raises `SchemaMismatch`, `Unreachable`, …
         """
         with self._lock:  # the thread that looks, or who has missed a topic
             names = self._options.subscription.matching(self._cluster.topic_names())

@@ -1,7 +1,7 @@
 """What is done once to a Python process that Spark keeps, so that each piece of work in it costs less.
 
-Spark's daemon collects garbage after every task. A worker holds some 100,000 objects of pyspark's, pyarrow's, gRPC's and ours,
-which live as long as it does, and to walk over them takes 25 ms: as much as to read 50,000 rows.
+Spark's daemon collects garbage after every task. A worker holds some 100,000 objects of pyspark's, pyarrow's, gRPC's
+and ours, which live as long as it does, and to walk over them takes 25 ms: as much as to read 50,000 rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ _DAEMON: Final = "pyspark.daemon"
 
 
 class _Worker:
-    """Owns how often this process has begun to work for us. Forked with the process: a child that has not worked begins at 0."""
+    """Owns how often this process has begun to work for us. Forked with the process: a child that has not worked begins
+    at 0."""
 
     def __init__(self) -> None:
         self._begun = 0
@@ -26,8 +27,8 @@ class _Worker:
     def begins(self) -> None:
         """A piece of work begins: to read, to write, to plan, to commit.
 
-        At the second one all modules are there, and the daemon has collected what the first one left: all objects of that moment
-        are taken out of the collector's sight, for good. What becomes garbage later is collected as ever.
+        At the second one all modules are there, and the daemon has collected what the first one left: all objects of
+        that moment are taken out of the collector's sight, for good. What becomes garbage later is collected as ever.
         """
         self._begun += 1
         if not _kept_by_spark():
@@ -45,7 +46,8 @@ def _kept_by_spark() -> bool:
 
 
 def prepare_process() -> None:
-    """Once in each process, when the first of this package's modules is imported: gRPC asks only when it is imported itself."""
+    """Once in each process, when the first of this package's modules is imported: gRPC asks only when it is imported
+    itself."""
     if _kept_by_spark():
         wait_without_event_engine()
         keep_quiet_about_closed_sockets(sys.modules["__main__"])

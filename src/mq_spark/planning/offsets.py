@@ -1,8 +1,8 @@
 """Arithmetic on the offsets of many partitions: limits, sharing, and cutting a micro-batch into tasks.
 
-Pure, and the same answer for the same input in every process: Spark plans a micro-batch again after a crash and rests on getting
-the same rows in the same order. Offsets are exclusive ends and dense, so `end - start` is an exact count of rows, unless offsets
-went on elsewhere after a loss: a range never reaches over that (`OffsetRange.is_rest`).
+Pure, and the same answer for the same input in every process: Spark plans a micro-batch again after a crash and rests
+on getting the same rows in the same order. Offsets are exclusive ends and dense, so `end - start` is an exact count of
+rows, unless offsets went on elsewhere after a loss: a range never reaches over that (`OffsetRange.is_rest`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ ROWS_PER_TASK_MIN = 20_000
 """Below this a task's fixed cost (20 to 55 ms) is more than its work."""
 
 ROWS_PER_TASK = 250_000
-"""With more rows than that for each core there are up to `TASKS_PER_CORE` tasks for it, so that one that is late holds up less."""
+"""With more rows than that for each core there are up to `TASKS_PER_CORE` tasks for it, so that one that is late holds
+up less."""
 
 TASKS_PER_CORE = 2
 
@@ -40,8 +41,8 @@ class OffsetRange:
 
     @property
     def is_rest(self) -> bool:
-        """All that is kept from `start` on, however much that is: the partition's offsets go on at `end` after a loss (see
-        `next_life`), and those between were given to rows that are lost, or to none."""
+        """All that is kept from `start` on, however much that is: the partition's offsets go on at `end` after a loss
+        (see `next_life`), and those between were given to rows that are lost, or to none."""
         return self.end % OFFSETS_OF_A_LIFE == 0
 
     def __len__(self) -> int:
@@ -50,7 +51,10 @@ class OffsetRange:
     def lives(self) -> list[OffsetRange]:
         """The same, cut where offsets went on after a loss."""
         cuts = [*range(next_life(self.start), self.end, OFFSETS_OF_A_LIFE), self.end]
-        return [OffsetRange(self.topic, self.partition, start, end) for start, end in zip([self.start, *cuts], cuts, strict=False)]
+        return [
+            OffsetRange(self.topic, self.partition, start, end)
+            for start, end in zip([self.start, *cuts], cuts, strict=False)
+        ]
 
 
 # ------------------------------------------------------------------ form
@@ -62,17 +66,26 @@ def canonical(offsets: Mapping[str, Mapping[int, int]]) -> Offsets:
 
 
 def to_json(offsets: Mapping[str, Mapping[int, int]]) -> dict[str, dict[str, int]]:
-    """The form that Spark writes into its checkpoint. Spark compares offsets as text, so the order of keys is part of it."""
-    return {topic: {str(partition): offset for partition, offset in inner.items()} for topic, inner in canonical(offsets).items()}
+    """The form that Spark writes into its checkpoint. Spark compares offsets as text, so the order of keys is part of
+    it."""
+    return {
+        topic: {str(partition): offset for partition, offset in inner.items()}
+        for topic, inner in canonical(offsets).items()
+    }
 
 
 def from_json(found: Any) -> Offsets:
-    """The offsets that a checkpoint holds. Raises `InvalidRequest` for anything else, as another source's checkpoint would have."""
+    """The offsets that a checkpoint holds. Raises `InvalidRequest` for anything else, as another source's checkpoint
+    would have."""
     try:
-        offsets = {topic: {int(partition): offset for partition, offset in inner.items()} for topic, inner in found.items()}
+        offsets = {
+            topic: {int(partition): offset for partition, offset in inner.items()} for topic, inner in found.items()
+        }
     except (AttributeError, ValueError):
         offsets = None
-    if offsets is None or not all(type(offset) is int and offset >= 0 for inner in offsets.values() for offset in inner.values()):
+    if offsets is None or not all(
+        type(offset) is int and offset >= 0 for inner in offsets.values() for offset in inner.values()
+    ):
         raise InvalidRequest(
             f'the checkpoint holds offsets that are not of this source: {str(found)[:200]} (expected {{"topic": {{"0": 23}}}}); '
             "give the query a checkpointLocation of its own"
@@ -86,8 +99,8 @@ def from_json(found: Any) -> Offsets:
 def ranges(start: Mapping[str, Mapping[int, int]], end: Mapping[str, Mapping[int, int]]) -> list[OffsetRange]:
     """What lies between, in the stable order.
 
-    A partition that `start` does not know begins at its `end` (the first time that it is named is its start), and a start past its
-    end is no rows: both happen in the first micro-batch of a partition, whose start Spark does not keep.
+    A partition that `start` does not know begins at its `end` (the first time that it is named is its start), and a
+    start past its end is no rows: both happen in the first micro-batch of a partition, whose start Spark does not keep.
     """
     return [
         OffsetRange(topic, partition, start[topic][partition], until)
@@ -97,12 +110,15 @@ def ranges(start: Mapping[str, Mapping[int, int]], end: Mapping[str, Mapping[int
     ]
 
 
-def limited(start: Mapping[str, Mapping[int, int]], available: Mapping[str, Mapping[int, int]], rows_max: int) -> Offsets:
+def limited(
+    start: Mapping[str, Mapping[int, int]], available: Mapping[str, Mapping[int, int]], rows_max: int
+) -> Offsets:
     """The end of a micro-batch of at most `rows_max` rows, exactly that many if so many are there.
 
-    Shares are proportional to each partition's backlog, with at least a row for each while there are rows enough to go round. When
-    there are not, and for what is left over by rounding, partitions are served in turn: whose turn it is follows from `start`
-    itself, which the rows given move on, so a replay gives the same answer and nobody waits for ever.
+    Shares are proportional to each partition's backlog, with at least a row for each while there are rows enough to go
+    round. When there are not, and for what is left over by rounding, partitions are served in turn: whose turn it is
+    follows from `start` itself, which the rows given move on, so a replay gives the same answer and nobody waits for
+    ever.
     """
     end = {topic: dict(inner) for topic, inner in canonical(available).items()}
     waiting = ranges(start, end)
@@ -129,11 +145,12 @@ def byte_shares(
     sizes: Mapping[tuple[str, int], Size],
     bytes_max: int,
 ) -> dict[tuple[str, int], int] | None:
-    """How many stored bytes of each range between the offsets go into a micro-batch of `bytes_max`; None if all of them fit.
+    """How many stored bytes of each range between the offsets go into a micro-batch of `bytes_max`; None if all of them
+    fit.
 
-    `sizes` has every range's, by topic and partition. As with rows, shares are proportional to backlog, and a share is at least the
-    range's first row. When the first rows alone are too many, ranges are served in turn and the others have no share; one row
-    always comes, however large it is, or a query would stand still.
+    `sizes` has every range's, by topic and partition. As with rows, shares are proportional to backlog, and a share is
+    at least the range's first row. When the first rows alone are too many, ranges are served in turn and the others
+    have no share; one row always comes, however large it is, or a query would stand still.
     """
     waiting = ranges(start, end)
     total = sum(sizes[each.topic, each.partition].all for each in waiting)
@@ -162,7 +179,8 @@ def cut_to_shares(
     shares: Mapping[tuple[str, int], int],
     reached: Mapping[tuple[str, int], int],
 ) -> Offsets:
-    """The end of a micro-batch that has of each range the share that `byte_shares` gave; `reached`: how far those bytes go."""
+    """The end of a micro-batch that has of each range the share that `byte_shares` gave; `reached`: how far those bytes
+    go."""
     cut = {topic: dict(inner) for topic, inner in canonical(end).items()}
     for each in ranges(start, end):
         place = each.topic, each.partition
@@ -205,9 +223,9 @@ def plan(
 ) -> list[tuple[OffsetRange, ...]]:
     """The ranges laid end to end and cut into tasks of about equal rows, in the same order.
 
-    About `cores` tasks, fewer for few rows, more for many, and then a multiple of `cores`; at least `tasks_min` if so many rows are
-    there; none of more than `rows_max` rows. A cut falls on a border between ranges when one is near, because two tasks that share
-    a stored batch both fetch it, unless `rows_max` is to be kept.
+    About `cores` tasks, fewer for few rows, more for many, and then a multiple of `cores`; at least `tasks_min` if so
+    many rows are there; none of more than `rows_max` rows. A cut falls on a border between ranges when one is near,
+    because two tasks that share a stored batch both fetch it, unless `rows_max` is to be kept.
     """
     rows = sum(map(len, parts))
     if not rows:
@@ -237,7 +255,8 @@ def plan(
 
 
 def _tasks(rows: int, cores: int) -> int:
-    """How many tasks are best if nobody asks for more. A core's last task must not leave the others idle: whole rounds of them."""
+    """How many tasks are best if nobody asks for more. A core's last task must not leave the others idle: whole rounds
+    of them."""
     if rows <= cores * ROWS_PER_TASK:
         return min(cores, -(-rows // ROWS_PER_TASK_MIN))
     tasks = max(min(-(-rows // ROWS_PER_TASK), cores * TASKS_PER_CORE), -(-rows // ROWS_PER_TASK_MAX))

@@ -15,7 +15,8 @@ BOTH: Final = "source and sink"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option. `side`: SOURCE, SINK or BOTH. `only`: "stream" or "batch", or empty for both. `default` is for people."""
+    """One option. `side`: SOURCE, SINK or BOTH. `only`: "stream" or "batch", or empty for both. `default` is for
+    people."""
 
     name: str
     side: str
@@ -31,16 +32,25 @@ ENDING: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 
 PER_TRIGGER: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 WITHOUT_EFFECT: Final = ("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
-"""Kafka's connector tunes its waiting and asking again by these. Here requestTimeoutMs bounds both; no row depends on them."""
+"""Kafka's connector tunes its waiting and asking again by these. Here requestTimeoutMs bounds both; no row depends on
+them."""
 
 _TIMES: Final = 'a time for each partition, as JSON: {"topic": {"0": 1700000000000}}'
 _FOR_KAFKA: Final = "accepted so that a job for Kafka can stay; changes nothing"
 
 OPTIONS: Final = (
     Option(
-        BOOTSTRAP, BOTH, "required", "addresses of brokers, host:port, with commas between; kafka.bootstrap.servers is the same"
+        BOOTSTRAP,
+        BOTH,
+        "required",
+        "addresses of brokers, host:port, with commas between; kafka.bootstrap.servers is the same",
     ),
-    Option("requestTimeoutMs", BOTH, "30000; 120000 for the sink", "milliseconds for one request to the brokers, retries included"),
+    Option(
+        "requestTimeoutMs",
+        BOTH,
+        "30000; 120000 for the sink",
+        "milliseconds for one request to the brokers, retries included",
+    ),
     Option(
         "includeHeaders",
         BOTH,
@@ -63,7 +73,13 @@ OPTIONS: Final = (
         "latest for a stream, earliest for a batch",
         'earliest, latest, or offsets as JSON: {"topic": {"0": 23, "1": -2}}',
     ),
-    Option("endingTimestamp", SOURCE, "none", "end before the first record that a broker appended at this time or later", "batch"),
+    Option(
+        "endingTimestamp",
+        SOURCE,
+        "none",
+        "end before the first record that a broker appended at this time or later",
+        "batch",
+    ),
     Option("endingOffsetsByTimestamp", SOURCE, "none", _TIMES, "batch"),
     Option("endingOffsets", SOURCE, "latest", "where the read ends: latest, or offsets as JSON", "batch"),
     Option(
@@ -73,7 +89,11 @@ OPTIONS: Final = (
         "where no record is as new as the time: error, or latest to begin at the end",
     ),
     Option(
-        "maxOffsetsPerTrigger", SOURCE, "no limit", "rows of a micro-batch at most, shared in proportion to the backlog", "stream"
+        "maxOffsetsPerTrigger",
+        SOURCE,
+        "no limit",
+        "rows of a micro-batch at most, shared in proportion to the backlog",
+        "stream",
     ),
     Option(
         "maxBytesPerTrigger",
@@ -84,11 +104,21 @@ OPTIONS: Final = (
     ),
     Option("minOffsetsPerTrigger", SOURCE, "none", "wait until there are so many rows", "stream"),
     Option("maxTriggerDelay", SOURCE, "15m", "how long to wait for minOffsetsPerTrigger", "stream"),
-    Option("filter", SOURCE, "all rows", "rows of a typed topic that leave the broker, e.g. delay > 60 AND carrier IN ('UA','AA')"),
+    Option(
+        "filter",
+        SOURCE,
+        "all rows",
+        "rows of a typed topic that leave the broker, e.g. delay > 60 AND carrier IN ('UA','AA')",
+    ),
     Option("minPartitions", SOURCE, "the driver's cores", "split the offsets into at least so many tasks"),
     Option("maxRecordsPerPartition", SOURCE, "no limit", "rows of one task at most"),
     Option("failOnDataLoss", SOURCE, "true", "fail when rows that should be read are gone; false: continue after them"),
-    Option("includeMetadata", SOURCE, "false", "add _topic, _partition, _offset and _timestamp to the columns of a typed topic"),
+    Option(
+        "includeMetadata",
+        SOURCE,
+        "false",
+        "add _topic, _partition, _offset and _timestamp to the columns of a typed topic",
+    ),
     Option("kafka.group.id", SOURCE, "spark-<query id>", "the group under which the query's progress is shown"),
     Option("groupIdPrefix", SOURCE, "spark", "the beginning of that name when no kafka.group.id is given"),
     Option("readFrom", SOURCE, "leader", "from which replica tasks read: leader or any"),
@@ -103,7 +133,13 @@ OPTIONS: Final = (
         "what to do when a micro-batch that was decided comes again with another row count: fail or keep",
         "stream",
     ),
-    Option("txnAppId", SINK, "none", "with txnVersion: makes a batch write idempotent; the writing application's name", "batch"),
+    Option(
+        "txnAppId",
+        SINK,
+        "none",
+        "with txnVersion: makes a batch write idempotent; the writing application's name",
+        "batch",
+    ),
     Option("txnVersion", SINK, "none", "a number that grows with each write of that application", "batch"),
 )
 

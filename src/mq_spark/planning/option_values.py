@@ -1,4 +1,5 @@
-"""The values that options can have: numbers, durations, sizes, topics, offsets and times, each read or refused by name. Pure."""
+"""The values that options can have: numbers, durations, sizes, topics, offsets and times, each read or refused by name.
+Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ ByPartition: TypeAlias = dict[str, dict[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class AtTime:
-    """The first offset at or after a time, by `option`: one time for all partitions, or one for each. Microseconds since 1970.
+    """The first offset at or after a time, by `option`: one time for all partitions, or one for each. Microseconds
+    since 1970.
 
     `otherwise_latest`: where all is older, the end; if not, that is an error.
     """
@@ -64,7 +66,9 @@ def size(options: Mapping[str, str], name: str) -> int | None:
     if name not in options:
         return None
     found = _SIZE.fullmatch(options[name].strip().lower())
-    value = int(found["number"]) << {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}[found["unit"][:1]] if found else 0
+    value = (
+        int(found["number"]) << {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}[found["unit"][:1]] if found else 0
+    )
     if not 0 < value < 1 << 63:
         raise InvalidSetting(f"{name}={options[name]!r} is not a number of bytes: write e.g. 1048576, 512k or 64m")
     return value
@@ -81,7 +85,8 @@ def seconds(name: str, text: str) -> float:
 
 
 def subscription(options: Mapping[str, str]) -> Subscription:
-    """The one of subscribe, subscribePattern and assign that is given. Raises `InvalidSetting` for none, several, or none right."""
+    """The one of subscribe, subscribePattern and assign that is given. Raises `InvalidSetting` for none, several, or
+    none right."""
     given = [name for name in ("subscribe", "subscribePattern", "assign") if name in options]
     if not given:
         raise InvalidSetting(
@@ -117,7 +122,11 @@ def _assigned(text: str) -> Assigned:
     if not isinstance(found, dict) or not found:
         raise InvalidSetting(f"assign={text!r} names no partition (it is {shape})")
     for topic, numbers in found.items():
-        if not isinstance(numbers, list) or not numbers or not all(type(number) is int and number >= 0 for number in numbers):
+        if (
+            not isinstance(numbers, list)
+            or not numbers
+            or not all(type(number) is int and number >= 0 for number in numbers)
+        ):
             raise InvalidSetting(f"assign has {numbers!r} for topic {topic!r}: list its partitions (it is {shape})")
     return {topic: tuple(sorted(set(found[topic]))) for topic in sorted(found)}
 
@@ -131,7 +140,9 @@ def offsets(name: str, text: str, meant: Subscription) -> int | ByPartition:
         return EARLIEST if word == "earliest" else LATEST
     shape = 'earliest, latest, or {"topic":{"0":23,"1":-2}} with -2 for earliest and -1 for latest'
     if not word.startswith("{"):
-        raise InvalidSetting(f"{name}={text!r} is not understood{did_you_mean(text, ('earliest', 'latest'))} (it is {shape})")
+        raise InvalidSetting(
+            f"{name}={text!r} is not understood{did_you_mean(text, ('earliest', 'latest'))} (it is {shape})"
+        )
     return _by_partition(name, text, shape, meant, lambda offset: offset >= EARLIEST)
 
 
@@ -145,7 +156,9 @@ def time(name: str, text: str) -> int:
 def times(name: str, text: str, meant: Subscription) -> ByPartition:
     shape = '{"topic":{"0":1767225600000}}, milliseconds since 1970 for every partition'
     found = _by_partition(name, text, shape, meant, lambda time_ms: 0 <= time_ms <= _MILLISECONDS_MAX)
-    return {topic: {partition: time_ms * 1000 for partition, time_ms in inner.items()} for topic, inner in found.items()}
+    return {
+        topic: {partition: time_ms * 1000 for partition, time_ms in inner.items()} for topic, inner in found.items()
+    }
 
 
 def mentions(at: StartingAt, which: int) -> bool:

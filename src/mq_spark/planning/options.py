@@ -1,10 +1,11 @@
 """What a user may write in `.option(...)`: parsed whole, before anything is opened.
 
-Names are those of Spark's own Kafka connector wherever it has one. Pure: nothing here talks to a broker, so an error costs nothing
-and comes at once. What is *not* here: whether topics, partitions and offsets exist (the readers ask the brokers).
+Names are those of Spark's own Kafka connector wherever it has one. Pure: nothing here talks to a broker, so an error
+costs nothing and comes at once. What is *not* here: whether topics, partitions and offsets exist (the readers ask the
+brokers).
 
-Every error is an `InvalidSetting` whose first words name the option, because those are what is left to see of it below Spark's own
-words.
+Every error is an `InvalidSetting` whose first words name the option, because those are what is left to see of it below
+Spark's own words.
 """
 
 from __future__ import annotations
@@ -17,7 +18,17 @@ from typing import Final
 from mq_protocol import limits
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
-from mq_spark.planning.option_table import BOOTSTRAP, BOTH, ENDING, PER_TRIGGER, SINK, SOURCE, STARTING, WITHOUT_EFFECT, names
+from mq_spark.planning.option_table import (
+    BOOTSTRAP,
+    BOTH,
+    ENDING,
+    PER_TRIGGER,
+    SINK,
+    SOURCE,
+    STARTING,
+    WITHOUT_EFFECT,
+    names,
+)
 from mq_spark.planning.option_values import (
     EARLIEST,
     LATEST,
@@ -73,8 +84,8 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """What a writer was asked for. `topic` None: each row names its own. `key_column`: of typed topics, chooses the partition.
-    `keep_on_mismatch` is `onReplayMismatch=keep`.
+    """What a writer was asked for. `topic` None: each row names its own. `key_column`: of typed topics, chooses the
+    partition. `keep_on_mismatch` is `onReplayMismatch=keep`.
     """
 
     bootstrap: str
@@ -107,7 +118,8 @@ _KNOWN: Final = {name.lower(): name for name in (*_BOTH, *_SOURCE, *_SINK, *_ALI
 
 
 def parse_source(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
-    """The options of `readStream` (`streaming`) or `read`; None while that is not yet known. Raises `InvalidSetting`."""
+    """The options of `readStream` (`streaming`) or `read`; None while that is not yet known. Raises
+    `InvalidSetting`."""
     options = _canonical(given, role="the source", allowed=(*_BOTH, *_SOURCE), other="the sink", others=_SINK)
     _check_meaning(options, streaming)
     meant = subscription(options)
@@ -158,13 +170,17 @@ def _check_meaning(options: Mapping[str, str], streaming: bool | None) -> None:
     """What only a stream can keep to, or only a batch read."""
     for name in ENDING:
         if streaming and name in options:
-            raise InvalidSetting(f"{name} has no meaning in a stream: use trigger(availableNow=True), which ends, or spark.read")
+            raise InvalidSetting(
+                f"{name} has no meaning in a stream: use trigger(availableNow=True), which ends, or spark.read"
+            )
     for name in PER_TRIGGER:
         if streaming is False and name in options:
             raise InvalidSetting(f"{name} has no meaning in a batch read: leave it out, or use spark.readStream")
     for name in WITHOUT_EFFECT:
         if name in options:
-            log.info("option %s tunes Kafka's client and changes nothing here: requestTimeoutMs bounds every question", name)
+            log.info(
+                "option %s tunes Kafka's client and changes nothing here: requestTimeoutMs bounds every question", name
+            )
 
 
 def _starting(options: Mapping[str, str], meant: Subscription, default: str) -> StartingAt:
@@ -180,7 +196,12 @@ def _ending(options: Mapping[str, str], meant: Subscription) -> StartingAt:
 
 
 def _place(
-    options: Mapping[str, str], names: tuple[str, str, str], meant: Subscription, default: str, *, otherwise_latest: bool
+    options: Mapping[str, str],
+    names: tuple[str, str, str],
+    meant: Subscription,
+    default: str,
+    *,
+    otherwise_latest: bool,
 ) -> StartingAt:
     one_time, time_each, offset_each = names
     if one_time in options:
@@ -201,7 +222,9 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             )
     app_id, version = options.get("txnAppId"), integer(options, "txnVersion", 0)
     if streaming and (app_id is not None or version is not None):
-        raise InvalidSetting("txnAppId and txnVersion belong to df.write: a stream is exactly once without; leave them out")
+        raise InvalidSetting(
+            "txnAppId and txnVersion belong to df.write: a stream is exactly once without; leave them out"
+        )
     if (app_id is None) != (version is None):
         missing = "txnVersion" if version is None else "txnAppId"
         raise InvalidSetting(f"{missing} is missing: txnAppId and txnVersion make a write idempotent only together")
@@ -209,7 +232,9 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         raise InvalidSetting("txnAppId is empty: name the writing application, the same at every try")
     mismatch = options.get("onReplayMismatch", "fail")
     if mismatch not in ("fail", "keep"):
-        raise InvalidSetting(f"onReplayMismatch={mismatch!r} is not known{did_you_mean(mismatch, ('fail', 'keep'))} (fail or keep)")
+        raise InvalidSetting(
+            f"onReplayMismatch={mismatch!r} is not known{did_you_mean(mismatch, ('fail', 'keep'))} (fail or keep)"
+        )
     boolean(options, "includeHeaders", default=True)
     if options.get("keyColumn") == "":
         raise InvalidSetting("keyColumn is empty: name a column of the topic, or leave it out to spread the rows")
@@ -229,7 +254,9 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 # ------------------------------------------------------------------ names
 
 
-def _canonical(given: Mapping[str, str], *, role: str, allowed: Iterable[str], other: str, others: Iterable[str]) -> dict[str, str]:
+def _canonical(
+    given: Mapping[str, str], *, role: str, allowed: Iterable[str], other: str, others: Iterable[str]
+) -> dict[str, str]:
     """The options under the names that the documentation gives them (Spark hands them over in lower case)."""
     options: dict[str, str] = {}
     for written, value in given.items():
@@ -237,7 +264,9 @@ def _canonical(given: Mapping[str, str], *, role: str, allowed: Iterable[str], o
         if name in others:
             raise InvalidSetting(f"option {name} belongs to {other}, not to {role}: leave it out")
         if name == "path":
-            raise InvalidSetting("a path has no meaning here: name topics by the options subscribe (source) or topic (sink)")
+            raise InvalidSetting(
+                "a path has no meaning here: name topics by the options subscribe (source) or topic (sink)"
+            )
         name = _ALIASES.get(name, name)
         if options.get(name, value) != value:
             raise InvalidSetting(f"option {name} is given twice, as {options[name]!r} and {value!r}: leave one out")
@@ -262,7 +291,9 @@ def _known_name(written: str, allowed: Iterable[str]) -> str:
 def _bootstrap(options: Mapping[str, str]) -> str:
     text = options.get(BOOTSTRAP)
     if text is None:
-        raise InvalidSetting(f"{BOOTSTRAP} is missing: .option('{BOOTSTRAP}', 'host:port,…') names the brokers to begin with")
+        raise InvalidSetting(
+            f"{BOOTSTRAP} is missing: .option('{BOOTSTRAP}', 'host:port,…') names the brokers to begin with"
+        )
     addresses = [address.strip() for address in text.split(",") if address.strip()]
     for address in addresses:
         host, colon, port = address.rpartition(":")

@@ -1,8 +1,9 @@
-"""Where a stream stands: every decision about offsets that Spark asks a reader for, made from the brokers' bounds and nothing else.
+"""Where a stream stands: every decision about offsets that Spark asks a reader for, made from the brokers' bounds and
+nothing else.
 
-Pure: the bounds are arguments. What makes it subtle is what Spark keeps and what it forgets: only the *end* of a micro-batch is
-written down. So unless the start was given as offsets, micro-batch 0 is empty, and its logged end is the start from then on; and a
-partition that turns up later begins where it is first named, by the same rule.
+Pure: the bounds are arguments. What makes it subtle is what Spark keeps and what it forgets: only the *end* of a
+micro-batch is written down. So unless the start was given as offsets, micro-batch 0 is empty, and its logged end is the
+start from then on; and a partition that turns up later begins where it is first named, by the same rule.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ Found: TypeAlias = Mapping[str, Mapping[int, "int | None"]]
 
 
 class BeyondTheEnd(DataLoss):
-    """An offset above the log's end, or of a partition that is not there: it is gone, or who said so is behind. Ask again."""
+    """An offset above the log's end, or of a partition that is not there: it is gone, or who said so is behind. Ask
+    again."""
 
 
 class Positions:
-    """One running stream's. Owns whether its micro-batch 0 is still to come, and the end that AvailableNow has fixed."""
+    """One running stream's. Owns whether its micro-batch 0 is still to come, and the end that AvailableNow has
+    fixed."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -58,10 +61,11 @@ class Positions:
     def latest(
         self, start: Offsets, bounds: AllBounds, rows_max: int | None, *, sure: bool = True, now_s: float = math.inf
     ) -> Offsets:
-        """The end of the next micro-batch: `start` itself if there is nothing new, or too little of it yet. Raises `DataLoss`.
+        """The end of the next micro-batch: `start` itself if there is nothing new, or too little of it yet. Raises
+        `DataLoss`.
 
-        `now_s` is a monotonic clock's, for maxTriggerDelay. Unless the caller is `sure` of the bounds, a log that ends too early is
-        always `BeyondTheEnd`, losses allowed or not.
+        `now_s` is a monotonic clock's, for maxTriggerDelay. Unless the caller is `sure` of the bounds, a log that ends
+        too early is always `BeyondTheEnd`, losses allowed or not.
         """
         if self._first_is_to_come:
             return canonical(start)
@@ -92,8 +96,8 @@ class Positions:
         self._fixed = bounds
 
     def planned(self, start: Offsets, end: Offsets, bounds: AllBounds, *, sure: bool = True) -> list[OffsetRange]:
-        """The rows of a micro-batch, the same for the same two offsets. Raises `DataLoss` if they are not all there; `sure` as
-        above.
+        """The rows of a micro-batch, the same for the same two offsets. Raises `DataLoss` if they are not all there;
+        `sure` as above.
         """
         self._first_is_to_come = False
         bounds = self._with_fixed(bounds)
@@ -130,14 +134,16 @@ class Positions:
     def _with_fixed(self, bounds: AllBounds) -> AllBounds:
         """The bounds, nowhere behind those on which AvailableNow has fixed its end.
 
-        Those were asked of the leaders; `bounds` is what they have pushed so far, and may be older or lack a partition. Believing
-        it would end the query before it has read what was there when it began.
+        Those were asked of the leaders; `bounds` is what they have pushed so far, and may be older or lack a partition.
+        Believing it would end the query before it has read what was there when it began.
         """
         merged = {topic: dict(inner) for topic, inner in bounds.items()}
         for topic, inner in (self._fixed or {}).items():
             for partition, fixed in inner.items():
                 pushed = merged.setdefault(topic, {}).get(partition, fixed)
-                merged[topic][partition] = Bounds(pushed.log_start_offset, max(pushed.log_end_offset, fixed.log_end_offset))
+                merged[topic][partition] = Bounds(
+                    pushed.log_start_offset, max(pushed.log_end_offset, fixed.log_end_offset)
+                )
         return merged
 
     def _kept(self, start: Offsets, bounds: AllBounds, sure: bool) -> Offsets:
@@ -149,7 +155,9 @@ class Positions:
                 if bound is None or not bound.log_start_offset <= offset <= bound.log_end_offset:
                     self._lost(topic, partition, offset, bound, sure)
                 if bound is not None:
-                    begin.setdefault(topic, {})[partition] = min(max(offset, bound.log_start_offset), bound.log_end_offset)
+                    begin.setdefault(topic, {})[partition] = min(
+                        max(offset, bound.log_start_offset), bound.log_end_offset
+                    )
         return begin
 
     def _lost(self, topic: str, partition: int, wanted: int, bound: Bounds | None, sure: bool) -> None:
@@ -159,9 +167,11 @@ class Positions:
             raise error
 
 
-def data_loss(topic: str, partition: int, wanted: int, bound: Bounds | None, meant: Subscription, goes_on: int = -1) -> DataLoss:
-    """The error that names topic, partition, what was wanted, what there is, and what to do. `goes_on`: the first offset that is
-    kept after the one wanted, if a broker said so."""
+def data_loss(
+    topic: str, partition: int, wanted: int, bound: Bounds | None, meant: Subscription, goes_on: int = -1
+) -> DataLoss:
+    """The error that names topic, partition, what was wanted, what there is, and what to do. `goes_on`: the first
+    offset that is kept after the one wanted, if a broker said so."""
     first = f"data was lost: offset {wanted} of topic {topic} partition {partition} is wanted"
     subscribed = meant.covers(topic, partition)
     if not subscribed:
@@ -181,11 +191,14 @@ def data_loss(topic: str, partition: int, wanted: int, bound: Bounds | None, mea
 
 def ends(bounds: AllBounds) -> Offsets:
     """The log end of every partition."""
-    return canonical({topic: {p: bound.log_end_offset for p, bound in inner.items()} for topic, inner in bounds.items()})
+    return canonical(
+        {topic: {p: bound.log_end_offset for p, bound in inner.items()} for topic, inner in bounds.items()}
+    )
 
 
 def times_wanted(at: AtTime, bounds: AllBounds) -> ByPartition:
-    """The time at which each partition is to be looked up. Raises `InvalidSetting` for partitions that it forgets or invents."""
+    """The time at which each partition is to be looked up. Raises `InvalidSetting` for partitions that it forgets or
+    invents."""
     if isinstance(at.times_us, int):
         return {topic: dict.fromkeys(inner, at.times_us) for topic, inner in bounds.items()}
     _check_partitions(at.option, at.times_us, bounds)
@@ -195,8 +208,9 @@ def times_wanted(at: AtTime, bounds: AllBounds) -> ByPartition:
 def resolved(name: str, at: StartingAt, bounds: AllBounds, found: Found | None = None, *, fail: bool) -> Offsets:
     """The offsets that the option `name` means now; `found` is what was found at the times that it names, if it does.
 
-    Raises `InvalidSetting` for a partition that it forgets, invents, or puts outside what is kept (if not `fail`, the nearest
-    offset that is kept serves), and for a time after which there is nothing, if the option's strategy is to say so.
+    Raises `InvalidSetting` for a partition that it forgets, invents, or puts outside what is kept (if not `fail`, the
+    nearest offset that is kept serves), and for a time after which there is nothing, if the option's strategy is to say
+    so.
     """
     if isinstance(at, dict):
         _check_partitions(name, at, bounds)
@@ -205,14 +219,22 @@ def resolved(name: str, at: StartingAt, bounds: AllBounds, found: Found | None =
         if isinstance(at, AtTime):
             assert found is not None, "times are looked up first"
             return _at(at, topic, partition, found, bound)
-        return _word(at, bound) if isinstance(at, int) else _exact(name, topic, partition, at[topic][partition], bound, fail)
+        return (
+            _word(at, bound)
+            if isinstance(at, int)
+            else _exact(name, topic, partition, at[topic][partition], bound, fail)
+        )
 
-    return canonical({topic: {p: offset(topic, p, bound) for p, bound in inner.items()} for topic, inner in bounds.items()})
+    return canonical(
+        {topic: {p: offset(topic, p, bound) for p, bound in inner.items()} for topic, inner in bounds.items()}
+    )
 
 
 def _check_partitions(name: str, given: ByPartition, bounds: AllBounds) -> None:
     if sorted(given) != sorted(bounds):
-        raise InvalidSetting(f"{name} names topics {listed(given)}, and there are {listed(bounds)}: name every one, once")
+        raise InvalidSetting(
+            f"{name} names topics {listed(given)}, and there are {listed(bounds)}: name every one, once"
+        )
     for topic, inner in bounds.items():
         if sorted(given[topic]) != sorted(inner):
             raise InvalidSetting(

@@ -20,8 +20,8 @@ Assigned: TypeAlias = dict[str, tuple[int, ...]]
 class Subscription:
     """One of three: `option` is the name under which the user gave it.
 
-    `topics`: those that were named, sorted; none under a pattern. `pattern`: a regular expression (Python's) for whole names.
-    `assigned`: the partitions of each topic that are read, and no others.
+    `topics`: those that were named, sorted; none under a pattern. `pattern`: a regular expression (Python's) for whole
+    names. `assigned`: the partitions of each topic that are read, and no others.
     """
 
     option: str
@@ -30,7 +30,8 @@ class Subscription:
     assigned: Assigned | None = None
 
     def matching(self, existing: Iterable[str]) -> tuple[str, ...]:
-        """The topics that are meant, given the names of all that exist: under a pattern those that it fits, else those named."""
+        """The topics that are meant, given the names of all that exist: under a pattern those that it fits, else those
+        named."""
         if self.pattern is None:
             return self.topics
         pattern = re.compile(self.pattern)
@@ -43,7 +44,8 @@ class Subscription:
         return topic in self.topics and (self.assigned is None or partition in self.assigned[topic])
 
     def partitions(self, topic: str, count: int) -> tuple[int, ...]:
-        """Those of the topic's `count` partitions that are meant. Raises `InvalidSetting` for one that it does not have."""
+        """Those of the topic's `count` partitions that are meant. Raises `InvalidSetting` for one that it does not
+        have."""
         if self.assigned is None:
             return tuple(range(count))
         for partition in self.assigned[topic]:

@@ -69,7 +69,8 @@ class Broker:
             self._task.result()
         self.address = ready.result()
         self._channel = aio.insecure_channel(
-            self.address, options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.use_local_subchannel_pool", 1)]
+            self.address,
+            options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.use_local_subchannel_pool", 1)],
         )
         return self
 
@@ -117,12 +118,16 @@ class Broker:
         self, name: str, partitions: int = 1, replicas: int = 1, schema: pa.Schema | None = SCHEMA, **settings: str
     ) -> pb.TopicInfo:
         data = schema_to_bytes(schema) if schema is not None else b""
-        request = pb.CreateTopicRequest(name=name, partitions=partitions, replicas=replicas, schema=data, settings=settings)
+        request = pb.CreateTopicRequest(
+            name=name, partitions=partitions, replicas=replicas, schema=data, settings=settings
+        )
         info: pb.TopicInfo = (await self.ask("CreateTopic", request)).topic
         return info
 
     async def metadata(self, *topics: str) -> pb.MetadataResponse:
-        answer: pb.MetadataResponse = await self.ask("Metadata", pb.MetadataRequest(topics=topics, all_topics=not topics))
+        answer: pb.MetadataResponse = await self.ask(
+            "Metadata", pb.MetadataRequest(topics=topics, all_topics=not topics)
+        )
         return answer
 
     async def end(self, topic: str, partition: int = 0) -> int:

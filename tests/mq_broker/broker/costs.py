@@ -16,9 +16,9 @@ _CLEAR_PEAK = "5"
 
 @dataclass
 class Cost:
-    """`longest_hold_s`: the most processor time that the loop's thread took before something else on the loop had a turn. Time in
-    which it waited for a processor does not count: tests share their machine. `grown_bytes`: how far memory rose above
-    what it was at the beginning; 0 where the system does not tell."""
+    """`longest_hold_s`: the most processor time that the loop's thread took before something else on the loop had a
+    turn. Time in which it waited for a processor does not count: tests share their machine. `grown_bytes`: how far
+    memory rose above what it was at the beginning; 0 where the system does not tell."""
 
     longest_hold_s: float = 0.0
     grown_bytes: int = 0

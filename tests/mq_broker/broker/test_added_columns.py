@@ -1,4 +1,5 @@
-"""What a broker takes of producers, and sends to readers, that know another version of a topic's schema than the present one."""
+"""What a broker takes of producers, and sends to readers, that know another version of a topic's schema than the
+present one."""
 
 from __future__ import annotations
 
@@ -95,7 +96,9 @@ def test_another_change_of_columns_is_refused_whole(tmp_path: Path, wanted: pa.S
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             before = await broker.create_topic("t")
-            request = pb.AlterTopicRequest(name="t", schema=schema_to_bytes(wanted), partitions=3, settings={"retention_ms": "1h"})
+            request = pb.AlterTopicRequest(
+                name="t", schema=schema_to_bytes(wanted), partitions=3, settings={"retention_ms": "1h"}
+            )
             with pytest.raises(InvalidRequest, match=remedy):
                 await broker.ask("AlterTopic", request)
             assert (await broker.metadata("t")).topics[0] == before

@@ -1,7 +1,8 @@
-"""What one hostile request may cost a broker, against one that runs in this process: memory, and how long nothing else gets a turn.
+"""What one hostile request may cost a broker, against one that runs in this process: memory, and how long nothing else
+gets a turn.
 
-The bounds asserted are several times what is meant (32 MiB, 50 ms): tests share their machine. Without the rules each costs seconds
-or hundreds of megabytes.
+The bounds asserted are several times what is meant (32 MiB, 50 ms): tests share their machine. Without the rules each
+costs seconds or hundreds of megabytes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,14 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch, schema_fingerprint, schema_to_bytes
 from mq_protocol.envelope import decode
 from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import BatchTooLarge, InvalidRequest, InvalidSetting, RequestTooLarge, TritonMQError, UnknownTopic
+from mq_protocol.errors import (
+    BatchTooLarge,
+    InvalidRequest,
+    InvalidSetting,
+    RequestTooLarge,
+    TritonMQError,
+    UnknownTopic,
+)
 from mq_protocol.limits import REQUEST_PLACES_MAX, REQUEST_TOPICS_MAX
 from mq_protocol.transport import from_call
 from tests.mq_broker.broker.cluster import Broker, standalone
@@ -82,7 +90,8 @@ def test_a_topic_named_often_in_one_question_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_search_for_a_name_like_a_strangers_does_not_hold_up_the_broker(tmp_path: Path) -> None:
-    """Two hundred bytes once held the loop for seconds: names of the same letters in another order were compared one by one."""
+    """Two hundred bytes once held the loop for seconds: names of the same letters in another order were compared one by
+    one."""
     chance = random.Random(1)
 
     def name() -> str:
@@ -309,7 +318,8 @@ def test_a_batch_that_is_small_only_while_it_is_compressed_is_not_checked_on_the
 
 
 def test_a_fetch_that_has_much_to_filter_goes_on_behind_others(tmp_path: Path) -> None:
-    """A chunk of small batches may hold gigabytes: filtered at once they kept everybody else from filtering for minutes."""
+    """A chunk of small batches may hold gigabytes: filtered at once they kept everybody else from filtering for
+    minutes."""
     payload = zeros(60 << 20)
 
     async def scenario() -> None:
@@ -340,7 +350,9 @@ def test_a_fetch_that_has_much_to_filter_goes_on_behind_others(tmp_path: Path) -
 # ------------------------------------------------------------------ answers
 
 
-def test_topics_that_do_not_fit_one_answer_are_asked_for_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topics_that_do_not_fit_one_answer_are_asked_for_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admin, "ANSWER_BYTES_MAX", 3_000)
 
     async def scenario() -> None:
@@ -381,7 +393,9 @@ def test_more_names_than_one_question_may_have_are_asked_for_in_several(tmp_path
     asyncio.run(scenario())
 
 
-def test_cursors_that_do_not_fit_one_answer_are_asked_for_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cursors_that_do_not_fit_one_answer_are_asked_for_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(groups, "ANSWER_BYTES_MAX", 1_000)
 
     async def scenario() -> None:
@@ -401,16 +415,22 @@ def test_cursors_that_do_not_fit_one_answer_are_asked_for_by_others(tmp_path: Pa
 
             def told() -> list[tuple[str, list[tuple[str, int]]]]:
                 groups = Admin(broker.address).describe_groups()
-                return [(group.name, [(cursor.topic, cursor.partition) for cursor in group.cursors]) for group in groups]
+                return [
+                    (group.name, [(cursor.topic, cursor.partition) for cursor in group.cursors]) for group in groups
+                ]
 
-            assert await asyncio.to_thread(told) == [(group, [("a", 0), ("a", 1), ("b", 0)]) for group in ("x", "y", "z")]
+            assert await asyncio.to_thread(told) == [
+                (group, [("a", 0), ("a", 1), ("b", 0)]) for group in ("x", "y", "z")
+            ]
             one = await asyncio.to_thread(Admin(broker.address).describe_group, "y")
             assert len(one.cursors) == 3
 
     asyncio.run(scenario())
 
 
-def test_staged_batches_that_do_not_fit_one_answer_are_asked_for_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staged_batches_that_do_not_fit_one_answer_are_asked_for_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(transactions, "ANSWER_BYTES_MAX", 500)
 
     async def scenario() -> None:

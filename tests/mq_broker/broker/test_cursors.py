@@ -1,4 +1,5 @@
-"""Who may move a group's cursor, and where to: members forward, queries by their checkpoint, administrators anywhere."""
+"""Who may move a group's cursor, and where to: members forward, queries by their checkpoint, administrators
+anywhere."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ async def is_at(broker: Broker, offset: int) -> bool:
 
 
 def test_a_member_that_wakes_after_another_has_gone_on_does_not_move_the_group_back(tmp_path: Path) -> None:
-    """z holds the first 50 of 200 and is paused; a is given the partition, is done with all of it and stops; z wakes and stops."""
+    """z holds the first 50 of 200 and is paused; a is given the partition, is done with all of it and stops; z wakes
+    and stops."""
 
     async def scenario() -> None:
         async with standalone(tmp_path) as broker, broker.subscribing() as paused:
@@ -65,7 +67,9 @@ def test_a_member_that_wakes_after_another_has_gone_on_does_not_move_the_group_b
     asyncio.run(scenario())
 
 
-def test_a_members_last_word_counts_forward_with_its_stream_gone_and_at_a_leader_that_knows_no_members(tmp_path: Path) -> None:
+def test_a_members_last_word_counts_forward_with_its_stream_gone_and_at_a_leader_that_knows_no_members(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t")

@@ -1,7 +1,7 @@
 """A stranger who reaches every port of the brokers, and knows all that clients can know: it cannot speak as a broker.
 
-Each test is an attack that once worked, spoken by hand: from the clients' port alone, and from the brokers' own port without the
-cluster's secret. What is asserted is that the cluster is as it was.
+Each test is an attack that once worked, spoken by hand: from the clients' port alone, and from the brokers' own port
+without the cluster's secret. What is asserted is that the cluster is as it was.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ class Victims:
         self.topic = (await self[1].metadata("t")).topics[0]
 
     async def _led_by(self, leader: int) -> bool:
-        return (await self[1].metadata("t")).topics[0].partitions[0].leader == leader and await self[leader].end("t") >= 0
+        return (await self[1].metadata("t")).topics[0].partitions[0].leader == leader and await self[leader].end(
+            "t"
+        ) >= 0
 
     async def incarnations(self) -> dict[int, int]:
         return {broker.id: broker.incarnation for broker in (await self[1].metadata()).brokers}
@@ -283,7 +285,9 @@ def test_no_broker_ends_by_an_entry_that_does_not_follow(zookeeper: str, tmp_pat
                 await say(
                     cluster,
                     target,
-                    *entries(cluster, epoch=cluster.epoch + 1, index=1_001, prev_epoch=-1, speaker=speaker, incarnation=life),
+                    *entries(
+                        cluster, epoch=cluster.epoch + 1, index=1_001, prev_epoch=-1, speaker=speaker, incarnation=life
+                    ),
                 )
             await cluster.are_well()
 
@@ -300,7 +304,14 @@ def test_no_partition_ends_by_an_absurd_epoch(zookeeper: str, tmp_path: Path) ->
                 await say(
                     cluster,
                     target,
-                    *entries(cluster, epoch=(1 << 32) - 1, index=3, prev_epoch=cluster.epoch, speaker=speaker, incarnation=life),
+                    *entries(
+                        cluster,
+                        epoch=(1 << 32) - 1,
+                        index=3,
+                        prev_epoch=cluster.epoch,
+                        speaker=speaker,
+                        incarnation=life,
+                    ),
                 )
             await cluster.are_well()
 

@@ -1,4 +1,5 @@
-"""A topic that the coordination service would not take is refused before it is written, and the broker's session lives."""
+"""A topic that the coordination service would not take is refused before it is written, and the broker's session
+lives."""
 
 from __future__ import annotations
 
@@ -55,12 +56,18 @@ def test_what_reaches_zookeeper_is_bounded_whoever_writes_it(zookeeper: str) -> 
         await service.create_topic(spec, (state_of(),))
         with pytest.raises(InvalidRequest, match="are more than ZooKeeper takes at once"):
             await service.update_topic(0, replace(spec, schema=b"x" * 800_000))
-        large = [replace(state_of(), token="t" * 128, isr=tuple((b, "l" * 128) for b in range(1, MEMBERS_MAX + 1)))] * 300
+        large = [
+            replace(state_of(), token="t" * 128, isr=tuple((b, "l" * 128) for b in range(1, MEMBERS_MAX + 1)))
+        ] * 300
         await service.create_topic(TopicSpec("many", id_of("many"), ((1,),) * 300), (state_of(),) * 300)
-        written = await asyncio.gather(*(service.write_state(id_of("many"), n, 0, state) for n, state in enumerate(large)))
+        written = await asyncio.gather(
+            *(service.write_state(id_of("many"), n, 0, state) for n, state in enumerate(large))
+        )
         assert [version for _, version in written] == [1] * 300
         assert await service.read_state(id_of("many"), 299) == (1, large[299])
-        assert heard.events == [event for event in heard.events if "lost" not in event.value and "suspended" not in event.value]
+        assert heard.events == [
+            event for event in heard.events if "lost" not in event.value and "suspended" not in event.value
+        ]
         await service.stop()
 
     asyncio.run(scenario())
@@ -80,6 +87,8 @@ def test_a_partition_that_is_sent_on_and_on_before_it_arrives_has_a_bound() -> N
     for first in range(4, MEMBERS_MAX - 2, 3):
         spec = begun(spec, {0: (first, first + 1, first + 2)}, live)
     assert len(spec.assignment[0]) <= MEMBERS_MAX
-    with pytest.raises(InvalidRequest, match=r"t-0 is on 6\d brokers, since it was sent on before it had arrived: wait"):
+    with pytest.raises(
+        InvalidRequest, match=r"t-0 is on 6\d brokers, since it was sent on before it had arrived: wait"
+    ):
         begun(spec, {0: (100, 101, 102)}, live)
     assert called_off(spec, [0]).moving[0].target == (1, 2, 3)

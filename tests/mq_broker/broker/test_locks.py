@@ -1,4 +1,5 @@
-"""The stream that is a place in the queue for a lock: what it takes, what it refuses, and how much of it one broker keeps."""
+"""The stream that is a place in the queue for a lock: what it takes, what it refuses, and how much of it one broker
+keeps."""
 
 from __future__ import annotations
 
@@ -75,7 +76,9 @@ def test_a_place_ends_with_its_stream_however_that_ends(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_a_stream_speaks_while_its_place_stands_waiting_or_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_speaks_while_its_place_stands_waiting_or_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(FileCoordination, "lock_silence_ms", 200)
 
     async def main() -> None:

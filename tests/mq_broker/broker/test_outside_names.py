@@ -1,4 +1,5 @@
-"""Names and texts that a stranger sends to a broker: those of new things are held to the rules, what exists stays usable."""
+"""Names and texts that a stranger sends to a broker: those of new things are held to the rules, what exists stays
+usable."""
 
 from __future__ import annotations
 
@@ -92,7 +93,9 @@ def test_a_group_and_its_members_have_names_that_nobody_mistakes(tmp_path: Path)
     asyncio.run(scenario())
 
 
-def test_a_group_that_has_its_name_from_former_rules_stays_usable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_that_has_its_name_from_former_rules_stays_usable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t")

@@ -67,7 +67,10 @@ def test_after_its_session_was_lost_a_broker_registers_again_and_claims_anew(zoo
 
         async def claimed_anew() -> bool:
             answer = await broker.metadata("t")
-            return answer.topics[0].partitions[0].leader == 1 and answer.topics[0].partitions[0].leader_epoch > before.leader_epoch
+            return (
+                answer.topics[0].partitions[0].leader == 1
+                and answer.topics[0].partitions[0].leader_epoch > before.leader_epoch
+            )
 
         await until(claimed_anew)
         assert (await broker.metadata("t")).brokers == first.brokers
@@ -133,7 +136,9 @@ def test_a_configuration_that_cannot_be_is_refused_by_option(tmp_path: Path) -> 
     assert not BrokerConfig(1, "0.0.0.0:0", tmp_path).address(7).startswith("0.0.0.0")
 
 
-def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opening, go_on = threading.Event(), threading.Event()
 
     def long_recovery(*what: Any, **how: Any) -> Any:
@@ -207,7 +212,9 @@ def test_a_broker_that_stands_alone_has_no_peer_port(tmp_path: Path) -> None:
 
 def test_a_broker_that_has_stopped_leaves_no_threads_behind_that_worked_for_its_clients(tmp_path: Path) -> None:
     def working() -> list[str]:
-        return [thread.name for thread in threading.enumerate() if thread.name.startswith(("check-batch", "filter-rows"))]
+        return [
+            thread.name for thread in threading.enumerate() if thread.name.startswith(("check-batch", "filter-rows"))
+        ]
 
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:

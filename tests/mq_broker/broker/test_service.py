@@ -1,4 +1,5 @@
-"""Each row of the table of methods has one part of the broker that answers it, and stubs made from mq.proto are answered."""
+"""Each row of the table of methods has one part of the broker that answers it, and stubs made from mq.proto are
+answered."""
 
 from __future__ import annotations
 
@@ -19,8 +20,12 @@ from mq_protocol.methods import BROKER, PEER, Kind, Method
 from tests.mq_broker.broker.cluster import FINGERPRINT, SCHEMA, rows, standalone
 from tests.mq_protocol.test_methods import generated_stubs
 
-METHODS = {method.attribute: method for service in (BROKER, PEER) for name, method in service.methods.items() if name != "Link"}
-PARTS = [each for each in vars(server).values() if inspect.isclass(each) and each.__module__.startswith("mq_broker.broker.")]
+METHODS = {
+    method.attribute: method for service in (BROKER, PEER) for name, method in service.methods.items() if name != "Link"
+}
+PARTS = [
+    each for each in vars(server).values() if inspect.isclass(each) and each.__module__.startswith("mq_broker.broker.")
+]
 
 
 @pytest.mark.parametrize("attribute", METHODS)
@@ -67,7 +72,12 @@ def test_stubs_that_are_made_from_the_contract_produce_and_fetch(tmp_path: Path)
     stubs = generated_stubs(tmp_path)
     payload = bytes(encode_batch(rows(1, 2, 3)))
     header = pb.ProduceHeader(
-        correlation=1, topic="t", uuid=uuid.uuid4().bytes, record_count=3, schema_fingerprint=FINGERPRINT, timeout_ms=10_000
+        correlation=1,
+        topic="t",
+        uuid=uuid.uuid4().bytes,
+        record_count=3,
+        schema_fingerprint=FINGERPRINT,
+        timeout_ms=10_000,
     )
 
     def converse(address: str) -> tuple[pb.ProduceResponse, list[pb.BatchesResponse], grpc.StatusCode]:

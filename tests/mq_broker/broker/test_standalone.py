@@ -164,7 +164,8 @@ def test_bad_batches_are_refused_and_the_stream_goes_on(tmp_path: Path) -> None:
     async def scenario() -> None:
         good, two = bytes(encode_batch(rows(1))), bytes(encode_batch(rows(1, 2)))
         forged = bytearray(encode_batch(rows(1, 2, 3)))
-        at = bytes(forged).rindex((5).to_bytes(4, "little") + (10).to_bytes(4, "little"))  # the string offsets: 0, 5, 10, 15
+        # The string offsets: 0, 5, 10, 15
+        at = bytes(forged).rindex((5).to_bytes(4, "little") + (10).to_bytes(4, "little"))
         forged[at : at + 4] = (1 << 30).to_bytes(4, "little")
         cases = [
             (CorruptBatch, {"payload": b"no arrow at all", "record_count": 1}),
@@ -267,7 +268,9 @@ def test_topics_are_refused_with_the_reason(tmp_path: Path) -> None:
             with pytest.raises(InvalidSetting, match="partitions=0"):
                 await broker.create_topic("u", partitions=0)
             with pytest.raises(InvalidRequest):
-                await broker.ask("CreateTopic", pb.CreateTopicRequest(name="u", partitions=1, replicas=1, schema=b"nonsense"))
+                await broker.ask(
+                    "CreateTopic", pb.CreateTopicRequest(name="u", partitions=1, replicas=1, schema=b"nonsense")
+                )
             assert [topic.name for topic in (await broker.metadata()).topics] == ["t"]
 
     asyncio.run(scenario())

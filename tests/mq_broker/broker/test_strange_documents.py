@@ -1,4 +1,5 @@
-"""A broker among altered documents in ZooKeeper: it starts, serves what is whole, and writes nowhere but in its own directory."""
+"""A broker among altered documents in ZooKeeper: it starts, serves what is whole, and writes nowhere but in its own
+directory."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def _state() -> dict[str, Any]:
 
 
 def _plant(client: KazooClient, root: str) -> str:
-    """Hundreds of topics, partitions and brokers, each with one field that nobody would write. A topic of theirs that is whole."""
+    """Hundreds of topics, partitions and brokers, each with one field that nobody would write. A topic of theirs that
+    is whole."""
     whole, count = documents.dump(_state()), 0
     made: list[Any] = []
 
@@ -63,7 +65,9 @@ def _plant(client: KazooClient, root: str) -> str:
 
     for count, (_, data) in enumerate(altered(_spec("of")), start=1):
         name = f"t{count}"
-        topic(name, data.replace(b'"of"', f'"{name}"'.encode()).replace(id_of("of").encode(), id_of(name).encode()), whole)
+        topic(
+            name, data.replace(b'"of"', f'"{name}"'.encode()).replace(id_of("of").encode(), id_of(name).encode()), whole
+        )
     topics = count
     for count, (_, data) in enumerate(altered(_state()), start=topics + 1):
         topic(f"t{count}", documents.dump(_spec(f"t{count}")), data)
@@ -94,7 +98,8 @@ def test_a_broker_lives_among_altered_documents_and_writes_nowhere_else(
             await broker.produce("whole", 1)
             with stranger(zookeeper) as client:
                 listed = await asyncio.to_thread(_plant, client, root)
-                client.set(f"{root}/topic_changes", b"9 ../../x\n" + b"7" * 5_000 + b" t1")  # who runs reads them all for that
+                # Who runs reads them all for that
+                client.set(f"{root}/topic_changes", b"9 ../../x\n" + b"7" * 5_000 + b" t1")
                 await until(lambda: _knows(broker, listed))
                 await broker.produce("whole", 2)
                 await broker.stop()
@@ -112,7 +117,9 @@ def test_a_broker_lives_among_altered_documents_and_writes_nowhere_else(
         assert [str(path) for path in files if not inside.fullmatch(str(path))] == []
 
     asyncio.run(scenario())
-    told = [record.getMessage() for record in caplog.records if "does not hold what TritonMQ writes" in record.getMessage()]
+    told = [
+        record.getMessage() for record in caplog.records if "does not hold what TritonMQ writes" in record.getMessage()
+    ]
     assert len(told) > 300
     assert all(text.isprintable() for text in told)
     assert not [record for record in caplog.records if record.exc_info]

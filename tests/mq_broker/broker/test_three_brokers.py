@@ -1,4 +1,5 @@
-"""Three brokers over a real ZooKeeper, in one process: replication, failover, handing over, and what crosses brokers."""
+"""Three brokers over a real ZooKeeper, in one process: replication, failover, handing over, and what crosses
+brokers."""
 
 from __future__ import annotations
 
@@ -227,7 +228,9 @@ def test_followers_know_how_far_behind_a_group_is_when_its_leader_is_gone(zookee
             for number in (1, 2, 3):
                 await cluster[former].produce("t", number)
             position = pb.CursorPosition(topic="t", partition=0, offset=2)
-            await cluster[former].ask("MoveCursors", pb.MoveCursorsRequest(group="g", positions=[position], kind="spark"))
+            await cluster[former].ask(
+                "MoveCursors", pb.MoveCursorsRequest(group="g", positions=[position], kind="spark")
+            )
             follower = cluster[1 + former % 3]
             assert [c.leads for c in await _cursors(cluster[former])] == [True]
             await until(lambda: _settled(follower, 2))

@@ -1,4 +1,5 @@
-"""Versions: what a broker says of itself, who may take part, and what the cluster's level of features lets leaders write."""
+"""Versions: what a broker says of itself, who may take part, and what the cluster's level of features lets leaders
+write."""
 
 from __future__ import annotations
 
@@ -27,7 +28,13 @@ MINE = Versions(3, 2, "0.4.0", 3)
 
 @pytest.mark.parametrize(
     ("theirs", "overlap"),
-    [(Versions(3, 2), True), (Versions(2, 1), True), (Versions(5, 3), True), (Versions(), False), (Versions(5, 4), False)],
+    [
+        (Versions(3, 2), True),
+        (Versions(2, 1), True),
+        (Versions(5, 3), True),
+        (Versions(), False),
+        (Versions(5, 4), False),
+    ],
 )
 def test_two_versions_overlap_if_one_protocol_is_spoken_by_both(theirs: Versions, overlap: bool) -> None:
     assert MINE.overlaps(theirs) is theirs.overlaps(MINE) is overlap
@@ -56,7 +63,9 @@ def test_a_client_that_speaks_no_common_protocol_is_refused_and_an_old_one_is_an
         async with standalone(tmp_path) as broker:
             await broker.ask("Metadata", pb.MetadataRequest())
             await broker.ask("Metadata", pb.MetadataRequest(protocol=PROTOCOL + 5, protocol_oldest=PROTOCOL))
-            with pytest.raises(IncompatibleVersion, match=r"this client .* have no protocol in common: upgrade broker 1"):
+            with pytest.raises(
+                IncompatibleVersion, match=r"this client .* have no protocol in common: upgrade broker 1"
+            ):
                 await broker.ask("Metadata", pb.MetadataRequest(protocol=PROTOCOL + 2, protocol_oldest=PROTOCOL + 1))
 
     asyncio.run(scenario())
@@ -129,7 +138,9 @@ def test_a_broker_that_does_not_know_the_level_does_not_start(tmp_path: Path) ->
             raise AssertionError("it started")
 
     asyncio.run(raise_it())
-    with pytest.raises(IncompatibleVersion, match=rf"at level {LEVEL + 1} of features, and this broker .* knows up to {LEVEL}"):
+    with pytest.raises(
+        IncompatibleVersion, match=rf"at level {LEVEL + 1} of features, and this broker .* knows up to {LEVEL}"
+    ):
         asyncio.run(start())
 
 

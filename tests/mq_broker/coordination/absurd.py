@@ -1,4 +1,5 @@
-"""Documents of ZooKeeper that a stranger has altered: every field of each kind, replaced by values that nobody would write."""
+"""Documents of ZooKeeper that a stranger has altered: every field of each kind, replaced by values that nobody would
+write."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ VALUES: tuple[Any, ...] = (
 
 
 def altered(document: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """(what was done, the bytes): each field absent, or replaced by each value; and bytes that are no document at all."""
+    """(what was done, the bytes): each field absent, or replaced by each value; and bytes that are no document at
+    all."""
     for field in document:
         without = {name: value for name, value in document.items() if name != field}
         yield f"{field} absent", _dump(without)
@@ -53,7 +55,9 @@ def altered(document: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
             changed = copy.deepcopy(document)
             changed[field] = value
             yield f"{field} {number}", _dump(changed)
-    for number, data in enumerate((b"", b"null", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 100_000, b"NaN")):
+    for number, data in enumerate(
+        (b"", b"null", b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 100_000, b"9" * 100_000, b"NaN")
+    ):
         yield f"bytes {number}", data
 
 

@@ -22,7 +22,8 @@ def root(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["zookeeper", "file"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path, root: str) -> Opener:
-    """A service that has started, on the same stored state however often it is opened; it has stopped at the end of the block."""
+    """A service that has started, on the same stored state however often it is opened; it has stopped at the end of the
+    block."""
     make: Callable[[], CoordinationService]
     if request.param == "file":
         make = lambda: FileCoordination(tmp_path / "cluster")  # noqa: E731

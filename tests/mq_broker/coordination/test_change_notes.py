@@ -48,7 +48,17 @@ def test_a_counter_that_went_back_or_says_nothing_is_not_believed() -> None:
 
 @pytest.mark.parametrize(
     "note",
-    [b"3 ../../x", b"3 ..", b"3 \xff", b"x y\n3 a", b"3 a/b", b"2 \n3 a", b"9" * 5_000 + b" a", b"2 a\nb\n3 c", b"2 a\r3 b\n3 c"],
+    [
+        b"3 ../../x",
+        b"3 ..",
+        b"3 \xff",
+        b"x y\n3 a",
+        b"3 a/b",
+        b"2 \n3 a",
+        b"9" * 5_000 + b" a",
+        b"2 a\nb\n3 c",
+        b"2 a\r3 b\n3 c",
+    ],
 )
 def test_a_note_that_names_no_topic_is_not_believed_and_not_gone_on_with(note: bytes) -> None:
     assert change_notes.since(note, 3, 2) is None

@@ -181,7 +181,10 @@ def test_a_topic_is_made_once(opened: Opener) -> None:
     async def main() -> None:
         async with opened() as service:
             outcomes = await asyncio.gather(
-                *(service.create_topic(TopicSpec("orders", id_of(n), ((1,),)), (state_of(token=str(n)),)) for n in range(5)),
+                *(
+                    service.create_topic(TopicSpec("orders", id_of(n), ((1,),)), (state_of(token=str(n)),))
+                    for n in range(5)
+                ),
                 return_exceptions=True,
             )
             assert outcomes.count(None) == 1
@@ -278,7 +281,9 @@ def test_of_many_changes_from_one_version_exactly_one_is_done(opened: Opener) ->
         async with opened() as service:
             await service.create_topic(ORDERS, (state_of(1), state_of(2)))
             drafts = [replace(ORDERS, settings={"writer": str(number)}) for number in range(8)]
-            outcomes = [outcome for outcome, _ in await asyncio.gather(*(service.update_topic(0, draft) for draft in drafts))]
+            outcomes = [
+                outcome for outcome, _ in await asyncio.gather(*(service.update_topic(0, draft) for draft in drafts))
+            ]
             assert (outcomes.count(CasOutcome.DONE), outcomes.count(CasOutcome.REFUSED)) == (1, 7)
             assert await service.read_topic("orders") == (1, drafts[outcomes.index(CasOutcome.DONE)])
 
@@ -345,7 +350,9 @@ def test_of_many_writers_of_one_version_exactly_one_is_done(opened: Opener) -> N
     async def main() -> None:
         async with opened() as service:
             await service.create_topic(TopicSpec("orders", id_of(""), ((1,),)), (state_of(),))
-            outcomes = await asyncio.gather(*(service.write_state(id_of(""), 0, 0, state_of(token=f"w{n}")) for n in range(20)))
+            outcomes = await asyncio.gather(
+                *(service.write_state(id_of(""), 0, 0, state_of(token=f"w{n}")) for n in range(20))
+            )
             assert [outcome for outcome, _ in outcomes].count(CasOutcome.DONE) == 1
             assert [outcome for outcome, _ in outcomes].count(CasOutcome.REFUSED) == 19
             winner = [outcome for outcome, _ in outcomes].index(CasOutcome.DONE)
@@ -368,7 +375,9 @@ def test_a_thousand_claims_at_once_are_all_answered(opened: Opener) -> None:
         count = 1_000
         async with opened() as service:
             await service.create_topic(TopicSpec("wide", id_of(""), ((1,),) * count), (state_of(),) * count)
-            outcomes = await asyncio.gather(*(service.write_state(id_of(""), p, 0, state_of(epoch=1)) for p in range(count)))
+            outcomes = await asyncio.gather(
+                *(service.write_state(id_of(""), p, 0, state_of(epoch=1)) for p in range(count))
+            )
             assert outcomes == [(CasOutcome.DONE, 1)] * count
 
     asyncio.run(main())

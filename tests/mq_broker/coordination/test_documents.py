@@ -18,7 +18,9 @@ from tests.mq_broker.coordination.wire import id_of, state_of
 def test_every_document_comes_back_as_it_was() -> None:
     registration = BrokerRegistration(3, 17, "127.0.0.1:7402", rack="süd", peer_address="127.0.0.1:7502")
     assert (
-        documents.load(documents.dump(documents.registration_to_json(registration)), documents.registration_from_json, "x")
+        documents.load(
+            documents.dump(documents.registration_to_json(registration)), documents.registration_from_json, "x"
+        )
         == registration
     )
     topic = TopicSpec("t", id_of(""), ((1, 2, 3), (2, 3, 1)), schema=bytes(range(256)), settings={"durability": "os"})
@@ -34,8 +36,12 @@ def test_every_document_comes_back_as_it_was() -> None:
 def test_a_topic_counts_on_the_copies_that_it_has_at_both_ends_of_its_moves() -> None:
     moving = TopicSpec("t", id_of(""), ((1, 2), (2, 1, 3)), moving={1: Move((2, 3), (2, 1))})
     assert (moving.replicas, moving.target) == (2, ((1, 2), (2, 3)))
-    assert TopicSpec("t", id_of(""), ((1, 2, 3),), moving={0: Move((1, 2, 3), (2,))}).replicas == 1, "until those who come are here"
-    assert TopicSpec("t", id_of(""), ((1, 2, 3),), moving={0: Move((2,), (1, 2, 3))}).replicas == 1, "else it could not let them go"
+    assert TopicSpec("t", id_of(""), ((1, 2, 3),), moving={0: Move((1, 2, 3), (2,))}).replicas == 1, (
+        "until those who come are here"
+    )
+    assert TopicSpec("t", id_of(""), ((1, 2, 3),), moving={0: Move((2,), (1, 2, 3))}).replicas == 1, (
+        "else it could not let them go"
+    )
     assert TopicSpec("t", id_of(""), ((1, 2, 3),)).replicas == 3
 
 
@@ -51,7 +57,10 @@ WHOLE = TopicSpec("t", id_of(""), ((1, 2), (2, 1, 3)), b"abc", {"x": "y"}, {1: M
 @pytest.mark.parametrize(
     ("whole", "read"),
     [
-        (documents.state_to_json(NodeState(LeaderName(1, 7), 3, ((1, "a"), (2, "b")), 1, "1.7.9", 5)), documents.state_from_json),
+        (
+            documents.state_to_json(NodeState(LeaderName(1, 7), 3, ((1, "a"), (2, "b")), 1, "1.7.9", 5)),
+            documents.state_from_json,
+        ),
         (
             documents.topic_to_json(
                 TopicSpec("t", id_of(""), ((1, 2), (2, 1, 3)), b"abc", {"x": "y"}, {1: Move((2, 3), (2, 1))}, (1,))
@@ -62,7 +71,9 @@ WHOLE = TopicSpec("t", id_of(""), ((1, 2), (2, 1, 3)), b"abc", {"x": "y"}, {1: M
     ],
     ids=["state", "topic", "registration"],
 )
-def test_an_altered_document_is_read_within_bounds_or_not_at_all(whole: dict[str, Any], read: Callable[..., Any]) -> None:
+def test_an_altered_document_is_read_within_bounds_or_not_at_all(
+    whole: dict[str, Any], read: Callable[..., Any]
+) -> None:
     refused: list[str] = []
     for what, data in altered(whole):
         try:
@@ -81,7 +92,9 @@ def _check_bounds(found: NodeState | TopicSpec | BrokerRegistration, what: str) 
         case NodeState():
             numbers = [found.leader_epoch, found.recovery, *(broker for broker, _ in found.isr)]
             assert all(type(number) is int and 0 <= number < 2**31 for number in numbers), what
-            assert found.leader is None or (0 < found.leader.broker < 2**31 and 0 <= found.leader.incarnation < 2**31), what
+            assert found.leader is None or (
+                0 < found.leader.broker < 2**31 and 0 <= found.leader.incarnation < 2**31
+            ), what
             assert 0 <= found.offset_floor <= 2**62, what
             assert all(len(text) <= 128 and text.isascii() and text.isprintable() for text in _texts(found)), what
         case TopicSpec():

@@ -100,7 +100,9 @@ def test_changes_that_are_ready_together_share_a_write(tmp_path: Path, monkeypat
             store(directory, contents)
 
         monkeypatch.setattr(file_module, "_store", counted)
-        outcomes = await asyncio.gather(*(service.write_state(id_of(""), p, 0, state_of(epoch=1)) for p in range(count)))
+        outcomes = await asyncio.gather(
+            *(service.write_state(id_of(""), p, 0, state_of(epoch=1)) for p in range(count))
+        )
         assert outcomes == [(CasOutcome.DONE, 1)] * count
         assert len(writes) < 10
         await service.stop()

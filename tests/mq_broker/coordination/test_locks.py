@@ -129,7 +129,9 @@ async def lost(place: LockPlace) -> str:
     return str(raised.value)
 
 
-def test_places_of_all_brokers_are_one_queue_and_a_session_that_ends_gives_its_places_up(zookeeper: str, root: str) -> None:
+def test_places_of_all_brokers_are_one_queue_and_a_session_that_ends_gives_its_places_up(
+    zookeeper: str, root: str
+) -> None:
     async def main() -> None:
         heard = Heard()
         async with session(zookeeper, root, heard) as one, session(zookeeper, root) as two:

@@ -108,7 +108,9 @@ def test_an_answer_that_is_lost_is_asked_for_again(zookeeper: str, root: str) ->
     asyncio.run(main())
 
 
-def test_a_server_that_knows_no_such_question_is_asked_singly(zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_knows_no_such_question_is_asked_singly(
+    zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried: list[int] = []
 
     def refused(client: KazooClient, paths: Any) -> Any:

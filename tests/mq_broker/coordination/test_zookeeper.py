@@ -21,7 +21,17 @@ from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import CasOutcome
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists
-from tests.mq_broker.coordination.wire import MULTI, SET_DATA, Fate, Heard, Wire, eventually, id_of, operation_of, state_of
+from tests.mq_broker.coordination.wire import (
+    MULTI,
+    SET_DATA,
+    Fate,
+    Heard,
+    Wire,
+    eventually,
+    id_of,
+    operation_of,
+    state_of,
+)
 
 pytestmark = pytest.mark.cluster
 
@@ -29,7 +39,9 @@ TOPIC = TopicSpec("orders", id_of("1"), ((1,),))
 
 
 @asynccontextmanager
-async def session(hosts: str, root: str, heard: Heard | None = None, **options: int) -> AsyncIterator[ZooKeeperCoordination]:
+async def session(
+    hosts: str, root: str, heard: Heard | None = None, **options: int
+) -> AsyncIterator[ZooKeeperCoordination]:
     service = ZooKeeperCoordination(hosts, **{"session_timeout_ms": 4_000, **options}, root=root)
     await service.start(heard or Heard())
     try:
@@ -108,7 +120,11 @@ def test_a_paused_server_is_suspended_then_connected_with_the_same_registration(
                 os.kill(server.pid, signal.SIGCONT)
             await heard.until(CoordinationEvent.TOPICS_CHANGED)
             present = [event for event in heard.events if event is not CoordinationEvent.BROKERS_CHANGED]
-            assert present[-3:] == [CoordinationEvent.SUSPENDED, CoordinationEvent.CONNECTED, CoordinationEvent.TOPICS_CHANGED]
+            assert present[-3:] == [
+                CoordinationEvent.SUSPENDED,
+                CoordinationEvent.CONNECTED,
+                CoordinationEvent.TOPICS_CHANGED,
+            ]
             assert CoordinationEvent.SESSION_LOST not in heard.events
             assert service.condition == "connected"
             assert await service.brokers() == {1: me}
@@ -157,7 +173,12 @@ def test_with_no_server_every_question_ends_within_its_deadline(tmp_path: Path, 
             await asyncio.to_thread(server.kill)
             began = time.monotonic()
             assert await service.write_state(id_of("1"), 0, 0, state_of(epoch=1)) == (CasOutcome.UNKNOWN, -1)
-            for question in (service.brokers(), service.topics(), service.read_state(id_of("1"), 0), service.begin_life(1)):
+            for question in (
+                service.brokers(),
+                service.topics(),
+                service.read_state(id_of("1"), 0),
+                service.begin_life(1),
+            ):
                 with pytest.raises(CoordinationUnavailable, match=server.hosts):
                     await question
             with pytest.raises(CoordinationUnavailable):
@@ -191,7 +212,9 @@ def test_a_lost_session_is_told_and_the_next_one_registers_again(zookeeper: str,
     asyncio.run(main())
 
 
-def test_the_node_of_a_former_life_at_this_address_is_replaced_at_once_and_outlives_its_session(zookeeper: str, root: str) -> None:
+def test_the_node_of_a_former_life_at_this_address_is_replaced_at_once_and_outlives_its_session(
+    zookeeper: str, root: str
+) -> None:
     async def main() -> None:
         async with session(zookeeper, root, session_timeout_ms=30_000) as former, session(zookeeper, root) as present:
             await former.register(BrokerRegistration(1, await former.begin_life(1), "127.0.0.1:7400"))
@@ -248,7 +271,11 @@ def test_a_live_process_at_another_address_is_not_driven_out(zookeeper: str, roo
 
 def test_a_former_life_replaces_nobody_once_a_newer_one_has_begun(zookeeper: str, root: str) -> None:
     async def main() -> None:
-        async with session(zookeeper, root) as stale, session(zookeeper, root) as older, session(zookeeper, root) as newer:
+        async with (
+            session(zookeeper, root) as stale,
+            session(zookeeper, root) as older,
+            session(zookeeper, root) as newer,
+        ):
             await stale.register(BrokerRegistration(1, await stale.begin_life(1), "127.0.0.1:7400"))
             mine = BrokerRegistration(1, await older.begin_life(1), "127.0.0.1:7400")
             await newer.begin_life(1)
@@ -283,7 +310,10 @@ def test_a_write_whose_answer_is_lost_is_unknown_and_the_token_tells_whose_it_wa
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
             await service.create_topic(TOPIC, (state_of(),))
             wire.fate_of = lambda request: Fate.ANSWER_IS_LOST if operation_of(request) == SET_DATA else Fate.PASSES
-            assert await service.write_state(id_of("1"), 0, 0, state_of(epoch=1, token="mine")) == (CasOutcome.UNKNOWN, -1)
+            assert await service.write_state(id_of("1"), 0, 0, state_of(epoch=1, token="mine")) == (
+                CasOutcome.UNKNOWN,
+                -1,
+            )
             assert wire.lost == 1
             assert await service.read_state(id_of("1"), 0) == (1, state_of(epoch=1, token="mine"))
 
@@ -295,7 +325,10 @@ def test_a_write_that_never_arrived_is_unknown_too(zookeeper: str, root: str) ->
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
             await service.create_topic(TOPIC, (state_of(),))
             wire.fate_of = lambda request: Fate.REQUEST_IS_LOST if operation_of(request) == SET_DATA else Fate.PASSES
-            assert await service.write_state(id_of("1"), 0, 0, state_of(epoch=1, token="mine")) == (CasOutcome.UNKNOWN, -1)
+            assert await service.write_state(id_of("1"), 0, 0, state_of(epoch=1, token="mine")) == (
+                CasOutcome.UNKNOWN,
+                -1,
+            )
             assert await service.read_state(id_of("1"), 0) == (0, state_of())
 
     asyncio.run(main())
@@ -392,7 +425,9 @@ def test_a_half_made_topic_is_never_seen(zookeeper: str, root: str) -> None:
             looks = 0
             while not making.done():
                 if "wide" in await onlooker.topics():
-                    states = await asyncio.gather(*(onlooker.read_state(id_of("w"), p) for p in (0, 499, 500, count - 1)))
+                    states = await asyncio.gather(
+                        *(onlooker.read_state(id_of("w"), p) for p in (0, 499, 500, count - 1))
+                    )
                     assert None not in states
                 looks += 1
             await making
@@ -494,7 +529,9 @@ def test_what_cannot_be_read_is_told_once_and_is_not_taken_for_what_is_not_there
                     changes = await first.topic_changes(-1)
                     assert (changes.present, changes.unreadable, changes.gone) == ({"others": other}, ("orders",), ())
                     assert await first.brokers() == {1: one}
-                    with pytest.raises(CoordinationUnavailable, match=r"states/\w+/0 does not hold .* Put back what was there"):
+                    with pytest.raises(
+                        CoordinationUnavailable, match=r"states/\w+/0 does not hold .* Put back what was there"
+                    ):
                         await first.read_state(id_of("1"), 0)
                     with pytest.raises(CoordinationUnavailable, match="topics/orders does not hold"):
                         await first.read_topic("orders")

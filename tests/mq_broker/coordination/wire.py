@@ -103,7 +103,11 @@ class Wire:
                 writer.close()
 
     async def _requests(
-        self, reader: asyncio.StreamReader, far_writer: asyncio.StreamWriter, muted: asyncio.Event, answers: asyncio.Task[None]
+        self,
+        reader: asyncio.StreamReader,
+        far_writer: asyncio.StreamWriter,
+        muted: asyncio.Event,
+        answers: asyncio.Task[None],
     ) -> None:
         while request := await _message(reader):
             fate = self.fate_of(request)
@@ -142,7 +146,9 @@ def id_of(name: object) -> str:
 
 
 def state_of(leader: int = 1, epoch: int = 0, token: str = "t") -> NodeState:
-    return NodeState(leader=LeaderName(leader, 7), leader_epoch=epoch, isr=((leader, f"log-{leader}"),), recovery=0, token=token)
+    return NodeState(
+        leader=LeaderName(leader, 7), leader_epoch=epoch, isr=((leader, f"log-{leader}"),), recovery=0, token=token
+    )
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:

@@ -22,21 +22,27 @@ def applied(machine: PartitionMachine, *operations: Operation) -> PartitionMachi
 
 
 def test_a_deleted_group_has_no_cursor_and_may_begin_again_further_back() -> None:
-    machine = applied(PartitionMachine(WINDOW), MoveCursor("g", 7, "consumer", forward=True), DeleteGroup("g"), DeleteGroup("h"))
+    machine = applied(
+        PartitionMachine(WINDOW), MoveCursor("g", 7, "consumer", forward=True), DeleteGroup("g"), DeleteGroup("h")
+    )
     assert machine.cursors == {}
     applied(machine, MoveCursor("g", 3, "consumer", forward=True))
     assert machine.cursors["g"].offset == 3
 
 
 def test_a_state_that_is_taken_up_knows_which_groups_are_ephemeral() -> None:
-    machine = applied(PartitionMachine(WINDOW), *(MoveCursor(g, 0, EPHEMERAL) for g in "abc"), MoveCursor("k", 0, "consumer"))
+    machine = applied(
+        PartitionMachine(WINDOW), *(MoveCursor(g, 0, EPHEMERAL) for g in "abc"), MoveCursor("k", 0, "consumer")
+    )
     applied(machine, DeleteGroup("a"), MoveCursor("b", 1, "consumer"))
     for known in (machine, PartitionMachine(WINDOW, machine.state())):
         assert known.ephemeral == {"c"}
         assert sorted(known.cursors) == ["b", "c", "k"]
 
 
-def test_a_partition_keeps_the_cursors_of_so_many_groups_and_refuses_one_more_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_keeps_the_cursors_of_so_many_groups_and_refuses_one_more_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(admission, "GROUPS_PER_PARTITION_MAX", 2)
     machine = applied(PartitionMachine(WINDOW), MoveCursor("a", 0, "consumer"))
 

@@ -65,7 +65,15 @@ def leader() -> Replica:
 
 def sent(**fields: Any) -> AppendEntries:
     """By the leader of epoch 3."""
-    given = {"leader": 1, "incarnation": 1, "leader_epoch": 3, "prev_index": 0, "prev_epoch": 0, "high_watermark": 0, "sequence": 1}
+    given = {
+        "leader": 1,
+        "incarnation": 1,
+        "leader_epoch": 3,
+        "prev_index": 0,
+        "prev_epoch": 0,
+        "high_watermark": 0,
+        "sequence": 1,
+    }
     given |= fields
     return AppendEntries(**{"last_index": given["prev_index"] + len(given.get("entries", ())), **given})
 
@@ -75,7 +83,14 @@ def entry(**fields: Any) -> AppendEntries:
 
 
 def answer(**fields: Any) -> AppendAck:
-    given = {"follower": 1, "incarnation": 1, "log_id": "one", "leader_epoch": 4, "acknowledged_index": 0, "matched_index": 0}
+    given = {
+        "follower": 1,
+        "incarnation": 1,
+        "log_id": "one",
+        "leader_epoch": 4,
+        "acknowledged_index": 0,
+        "matched_index": 0,
+    }
     return AppendAck(**{**given, "sequence": 1, **fields})
 
 
@@ -139,7 +154,9 @@ def test_the_lowest_number_of_each_field_is_admitted_and_none_below_it(lowest: P
         (answer(log_id="x" * LOG_ID_CHARACTERS_MAX), answer(log_id="x" * (LOG_ID_CHARACTERS_MAX + 1))),
     ],
 )
-def test_the_highest_number_of_each_field_is_admitted_and_none_above_it(highest: PeerMessage, above: PeerMessage) -> None:
+def test_the_highest_number_of_each_field_is_admitted_and_none_above_it(
+    highest: PeerMessage, above: PeerMessage
+) -> None:
     assert not is_nonsense(follower(), highest)
     assert is_nonsense(follower(), above)
 
@@ -148,7 +165,9 @@ def test_no_follower_has_more_than_its_leader_sent_or_answers_more() -> None:
     assert not is_nonsense(leader(), answer(matched_index=1, sequence=2))
     assert is_nonsense(leader(), answer(matched_index=2, sequence=2))
     assert is_nonsense(leader(), answer(matched_index=1, sequence=3))
-    assert not is_nonsense(leader(), answer(matched_index=9, sequence=9, leader_epoch=3)), "what a former leader sent is not known"
+    assert not is_nonsense(leader(), answer(matched_index=9, sequence=9, leader_epoch=3)), (
+        "what a former leader sent is not known"
+    )
     assert not is_nonsense(leader(), answer(matched_index=9, sequence=9, leader_epoch=5)), "nor what the next one sends"
     assert not is_nonsense(follower(), answer(matched_index=9, sequence=9, leader_epoch=1))
     assert follower().last_sent == (0, 0)

@@ -113,7 +113,9 @@ def test_a_snapshot_is_not_taken_for_what_one_of_a_former_recovery_stands_for() 
     assert all(ack.matched_index == 0 for ack in acks), "they are not the same"
     assert of(behind.step(NodeRead(9, RECOVERED)), StartOver)
 
-    same_recovery = Replica("t", 0, Identity(1, 1, "one"), settings, RecoveredLog((), Snapshot(3, 5, 1, MachineState())), 0)
+    same_recovery = Replica(
+        "t", 0, Identity(1, 1, "one"), settings, RecoveredLog((), Snapshot(3, 5, 1, MachineState())), 0
+    )
     same_recovery.step(NodeRead(9, NodeState(OTHER, 6, ((2, "two"),), 0, "w")))
     effects = same_recovery.step(sent) + same_recovery.step(TurnEnded(0))
     [ack] = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, AppendAck)]
@@ -133,8 +135,12 @@ def test_a_restart_empties_a_partition_in_memory_only_if_no_other_broker_is_name
     [claim] = claims(NodeState(LeaderName(1, 0), 5, ((1, "before"),), 0, "w"))
     assert isinstance(claim, WriteNode)
     assert claim.state.isr == ((1, "one"),)
-    assert not claims(NodeState(LeaderName(1, 0), 5, ((1, "before"),), 0, "w"), begins_empty=False), "an operator is to say so"
-    assert not claims(NodeState(LeaderName(1, 0), 5, ((1, "before"), (2, "two")), 0, "w")), "broker 2, moved away, has all of it"
+    assert not claims(NodeState(LeaderName(1, 0), 5, ((1, "before"),), 0, "w"), begins_empty=False), (
+        "an operator is to say so"
+    )
+    assert not claims(NodeState(LeaderName(1, 0), 5, ((1, "before"), (2, "two")), 0, "w")), (
+        "broker 2, moved away, has all of it"
+    )
 
 
 def test_only_a_topic_that_may_begin_empty_does_and_only_with_one_replica() -> None:
@@ -172,7 +178,9 @@ def test_a_recovery_is_adopted_once_and_known_from_then_on() -> None:
     assert chosen.identity == Identity(1, 1, "one", 1)
     assert not of(chosen.step(NodeRead(10, state)), RecoveryAdopted, StartOver)
     empty = replica()
-    assert of(empty.step(NodeRead(9, RECOVERED)), RecoveryAdopted, StartOver) == [RecoveryAdopted(1)], "it has nothing to put aside"
+    assert of(empty.step(NodeRead(9, RECOVERED)), RecoveryAdopted, StartOver) == [RecoveryAdopted(1)], (
+        "it has nothing to put aside"
+    )
 
 
 def test_offsets_below_the_floor_are_given_to_nobody() -> None:

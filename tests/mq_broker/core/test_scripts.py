@@ -1,7 +1,7 @@
 """Golden scripts: behaviour as a conversation that can be read. Each file's name is the sentence that it proves.
 
-A script is blocks of commands, `----`, and what came of them. `REWRITE=1 pytest tests/mq_broker/core/test_scripts.py` writes what
-comes today; read the difference before committing it.
+A script is blocks of commands, `----`, and what came of them. `REWRITE=1 pytest tests/mq_broker/core/test_scripts.py`
+writes what comes today; read the difference before committing it.
 """
 
 from __future__ import annotations

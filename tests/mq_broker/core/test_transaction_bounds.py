@@ -62,7 +62,9 @@ def is_refused(answer: object, error: type[Exception]) -> bool:
     return isinstance(answer, Refused) and isinstance(answer.error, error)
 
 
-def test_a_coordinator_refuses_new_keys_beyond_its_bound_and_those_that_it_has_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_coordinator_refuses_new_keys_beyond_its_bound_and_those_that_it_has_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(admission, "TRANSACTION_KEYS_MAX", 3)
     coordinator = Coordinator()
     for number in range(2):
@@ -118,7 +120,9 @@ def test_the_last_published_micro_batch_of_a_key_never_falls() -> None:
     assert partition.published[key(0)] == 5
 
 
-def test_a_full_coordinator_counts_the_keys_that_are_on_their_way_for_an_abort_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_coordinator_counts_the_keys_that_are_on_their_way_for_an_abort_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(admission, "TRANSACTION_KEYS_MAX", 1)
     monkeypatch.setattr(admission, "ABORTED_KEYS_MAX", 1)
     coordinator = Coordinator()
@@ -231,7 +235,12 @@ def test_the_tail_forgets_what_was_applied_and_keeps_what_came_later_under_the_s
     first, again = Entry(1, 1, 1, records, b"batch".ljust(16), 2), Entry(2, 1, 1, records, b"batch".ljust(16), 2)
     fence, later = Entry(3, 1, 1, Fence(key(0))), Entry(4, 1, 1, Forget((key(0), key(1))))
     overlay = Overlay([first, again, fence, later])
-    assert (overlay.fence_index(key(0)), overlay.key_index(key(0)), overlay.key_index(key(1)), overlay.key_count) == (3, 4, 4, 2)
+    assert (overlay.fence_index(key(0)), overlay.key_index(key(0)), overlay.key_index(key(1)), overlay.key_count) == (
+        3,
+        4,
+        4,
+        2,
+    )
     overlay.remove(first)
     overlay.remove(fence)
     assert [overlay.uuid_index(uuid) for uuid in (bytes(16), bytes([1]) * 16, b"batch".ljust(16))] == [2, 2, 2]

@@ -1,6 +1,6 @@
-"""A world of replicas for golden scripts: each line of a script is one event or one delivery, its effects are printed beneath.
-Nothing happens by itself: disks flush, links deliver and the coordination service answers when the script says so. The core is the
-real one. Not a simulator: no chance, no virtual time but what `time` gives.
+"""A world of replicas for golden scripts: each line of a script is one event or one delivery, its effects are printed
+beneath. Nothing happens by itself: disks flush, links deliver and the coordination service answers when the script says
+so. The core is the real one. Not a simulator: no chance, no virtual time but what `time` gives.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ KEY = TransactionKey("query", "out")
 
 @dataclass
 class Host:
-    """One broker: its replica, its disk (the snapshot it begins with, entries, how many are synced), incarnation, log id."""
+    """One broker: its replica, its disk (the snapshot it begins with, entries, how many are synced), incarnation, log
+    id."""
 
     broker: int
     replica: Replica
@@ -138,7 +139,13 @@ class World:
         self.hosts = {b: self._host(b, 1, f"log{b}", []) for b in everyone}
 
     def _host(
-        self, broker: int, incarnation: int, log_id: str, disk: list[Entry], snapshot: Snapshot | None = None, recovery: int = 0
+        self,
+        broker: int,
+        incarnation: int,
+        log_id: str,
+        disk: list[Entry],
+        snapshot: Snapshot | None = None,
+        recovery: int = 0,
     ) -> Host:
         identity = Identity(broker, incarnation, log_id, recovery)
         replica = Replica("t", 0, identity, self.settings, RecoveredLog(tuple(disk), snapshot), self.now_ms)
@@ -254,7 +261,9 @@ class World:
             heir = f" successor {message.successor}" if message.successor else ""
             return f"epoch {message.leader_epoch} {after}: {entries}, hw {message.high_watermark}{heir}"
         verdict = (
-            f"conflict, try {message.hint_index}/{message.hint_epoch}" if message.conflict else f"ack {message.acknowledged_index}"
+            f"conflict, try {message.hint_index}/{message.hint_epoch}"
+            if message.conflict
+            else f"ack {message.acknowledged_index}"
         )
         return f"epoch {message.leader_epoch} {verdict}"
 
@@ -268,9 +277,13 @@ class World:
             case Done(index, base_offset, _, duplicate):
                 return f"done at entry {index}, offset {base_offset}" + (", duplicate" if duplicate else "")
             case RecordsThere(records):
-                return "nothing written, there are " + ", ".join(f"record {r.position} at offset {r.offset}" for r in records)
+                return "nothing written, there are " + ", ".join(
+                    f"record {r.position} at offset {r.offset}" for r in records
+                )
             case Decided(row_count, already, finished):
-                return f"decided {row_count} rows" + (", already" if already else "") + (", finished" if finished else "")
+                return (
+                    f"decided {row_count} rows" + (", already" if already else "") + (", finished" if finished else "")
+                )
             case Refused(error):
                 return type(error).__name__
             case _:
@@ -296,7 +309,8 @@ class World:
                 self.step(host.broker, BrokersSeen(names))
 
     def do_unheard(self, broker: str) -> None:
-        """From now on that broker learns nothing of who is registered (paused, or cut off from the coordination service)."""
+        """From now on that broker learns nothing of who is registered (paused, or cut off from the coordination
+        service)."""
         self.hosts[int(broker)].deaf = True
 
     def do_read(self, *brokers: str) -> None:
@@ -331,8 +345,8 @@ class World:
             self.step(int(broker), Tick(self.now_ms))
 
     def do_cas(self, broker: str, how: str = "done") -> None:
-        """Answer that broker's oldest write: done (if the version allows), lost (it happened unanswered), dropped (neither),
-        late (as done, but the answer comes with `answer`)."""
+        """Answer that broker's oldest write: done (if the version allows), lost (it happened unanswered), dropped
+        (neither), late (as done, but the answer comes with `answer`)."""
         host = self.hosts[int(broker)]
         write = host.writes.pop(0)
         happens = write.expected_version == self.version and how != "dropped"
@@ -450,7 +464,9 @@ class World:
         """A new life on the same disk; with log=NAME on an emptied one of that log id."""
         old = self.hosts[int(broker)]
         disk, snapshot, recovery = ([], None, 0) if log else (old.disk, old.snapshot, old.recovery)
-        self.hosts[old.broker] = self._host(old.broker, old.incarnation + 1, log or old.log_id, disk, snapshot, recovery)
+        self.hosts[old.broker] = self._host(
+            old.broker, old.incarnation + 1, log or old.log_id, disk, snapshot, recovery
+        )
         for other in self.hosts.values():
             if other.up and other.broker != old.broker:
                 self.step(other.broker, PeerConnected(old.broker))
@@ -488,7 +504,9 @@ class World:
         """Its journal begins with that entry from now on; a snapshot stands for those before."""
         host, last = self.hosts[int(broker)], int(first) - 1
         gone = host.disk[: last - host.base]
-        machine = PartitionMachine(self.settings.window, host.snapshot.state if host.snapshot is not None else MachineState())
+        machine = PartitionMachine(
+            self.settings.window, host.snapshot.state if host.snapshot is not None else MachineState()
+        )
         for entry in gone:
             machine.apply(entry)
         del host.disk[: len(gone)]
@@ -504,7 +522,14 @@ class World:
         self.step(int(broker), Propose(request, operation, int(at), **fields))  # type: ignore[arg-type]
 
     def do_append(
-        self, broker: str, name: str, rows: str = "1", after: str = "", wait: str = "committed", at: str = "0", uuids: str = ""
+        self,
+        broker: str,
+        name: str,
+        rows: str = "1",
+        after: str = "",
+        wait: str = "committed",
+        at: str = "0",
+        uuids: str = "",
     ) -> None:
         """`at`: the broker's wall clock then, in microseconds. `uuids`: those of the records, joined by commas."""
         records = [uuid(record) for record in uuids.split(",")] if uuids else []
@@ -533,7 +558,14 @@ class World:
         self._propose(broker, EpochStart(int(broker)))
 
     def do_decide(
-        self, broker: str, batch: str, rows: str = "10", run: str = "run1", keep: str = "no", once: str = "no", staged: str = "s"
+        self,
+        broker: str,
+        batch: str,
+        rows: str = "10",
+        run: str = "run1",
+        keep: str = "no",
+        once: str = "no",
+        staged: str = "s",
     ) -> None:
         manifest = (StagedBatches("t", 0, (uuid(staged),), int(rows)),)
         decide = Decide(KEY, int(batch), run, int(rows), manifest, once=once == "yes")
@@ -586,7 +618,9 @@ class World:
             host = self.hosts[int(broker)]
             replica = host.replica
             role = "leader" if replica.leading else "follower"
-            log = (f"snapshot({host.base}) " if host.base else "") + (" ".join(self.entry(e) for e in host.disk) or "empty")
+            log = (f"snapshot({host.base}) " if host.base else "") + (
+                " ".join(self.entry(e) for e in host.disk) or "empty"
+            )
             offsets = f"offsets {replica.machine.log_start_offset}..{replica.machine.next_offset}"
             cursors = "".join(f" {group}={cursor.offset}" for group, cursor in replica.machine.cursors.items())
             log += cursors and " cursors" + cursors

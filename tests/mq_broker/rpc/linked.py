@@ -79,7 +79,9 @@ class Node:
         proof = PeerProof(broker, incarnation, cluster_id, secret)
         self.links = Links(proof, self.heard, self._spawn, self._read_brokers, self.refusals)
         self._server, port = listen("127.0.0.1:0")
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PEER.name, {"Link": self.links.handler()}),))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(PEER.name, {"Link": self.links.handler()}),)
+        )
         self.address = f"127.0.0.1:{port}"
 
     def _read_brokers(self) -> None:
@@ -111,7 +113,9 @@ class Node:
 
     def send_entries(self, to: int, sequence: int, *frames: bytes) -> None:
         sizes = [len(frame) for frame in frames]
-        message = pb.AppendEntries(leader=self.broker, incarnation=self.incarnation, sequence=sequence, frame_bytes=sizes)
+        message = pb.AppendEntries(
+            leader=self.broker, incarnation=self.incarnation, sequence=sequence, frame_bytes=sizes
+        )
         self.links.send_entries(to, message, frames)
 
     def send_ack(self, to: int, sequence: int) -> None:

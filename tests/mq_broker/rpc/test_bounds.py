@@ -1,4 +1,5 @@
-"""What one request may ask for: each bound with a request that is at it and one that is above, and no method without a bound."""
+"""What one request may ask for: each bound with a request that is at it and one that is above, and no method without a
+bound."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ def _varint(value: int) -> bytes:
 
 
 def _with(method: str, path: str, count: int) -> bytes:
-    """A request with so many elements in that list, each as small as it can be, and unlike the others where it must be."""
+    """A request with so many elements in that list, each as small as it can be, and unlike the others where it must
+    be."""
     request = REQUESTS[method]()
     *parents, last = path.split(".")
     if parents in (["manifest"], ["kept"]):
@@ -172,7 +174,10 @@ def test_elements_are_counted_over_all_parts_of_a_message_that_comes_in_parts() 
     [
         ("Metadata", pb.MetadataRequest(topics=["a", "b", "a"])),
         ("ListOffsets", pb.ListOffsetsRequest(partitions=[1, 2, 1])),
-        ("ListOffsets", pb.ListOffsetsRequest(spans=[pb.OffsetSpan(partition=1), pb.OffsetSpan(partition=1, end_offset=5)])),
+        (
+            "ListOffsets",
+            pb.ListOffsetsRequest(spans=[pb.OffsetSpan(partition=1), pb.OffsetSpan(partition=1, end_offset=5)]),
+        ),
         ("WatchOffsets", pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic="t")] * 2)),
         ("MoveCursors", pb.MoveCursorsRequest(positions=[pb.CursorPosition(topic="t", offset=n) for n in (1, 2)])),
         ("Subscribe", pb.SubscribeRequest(open=pb.SubscribeOpen(partitions=[pb.SubscribePartition(topic="t")] * 2))),
@@ -212,7 +217,9 @@ def test_the_count_is_protobufs_own() -> None:
         request = pb.SubscribeRequest()
         count = chance.randrange(0, 40)
         for number in range(count):
-            request.open.partitions.add(topic="t" * chance.randrange(300), partition=number, offset=chance.randrange(1 << 60))
+            request.open.partitions.add(
+                topic="t" * chance.randrange(300), partition=number, offset=chance.randrange(1 << 60)
+            )
         for number in range(chance.randrange(40)):
             request.settled.add(partition=number)
         data = _padded(chance.randrange(10, 400)) + request.SerializeToString() + b"\x98\x06\x05" + b"\x9d\x06abcd"

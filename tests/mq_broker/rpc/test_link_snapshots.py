@@ -16,7 +16,9 @@ from tests.mq_broker.rpc.linked import Node, nodes
 
 
 def head(sequence: int, partition: int = 0, leader_epoch: int = 1) -> pb.SnapshotPart:
-    return pb.SnapshotPart(leader=1, incarnation=1, topic_id="t", partition=partition, leader_epoch=leader_epoch, sequence=sequence)
+    return pb.SnapshotPart(
+        leader=1, incarnation=1, topic_id="t", partition=partition, leader_epoch=leader_epoch, sequence=sequence
+    )
 
 
 def snapshots(events: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -50,7 +52,11 @@ def test_a_snapshot_that_is_on_its_way_is_not_begun_again() -> None:
     first = peer.take().header.snapshot[0]
     peer.put_snapshot(head(4), bytes(2 * SNAPSHOT_PART_BYTES))
     second, third = (peer.take().header.snapshot[0] for _ in range(2))
-    assert [(part.sequence, part.part, part.parts) for part in (first, second, third)] == [(2, 0, 2), (2, 1, 2), (3, 0, 1)]
+    assert [(part.sequence, part.part, part.parts) for part in (first, second, third)] == [
+        (2, 0, 2),
+        (2, 1, 2),
+        (3, 0, 1),
+    ]
     assert not peer.something.is_set()
     peer.put_snapshot(head(5), bytes(2 * SNAPSHOT_PART_BYTES))
     peer.take()
@@ -62,7 +68,8 @@ def test_parts_of_a_snapshot_take_turns_with_what_waits_and_are_not_counted_as_w
     peer = _Peer(2)
     peer.ended = asyncio.Event()
     peer.put_snapshot(head(1), bytes(3 * SNAPSHOT_PART_BYTES))
-    large = _Outgoing(pb.AppendEntries(), None, (), LINK_MESSAGE_BYTES)  # with a part beside it, it is too much for one message
+    # With a part beside it, it is too much for one message
+    large = _Outgoing(pb.AppendEntries(), None, (), LINK_MESSAGE_BYTES)
     for _ in range(2):
         peer.put(large)
     taken = []

@@ -37,9 +37,9 @@ def test_brokers_without_a_common_protocol_refuse_each_other_and_name_both_relea
 def test_a_broker_of_the_last_release_says_nothing_and_is_talked_to() -> None:
     old = hello(broker=1, protocol=0, protocol_oldest=0, release="")
     _check_versions(hello(), old)
-    assert PROOF.of_dialler(old, hello(nonce=b"n")) == PROOF.of_dialler(old, hello(nonce=b"n", protocol=PROTOCOL + 1)), (
-        "who says nothing of its version proves nothing about it"
-    )
+    assert PROOF.of_dialler(old, hello(nonce=b"n")) == PROOF.of_dialler(
+        old, hello(nonce=b"n", protocol=PROTOCOL + 1)
+    ), "who says nothing of its version proves nothing about it"
 
 
 def test_a_version_that_was_changed_on_the_way_breaks_the_proof() -> None:

@@ -322,7 +322,8 @@ def test_who_does_not_know_the_secret_is_refused_and_told_neither_it_nor_the_clu
 
 
 def test_a_stranger_cannot_have_a_long_message_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two bytes of it become an entry of a hundred bytes: eight megabytes took half a gigabyte, and a second of the loop."""
+    """Two bytes of it become an entry of a hundred bytes: eight megabytes took half a gigabyte, and a second of the
+    loop."""
     parsed: list[int] = []
 
     def noted(data: bytes, kind: type[pb.LinkHeader]) -> Envelope[pb.LinkHeader]:

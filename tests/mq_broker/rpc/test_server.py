@@ -1,4 +1,5 @@
-"""What a broker's port for clients takes: connections, streams, messages, headers, and silence. Each below its bound and above."""
+"""What a broker's port for clients takes: connections, streams, messages, headers, and silence. Each below its bound
+and above."""
 
 from __future__ import annotations
 
@@ -186,7 +187,9 @@ SETTINGS_ACK = b"\0\0\0\4\1\0\0\0\0"
     ],
     ids=["answers no pings", "asks nothing"],
 )
-def test_a_client_that_greets_and_then_is_gone_is_disconnected(shortened: dict[str, int], meant: dict[str, int]) -> None:
+def test_a_client_that_greets_and_then_is_gone_is_disconnected(
+    shortened: dict[str, int], meant: dict[str, int]
+) -> None:
     """As a process that is stopped: its connection stays open, and nothing comes from it any more."""
     usual = dict(client_options())
     assert {name: usual[name] for name in meant} == meant

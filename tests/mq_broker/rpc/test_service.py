@@ -130,13 +130,19 @@ def test_payloads_go_both_ways_untouched() -> None:
             await call.done_writing()
             assert await call.code() is grpc.StatusCode.OK
             fetch: Any = channel.unary_stream(path("Fetch"), None, None)
-            answers = [decode(a, pb.BatchesHeader) async for a in fetch(pb.FetchRequest(end_offset=3).SerializeToString())]
-            assert [(a.header.batches[0].base_offset, bytes(a.payload)) for a in answers] == [(n, b"abcd") for n in range(3)]
+            answers = [
+                decode(a, pb.BatchesHeader) async for a in fetch(pb.FetchRequest(end_offset=3).SerializeToString())
+            ]
+            assert [(a.header.batches[0].base_offset, bytes(a.payload)) for a in answers] == [
+                (n, b"abcd") for n in range(3)
+            ]
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("text", ["x" * 100_000, "話題" * 2_000, "100 % " * 2_000, "\n" * 5_000, "\ud800" * 2_000, "😀" * 2_000])
+@pytest.mark.parametrize(
+    "text", ["x" * 100_000, "話題" * 2_000, "100 % " * 2_000, "\n" * 5_000, "\ud800" * 2_000, "😀" * 2_000]
+)
 def test_an_error_with_a_long_text_comes_back_as_itself_shortened(text: str) -> None:
     async def scenario() -> None:
         async with served() as (service, channel, address):

@@ -1,6 +1,8 @@
-"""What the storage tests share: entries, a listener that remembers, files that fail on demand, a bed to open journals in.
+"""What the storage tests share: entries, a listener that remembers, files that fail on demand, a bed to open journals
+in.
 
-The failing files fail in the way that the system does: they raise its `OSError`, having done as much as it may have done.
+The failing files fail in the way that the system does: they raise its `OSError`, having done as much as it may have
+done.
 """
 
 from __future__ import annotations
@@ -67,7 +69,9 @@ def one_of_each_operation() -> list[Operation]:
         Publish(KEY, 12, (uuid_of(1), uuid_of(2))),
         Discard(KEY, (uuid_of(3),)),
         MoveCursor("audit", 77, "spark"),
-        Decide(KEY, 13, "run-2", 500, (StagedBatches("flights", 2, (uuid_of(4),), 500), StagedBatches("flights", 3, (), 0))),
+        Decide(
+            KEY, 13, "run-2", 500, (StagedBatches("flights", 2, (uuid_of(4),), 500), StagedBatches("flights", 3, (), 0))
+        ),
         Finish(KEY, 13),
         Trim(5),
         Abort(KEY),
@@ -79,7 +83,9 @@ def one_of_each_operation() -> list[Operation]:
     ]
 
 
-def frame_of(index: int, epoch: int = 1, payload: bytes = b"", operation: Operation | None = None, place: Place = PLACE) -> Frame:
+def frame_of(
+    index: int, epoch: int = 1, payload: bytes = b"", operation: Operation | None = None, place: Place = PLACE
+) -> Frame:
     """An entry's frame; an APPEND unless told otherwise."""
     operation = operation or Append()
     records = len(operation.uuids()) if isinstance(operation, Append) and operation.record_uuids else 1
@@ -263,7 +269,8 @@ class Bed:
         self.files.go_on.set()
 
     async def crash(self, journal: Journal) -> None:
-        """What kill -9 leaves: the files as they are, nobody to write them any more. Another writer for the next life."""
+        """What kill -9 leaves: the files as they are, nobody to write them any more. Another writer for the next
+        life."""
         files: LogFiles = journal._files  # type: ignore[attr-defined]
         files.closed = True
         await self.writer.stop()
@@ -308,7 +315,8 @@ class Killed(BaseException):
 
 
 class MortalFiles(TrickFiles):
-    """Files of a process that dies before the change after `steps_left` others: what was done by then stays, nothing follows."""
+    """Files of a process that dies before the change after `steps_left` others: what was done by then stays, nothing
+    follows."""
 
     def __init__(self, steps_left: int = 1 << 30) -> None:
         super().__init__()

@@ -30,7 +30,9 @@ def batches(count: int, seed: int = 5, first_offset: int = 0) -> list[Published]
     for _ in range(count):
         entry += rng.randrange(1, 4)
         time_us += rng.choice([0, 0, 5, 100])
-        made.append(Published(offset, rng.randrange(1, 9), entry, time_us, rng.randrange(1, 500), rng.randrange(1, 900)))
+        made.append(
+            Published(offset, rng.randrange(1, 9), entry, time_us, rng.randrange(1, 500), rng.randrange(1, 900))
+        )
         offset += made[-1].record_count
     return made
 
@@ -233,7 +235,9 @@ def compare(index: OffsetIndex, model: Model, rng: random.Random) -> None:
         assert index.find_time(time_us) == by_time
         assert index.retention_offset(time_us, -1) == by_time
         for room in (0, 1, 700, index.bytes_total, 1 << 40):
-            fitting = [max(b.base_offset, model.start) for b, after in zip(live, from_there, strict=True) if after >= room]
+            fitting = [
+                max(b.base_offset, model.start) for b, after in zip(live, from_there, strict=True) if after >= room
+            ]
             by_size = max(fitting, default=model.start)
             assert index.retention_offset(0, room) == max(by_size, index.retention_offset(0, -1))
             assert index.retention_offset(time_us, room) == max(by_size, by_time)
@@ -242,7 +246,16 @@ def compare(index: OffsetIndex, model: Model, rng: random.Random) -> None:
 def test_retention_by_size_keeps_what_was_asked_for_and_the_last_batch(index: OffsetIndex) -> None:
     for n in range(5):
         index.append(Published(n * 10, 10, n + 1, 100 + n, 1000, 1))
-    assert [index.retention_offset(0, size) for size in (-1, 5001, 5000, 4999, 4000, 3999, 1, 0)] == [0, 0, 0, 0, 10, 10, 40, 40]
+    assert [index.retention_offset(0, size) for size in (-1, 5001, 5000, 4999, 4000, 3999, 1, 0)] == [
+        0,
+        0,
+        0,
+        0,
+        10,
+        10,
+        40,
+        40,
+    ]
     assert [index.retention_offset(time_us, -1) for time_us in (100, 101, 104, 105)] == [0, 10, 40, 50]
     index.trim(50)
     assert (len(index), index.bytes_total, index.retention_offset(1 << 60, 0)) == (0, 0, 50)

@@ -1,6 +1,8 @@
-"""A cluster that a test plays by itself: brokers answer what they are told to, and the clock moves only while somebody waits.
+"""A cluster that a test plays by itself: brokers answer what they are told to, and the clock moves only while somebody
+waits.
 
-`Scripted` is a real `Connection` whose questions do not leave the process. Its clock stands in for `time` where the client waits.
+`Scripted` is a real `Connection` whose questions do not leave the process. Its clock stands in for `time` where the
+client waits.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ Answer = Callable[[Any], Message]
 
 
 class Clock:
-    """In the place of the module `time`. The test's thread moves it by sleeping; one that another test left has the real one."""
+    """In the place of the module `time`. The test's thread moves it by sleeping; one that another test left has the
+    real one."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -55,8 +58,9 @@ def topic_info(
 
 
 class Scripted(Connection):
-    """`brokers[address]` answers metadata with that, or raises it, or is asked if it is a function. `answers[method]` is asked for
-    all other methods. Every question takes `takes_s` of the clock; a longer one than its deadline ends as such questions do.
+    """`brokers[address]` answers metadata with that, or raises it, or is asked if it is a function. `answers[method]`
+    is asked for all other methods. Every question takes `takes_s` of the clock; a longer one than its deadline ends as
+    such questions do.
     """
 
     def __init__(self, clock: Clock, bootstrap: str = "b:1") -> None:
@@ -99,7 +103,9 @@ class Scripted(Connection):
         return view
 
 
-def told(*topics: pb.TopicInfo, brokers: int = 3, unknown: tuple[str, ...] = (), more: bool = False) -> pb.MetadataResponse:
+def told(
+    *topics: pb.TopicInfo, brokers: int = 3, unknown: tuple[str, ...] = (), more: bool = False
+) -> pb.MetadataResponse:
     """What a broker says of these topics, while so many brokers live: 1 at `b:1`, and so on."""
     live = [pb.BrokerInfo(id=number, address=f"b:{number}", rack=f"r{number}") for number in range(1, brokers + 1)]
     return pb.MetadataResponse(brokers=live, topics=topics, unknown_topics=unknown, more=more)

@@ -1,4 +1,5 @@
-"""What an administrator's questions become, and what is made of several brokers' answers. The test is the brokers and the clock."""
+"""What an administrator's questions become, and what is made of several brokers' answers. The test is the brokers and
+the clock."""
 
 from __future__ import annotations
 
@@ -97,7 +98,9 @@ def test_a_new_topic_is_known_to_every_broker_that_answers_when_it_is_made(admin
     assert scripted.clock.now == pytest.approx(known_at, abs=0.1)
 
 
-def test_a_broker_that_does_not_hear_of_a_new_topic_is_waited_for_five_seconds_at_most(admin: Admin, scripted: Scripted) -> None:
+def test_a_broker_that_does_not_hear_of_a_new_topic_is_waited_for_five_seconds_at_most(
+    admin: Admin, scripted: Scripted
+) -> None:
     began = scripted.clock.now
 
     def create(address: str, request: Any) -> Any:
@@ -146,7 +149,9 @@ def test_a_leader_has_a_second_to_describe_its_partitions(admin: Admin, scripted
 def test_an_altered_topic_is_asked_for_anew_and_waited_for_if_it_is_larger(admin: Admin, scripted: Scripted) -> None:
     requests = answers(scripted, "AlterTopic", pb.AlterTopicResponse(topic=topic_info(1, 1)))
     began = scripted.clock.now
-    scripted.brokers_say["b:3"] = lambda request: told(topic_info(1, 1) if scripted.clock.now > began + 1 else topic_info(1))
+    scripted.brokers_say["b:3"] = lambda request: told(
+        topic_info(1, 1) if scripted.clock.now > began + 1 else topic_info(1)
+    )
     say_two = told(topic_info(1, 1))
     scripted.brokers_say |= {"b:1": lambda request: say_two if requests else told(topic_info(1)), "b:2": say_two}
     assert len(admin.alter_topic("t", partitions=2).partitions) == 2
@@ -193,7 +198,9 @@ def test_offsets_bytes_and_times_are_told_by_partition(admin: Admin, scripted: S
     assert requests[2].timestamp_us == 12
 
 
-@pytest.mark.parametrize(("before", "upto"), [(None, [5, 9]), (2, [2, 2]), (0, [0, 0]), (datetime(2020, 1, 1, tzinfo=UTC), [4, 7])])
+@pytest.mark.parametrize(
+    ("before", "upto"), [(None, [5, 9]), (2, [2, 2]), (0, [0, 0]), (datetime(2020, 1, 1, tzinfo=UTC), [4, 7])]
+)
 def test_a_purge_drops_what_is_before_an_offset_a_time_or_all(
     admin: Admin, scripted: Scripted, before: Any, upto: list[int]
 ) -> None:
@@ -221,7 +228,13 @@ def test_moves_are_started_planned_and_told(admin: Admin, scripted: Scripted) ->
     assert requests == []
     admin.move_partition("t", 3, [2, 1])
     [move] = requests[0].moves
-    assert (move.topic, move.partition, list(move.origin), list(move.target), requests[0].cancel) == ("t", 3, [], [2, 1], False)
+    assert (move.topic, move.partition, list(move.origin), list(move.target), requests[0].cancel) == (
+        "t",
+        3,
+        [],
+        [2, 1],
+        False,
+    )
     admin.cancel_move("t", 3)
     assert (requests[1].cancel, requests[1].moves[0].partition) == (True, 3)
     found = pb.PartitionMove(topic="t", partition=1, origin=[1], target=[2, 3], leader=1, isr=[1, 2])
@@ -304,11 +317,17 @@ def test_of_several_words_about_a_cursor_the_leaders_holds_else_the_newest(admin
         },
     )
     found = admin.describe_group("g")
-    assert [(each.topic, each.partition, each.offset) for each in found.cursors] == [("a", 0, 3), ("t", 0, 6), ("t", 1, 1)]
+    assert [(each.topic, each.partition, each.offset) for each in found.cursors] == [
+        ("a", 0, 3),
+        ("t", 0, 6),
+        ("t", 1, 1),
+    ]
     assert found.silent == ()
 
 
-def test_brokers_that_do_not_answer_are_named_and_if_none_answers_that_is_the_error(admin: Admin, scripted: Scripted) -> None:
+def test_brokers_that_do_not_answer_are_named_and_if_none_answers_that_is_the_error(
+    admin: Admin, scripted: Scripted
+) -> None:
     groups(scripted, {"b:1": GONE, "b:2": [cursor("h"), cursor("g")], "b:3": GONE})
     assert admin.describe_group("g").silent == ("b:1", "b:3")
     assert [each.name for each in admin.describe_groups()] == ["g", "h"]
@@ -321,7 +340,9 @@ def test_brokers_that_do_not_answer_are_named_and_if_none_answers_that_is_the_er
         admin.list_groups()
 
 
-def test_one_broker_of_several_has_a_second_to_tell_of_groups_and_one_alone_all_the_time(admin: Admin, scripted: Scripted) -> None:
+def test_one_broker_of_several_has_a_second_to_tell_of_groups_and_one_alone_all_the_time(
+    admin: Admin, scripted: Scripted
+) -> None:
     groups(scripted, {})
     scripted.allowed_s.clear()
     admin.list_groups()
@@ -349,7 +370,11 @@ def test_an_unknown_group_is_told_with_the_nearest(admin: Admin, scripted: Scrip
         admin.peek("t", "grou")
     with pytest.raises(UnknownGroup, match=r"no place in topic 'tt': did you mean 't'"):
         admin.peek("tt", "group")
-    for call in (lambda: admin.describe_group("a/b"), lambda: admin.peek("t", "a/b"), lambda: admin.reset_group("a/b", "t")):
+    for call in (
+        lambda: admin.describe_group("a/b"),
+        lambda: admin.peek("t", "a/b"),
+        lambda: admin.reset_group("a/b", "t"),
+    ):
         refused: Callable[[], object] = call
         with pytest.raises(InvalidRequest):
             refused()
@@ -415,7 +440,9 @@ def test_a_deleted_group_is_gone_everywhere_or_it_has_been_waited_for(admin: Adm
         (datetime(2020, 1, 1, tzinfo=UTC), {0: 4, 1: 6}),
     ],
 )
-def test_a_group_is_reset_to_a_place_within_each_log(admin: Admin, scripted: Scripted, to: Any, places: dict[int, int]) -> None:
+def test_a_group_is_reset_to_a_place_within_each_log(
+    admin: Admin, scripted: Scripted, to: Any, places: dict[int, int]
+) -> None:
     scripted.learn(topic_info(1, 1))
     offsets(scripted, (3, 5, 4), (0, 9, 6))
     moved = pb.MoveCursorsResponse(partitions=[pb.PartitionOffsets(partition=number) for number in (0, 1)])
@@ -443,7 +470,9 @@ def test_a_group_is_not_moved_below_zero(admin: Admin, scripted: Scripted) -> No
 
 
 @pytest.mark.parametrize("name", ["a/b", "__transactions"])
-def test_a_topic_that_cannot_be_the_users_is_refused_before_anything_is_asked(admin: Admin, scripted: Scripted, name: str) -> None:
+def test_a_topic_that_cannot_be_the_users_is_refused_before_anything_is_asked(
+    admin: Admin, scripted: Scripted, name: str
+) -> None:
     scripted.learn(topic_info(1, name="__transactions"))
     for use in (
         lambda: admin.create_topic(name),
@@ -459,7 +488,9 @@ def test_a_topic_that_cannot_be_the_users_is_refused_before_anything_is_asked(ad
     assert scripted.asked == []
 
 
-def test_what_brokers_need_may_be_led_moved_and_recovered_under_its_own_name_only(admin: Admin, scripted: Scripted) -> None:
+def test_what_brokers_need_may_be_led_moved_and_recovered_under_its_own_name_only(
+    admin: Admin, scripted: Scripted
+) -> None:
     for use in (
         lambda: admin.cancel_move("a/b", 0),
         lambda: admin.transfer_leadership("a/b", 0, 1),
@@ -513,7 +544,9 @@ def test_of_two_words_the_leaders_holds_then_the_newer_leadership_then_the_later
         assert freshness(newer) > freshness(older)
 
 
-def test_offsets_and_bytes_are_those_of_replicas_where_nobody_leads_and_times_are_not(admin: Admin, scripted: Scripted) -> None:
+def test_offsets_and_bytes_are_those_of_replicas_where_nobody_leads_and_times_are_not(
+    admin: Admin, scripted: Scripted
+) -> None:
     say(scripted, topic_info(0))
     scripted.learn(topic_info(0, epoch=2))
     offsets(scripted, (3, 5, 4))

@@ -137,7 +137,9 @@ def test_a_known_topic_is_not_asked_for_unless_it_was_heard_of_too_long_ago(scri
     assert scripted.topic_age_s("unknown") == math.inf
 
 
-def test_an_old_view_serves_while_nobody_answers_and_not_once_the_topic_is_gone(scripted: Scripted, clock: Clock) -> None:
+def test_an_old_view_serves_while_nobody_answers_and_not_once_the_topic_is_gone(
+    scripted: Scripted, clock: Clock
+) -> None:
     scripted.learn(topic_info(1), brokers=1)
     scripted._answered = "b:1"
     scripted.brokers_say = {"b:1": GONE}
@@ -201,7 +203,9 @@ def test_no_name_is_suggested_where_none_is_near_or_nobody_says(scripted: Script
     scripted.brokers_say = {"b:1": told(unknown=("zebra",), brokers=1)}
     with pytest.raises(UnknownTopic, match=r"'zebra': create it first \(tritonmq topic create\)"):
         scripted.refresh("zebra", Deadline(5_000))
-    scripted.brokers_say = {"b:1": lambda request: InvalidRequest("no") if request.all_topics else told(unknown=("z",), brokers=1)}
+    scripted.brokers_say = {
+        "b:1": lambda request: InvalidRequest("no") if request.all_topics else told(unknown=("z",), brokers=1)
+    }
     with pytest.raises(UnknownTopic, match=r"'z': create it first$"):
         scripted.refresh("z", Deadline(5_000))
 
@@ -209,7 +213,9 @@ def test_no_name_is_suggested_where_none_is_near_or_nobody_says(scripted: Script
 def test_an_internal_topic_is_waited_for_as_brokers_are_making_it(scripted: Scripted, clock: Clock) -> None:
     made = told(topic_info(1, name="__transactions"), brokers=1)
     ready_at = clock.now + 2
-    scripted.brokers_say = {"b:1": lambda request: made if clock.now > ready_at else told(unknown=("__transactions",), brokers=1)}
+    scripted.brokers_say = {
+        "b:1": lambda request: made if clock.now > ready_at else told(unknown=("__transactions",), brokers=1)
+    }
     assert scripted.refresh("__transactions", Deadline(5_000)).partitions == 1
     assert clock.now > ready_at
     scripted.forget("__transactions")
@@ -252,7 +258,9 @@ def test_all_topics_are_told_in_several_answers(scripted: Scripted) -> None:
     assert [request.after for _, _, request in scripted.asked] == ["", "b", "d"]
 
 
-def test_named_topics_are_asked_for_until_each_is_told_or_unknown(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_topics_are_asked_for_until_each_is_told_or_unknown(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "REQUEST_TOPICS_MAX", 3)
 
     def answer(request: pb.MetadataRequest) -> pb.MetadataResponse:

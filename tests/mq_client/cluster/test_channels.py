@@ -71,7 +71,9 @@ def test_the_brokers_own_error_comes_whole(serve: Serve) -> None:
         (grpc.StatusCode.DEADLINE_EXCEEDED, OutcomeUnknown),
     ],
 )
-def test_without_one_the_status_says_what_it_can(serve: Serve, code: grpc.StatusCode, kind: type[TritonMQError]) -> None:
+def test_without_one_the_status_says_what_it_can(
+    serve: Serve, code: grpc.StatusCode, kind: type[TritonMQError]
+) -> None:
     address = serve(lambda context: context.abort(code, "because"))
     error = ask(address)
     assert type(error) is kind

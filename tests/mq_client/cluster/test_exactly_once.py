@@ -37,7 +37,9 @@ def client(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tran
     """Topics `t` of two partitions and `typed`; coordinators in four partitions, led by broker 1."""
     monkeypatch.setattr(Sender, "ensure_started", lambda sender: None)
     scripted.learn(
-        topic_info(1, 2), topic_info(1, name="typed", schema=parse_schema("n long")), topic_info(*[1] * 4, name=TRANSACTIONS_TOPIC)
+        topic_info(1, 2),
+        topic_info(1, name="typed", schema=parse_schema("n long")),
+        topic_info(*[1] * 4, name=TRANSACTIONS_TOPIC),
     )
     made = TransactionClient(scripted, 20_000)
     yield made
@@ -73,7 +75,9 @@ def test_rows_are_staged_under_fresh_uuids_and_named_by_partition(client: Transa
     batches = waiting(client)
     assert [batch.stage.batch_id for batch in batches] == [7, 7, 7]
     assert {(b.stage.key.query_id, b.stage.key.sink, b.stage.run_id) for b in batches} == {("query", "sink", "run")}
-    uuids = {value: b.uuid for b in batches for value in decode_batch(b.encoded(), b.schema).column("value").to_pylist()}
+    uuids = {
+        value: b.uuid for b in batches for value in decode_batch(b.encoded(), b.schema).column("value").to_pylist()
+    }
     staged_at(client)
     assert stage.finish() == [
         StagedPart("t", 1, (uuids[b"a"], uuids[b"d"]), 3, "x"),
@@ -150,7 +154,9 @@ def test_many_batches_are_staged_and_waited_for_in_one_call(client: TransactionC
     assert len(set(client.stage("t", 0, batches(), KEY, 0, "run"))) == 2
 
 
-def test_a_decision_names_what_was_staged_and_goes_to_its_coordinator(client: TransactionClient, scripted: Scripted) -> None:
+def test_a_decision_names_what_was_staged_and_goes_to_its_coordinator(
+    client: TransactionClient, scripted: Scripted
+) -> None:
     asked: list[tuple[str, pb.DecideRequest]] = []
 
     def decide(address: str, request: pb.DecideRequest) -> pb.DecideResponse:
@@ -160,7 +166,11 @@ def test_a_decision_names_what_was_staged_and_goes_to_its_coordinator(client: Tr
     scripted.answers["Decide"] = decide
     number = coordinator_partition("query", "sink", 4)
     scripted.learn(topic_info(*[2 if at == number else 1 for at in range(4)], name=TRANSACTIONS_TOPIC, epoch=2))
-    parts = [StagedPart("t", 1, (b"a" * 16, b"b" * 16), 3, "x"), StagedPart("t", 0, (), 0), StagedPart("u", 0, (b"c" * 16,), 2)]
+    parts = [
+        StagedPart("t", 1, (b"a" * 16, b"b" * 16), 3, "x"),
+        StagedPart("t", 0, (), 0),
+        StagedPart("u", 0, (b"c" * 16,), 2),
+    ]
     assert client.decide(KEY, 7, "run", parts, once=True) == (True, 5, True)
     [(address, request)] = asked
     assert address == "b:2"
@@ -191,7 +201,9 @@ def test_the_last_decision_is_told_if_there_is_one(client: TransactionClient, sc
     assert client.transaction_status(KEY) is None
 
 
-def test_what_is_staged_is_told_by_all_brokers_until_each_has_no_more(client: TransactionClient, scripted: Scripted) -> None:
+def test_what_is_staged_is_told_by_all_brokers_until_each_has_no_more(
+    client: TransactionClient, scripted: Scripted
+) -> None:
     asked: list[tuple[str, int]] = []
 
     def info(partition: int, timestamp: int, batch_id: int = 0) -> pb.StagedInfo:

@@ -1,4 +1,5 @@
-"""What a watch of offsets believes, which streams it opens, what it still waits for. The test is its thread and the brokers."""
+"""What a watch of offsets believes, which streams it opens, what it still waits for. The test is its thread and the
+brokers."""
 
 from __future__ import annotations
 
@@ -370,7 +371,9 @@ class Looks:
         self.at: list[float] = []
         self._clock = scripted.clock
         self._began = scripted.clock.now
-        monkeypatch.setattr(deadline_module, "random", SimpleNamespace(Random=lambda: SimpleNamespace(random=lambda: 1.0)))
+        monkeypatch.setattr(
+            deadline_module, "random", SimpleNamespace(Random=lambda: SimpleNamespace(random=lambda: 1.0))
+        )
         monkeypatch.setattr(watch, "_watch_leaders", self._look)
         monkeypatch.setattr(watch._changed, "wait", self._wait)
 
@@ -400,7 +403,9 @@ def looks(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> Looks:
     return Looks(OffsetWatch(scripted, ["t"]), scripted, monkeypatch)
 
 
-def test_it_looks_at_the_leaders_again_soon_while_something_is_missing_and_else_every_five_seconds(looks: Looks) -> None:
+def test_it_looks_at_the_leaders_again_soon_while_something_is_missing_and_else_every_five_seconds(
+    looks: Looks,
+) -> None:
     # Waits double from 20 ms on, and begin anew once all is well.
     assert looks.run(False, False, True, True, False) == [0.0, 0.02, 0.06, 5.06, 10.06, 10.08]
 

@@ -83,5 +83,7 @@ def test_a_peek_ends_with_its_bytes(cluster_of: Any, monkeypatch: pytest.MonkeyP
         (99, {0: 1, 1: 9, 2: 3}, {0: 1, 1: 9, 2: 3}),
     ],
 )
-def test_shares_are_even_and_no_larger_than_what_is_there(count: int, behind: dict[int, int], shares: dict[int, int]) -> None:
+def test_shares_are_even_and_no_larger_than_what_is_there(
+    count: int, behind: dict[int, int], shares: dict[int, int]
+) -> None:
     assert shared_out(count, behind) == shares

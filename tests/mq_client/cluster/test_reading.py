@@ -1,4 +1,5 @@
-"""How a read goes on: from replica to replica, over elections, until its time is over. Brokers and clock are the test's."""
+"""How a read goes on: from replica to replica, over elections, until its time is over. Brokers and clock are the
+test's."""
 
 from __future__ import annotations
 
@@ -41,7 +42,11 @@ def stored(base: int, count: int, *, claimed: int | None = None) -> Envelope[pb.
     batch = records_to_batch([], [b"%d" % at for at in range(base, base + count)], [], [0] * count)
     payload = memoryview(encode_batch(batch))
     said = pb.StoredBatch(
-        topic="t", base_offset=base, record_count=count if claimed is None else claimed, payload_bytes=len(payload), timestamp_us=5
+        topic="t",
+        base_offset=base,
+        record_count=count if claimed is None else claimed,
+        payload_bytes=len(payload),
+        timestamp_us=5,
     )
     return Envelope(pb.BatchesHeader(batches=[said]), (payload,))
 
@@ -196,7 +201,9 @@ def test_a_read_of_all_columns_looks_again_at_which_there_are(reader: Reader, sc
 # ---------------------------------------------------------------- another replica
 
 
-def test_what_one_replica_did_not_give_is_asked_of_the_next_from_there_on(reader: Reader, logs: Logs, clock: Clock) -> None:
+def test_what_one_replica_did_not_give_is_asked_of_the_next_from_there_on(
+    reader: Reader, logs: Logs, clock: Clock
+) -> None:
     logs.play = {
         "b:1": lambda request: [stored(0, 2), Broken()],
         "b:2": lambda request: [refused(Unreachable("x"))],
@@ -230,7 +237,11 @@ def test_after_the_last_replica_it_waits_and_looks_at_who_leads(
     reader: Reader, scripted: Scripted, logs: Logs, clock: Clock
 ) -> None:
     broken: Callable[[pb.FetchRequest], list[Message]] = lambda request: [Broken()]  # noqa: E731
-    logs.play = {"b:1": broken, "b:2": lambda request: everything(request) if len(logs.fetched) > 3 else [Broken()], "b:3": broken}
+    logs.play = {
+        "b:1": broken,
+        "b:2": lambda request: everything(request) if len(logs.fetched) > 3 else [Broken()],
+        "b:3": broken,
+    }
     scripted.brokers_say = dict.fromkeys(("b:1", "b:2"), told(topic_info(2, epoch=2)))
     scripted._answered = "b:3"
     assert values(reader.read("t", 0, 0, 2)) == [0, 1]
@@ -248,8 +259,12 @@ def test_a_refusal_is_raised_at_once_with_all_before_it_given(reader: Reader, lo
         next(found)
 
 
-def test_an_offset_beyond_the_end_is_asked_for_once_more_of_whoever_leads(reader: Reader, logs: Logs, clock: Clock) -> None:
-    logs.play = {"b:1": lambda request: [refused(OffsetOutOfRange("beyond"))] if len(logs.fetched) < 2 else everything(request)}
+def test_an_offset_beyond_the_end_is_asked_for_once_more_of_whoever_leads(
+    reader: Reader, logs: Logs, clock: Clock
+) -> None:
+    logs.play = {
+        "b:1": lambda request: [refused(OffsetOutOfRange("beyond"))] if len(logs.fetched) < 2 else everything(request)
+    }
     assert values(reader.read("t", 0, 5, 6)) == [5]
     assert logs.fetched == [("b:1", 5), ("b:1", 5)]
     logs.fetched.clear()
@@ -269,7 +284,9 @@ def test_an_offset_that_is_no_longer_kept_is_raised_at_once(reader: Reader, logs
 def test_when_nobody_gives_it_that_is_told_after_the_time_given(reader: Reader, logs: Logs, clock: Clock) -> None:
     logs.play = dict.fromkeys(("b:1", "b:2", "b:3"), lambda request: [Broken()])
     began = clock.now
-    with pytest.raises(PartitionUnavailable, match=r"partition 0: no replica gave offset 3 within 10000 ms, last: .*reset"):
+    with pytest.raises(
+        PartitionUnavailable, match=r"partition 0: no replica gave offset 3 within 10000 ms, last: .*reset"
+    ):
         list(reader.read("t", 0, 3, 4))
     assert clock.now - began == pytest.approx(10.0)
 
@@ -278,7 +295,9 @@ def test_progress_gives_a_read_its_whole_time_anew(reader: Reader, logs: Logs, c
     began = clock.now
 
     def now_and_then(request: pb.FetchRequest) -> list[Message]:
-        return [stored(request.start_offset, 1), Broken()] if clock.now - began >= 6 * request.start_offset else [Broken()]
+        return (
+            [stored(request.start_offset, 1), Broken()] if clock.now - began >= 6 * request.start_offset else [Broken()]
+        )
 
     logs.play = dict.fromkeys(("b:1", "b:2", "b:3"), now_and_then)
     assert values(reader.read("t", 0, 0, 4)) == [0, 1, 2, 3]
@@ -297,13 +316,17 @@ def test_a_topic_made_anew_is_not_read_on(reader: Reader, scripted: Scripted, lo
 
 
 def test_a_topic_made_anew_before_anything_was_read_is_read(reader: Reader, scripted: Scripted, logs: Logs) -> None:
-    logs.play = dict.fromkeys(("b:1", "b:2", "b:3"), lambda request: everything(request) if len(logs.fetched) > 3 else [Broken()])
+    logs.play = dict.fromkeys(
+        ("b:1", "b:2", "b:3"), lambda request: everything(request) if len(logs.fetched) > 3 else [Broken()]
+    )
     scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), told(topic_info(1, topic_id="another")))
     assert values(reader.read("t", 0, 0, 2)) == [0, 1]
 
 
 def test_a_replica_that_knows_the_leader_is_believed(reader: Reader, scripted: Scripted, logs: Logs) -> None:
-    logs.play = dict.fromkeys(("b:1", "b:2", "b:3"), lambda request: everything(request) if len(logs.fetched) > 3 else [Broken()])
+    logs.play = dict.fromkeys(
+        ("b:1", "b:2", "b:3"), lambda request: everything(request) if len(logs.fetched) > 3 else [Broken()]
+    )
     logs.play["b:2"] = lambda request: [refused(NotLeader("3 does", 3, 4))]
     assert values(reader.read("t", 0, 0, 2)) == [0, 1]
     assert [address for address, _ in logs.fetched] == ["b:1", "b:2", "b:3", "b:3"]
@@ -381,7 +404,9 @@ def test_a_read_waits_for_ever_if_it_is_told_to(scripted: Scripted) -> None:
         Reader(scripted, read_from="all")
 
 
-def test_an_offset_before_one_that_is_kept_is_raised_at_once_even_if_that_is_the_first_of_all(reader: Reader, logs: Logs) -> None:
+def test_an_offset_before_one_that_is_kept_is_raised_at_once_even_if_that_is_the_first_of_all(
+    reader: Reader, logs: Logs
+) -> None:
     logs.play = {"b:1": lambda request: [refused(OffsetOutOfRange("gone", 0))]}
     with pytest.raises(OffsetOutOfRange):
         list(reader.read("t", 0, 5, 6))

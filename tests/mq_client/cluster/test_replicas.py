@@ -1,4 +1,5 @@
-"""Reads from any replica, near ones first, and reads that go on while nobody leads: three real brokers in this process."""
+"""Reads from any replica, near ones first, and reads that go on while nobody leads: three real brokers in this
+process."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def read(reader: Reader, *asked: Any, **more: Any) -> list[int]:
 
 
 async def fill(cluster: Three, replicas: int, count: int) -> tuple[int, list[int]]:
-    """Topic t with the rows 0 .. count - 1: its leader and its followers, each of which knows all of it to be committed."""
+    """Topic t with the rows 0 .. count - 1: its leader and its followers, each of which knows all of it to be
+    committed."""
     info = await cluster[1].create_topic("t", replicas=replicas)
     leader = await cluster.leader("t", at=1)
     followers = [broker for broker in info.partitions[0].replicas if broker != leader]
@@ -47,7 +49,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return addresses
 
 
-def test_a_read_from_any_replica_goes_to_the_one_in_the_reader_s_rack(zookeeper: str, tmp_path: Path, fetched: list[str]) -> None:
+def test_a_read_from_any_replica_goes_to_the_one_in_the_reader_s_rack(
+    zookeeper: str, tmp_path: Path, fetched: list[str]
+) -> None:
     async def scenario() -> None:
         async with three(zookeeper, tmp_path) as cluster:
             leader, followers = await fill(cluster, replicas=3, count=3)
@@ -63,7 +67,9 @@ def test_a_read_from_any_replica_goes_to_the_one_in_the_reader_s_rack(zookeeper:
     asyncio.run(scenario())
 
 
-def test_what_the_nearest_replica_lacks_is_read_from_another(zookeeper: str, tmp_path: Path, fetched: list[str]) -> None:
+def test_what_the_nearest_replica_lacks_is_read_from_another(
+    zookeeper: str, tmp_path: Path, fetched: list[str]
+) -> None:
     async def scenario() -> None:
         async with three(zookeeper, tmp_path) as cluster:
             leader, (near, other) = await fill(cluster, replicas=3, count=3)
@@ -94,7 +100,8 @@ def test_reads_go_on_while_the_partition_has_fewer_replicas_than_a_leader_needs(
             with pytest.raises(PartitionUnavailable, match="no replica gave offset 5"):
                 await asyncio.to_thread(read, Reader(bootstrap, timeout_ms=4_000), 0, 6)
 
-            # A replica that has restarted since knows of nothing that it is committed: it says so, and not that the log is empty.
+            # A replica that has restarted since knows of nothing that it is committed: it says so, and not that the log
+            # is empty.
             await cluster[follower].stop()
             await cluster[follower].start()
             await until(lambda: cluster[bystander].metadata("t"))

@@ -83,7 +83,9 @@ def test_only_the_partitions_named_are_asked_for_each_once(scripted: Scripted, a
     assert ask_leaders(scripted, "t", [], ask, Deadline(MINUTE)) == {}
 
 
-def test_what_a_leader_could_not_answer_is_asked_of_the_one_that_it_names(scripted: Scripted, clock: Clock, ask: Leaders) -> None:
+def test_what_a_leader_could_not_answer_is_asked_of_the_one_that_it_names(
+    scripted: Scripted, clock: Clock, ask: Leaders
+) -> None:
     scripted.learn(topic_info(1, 1))
     clock.now += 1
     live(scripted, topic_info(1, 1))
@@ -109,7 +111,9 @@ def test_a_leader_that_cannot_be_reached_holds_up_nobody_else(scripted: Scripted
 
 
 @pytest.mark.parametrize("within", [True, False])
-def test_a_refusal_is_raised_whether_it_is_of_one_partition_or_of_all(scripted: Scripted, ask: Leaders, within: bool) -> None:
+def test_a_refusal_is_raised_whether_it_is_of_one_partition_or_of_all(
+    scripted: Scripted, ask: Leaders, within: bool
+) -> None:
     scripted.learn(topic_info(1, 1))
 
     def answer(address: str, number: int) -> Exception:
@@ -131,7 +135,9 @@ def test_at_the_deadline_it_says_which_did_not_answer_and_why(scripted: Scripted
     with pytest.raises(OutcomeUnknown, match=r"'t': partitions \[1, 2\] did not answer within 2000 ms, last: busy"):
         ask_leaders(scripted, "t", None, ask, Deadline(2_000))
     assert clock.now - began == pytest.approx(2.0)
-    with pytest.raises(PartitionUnavailable, match=r"partitions \[2\] did not answer within 50 ms: no leader was known"):
+    with pytest.raises(
+        PartitionUnavailable, match=r"partitions \[2\] did not answer within 50 ms: no leader was known"
+    ):
         ask_leaders(scripted, "t", [2], ask, Deadline(50), late=PartitionUnavailable)
 
 
@@ -183,7 +189,9 @@ def answered(scripted: Scripted, method: str, response: type, field: str = "part
         if numbers is None:
             numbers = [getattr(each, "partition", each) for each in request.partitions]  # type: ignore[attr-defined]
         return response(
-            partitions=[pb.PartitionOffsets(partition=n, log_start_offset=n + 1, log_end_offset=n + 10) for n in numbers]
+            partitions=[
+                pb.PartitionOffsets(partition=n, log_start_offset=n + 1, log_end_offset=n + 10) for n in numbers
+            ]
         )
 
     scripted.answers[method] = answer  # type: ignore[assignment]
@@ -202,7 +210,9 @@ def test_a_purge_says_where_each_log_starts_now(scripted: Scripted) -> None:
     scripted.learn(topic_info(1, 2, 2))
     answered(scripted, "Purge", pb.PurgeResponse)
     assert list(purge(scripted, "t", {2: 30, 0: 10}, Deadline(MINUTE)).items()) == [(0, 1), (2, 3)]
-    asked = {address: [(each.partition, each.offset) for each in request.positions] for address, _, request in scripted.asked}
+    asked = {
+        address: [(each.partition, each.offset) for each in request.positions] for address, _, request in scripted.asked
+    }
     assert asked == {"b:2": [(2, 30)], "b:1": [(0, 10)]}
 
 
@@ -221,7 +231,10 @@ def test_cursors_are_moved_and_the_ends_of_the_logs_are_told(scripted: Scripted)
     scripted.learn(topic_info(1, 1), topic_info(3, name="u"))
     answered(scripted, "MoveCursors", pb.MoveCursorsResponse)
     positions = {"t": {1: 5, 0: 4}, "none": {}, "u": {0: 6}}
-    assert move_cursors(scripted, "g", positions, Deadline(MINUTE), member_id="m") == {"t": {1: 11, 0: 10}, "u": {0: 10}}
+    assert move_cursors(scripted, "g", positions, Deadline(MINUTE), member_id="m") == {
+        "t": {1: 11, 0: 10},
+        "u": {0: 10},
+    }
     first, second = [request for _, _, request in scripted.asked]
     assert (first.group, first.kind, first.member_id, first.reset) == ("g", "consumer", "m", False)
     assert [(p.topic, p.partition, p.offset) for p in first.positions] == [("t", 1, 5), ("t", 0, 4)]

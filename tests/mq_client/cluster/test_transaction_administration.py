@@ -47,8 +47,12 @@ def test_what_brokers_know_of_a_query_is_put_together(admin: Admin, scripted: Sc
     transactions(
         scripted,
         {
-            "b:1": pb.TransactionsResponse(known=[known(changed_us=5, batch_id=3)], staged=[staged(partition=1)], left_out=2),
-            "b:2": pb.TransactionsResponse(known=[known(changed_us=7, batch_id=4)], staged=[staged(since_us=20)], left_out=1),
+            "b:1": pb.TransactionsResponse(
+                known=[known(changed_us=5, batch_id=3)], staged=[staged(partition=1)], left_out=2
+            ),
+            "b:2": pb.TransactionsResponse(
+                known=[known(changed_us=7, batch_id=4)], staged=[staged(since_us=20)], left_out=1
+            ),
             "b:3": GONE,
         },
     )
@@ -59,7 +63,9 @@ def test_what_brokers_know_of_a_query_is_put_together(admin: Admin, scripted: Sc
     assert (found.silent, found.left_out) == (("b:3",), 3)
 
 
-def test_queries_are_listed_with_what_pins_a_journal_first_then_by_size_and_name(admin: Admin, scripted: Scripted) -> None:
+def test_queries_are_listed_with_what_pins_a_journal_first_then_by_size_and_name(
+    admin: Admin, scripted: Scripted
+) -> None:
     parts = [staged("a", bytes=5), staged("b", bytes=9), staged("c", bytes=1, pins=True), staged("d", bytes=5)]
     transactions(scripted, {"b:1": pb.TransactionsResponse(known=[known("e", "")], staged=parts)})
     found = admin.transactions()
@@ -125,7 +131,9 @@ def test_what_only_one_broker_has_staged_is_aborted_there(admin: Admin, scripted
 def test_an_abort_is_asked_for_again_until_it_is_done_or_its_time_is_over(admin: Admin, scripted: Scripted) -> None:
     transactions(scripted, {"b:1": pb.TransactionsResponse(staged=[staged()])})
     unknown = pb.AbortTransactionResponse(known=False)
-    requests = answers(scripted, "AbortTransaction", OutcomeUnknown("late"), unknown, pb.AbortTransactionResponse(known=True))
+    requests = answers(
+        scripted, "AbortTransaction", OutcomeUnknown("late"), unknown, pb.AbortTransactionResponse(known=True)
+    )
     admin.abort_transaction("q")
     assert len(requests) == 3
     answers(scripted, "AbortTransaction", unknown)
@@ -153,7 +161,9 @@ def test_an_abort_says_which_query_is_meant(admin: Admin, scripted: Scripted) ->
     assert transaction_admin.TransactionDescription("q", "").since_us == 0
 
 
-def test_a_query_of_which_something_is_staged_is_told_although_a_broker_is_silent(admin: Admin, scripted: Scripted) -> None:
+def test_a_query_of_which_something_is_staged_is_told_although_a_broker_is_silent(
+    admin: Admin, scripted: Scripted
+) -> None:
     transactions(scripted, {"b:1": pb.TransactionsResponse(staged=[staged()]), "b:3": GONE})
     [found] = admin.transactions("q")
     assert (found.batches, found.silent) == (1, ("b:3",))

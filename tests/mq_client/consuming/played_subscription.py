@@ -54,7 +54,9 @@ class Stream:
 
     def take(self, field: str) -> list[Any]:
         """What was said of this kind so far; it is forgotten."""
-        found = [request for request in self.said if (request.settled if field == "settled" else request.HasField(field))]  # type: ignore[arg-type]
+        found = [
+            request for request in self.said if (request.settled if field == "settled" else request.HasField(field))
+        ]  # type: ignore[arg-type]
         self.said = [request for request in self.said if request not in found]
         return [list(request.settled) if field == "settled" else getattr(request, field) for request in found]
 
@@ -106,15 +108,23 @@ class Client:
 
         asyncio.run(heard())
 
-    def opened(self, stream: Stream, partition: int, offset: int = 0, *, active: bool = True, error: Any = None) -> None:
+    def opened(
+        self, stream: Stream, partition: int, offset: int = 0, *, active: bool = True, error: Any = None
+    ) -> None:
         said = pb.PartitionOpened(
-            topic="t", partition=partition, offset=offset, active=active, error=None if error is None else to_wire(error)
+            topic="t",
+            partition=partition,
+            offset=offset,
+            active=active,
+            error=None if error is None else to_wire(error),
         )
         self.hear(stream, pb.BatchesHeader(opened=[said]))
 
     def push(self, stream: Stream, partition: int, base: int, count: int, value: bytes = b"v") -> int:
         payload = memoryview(encode_batch(records_to_batch([], [value] * count, [], [0] * count)))
-        stored = pb.StoredBatch(topic="t", partition=partition, base_offset=base, record_count=count, payload_bytes=len(payload))
+        stored = pb.StoredBatch(
+            topic="t", partition=partition, base_offset=base, record_count=count, payload_bytes=len(payload)
+        )
         self.hear(stream, pb.BatchesHeader(batches=[stored]), payload)
         return len(payload)
 

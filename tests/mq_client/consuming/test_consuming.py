@@ -1,4 +1,5 @@
-"""What a consumer hands out, in which order, and when it ends. Nothing is subscribed to at a broker: the test fills the queues."""
+"""What a consumer hands out, in which order, and when it ends. Nothing is subscribed to at a broker: the test fills the
+queues."""
 
 from __future__ import annotations
 
@@ -69,7 +70,9 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> Fed:
 
     monkeypatch.setattr(Subscriptions, "begin", begin)
     monkeypatch.setattr(Subscriptions, "stop", stop)
-    monkeypatch.setattr(Subscriptions, "wait_opened", lambda subscriptions, topics, deadline: made.opened.append(sorted(topics)))
+    monkeypatch.setattr(
+        Subscriptions, "wait_opened", lambda subscriptions, topics, deadline: made.opened.append(sorted(topics))
+    )
     return made
 
 
@@ -237,7 +240,9 @@ def test_what_deserializers_make_of_a_record_is_handed_out(fed: Fed) -> None:
     consumer = fed.consumer("t", value_deserializer="json")
     fed.push(consumer, "t", 0, b"[1]", b"{", b"2")
     assert consumer.take(0).value == [1]  # type: ignore[union-attr]
-    with pytest.raises(NotDeserialized, match="the value of offset 1 of 't' partition 0 cannot be deserialized") as refused:
+    with pytest.raises(
+        NotDeserialized, match="the value of offset 1 of 't' partition 0 cannot be deserialized"
+    ) as refused:
         consumer.take(0)
     assert isinstance(refused.value.record, ConsumerRecord)
     assert refused.value.record.value == b"{"

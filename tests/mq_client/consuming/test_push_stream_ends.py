@@ -1,4 +1,5 @@
-"""How a push stream ends: who is told, and that nothing of it goes on. The test is the broker; the event loop is real."""
+"""How a push stream ends: who is told, and that nothing of it goes on. The test is the broker; the event loop is
+real."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""All Subscribe streams of a process on one loop: how many threads that takes, what breaks a stream, how a process ends."""
+"""All Subscribe streams of a process on one loop: how many threads that takes, what breaks a stream, how a process
+ends."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ def test_many_consumers_share_one_thread_for_their_streams(bootstrap: str, admin
             assert record.value == b"to all"
 
 
-def test_many_streams_to_one_broker_go_over_several_connections(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_streams_to_one_broker_go_over_several_connections(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A broker takes so many on each, and one more would wait without a word."""
     monkeypatch.setattr(push_streams, "STREAMS_PER_CHANNEL", 2)
     made = push_streams.EventLoop()
@@ -182,7 +185,9 @@ print(consumers[0].take(10_000).value.decode())
 """
 
 
-def test_a_process_that_leaves_its_consumers_open_ends_at_once_and_quietly(bootstrap: str, admin: Admin, topic: str) -> None:
+def test_a_process_that_leaves_its_consumers_open_ends_at_once_and_quietly(
+    bootstrap: str, admin: Admin, topic: str
+) -> None:
     admin.create_topic(topic)
     with Producer(bootstrap) as producer:
         producer.publish(topic, b"here").result(WAIT_S)

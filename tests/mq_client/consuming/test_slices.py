@@ -64,7 +64,15 @@ def test_after_a_first_record_that_is_too_large_nothing_is_given() -> None:
 def topic(words: str | None) -> TopicView:
     schema = RECORD_SCHEMA if words is None else parse_schema(words)
     return TopicView(
-        "t", "x", schema, schema_fingerprint(schema), words is not None, parse_settings({}, 1), (1,), (1,), pb.TopicInfo()
+        "t",
+        "x",
+        schema,
+        schema_fingerprint(schema),
+        words is not None,
+        parse_settings({}, 1),
+        (1,),
+        (1,),
+        pb.TopicInfo(),
     )
 
 

@@ -93,7 +93,9 @@ class Stream:
         payload = memoryview(
             encode_batch(records_to_batch([None] * count, [b"%d" % n for n in numbers], [None] * count, [0] * count))
         )
-        stored = pb.StoredBatch(topic="t", partition=0, base_offset=numbers[0], record_count=count, payload_bytes=len(payload))
+        stored = pb.StoredBatch(
+            topic="t", partition=0, base_offset=numbers[0], record_count=count, payload_bytes=len(payload)
+        )
         self._tell(Envelope(pb.BatchesHeader(batches=[stored]), (payload,)))
         return len(payload)
 
@@ -125,7 +127,9 @@ class Client:
             for number, leader in enumerate((broker, *others))
         ]
         self.connection._learn(
-            pb.MetadataResponse(brokers=brokers, topics=[pb.TopicInfo(name="t", topic_id=topic_id, partitions=partitions)])
+            pb.MetadataResponse(
+                brokers=brokers, topics=[pb.TopicInfo(name="t", topic_id=topic_id, partitions=partitions)]
+            )
         )
 
     def refreshed(self) -> TopicView:
@@ -293,7 +297,9 @@ def test_an_error_that_asking_again_cannot_mend_ends_the_topic(client: Client) -
         client.queue.get(timeout=WAIT_S)
 
 
-def test_records_that_are_lost_are_told_and_the_topic_goes_on_behind_them(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_records_that_are_lost_are_told_and_the_topic_goes_on_behind_them(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     stream = client.stream()
     stream.hear_open()
     stream.opened(0)
@@ -304,7 +310,9 @@ def test_records_that_are_lost_are_told_and_the_topic_goes_on_behind_them(client
     assert "offsets 1 to 4 were lost" in caplog.text
 
 
-def test_a_member_still_hands_out_what_it_holds_from_before_a_loss(member: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_member_still_hands_out_what_it_holds_from_before_a_loss(
+    member: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     stream = member.stream()
     stream.hear_open()
     stream.opened(0)
@@ -315,7 +323,9 @@ def test_a_member_still_hands_out_what_it_holds_from_before_a_loss(member: Clien
     stream.push(5)
     assert member.offsets(3) == [1, 2, 5]
     while not (heard := stream.hear()).settled or heard.settled[0].offset < 3:
-        assert not heard.settled or heard.settled[0].offset <= 3, "settled is what was handed out, not what was lost behind it"
+        assert not heard.settled or heard.settled[0].offset <= 3, (
+            "settled is what was handed out, not what was lost behind it"
+        )
     assert heard.settled[0].offset == 3
 
 
@@ -340,7 +350,9 @@ def test_a_member_asks_for_what_it_is_not_done_with(member: Client) -> None:
     assert member.offsets(2) == [0, 1]
     first.cancel()
     second = member.stream()
-    assert second.hear_open()[0].offset == 1, "a leader that died before the group had a cursor leaves this to the member"
+    assert second.hear_open()[0].offset == 1, (
+        "a leader that died before the group had a cursor leaves this to the member"
+    )
     second.opened(1)
     second.push(1, 2)
     second.push(3)
@@ -367,7 +379,9 @@ def test_a_place_that_others_have_moved_on_is_not_moved_back_when_a_member_stops
     assert moved == [{}]
 
 
-def test_what_is_held_when_a_consumer_stops_is_not_handed_out_any_more(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_held_when_a_consumer_stops_is_not_handed_out_any_more(
+    member: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     moved: list[object] = []
     monkeypatch.setattr(subscription, "move_cursors", lambda *told, **_: moved.append(told[2]))
     stream = member.stream()
@@ -435,7 +449,9 @@ def test_a_topic_that_was_made_again_is_another_one(client: Client) -> None:
     assert client.subscriptions.queues["t"].get(timeout=WAIT_S).offset == 0
 
 
-def test_a_topic_whose_subscription_is_over_is_not_asked_for_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_whose_subscription_is_over_is_not_asked_for_again(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = client.stream()
     stream.hear_open()
     asked: list[str] = []
@@ -520,7 +536,9 @@ def test_a_loss_told_to_a_former_subscription_does_not_move_the_present_one(clie
     assert [waiting.get(timeout=WAIT_S).offset, waiting.get(timeout=WAIT_S).offset] == [3, 4]
 
 
-def test_what_is_pushed_while_a_consumer_stops_is_not_handed_out(member: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_pushed_while_a_consumer_stops_is_not_handed_out(
+    member: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = member.stream()
     stream.hear_open()
     stream.opened(0)

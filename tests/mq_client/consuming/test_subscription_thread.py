@@ -40,7 +40,9 @@ class Looks:
         self._left = 0
         self._began = self.clock.now
         monkeypatch.setattr(deadline_module, "time", self.clock)
-        monkeypatch.setattr(deadline_module, "random", SimpleNamespace(Random=lambda: SimpleNamespace(random=lambda: 1.0)))
+        monkeypatch.setattr(
+            deadline_module, "random", SimpleNamespace(Random=lambda: SimpleNamespace(random=lambda: 1.0))
+        )
         monkeypatch.setattr(self.subscriptions, "_follow_leaders", self._look)
         monkeypatch.setattr(self.subscriptions._work, "wait", self._wait)
         self.subscriptions._look = False
@@ -148,7 +150,9 @@ def test_a_place_is_not_settled_on_a_stream_that_has_not_opened_it_yet(member: C
     assert [[p.offset for p in some] for some in member.stream(1).take("settled")] == [[2]]
 
 
-def test_the_thread_is_started_once_and_does_not_keep_the_process(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_is_started_once_and_does_not_keep_the_process(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client.subscriptions, "_run", lambda: None)
     client.subscriptions.begin()
     thread = client.subscriptions._thread

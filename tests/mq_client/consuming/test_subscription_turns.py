@@ -1,4 +1,5 @@
-"""What subscriptions say to brokers and believe of them, one word at a time. The test is the thread, the brokers and the clock."""
+"""What subscriptions say to brokers and believe of them, one word at a time. The test is the thread, the brokers and
+the clock."""
 
 from __future__ import annotations
 
@@ -218,12 +219,21 @@ def test_without_a_group_a_gap_is_told_and_passed_over(client: Client, caplog: p
     assert client.taken() == [(0, 3), (0, 4), (0, 9)]
 
 
-def test_in_a_group_what_others_were_done_with_is_dropped_and_done_with(member: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_in_a_group_what_others_were_done_with_is_dropped_and_done_with(
+    member: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     member.opened(member.stream(1), 0, 3)
     member.push(member.stream(1), 0, 3, 4)
     member.opened(member.stream(1), 0, 5)
     place = member.place()
-    assert (place.began, place.processed, place.taken, place.position, place.pushed, place.settled) == (5, 5, 5, 7, 5, 5)
+    assert (place.began, place.processed, place.taken, place.position, place.pushed, place.settled) == (
+        5,
+        5,
+        5,
+        7,
+        5,
+        5,
+    )
     assert caplog.messages == []
     assert member.taken() == [(0, 5), (0, 6)]
     member.opened(member.stream(1), 0, 4)  # the group is told to be behind, where this member knows better

@@ -78,7 +78,13 @@ class Turns:
     def __init__(self, **settings: Any) -> None:
         self.connection = Connection("b:1")
         self.changed: list[str] = []
-        options = {"batch_bytes_max": 1 << 20, "linger_s": 0.0, "delivery_s": DELIVERY_S, "retries": 100, "max_in_flight": 5}
+        options = {
+            "batch_bytes_max": 1 << 20,
+            "linger_s": 0.0,
+            "delivery_s": DELIVERY_S,
+            "retries": 100,
+            "max_in_flight": 5,
+        }
         age_s_max = settings.pop("metadata_age_s_max", math.inf)
         acks = settings.pop("acks", pb.ALL)
         made = AccumulatorSettings(**{**options, "compression": None, **settings})
@@ -98,7 +104,9 @@ class Turns:
         assert view is not None
         return view
 
-    def publish(self, now: float = T0, partition: int = 0, rows: int = 1, topic: str = "t", **more: Any) -> BatchOutcome:
+    def publish(
+        self, now: float = T0, partition: int = 0, rows: int = 1, topic: str = "t", **more: Any
+    ) -> BatchOutcome:
         view = self.connection.known_topic(topic)
         assert view is not None
         batch = pa.RecordBatch.from_pylist([{"value": b"x"}] * rows, schema=RECORD_SCHEMA)

@@ -134,7 +134,9 @@ def test_a_batch_that_is_not_full_waits_while_another_is_unanswered() -> None:
     assert take_all(made, 1.002) == []
     made.answer(correlation, BatchPlace(0, 0, 1, 0, False))
     made.close_ready(1.003)
-    assert sorted(values(batch) for batch, _, _ in take_all(made, 1.003)) == [[b"b", b"c"], [b"d"]], "all that waited go together"
+    assert sorted(values(batch) for batch, _, _ in take_all(made, 1.003)) == [[b"b", b"c"], [b"d"]], (
+        "all that waited go together"
+    )
 
 
 def test_an_answer_that_does_not_come_is_not_waited_for_long() -> None:
@@ -184,9 +186,13 @@ def test_a_plain_record_goes_where_the_one_before_it_went_and_counts_as_any_othe
 def test_a_plain_record_that_needs_more_than_its_place_in_a_batch_is_not_taken() -> None:
     made = accumulator(batch_bytes_max=100)
     target = made.add_target(view())
-    assert made.add_plain(target, None, None, b"x", 10, 0, 1_000) is None, "no batch is open: the sender must be told of a new one"
+    assert made.add_plain(target, None, None, b"x", 10, 0, 1_000) is None, (
+        "no batch is open: the sender must be told of a new one"
+    )
     add(made, target, b"x" * 50, now=1.0, partition=None)
-    assert made.add_plain(target, None, None, b"x", 50, 0, 1_000) is None, "it would fill the batch, which has to be closed then"
+    assert made.add_plain(target, None, None, b"x", 50, 0, 1_000) is None, (
+        "it would fill the batch, which has to be closed then"
+    )
     assert made.add_plain(target, None, None, b"x", 40, 0, 80) is None, "there is no room in memory"
     assert made.add_plain(target, None, None, b"x", 40, 0, 90) is not None
     made.drop_target(target, 1.0)
@@ -350,7 +356,9 @@ def test_a_batch_given_whole_goes_behind_what_is_open() -> None:
     topic = view()
     target = made.add_target(topic)
     add(made, target, b"before", now=1.0)
-    whole = pa.RecordBatch.from_pylist([{"key": None, "value": b"whole", "headers": None, "timestamp": None}], RECORD_SCHEMA)
+    whole = pa.RecordBatch.from_pylist(
+        [{"key": None, "value": b"whole", "headers": None, "timestamp": None}], RECORD_SCHEMA
+    )
     made.add_closed(topic, 0, whole, BatchOutcome("t"), 1.0, uuid=b"u" * 16)
     add(made, target, b"behind", now=1.0)
     made.close_all(1.0)
@@ -387,7 +395,8 @@ def test_a_topic_that_is_gone_ends_its_batches_each_by_what_is_known_of_it() -> 
 
 
 def test_a_batch_that_may_be_in_the_log_is_not_refused_with_its_topic() -> None:
-    """Its connection was lost after it went out: whether it was taken is not known, though it is not in flight any more."""
+    """Its connection was lost after it went out: whether it was taken is not known, though it is not in flight any
+    more."""
     made = accumulator()
     target = made.add_target(view())
     future = add(made, target, b"a", now=1.0)

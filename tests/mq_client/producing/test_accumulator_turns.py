@@ -25,7 +25,8 @@ from tests.mq_client.producing.filling import accumulator, add, take_all, values
 
 
 def turns(made: Accumulator, target: Target, count: int) -> list[tuple[int, int]]:
-    """Publish so many records without a key, none of which fills a batch: runs of (partition, records) in the order taken."""
+    """Publish so many records without a key, none of which fills a batch: runs of (partition, records) in the order
+    taken."""
     runs: list[tuple[int, int]] = []
     for _ in range(count):
         partition = target.sticky

@@ -32,7 +32,12 @@ SCHEMA = parse_schema("a long NOT NULL, b string, c array<string>, t timestamp")
 
 
 def table(**columns: object) -> pa.Table:
-    given: dict[str, object] = {"a": [1, 2], "b": ["x", None], "c": [["y"], None], "t": pa.array([0, 1], pa.timestamp("us", "UTC"))}
+    given: dict[str, object] = {
+        "a": [1, 2],
+        "b": ["x", None],
+        "c": [["y"], None],
+        "t": pa.array([0, 1], pa.timestamp("us", "UTC")),
+    }
     return pa.table({**given, **columns})
 
 
@@ -143,7 +148,8 @@ def test_records_need_only_a_value() -> None:
 def test_rows_are_split_by_partition_in_their_order() -> None:
     numbers = pa.table({"a": range(6)})
     parts = {
-        partition: rows.column("a").to_pylist() for partition, rows in split_by_partition(numbers, np.array([1, 0, 1, -1, 0, 1]))
+        partition: rows.column("a").to_pylist()
+        for partition, rows in split_by_partition(numbers, np.array([1, 0, 1, -1, 0, 1]))
     }
     assert parts == {-1: [3], 0: [1, 4], 1: [0, 2, 5]}
     [(only, whole)] = split_by_partition(numbers, np.zeros(6))
@@ -275,11 +281,17 @@ def test_no_batch_has_more_records_than_a_broker_takes(monkeypatch: pytest.Monke
         (pa.list_(pa.int64()), pa.map_(pa.string(), pa.int64()), False),
         (pa.struct([("x", pa.large_string())]), pa.struct([("x", pa.string())]), True),
         (pa.struct([("y", pa.large_string())]), pa.struct([("x", pa.string())]), False),
-        (pa.struct([("x", pa.large_string()), ("y", pa.int32())]), pa.struct([("x", pa.string()), ("y", pa.int64())]), False),
+        (
+            pa.struct([("x", pa.large_string()), ("y", pa.int32())]),
+            pa.struct([("x", pa.string()), ("y", pa.int64())]),
+            False,
+        ),
         (pa.string(), pa.struct([("x", pa.string())]), False),
     ],
 )
-def test_a_type_is_taken_only_if_its_values_are_those_of_the_column(given: pa.DataType, wanted: pa.DataType, taken: bool) -> None:
+def test_a_type_is_taken_only_if_its_values_are_those_of_the_column(
+    given: pa.DataType, wanted: pa.DataType, taken: bool
+) -> None:
     assert _same_values(given, wanted) is taken
 
 

@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 
 from mq_client.errors import InvalidRequest, OutcomeUnknown
-from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture, RecordMetadata, RecordPlace, TableOutcome
+from mq_client.producing.futures import (
+    BatchOutcome,
+    BatchPlace,
+    RecordFuture,
+    RecordMetadata,
+    RecordPlace,
+    TableOutcome,
+)
 
 PLACE = BatchPlace(2, 100, 3, 55, False)
 

@@ -187,7 +187,8 @@ class Log:
 
 @pytest.mark.parametrize("seed", range(200))
 def test_whatever_is_lost_refused_or_answered_late_each_batch_is_there_once_and_in_order(seed: int) -> None:
-    """Requests arrive in order on a stream, which may break: then those on the way arrive, or not, from some point on."""
+    """Requests arrive in order on a stream, which may break: then those on the way arrive, or not, from some point
+    on."""
     random_ = random.Random(seed)
     made = Lane("t", 0, random_.randint(1, 6), 10**6, random=random_)
     log, now, made_count, answered = Log(), 0.0, 0, 0

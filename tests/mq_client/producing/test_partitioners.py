@@ -15,7 +15,9 @@ from mq_client.producing.partitioners import choice_of
 from mq_protocol.partitioner import partition_for_key
 
 
-def spread(bootstrap: str, topic: str, partitioner: str | Callable[..., int], count: int, key: bytes | None = None) -> Counter[int]:
+def spread(
+    bootstrap: str, topic: str, partitioner: str | Callable[..., int], count: int, key: bytes | None = None
+) -> Counter[int]:
     """How many of so many quick records each partition was given."""
     with Producer(bootstrap, partitioner=partitioner, linger_ms=20) as producer:
         futures = [producer.publish(topic, b"x", key=key) for _ in range(count)]
@@ -44,7 +46,9 @@ def test_keys_decide_by_their_hash(bootstrap: str, admin: Admin, topic: str) -> 
 
 
 @pytest.mark.parametrize("key", [None, b"k"])
-def test_round_robin_random_and_sticky_look_at_no_key(bootstrap: str, admin: Admin, topic: str, key: bytes | None) -> None:
+def test_round_robin_random_and_sticky_look_at_no_key(
+    bootstrap: str, admin: Admin, topic: str, key: bytes | None
+) -> None:
     admin.create_topic(topic, partitions=4)
     assert sorted(spread(bootstrap, topic, "round_robin", 100, key).values()) == [25, 25, 25, 25]
     counts = spread(bootstrap, topic, "random", 400, key)
@@ -71,7 +75,9 @@ def test_a_callable_decides_of_records_and_tables(bootstrap: str, admin: Admin, 
         assert producer.publish(topic, b"x", key="5").result(10).partition == ord("5") % 3
         assert producer.publish(topic, b"x").result(10).partition == 0
         assert producer.publish(topic, b"x", key="5", partition=1).result(10).partition == 1
-        table = producer.publish_batch(topic, pa.table({"key": [b"1", b"2", b"1"], "value": [b"a", b"b", b"c"]})).result(10)
+        table = producer.publish_batch(
+            topic, pa.table({"key": [b"1", b"2", b"1"], "value": [b"a", b"b", b"c"]})
+        ).result(10)
     assert {place.partition: place.record_count for place in table.places} == {ord("1") % 3: 2, ord("2") % 3: 1}
     assert asked[:2] == [(topic, b"5", 3), (topic, None, 3)]
 
@@ -80,13 +86,18 @@ def test_a_callable_decides_of_records_and_tables(bootstrap: str, admin: Admin, 
 def test_an_answer_that_is_no_partition_is_an_error(bootstrap: str, admin: Admin, topic: str, answer: object) -> None:
     admin.create_topic(topic, partitions=2)
     with Producer(bootstrap, partitioner=lambda topic, key, partitions: answer) as producer:  # type: ignore[arg-type,return-value]
-        for publish in (lambda: producer.publish(topic, b"x"), lambda: producer.publish_batch(topic, pa.table({"value": [b"x"]}))):
+        for publish in (
+            lambda: producer.publish(topic, b"x"),
+            lambda: producer.publish_batch(topic, pa.table({"value": [b"x"]})),
+        ):
             with pytest.raises(UnknownPartition, match=r"the partitioner answered .* it has 0 to 1"):
                 publish()
 
 
 @pytest.mark.parametrize("partitioner", ["key", "sticky", "round_robin", "random"])
-def test_a_record_sent_again_by_its_uuid_meets_its_first_copy(bootstrap: str, admin: Admin, topic: str, partitioner: str) -> None:
+def test_a_record_sent_again_by_its_uuid_meets_its_first_copy(
+    bootstrap: str, admin: Admin, topic: str, partitioner: str
+) -> None:
     admin.create_topic(topic, partitions=7)
     names = [uuid.uuid4() for _ in range(20)]
     for again in (False, True):
@@ -96,7 +107,12 @@ def test_a_record_sent_again_by_its_uuid_meets_its_first_copy(bootstrap: str, ad
 
 
 def test_an_installed_package_brings_a_partitioner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(tmp_path, "tritonmq.partitioners", "to_the_last", "def offered(topic, key, partitions):\n    return partitions - 1\n")
+    install(
+        tmp_path,
+        "tritonmq.partitioners",
+        "to_the_last",
+        "def offered(topic, key, partitions):\n    return partitions - 1\n",
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     pick = choice_of("to_the_last").pick
     assert pick is not None

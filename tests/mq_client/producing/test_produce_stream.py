@@ -1,4 +1,5 @@
-"""A produce stream between the sender and gRPC: what goes out, what is told, and how it ends. The test is the broker."""
+"""A produce stream between the sender and gRPC: what goes out, what is told, and how it ends. The test is the
+broker."""
 
 from __future__ import annotations
 
@@ -113,7 +114,9 @@ def test_a_stream_that_breaks_says_why(calls: queue.SimpleQueue[Call]) -> None:
     assert (str(error), reached) == ("broker at b:1 cannot be reached: connection reset", True)
 
 
-def test_a_broker_that_is_not_there_has_been_sent_nothing(calls: queue.SimpleQueue[Call], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_not_there_has_been_sent_nothing(
+    calls: queue.SimpleQueue[Call], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(produce_stream, "connected", lambda address, timeout_s, client: False)
     sender = Sender()
     begun(sender)

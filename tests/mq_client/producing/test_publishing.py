@@ -1,4 +1,5 @@
-"""What `publish` and `publish_batch` put into batches, and for which partition. Nothing is sent: the test looks at what waits."""
+"""What `publish` and `publish_batch` put into batches, and for which partition. Nothing is sent: the test looks at what
+waits."""
 
 from __future__ import annotations
 
@@ -122,7 +123,9 @@ def values(waiting: list[Waiting]) -> dict[int, list[bytes]]:
         ({"metadata_age_ms_max": 0}, "metadata_age_ms_max=0"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused_and_named(publishing: Publishing, wrong: dict[str, Any], says: str) -> None:
+def test_a_setting_that_makes_no_sense_is_refused_and_named(
+    publishing: Publishing, wrong: dict[str, Any], says: str
+) -> None:
     with pytest.raises(InvalidSetting, match=says):
         publishing.producer(**wrong)
 
@@ -197,7 +200,9 @@ def test_a_record_may_be_just_as_large_as_the_topic_allows(publishing: Publishin
 
 
 @pytest.mark.parametrize("partition", [3, -1])
-def test_a_partition_that_is_not_there_is_refused_whichever_way_a_record_takes(publishing: Publishing, partition: int) -> None:
+def test_a_partition_that_is_not_there_is_refused_whichever_way_a_record_takes(
+    publishing: Publishing, partition: int
+) -> None:
     producer = publishing.producer(timeout_ms=50)
     for _ in range(2):
         with pytest.raises(UnknownPartition):
@@ -278,7 +283,10 @@ def test_publish_waits_for_room_and_says_when_there_is_none(publishing: Publishi
 def test_a_closed_producer_publishes_nothing(publishing: Publishing) -> None:
     producer = publishing.producer()
     producer.close()
-    for publish in (lambda: producer.publish("t", b"x"), lambda: producer.publish_batch("t", pa.table({"value": [b"x"]}))):
+    for publish in (
+        lambda: producer.publish("t", b"x"),
+        lambda: producer.publish_batch("t", pa.table({"value": [b"x"]})),
+    ):
         refused: Callable[[], object] = publish
         with pytest.raises(InvalidRequest, match="producer is closed"):
             refused()
@@ -359,7 +367,10 @@ def test_a_table_without_keys_goes_to_the_partitions_in_turn_piece_by_piece(publ
     found = publishing.waiting(producer)
     assert len(found) > 6
     assert {batch.partition for batch in found} == {0, 1, 2}
-    assert sorted(value for each in values(found).values() for value in each) == table(30, 1_000).column("value").to_pylist()
+    assert (
+        sorted(value for each in values(found).values() for value in each)
+        == table(30, 1_000).column("value").to_pylist()
+    )
     assert not future.done()
 
 
@@ -418,7 +429,9 @@ def test_a_record_of_a_table_may_be_just_as_large_as_the_topic_allows(publishing
         producer.publish_batch("t", pa.table({"value": [b"x" * 1_025]}))
 
 
-def test_a_table_of_one_piece_has_its_uuid_and_several_have_one_each_that_depends_on_the_split(publishing: Publishing) -> None:
+def test_a_table_of_one_piece_has_its_uuid_and_several_have_one_each_that_depends_on_the_split(
+    publishing: Publishing,
+) -> None:
     producer = publishing.producer(batch_bytes_max=4_096)
     producer.publish_batch("t", table(1), uuid=OWN)
     [whole] = publishing.waiting(producer)

@@ -64,7 +64,9 @@ def refresher(metadata: Metadata) -> Iterator[Refresher]:
         assert not made._thread.is_alive()
 
 
-def test_topics_are_refreshed_one_after_the_other_and_each_end_is_told(refresher: Refresher, metadata: Metadata) -> None:
+def test_topics_are_refreshed_one_after_the_other_and_each_end_is_told(
+    refresher: Refresher, metadata: Metadata
+) -> None:
     refresher.ask("a", "b:1")
     assert metadata.calls.get(timeout=5) == ("a", {"b:1"})
     refresher.ask("b", "b:1")

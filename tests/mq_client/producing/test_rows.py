@@ -1,4 +1,5 @@
-"""Rows as dicts: what a column takes is stored as the value that it is, and whatever it would change is refused, named."""
+"""Rows as dicts: what a column takes is stored as the value that it is, and whatever it would change is refused,
+named."""
 
 from __future__ import annotations
 
@@ -181,16 +182,71 @@ def test_what_is_changed_after_it_was_published_stays_as_it_was() -> None:
 
 # What Python has, of every kind and at every edge.
 _EDGES: list[Any] = [
-    *(sign * (1 << bits) + step for bits in (0, 7, 8, 15, 24, 31, 53, 63, 64, 127) for sign in (1, -1) for step in (-1, 0, 1)),
+    *(
+        sign * (1 << bits) + step
+        for bits in (0, 7, 8, 15, 24, 31, 53, 63, 64, 127)
+        for sign in (1, -1)
+        for step in (-1, 0, 1)
+    ),
     *(0.0, -0.0, 0.1, 1.5, 3.4028235e38, 3.5e38, 1e-45, 1e-46, 1e300, float("inf"), float("nan")),
-    *(Decimal(text) for text in ("0", "0E+50", "1.50", "-1.005", "99999.99", "1E+20", "1E-20", "NaN", "Infinity", "9" * 38)),
-    *("", "x", "é" * 20, "\ud800", "1", b"", b"\xff", True, None, [], [1], [None], {}, {"x": 1}, {"a": None}, [("a", 1)], object()),
-    *(date.min, date.max, datetime.min, datetime.max, datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC), MOMENT),
+    *(
+        Decimal(text)
+        for text in ("0", "0E+50", "1.50", "-1.005", "99999.99", "1E+20", "1E-20", "NaN", "Infinity", "9" * 38)
+    ),
+    *(
+        "",
+        "x",
+        "é" * 20,
+        "\ud800",
+        "1",
+        b"",
+        b"\xff",
+        True,
+        None,
+        [],
+        [1],
+        [None],
+        {},
+        {"x": 1},
+        {"a": None},
+        [("a", 1)],
+        object(),
+    ),
+    *(
+        date.min,
+        date.max,
+        datetime.min,
+        datetime.max,
+        datetime.min.replace(tzinfo=UTC),
+        datetime.max.replace(tzinfo=UTC),
+        MOMENT,
+    ),
     *(np.int8(1), np.uint64(2**64 - 1), np.float16(0.1), np.longdouble(0.1), np.datetime64("2020-01-01"), np.str_("x")),
 ]
 _WORDS = [
-    *("boolean", "byte", "short", "int", "long", "float", "double", "decimal(7,2)", "decimal(38,0)", "decimal(38,38)", "string"),
-    *("binary", "date", "timestamp", "timestamp_ntz", "array<long>", "array<string>", "map<string, long>", "struct<x: double>"),
+    *(
+        "boolean",
+        "byte",
+        "short",
+        "int",
+        "long",
+        "float",
+        "double",
+        "decimal(7,2)",
+        "decimal(38,0)",
+        "decimal(38,38)",
+        "string",
+    ),
+    *(
+        "binary",
+        "date",
+        "timestamp",
+        "timestamp_ntz",
+        "array<long>",
+        "array<string>",
+        "map<string, long>",
+        "struct<x: double>",
+    ),
 ]
 
 
@@ -266,7 +322,12 @@ def test_a_row_knows_its_columns_and_names_a_strange_one() -> None:
 
 @pytest.mark.parametrize(
     ("words", "lowest", "highest"),
-    [("byte", -(2**7), 2**7 - 1), ("short", -(2**15), 2**15 - 1), ("int", -(2**31), 2**31 - 1), ("long", -(2**63), 2**63 - 1)],
+    [
+        ("byte", -(2**7), 2**7 - 1),
+        ("short", -(2**15), 2**15 - 1),
+        ("int", -(2**31), 2**31 - 1),
+        ("long", -(2**63), 2**63 - 1),
+    ],
 )
 def test_an_integer_is_taken_up_to_the_edges_of_its_type(words: str, lowest: int, highest: int) -> None:
     assert [stored(words, value) for value in (lowest, highest)] == [lowest, highest]

@@ -1,4 +1,5 @@
-"""One turn of the sender at a time: what goes where, what is given up, when it looks again. The test is clock and brokers."""
+"""One turn of the sender at a time: what goes where, what is given up, when it looks again. The test is clock and
+brokers."""
 
 from __future__ import annotations
 
@@ -345,7 +346,9 @@ def test_a_broken_stream_is_opened_anew_and_its_batches_go_again(turns: Turns) -
 
 
 @pytest.mark.parametrize(("reached", "ends_as"), [(True, OutcomeUnknown), (False, NotSent)])
-def test_a_stream_that_never_reached_the_broker_leaves_no_doubt(turns: Turns, reached: bool, ends_as: type[TritonMQError]) -> None:
+def test_a_stream_that_never_reached_the_broker_leaves_no_doubt(
+    turns: Turns, reached: bool, ends_as: type[TritonMQError]
+) -> None:
     outcome = turns.publish()
     turns.turn()
     turns.breaks("b:1", reached=reached)
@@ -358,7 +361,9 @@ def test_a_stream_that_never_reached_the_broker_leaves_no_doubt(turns: Turns, re
 
 
 def there(correlation: int, *positions: int) -> pb.ProduceResult:
-    known = pb.RecordsThere(positions=positions, offsets=[100 + at for at in positions], timestamps_us=[9] * len(positions))
+    known = pb.RecordsThere(
+        positions=positions, offsets=[100 + at for at in positions], timestamps_us=[9] * len(positions)
+    )
     return pb.ProduceResult(correlation=correlation, there=known)
 
 
@@ -373,13 +378,17 @@ def test_records_that_are_there_already_have_their_places_and_the_rest_is_sent_a
     turns.turn()
     turns.results("b:1", there(1, 0, 2))
     sent, _, _ = turns.turn()
-    assert [(header.correlation, header.record_count, header.record_uuids) for header in sent] == [(2, 1, bytes([2]) * 16)]
+    assert [(header.correlation, header.record_count, header.record_uuids) for header in sent] == [
+        (2, 1, bytes([2]) * 16)
+    ]
     turns.results("b:1", placed(2, 50))
     assert [result(outcome, at)[1:] for at in range(3)] == [(0, 100, 9, True), (0, 50, 7, False), (0, 102, 9, True)]
 
 
 @pytest.mark.parametrize("positions", [(), (3,), (0, 3)])
-def test_a_broker_that_speaks_of_records_that_were_not_sent_is_not_believed(turns: Turns, positions: Sequence[int]) -> None:
+def test_a_broker_that_speaks_of_records_that_were_not_sent_is_not_believed(
+    turns: Turns, positions: Sequence[int]
+) -> None:
     outcome = publish_own(turns, 3)
     turns.turn()
     turns.results("b:1", there(1, *positions))
@@ -438,7 +447,9 @@ def test_a_topic_that_is_gone_is_forgotten_with_its_refusal_unless_somebody_wait
     assert isinstance(error(waiting), UnknownTopic)
 
 
-def test_a_topic_heard_of_long_ago_is_asked_for_once_in_its_time(made: type[Turns], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_heard_of_long_ago_is_asked_for_once_in_its_time(
+    made: type[Turns], monkeypatch: pytest.MonkeyPatch
+) -> None:
     turns = made(metadata_age_s_max=30.0)
     view = turns.connection.known_topic("t")
     assert view is not None
@@ -492,7 +503,9 @@ def test_the_errors_of_a_table_are_seen_by_whoever_has_its_future(turns: Turns) 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_fails_ends_what_waits_and_says_so_to_who_comes_later(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thread_that_fails_ends_what_waits_and_says_so_to_who_comes_later(
+    turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waiting = turns.publish()
 
     def broken(now: float) -> None:

@@ -140,7 +140,8 @@ def test_names_that_spark_takes_for_the_same_are_refused() -> None:
 
 def test_what_is_stored_has_sparks_inner_names_and_no_metadata() -> None:
     given = pa.schema(
-        [pa.field("a", pa.list_(pa.field("item", pa.int32(), nullable=False)), metadata={"x": "y"})], metadata={"p": "q"}
+        [pa.field("a", pa.list_(pa.field("item", pa.int32(), nullable=False)), metadata={"x": "y"})],
+        metadata={"p": "q"},
     )
     stored = check_schema(given)
     assert str(stored) == str(parse_schema("a array<int>"))

@@ -1,4 +1,5 @@
-"""The filter that brokers carry out: what it keeps is what Spark keeps, and what is wrong is said by column and character."""
+"""The filter that brokers carry out: what it keeps is what Spark keeps, and what is wrong is said by column and
+character."""
 
 from __future__ import annotations
 
@@ -20,8 +21,23 @@ SCHEMA = parse_schema(
 )
 ROWS = pa.RecordBatch.from_pylist(
     [
-        {"id": 0, "delay": 5.5, "small": 0.1, "carrier": "UA", "ok": True, "day": date(2026, 3, 1), "price": Decimal("9.99")},
-        {"id": 1, "delay": math.nan, "small": -0.0, "carrier": "O'Hare", "ok": False, "at": datetime(2026, 3, 1, 12, tzinfo=UTC)},
+        {
+            "id": 0,
+            "delay": 5.5,
+            "small": 0.1,
+            "carrier": "UA",
+            "ok": True,
+            "day": date(2026, 3, 1),
+            "price": Decimal("9.99"),
+        },
+        {
+            "id": 1,
+            "delay": math.nan,
+            "small": -0.0,
+            "carrier": "O'Hare",
+            "ok": False,
+            "at": datetime(2026, 3, 1, 12, tzinfo=UTC),
+        },
         {"id": 2, "raw": b"x", "many": [1], "and so": 7},
         {"id": 3, "delay": -1.0, "carrier": "AA", "ok": None, "day": date(2026, 3, 2), "price": Decimal("10.00")},
     ],

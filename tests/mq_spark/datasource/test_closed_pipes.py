@@ -36,7 +36,9 @@ def test_nothing_is_printed_of_a_socket_that_spark_has_closed(
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_other_errors_are_printed_whole(daemon: ModuleType, error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_errors_are_printed_whole(
+    daemon: ModuleType, error: BaseException, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert printed(daemon, error, capsys).startswith("Traceback (most recent call last)")
     assert daemon.traceback.format_exc is traceback.format_exc
 

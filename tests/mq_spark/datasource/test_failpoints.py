@@ -1,4 +1,5 @@
-"""Failpoints: nothing without the variable; with it, one process is held there until it is killed or let go, or fails there."""
+"""Failpoints: nothing without the variable; with it, one process is held there until it is killed or let go, or fails
+there."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def held(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process.wait(10)
 
 
-def test_without_the_variable_or_in_another_micro_batch_nothing_happens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_or_in_another_micro_batch_nothing_happens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     armed = tmp_path / "before_decide@2"
     armed.touch()
     monkeypatch.delenv(VARIABLE, raising=False)
@@ -43,7 +46,9 @@ def test_without_the_variable_or_in_another_micro_batch_nothing_happens(tmp_path
     assert list(tmp_path.iterdir()) == [armed]
 
 
-def test_a_process_that_reaches_the_point_says_so_and_waits_to_be_killed(held: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_process_that_reaches_the_point_says_so_and_waits_to_be_killed(
+    held: subprocess.Popen[bytes], tmp_path: Path
+) -> None:
     assert (tmp_path / "after_decide@3.reached").read_text() == str(held.pid)
     assert held.poll() is None
     held.kill()
@@ -55,7 +60,9 @@ def test_it_goes_on_when_the_mark_is_removed(held: subprocess.Popen[bytes], tmp_
     assert held.wait(10) == 0
 
 
-def test_a_point_stops_one_process_only(held: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_point_stops_one_process_only(
+    held: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(VARIABLE, str(tmp_path))
     reached("after_decide", 3)
     assert held.poll() is None

@@ -1,11 +1,20 @@
-"""What a worker of Spark's imports to read: each new worker pays for it, and Spark ends those that were idle for a minute."""
+"""What a worker of Spark's imports to read: each new worker pays for it, and Spark ends those that were idle for a
+minute."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 
-NOT_TO_READ = ("mq_client.admin", "mq_client.consumer", "mq_client.producer", "mq_client.transactions", "pandas", "kazoo", "click")
+NOT_TO_READ = (
+    "mq_client.admin",
+    "mq_client.consumer",
+    "mq_client.producer",
+    "mq_client.transactions",
+    "pandas",
+    "kazoo",
+    "click",
+)
 
 
 def test_a_worker_that_reads_imports_nothing_that_writes_or_administers() -> None:

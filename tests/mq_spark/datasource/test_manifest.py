@@ -21,7 +21,11 @@ def message(*staged: Staged, batch: MicroBatch = BATCH) -> StagedMessage:
 
 def test_lines_of_one_partition_are_joined_in_the_order_of_the_tasks() -> None:
     batch, manifest = manifest_of(
-        [message(Staged("t", 1, (b"a", b"b"), 5)), message(Staged("t", 0, (b"c",), 1), Staged("t", 1, (b"d",), 2)), message()]
+        [
+            message(Staged("t", 1, (b"a", b"b"), 5)),
+            message(Staged("t", 0, (b"c",), 1), Staged("t", 1, (b"d",), 2)),
+            message(),
+        ]
     )
     assert batch == BATCH
     assert manifest == [Staged("t", 0, (b"c",), 1), Staged("t", 1, (b"a", b"b", b"d"), 7)]

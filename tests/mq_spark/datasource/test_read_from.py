@@ -23,7 +23,9 @@ def rows(bootstrap: str, rack: str) -> list[int]:
     return [n for part in reader.partitions() for batch in reader.read(part) for n in batch.column("n").to_pylist()]
 
 
-def test_a_task_reads_from_the_replica_in_its_rack(zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_reads_from_the_replica_in_its_rack(
+    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
     def noted(address: str, *more: Any) -> Any:

@@ -1,4 +1,5 @@
-"""The readers as Spark calls them, on a real broker and without Spark: what a stream's micro-batches come to, call by call."""
+"""The readers as Spark calls them, on a real broker and without Spark: what a stream's micro-batches come to, call by
+call."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def name() -> str:
 class Stream:
     """One run of a query: owns its reader, and the offsets that Spark would have written down."""
 
-    def __init__(self, bootstrap: str, wanted: StructType, committed: dict[str, Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self, bootstrap: str, wanted: StructType, committed: dict[str, Any] | None = None, **options: Any
+    ) -> None:
         given = {"bootstrap.servers": bootstrap, **{name: str(value) for name, value in options.items()}}
         self.reader = StreamReader(parse_source(given, streaming=True), wanted)
         self.at = self.reader.initialOffset() if committed is None else committed
@@ -104,8 +107,12 @@ def test_a_filter_and_a_projection_leave_the_offsets_that_rows_have(bootstrap: s
     found = read(bootstrap, NUMBERS, subscribe=name, filter="N in (3, 17, 18) or n > 48")
     assert found == [{"n": n, "_offset": n} for n in kept]
     everything = StructType().add("text", StringType()).add("n", LongType()).add("_offset", LongType())
-    assert [row["_offset"] for row in read(bootstrap, everything, subscribe=name, filter="n in (3, 17, 18, 49)")] == kept
-    stream = Stream(bootstrap, NUMBERS, subscribe=name, filter="n >= 20", startingOffsets="earliest", maxOffsetsPerTrigger=12)
+    assert [
+        row["_offset"] for row in read(bootstrap, everything, subscribe=name, filter="n in (3, 17, 18, 49)")
+    ] == kept
+    stream = Stream(
+        bootstrap, NUMBERS, subscribe=name, filter="n >= 20", startingOffsets="earliest", maxOffsetsPerTrigger=12
+    )
     assert [[row["n"] for row in rows] for rows in stream.available_now()] == [
         [20, 21, 22, 23],
         [*range(24, 36)],
@@ -114,7 +121,9 @@ def test_a_filter_and_a_projection_leave_the_offsets_that_rows_have(bootstrap: s
     ]
 
 
-def test_what_the_broker_leaves_out_is_not_sent(bootstrap: str, admin: Admin, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_broker_leaves_out_is_not_sent(
+    bootstrap: str, admin: Admin, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     admin.create_topic(name, schema="n long, text string")
     numbers(bootstrap, name, 1_000, batches=2)
     monkeypatch.setattr(cluster, "_clusters", {})
@@ -156,7 +165,9 @@ def test_limits_of_rows_and_bytes_hold_together_and_neither_holds_for_all_that_i
     sizes = [len(rows) for rows in by_bytes.available_now()]
     assert sum(sizes) == 100
     assert 20 < sizes[0] < 40
-    assert [len(rows) for rows in Stream(bootstrap, NUMBERS, maxBytesPerTrigger=1, **start).available_now()] == [1] * 100
+    assert [len(rows) for rows in Stream(bootstrap, NUMBERS, maxBytesPerTrigger=1, **start).available_now()] == [
+        1
+    ] * 100
     both = Stream(bootstrap, NUMBERS, maxOffsetsPerTrigger=5, maxBytesPerTrigger="4k", **start)
     assert [len(rows) for rows in both.available_now()] == [5] * 20
     end = both.reader.latestOffset({name: {"0": 0}}, ReadAllAvailable())
@@ -180,7 +191,11 @@ def test_a_stream_begins_at_a_time_or_says_that_nothing_follows_it(bootstrap: st
     publish(bootstrap, name, "new 1", partition=1)
     assert values(stream.available_now()) == ["new 0", "new 1"]
     each = json.dumps({name: {"0": now_ms, "1": 0}})
-    assert values([read(bootstrap, VALUE, subscribe=name, startingOffsetsByTimestamp=each)]) == ["new 0", "new 1", "old 1"]
+    assert values([read(bootstrap, VALUE, subscribe=name, startingOffsetsByTimestamp=each)]) == [
+        "new 0",
+        "new 1",
+        "old 1",
+    ]
     assert values([read(bootstrap, VALUE, subscribe=name, endingTimestamp=now_ms)]) == ["old 0", "old 1"]
 
 
@@ -239,7 +254,8 @@ def go_on(stream: Stream, deadline_s: float = 20) -> None:
 def test_partitions_that_are_added_and_those_that_are_assigned(
     bootstrap: str, admin: Admin, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(Connection.refresh.__kwdefaults__, "age_ms_max", 60_000.0)  # what this process was told before will not do
+    # What this process was told before will not do
+    monkeypatch.setitem(Connection.refresh.__kwdefaults__, "age_ms_max", 60_000.0)
     admin.create_topic(name)
     publish(bootstrap, name, "a")
     stream = Stream(bootstrap, VALUE, subscribe=name, startingOffsets="earliest")
@@ -256,7 +272,9 @@ def test_partitions_that_are_added_and_those_that_are_assigned(
         read(bootstrap, VALUE, assign=json.dumps({name: [3]}))
 
 
-def test_a_filter_that_the_topic_cannot_have_is_refused_where_spark_plans(bootstrap: str, admin: Admin, name: str) -> None:
+def test_a_filter_that_the_topic_cannot_have_is_refused_where_spark_plans(
+    bootstrap: str, admin: Admin, name: str
+) -> None:
     admin.create_topic(name)
     admin.create_topic(f"{name}-n", schema="n long")
     with pytest.raises(InvalidSetting, match=f"filter needs a topic with columns of its own, and {name} holds records"):
@@ -277,7 +295,9 @@ def test_a_run_keeps_the_columns_that_it_was_started_with_and_the_next_has_those
     longer = StructType(list(first.fields)).add("word", StringType())
     stream = Stream(bootstrap, first, subscribe=name, startingOffsets="earliest")
     rows = [row for rows in stream.available_now() for row in rows]
-    worker = parse_source({"bootstrap.servers": bootstrap, "subscribe": name, "requestTimeoutMs": "29999"}, streaming=True)
+    worker = parse_source(
+        {"bootstrap.servers": bootstrap, "subscribe": name, "requestTimeoutMs": "29999"}, streaming=True
+    )
     part = stream.reader.partitions({name: {"0": 0}}, {name: {"0": 1}})[0]
     assert [batch.to_pylist() for batch in read_ranges(worker, first, part)] == [rows]  # type: ignore[arg-type]
 
@@ -287,7 +307,8 @@ def test_a_run_keeps_the_columns_that_it_was_started_with_and_the_next_has_those
         producer.publish(name, {"n": 1, "word": "w"}).result(20)
     assert running.available_now() == [[{"n": 1, "text": None}]]
 
-    anew: dict[str, Any] = {"subscribe": name, "requestTimeoutMs": 29_998}  # clients of its own, as a process that is started has
+    # Clients of its own, as a process that is started has
+    anew: dict[str, Any] = {"subscribe": name, "requestTimeoutMs": 29_998}
     again = Stream(bootstrap, longer, stream.at, **anew, filter="word = 'w'")
     assert again.available_now() == [[{"n": 1, "text": None, "word": "w"}]]
     assert read(bootstrap, longer, **anew) == [{**rows[0], "word": None}, {"n": 1, "text": None, "word": "w"}]

@@ -16,11 +16,16 @@ RECORDS = Topic("t", "id", RECORD_SCHEMA, typed=False, partitions=1)
 
 def stored(first_offset: int, rows: int, value: bytes = b"v") -> StoredRows:
     batch = pa.RecordBatch.from_pylist([{"key": None, "timestamp": None, "value": value}] * rows)
-    return StoredRows(batch.cast(pa.schema([RECORD_SCHEMA.field(name) for name in ("key", "timestamp", "value")])), first_offset, 0)
+    return StoredRows(
+        batch.cast(pa.schema([RECORD_SCHEMA.field(name) for name in ("key", "timestamp", "value")])), first_offset, 0
+    )
 
 
 def test_a_partition_that_several_tasks_share_is_reached_when_the_last_of_them_is_done() -> None:
-    tasks = [(OffsetRange("t", 0, 0, 5), OffsetRange("t", 1, 3, 6)), (OffsetRange("t", 1, 6, 9), OffsetRange("u", 0, 0, 2))]
+    tasks = [
+        (OffsetRange("t", 0, 0, 5), OffsetRange("t", 1, 3, 6)),
+        (OffsetRange("t", 1, 6, 9), OffsetRange("u", 0, 0, 2)),
+    ]
     work = [pickle.loads(pickle.dumps(each)) for each in input_partitions(tasks, {"t": "id-t", "u": "id-u"})]
     assert [each.ranges for each in work] == tasks
     assert [each.reached for each in work] == [(("t", 0, 5),), (("t", 1, 9), ("u", 0, 2))]

@@ -74,7 +74,9 @@ def test_a_column_of_another_type_is_refused_before_a_row_is_seen() -> None:
 
 
 def test_a_column_that_must_be_there_is_missed_by_name() -> None:
-    assert refused(FLIGHTS, columns(carrier="string")).startswith("column 'id' is missing and is NOT NULL in topic flights")
+    assert refused(FLIGHTS, columns(carrier="string")).startswith(
+        "column 'id' is missing and is NOT NULL in topic flights"
+    )
     assert refused(RECORDS, columns(key="binary")).startswith("column 'value' is missing: topic orders stores records")
 
 
@@ -110,14 +112,18 @@ def test_timestamps_of_any_zone_keep_their_instant() -> None:
 
 
 def test_a_column_of_nothing_fits_any_nullable_column() -> None:
-    made = Fit(FLIGHTS, columns(id="long", carrier="void"), routed=False).convert(batch(id=[1], carrier=pa.nulls(1)), NOW_US)
+    made = Fit(FLIGHTS, columns(id="long", carrier="void"), routed=False).convert(
+        batch(id=[1], carrier=pa.nulls(1)), NOW_US
+    )
     assert made.column("carrier").to_pylist() == [None]
 
 
 def test_a_record_goes_to_its_partition_or_else_where_its_key_hashes_to_or_else_anywhere() -> None:
     fit = Fit(RECORDS, columns(key="binary", value="binary", partition="integer"), routed=False)
     rows = batch(
-        key=pa.array([b"a", b"b", None], pa.binary()), value=[b"", b"", b""], partition=pa.array([3, None, None], pa.int32())
+        key=pa.array([b"a", b"b", None], pa.binary()),
+        value=[b"", b"", b""],
+        partition=pa.array([3, None, None], pa.int32()),
     )
     chosen = fit.partitions(rows)
     assert chosen is not None
@@ -185,7 +191,8 @@ def test_typed_rows_go_where_the_key_column_says_as_the_producers_do() -> None:
     assert found.tolist() == [partition_for_key(b"UA", 2), SPREAD, partition_for_key(b"AA", 2)]
     found = Fit(FLIGHTS, given, routed=False, key_column="id").partitions(rows)
     assert found is not None
-    assert found.tolist() == [partition_for_key(n.to_bytes(8, "big"), 2) for n in (1, 2, 3)]  # hashed as the topic has it: a long
+    # Hashed as the topic has it: a long
+    assert found.tolist() == [partition_for_key(n.to_bytes(8, "big"), 2) for n in (1, 2, 3)]
     assert Fit(FLIGHTS, given, routed=False).partitions(rows) is None
 
 
@@ -200,7 +207,9 @@ def test_typed_rows_go_to_the_partition_that_they_name_unless_that_is_a_column_o
     assert Fit(own, given, routed=False).partitions(rows) is None
     assert Fit(own, given, routed=False).convert(rows, NOW_US).column("Partition").to_pylist() == [1, None]
     with pytest.raises(InvalidRequest, match="column 'partition' holds 7"):
-        Fit(FLIGHTS, given, routed=False).partitions(batch(id=pa.array([1], pa.int64()), partition=pa.array([7], pa.int32())))
+        Fit(FLIGHTS, given, routed=False).partitions(
+            batch(id=pa.array([1], pa.int64()), partition=pa.array([7], pa.int32()))
+        )
 
 
 def test_a_key_column_is_one_of_the_topics_and_of_a_type_that_is_hashed() -> None:

@@ -17,7 +17,9 @@ from mq_protocol.sql.ddl import parse_schema
 from mq_spark.datasource.schemas import Projection, StoredRows, Topic, spark_type, stream_schema
 
 RECORDS = Topic("orders", "id", RECORD_SCHEMA, typed=False, partitions=3)
-FLIGHTS = Topic("flights", "id", parse_schema("id long NOT NULL, carrier string, stops array<int>"), typed=True, partitions=2)
+FLIGHTS = Topic(
+    "flights", "id", parse_schema("id long NOT NULL, carrier string, stops array<int>"), typed=True, partitions=2
+)
 EVERY_TYPE = parse_schema(
     "a boolean, b byte, c short, d int, e long, f float, g double, h decimal(12,3), i string, j binary, k date, l timestamp, "
     "m timestamp_ntz, n array<string>, o map<string,double>, p struct<x: int, y: array<struct<z: binary>>>"
@@ -29,7 +31,10 @@ def typed(schema: pa.Schema) -> Topic:
 
 
 def records(*values: bytes, timestamp: datetime | None = None) -> pa.RecordBatch:
-    rows = [{"key": None, "value": value, "headers": [{"key": "h", "value": b"1"}], "timestamp": timestamp} for value in values]
+    rows = [
+        {"key": None, "value": value, "headers": [{"key": "h", "value": b"1"}], "timestamp": timestamp}
+        for value in values
+    ]
     return pa.RecordBatch.from_pylist(rows, schema=RECORD_SCHEMA)
 
 
@@ -41,7 +46,9 @@ def test_every_type_that_a_topic_stores_is_exactly_sparks_arrow_form() -> None:
 
 def test_a_stream_of_records_looks_like_kafkas() -> None:
     plain = stream_schema([RECORDS], include_headers=False, include_metadata=False)
-    assert plain.simpleString() == ("struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp>")
+    assert plain.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp>"
+    )
     with_headers = stream_schema([RECORDS], include_headers=True, include_metadata=False)
     assert with_headers["headers"].dataType.simpleString() == "array<struct<key:string,value:binary>>"
     assert Projection(RECORDS, with_headers).schema.equals(to_arrow_schema(with_headers, timezone="UTC"))
@@ -81,7 +88,9 @@ def test_a_schema_given_by_the_user_is_a_projection_in_its_own_order_and_case() 
     wanted = spark.StructType().add("_offset", "long").add("Carrier", "string")
     projection = Projection(FLIGHTS, wanted)
     assert projection.columns == ["carrier"]
-    rows = pa.RecordBatch.from_pylist([{"carrier": "UA"}, {"carrier": None}], schema=pa.schema([("carrier", pa.string())]))
+    rows = pa.RecordBatch.from_pylist(
+        [{"carrier": "UA"}, {"carrier": None}], schema=pa.schema([("carrier", pa.string())])
+    )
     batch = projection.convert(0, [StoredRows(rows, 7, 0)])
     assert batch.to_pylist() == [{"_offset": 7, "Carrier": "UA"}, {"_offset": 8, "Carrier": None}]
 
@@ -123,12 +132,16 @@ def test_a_type_of_a_newer_release_is_an_error() -> None:
 def test_nullability_of_stored_columns_is_relaxed_as_spark_does_for_files() -> None:
     assert all(
         field.nullable
-        for field in stream_schema([typed(parse_schema("a long NOT NULL"))], include_headers=False, include_metadata=False)
+        for field in stream_schema(
+            [typed(parse_schema("a long NOT NULL"))], include_headers=False, include_metadata=False
+        )
     )
 
 
 def test_rows_that_a_filter_has_kept_have_the_offsets_that_they_had() -> None:
-    wanted = spark.StructType([spark.StructField("id", spark.LongType()), spark.StructField("_offset", spark.LongType())])
+    wanted = spark.StructType(
+        [spark.StructField("id", spark.LongType()), spark.StructField("_offset", spark.LongType())]
+    )
     projection = Projection(FLIGHTS, wanted)
     schema = pa.schema([("id", pa.int64())])
 

@@ -56,7 +56,9 @@ def command(error: BaseException) -> str:
     return str(found)
 
 
-def test_a_topic_that_is_not_there_is_answered_with_the_command_that_makes_it(bootstrap: str, admin: Admin, name: str) -> None:
+def test_a_topic_that_is_not_there_is_answered_with_the_command_that_makes_it(
+    bootstrap: str, admin: Admin, name: str
+) -> None:
     with pytest.raises(UnknownTopic, match=f"unknown topic '{name}': create it first") as caught:
         writers(bootstrap, RECORDS, topic=name)
     assert command(caught.value) == f"tritonmq topic create {name}"
@@ -102,7 +104,9 @@ def test_rows_that_name_no_topic_are_refused_and_those_that_do_are_let_through(b
         writers(bootstrap, StructType().add("value", StringType()).add(name, StringType()))
 
 
-def test_a_batch_write_does_not_believe_in_a_topic_that_was_deleted_a_moment_ago(bootstrap: str, admin: Admin, name: str) -> None:
+def test_a_batch_write_does_not_believe_in_a_topic_that_was_deleted_a_moment_ago(
+    bootstrap: str, admin: Admin, name: str
+) -> None:
     admin.create_topic(name, partitions=1, replicas=1)
     source = TritonMQSource({"bootstrap.servers": bootstrap, "topic": name})
     source.writer(RECORDS, False)
@@ -116,7 +120,11 @@ def test_the_traceback_that_spark_shows_has_one_frame_of_ours(bootstrap: str, ad
     source = TritonMQSource({"bootstrap.servers": bootstrap, "topic": name})
     with pytest.raises(UnknownTopic) as caught:
         source.writer(RECORDS, False)
-    ours = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__) if "mq_" in frame.filename.split("/src/")[-1]]
+    ours = [
+        frame.name
+        for frame in traceback.extract_tb(caught.value.__traceback__)
+        if "mq_" in frame.filename.split("/src/")[-1]
+    ]
     assert len([each for each in ours if not each.startswith("test_")]) == 1
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__

@@ -1,4 +1,5 @@
-"""A process that Spark keeps: what lives as long as it does is taken out of the collector's sight. Nobody else's is touched."""
+"""A process that Spark keeps: what lives as long as it does is taken out of the collector's sight. Nobody else's is
+touched."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def in_sight(thing: object) -> bool:
     return any(each is thing for each in gc.get_objects())
 
 
-def test_the_second_piece_of_work_leaves_all_that_is_there_out_of_later_collections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_piece_of_work_leaves_all_that_is_there_out_of_later_collections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pretend_main(monkeypatch, "pyspark.daemon")
     process, module = worker._Worker(), ["imported"]
     process.begins()

@@ -33,7 +33,9 @@ def test_the_json_form_has_partitions_in_the_order_of_their_numbers() -> None:
     assert from_json(json.loads(text)) == {"a": {0: 1}, "b": {9: 4, 10: 5}}
 
 
-@pytest.mark.parametrize("found", [3, {"t": 3}, {"t": {"x": 1}}, {"t": {"0": "1"}}, {"t": {"0": -1}}, {"t": {"0": None}}])
+@pytest.mark.parametrize(
+    "found", [3, {"t": 3}, {"t": {"x": 1}}, {"t": {"0": "1"}}, {"t": {"0": -1}}, {"t": {"0": None}}]
+)
 def test_a_checkpoint_of_another_source_is_refused(found: object) -> None:
     with pytest.raises(InvalidRequest, match="offsets that are not of this source"):
         from_json(found)
@@ -78,7 +80,10 @@ def test_nobody_starves_when_the_limit_is_below_the_number_of_partitions() -> No
 def test_a_plan_has_every_row_once_in_the_same_order_whatever_the_number_of_tasks() -> None:
     rng = random.Random(11)
     for _ in range(500):
-        parts = [OffsetRange("t", p, at := rng.randrange(9), at + rng.choice((1, 3, 40, 5000))) for p in range(rng.randint(1, 12))]
+        parts = [
+            OffsetRange("t", p, at := rng.randrange(9), at + rng.choice((1, 3, 40, 5000)))
+            for p in range(rng.randint(1, 12))
+        ]
         rows = sum(map(len, parts))
         tasks = plan(parts, cores=rng.randint(1, 8), tasks_min=rng.choice((None, 1, 3, 50)))
         laid = [(each.partition, row) for task in tasks for each in task for row in range(each.start, each.end)]

@@ -51,7 +51,9 @@ READING = {
         "source: test_a_topic_that_was_made_again_is_never_taken_for_the_old_one",
         "options: test_rows_that_retention_has_removed_are_a_loss_and_may_be_passed_over",
     ],
-    "maxOffsetsPerTrigger": ["source: test_max_offsets_per_trigger_bounds_every_micro_batch_and_a_restart_sees_each_record_once"],
+    "maxOffsetsPerTrigger": [
+        "source: test_max_offsets_per_trigger_bounds_every_micro_batch_and_a_restart_sees_each_record_once"
+    ],
     "minOffsetsPerTrigger, maxTriggerDelay": ["options: test_a_micro_batch_waits_for_enough_rows"],
     "minPartitions, maxRecordsPerPartition": ["source: test_a_task_has_no_more_rows_than_max_records_per_partition"],
     "maxBytesPerTrigger": ["options: test_a_micro_batch_has_no_more_bytes_and_no_more_rows_than_it_may"],
@@ -59,7 +61,9 @@ READING = {
         "unit: test_what_only_tunes_kafkas_client_is_let_through_and_its_settings_are_not"
     ],
     "other kafka.…": ["unit: test_what_only_tunes_kafkas_client_is_let_through_and_its_settings_are_not"],
-    "requestTimeoutMs, also of the sink": ["errors: test_nobody_listening_is_said_within_the_deadline_and_names_the_address"],
+    "requestTimeoutMs, also of the sink": [
+        "errors: test_nobody_listening_is_said_within_the_deadline_and_names_the_address"
+    ],
 }
 WRITING = {
     "columns key, value, headers, topic, partition": [
@@ -123,7 +127,9 @@ def test_every_row_of_the_page_has_a_test_that_shows_it() -> None:
     assert sorted(rows("Writing")) == sorted(WRITING)
 
 
-@pytest.mark.parametrize("shown", [*READING.values(), *WRITING.values(), *BESIDE_THE_TABLES.values()], ids=lambda shown: shown[0])
+@pytest.mark.parametrize(
+    "shown", [*READING.values(), *WRITING.values(), *BESIDE_THE_TABLES.values()], ids=lambda shown: shown[0]
+)
 def test_every_test_that_is_to_show_a_row_is_there(shown: list[str]) -> None:
     for each in shown:
         where, _, test = each.partition(": ")
@@ -162,6 +168,8 @@ def test_the_defaults_that_are_written_are_those_of_the_code(text: str) -> None:
     assert default("requestTimeoutMs", text) == f"{stream().timeout_ms}; {sink().timeout_ms} for the sink"
     assert not sink().keep_on_mismatch
     assert default("onReplayMismatch", text) == "`fail`"
-    assert (stream().max_offsets_per_trigger, stream().max_bytes_per_trigger, stream().max_records_per_partition) == (None,) * 3
+    assert (stream().max_offsets_per_trigger, stream().max_bytes_per_trigger, stream().max_records_per_partition) == (
+        None,
+    ) * 3
     assert default("maxOffsetsPerTrigger", text) == "no limit"
     assert re.fullmatch("`leader`(; none)?", default("readFrom", text))

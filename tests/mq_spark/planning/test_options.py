@@ -93,8 +93,12 @@ def test_offsets_must_name_the_topics_that_are_subscribed_to() -> None:
 
 def test_what_has_no_meaning_in_a_stream_or_in_a_batch_read_is_refused() -> None:
     assert source_error(endingOffsets="latest").startswith("endingOffsets has no meaning in a stream")
-    assert source_error(streaming=False, maxOffsetsPerTrigger="1").startswith("maxOffsetsPerTrigger has no meaning in a batch read")
-    assert source_error(streaming=False, startingOffsets="latest").startswith("startingOffsets of a batch read cannot be latest")
+    assert source_error(streaming=False, maxOffsetsPerTrigger="1").startswith(
+        "maxOffsetsPerTrigger has no meaning in a batch read"
+    )
+    assert source_error(streaming=False, startingOffsets="latest").startswith(
+        "startingOffsets of a batch read cannot be latest"
+    )
     assert source_error(streaming=False, endingOffsets="earliest").startswith("endingOffsets cannot be earliest")
     assert source_error(path="x").startswith("a path has no meaning here")
 
@@ -111,7 +115,9 @@ def test_a_stream_may_wait_for_more_rows_but_not_for_longer_than_it_says() -> No
     assert (options.min_offsets_per_trigger, options.max_trigger_delay_s) == (5, 900)
     assert parse_source({**SOURCE, "maxTriggerDelay": "1500 ms"}, streaming=True).max_trigger_delay_s == 1.5
     assert source_error(maxTriggerDelay="soon").startswith("maxTriggerDelay='soon' is not a time")
-    assert source_error(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="4").startswith("minOffsetsPerTrigger=5 is above")
+    assert source_error(minOffsetsPerTrigger="5", maxOffsetsPerTrigger="4").startswith(
+        "minOffsetsPerTrigger=5 is above"
+    )
 
 
 def test_topics_may_be_matched_by_a_pattern_of_whole_names() -> None:
@@ -119,7 +125,9 @@ def test_topics_may_be_matched_by_a_pattern_of_whole_names() -> None:
     assert meant.matching(["orders-2", "orders-1", "old-orders-1", "orders"]) == ("orders-1", "orders-2")
     assert meant.covers("orders-7", 3)
     assert not meant.covers("order", 0)
-    assert source_error_without_topics(subscribePattern="(").startswith("subscribePattern='(' is no regular expression: ")
+    assert source_error_without_topics(subscribePattern="(").startswith(
+        "subscribePattern='(' is no regular expression: "
+    )
     assert source_error_without_topics(subscribePattern="").startswith("subscribePattern is empty")
 
 
@@ -130,7 +138,11 @@ def source_error_without_topics(**options: str) -> str:
 
 
 def test_partitions_may_be_assigned_one_by_one() -> None:
-    given = {"bootstrap.servers": "a:1", "assign": '{"u":[2,0,2],"t":[1]}', "startingOffsets": '{"t":{"1":5},"u":{"0":1,"2":2}}'}
+    given = {
+        "bootstrap.servers": "a:1",
+        "assign": '{"u":[2,0,2],"t":[1]}',
+        "startingOffsets": '{"t":{"1":5},"u":{"0":1,"2":2}}',
+    }
     options = parse_source(given, streaming=True)
     meant = options.subscription
     assert (meant.topics, meant.assigned) == (("t", "u"), {"t": (1,), "u": (0, 2)})
@@ -141,7 +153,9 @@ def test_partitions_may_be_assigned_one_by_one() -> None:
         meant.partitions("u", 2)
 
 
-@pytest.mark.parametrize("text", ["t", "{}", "[]", '{"t":0}', '{"t":[]}', '{"t":[-1]}', '{"t":["0"]}', '{"t":[true]}', "{"])
+@pytest.mark.parametrize(
+    "text", ["t", "{}", "[]", '{"t":0}', '{"t":[]}', '{"t":[-1]}', '{"t":["0"]}', '{"t":[true]}', "{"]
+)
 def test_an_assignment_that_is_not_understood_is_answered_with_its_form(text: str) -> None:
     error = source_error_without_topics(assign=text)
     assert error.startswith("assign")
@@ -178,7 +192,9 @@ def test_one_time_counts_before_times_and_times_before_offsets_as_with_kafka() -
 
 @pytest.mark.parametrize("text", ["", "yesterday", "-1", "1.5", "99999999999999999999"])
 def test_a_time_is_in_milliseconds_since_1970(text: str) -> None:
-    assert source_error(startingTimestamp=text).startswith(f"startingTimestamp={text!r} is not a time: write milliseconds")
+    assert source_error(startingTimestamp=text).startswith(
+        f"startingTimestamp={text!r} is not a time: write milliseconds"
+    )
     assert source_error(streaming=False, endingTimestamp=text).startswith(f"endingTimestamp={text!r} is not a time")
 
 
@@ -200,7 +216,9 @@ def test_bytes_are_written_as_spark_writes_sizes() -> None:
         assert parse_source({**SOURCE, "maxBytesPerTrigger": text}, streaming=True).max_bytes_per_trigger == expected
     for text in ("0", "-1", "1.5m", "many", "10x", ""):
         assert source_error(maxBytesPerTrigger=text).startswith(f"maxBytesPerTrigger={text!r} is not a number of bytes")
-    assert source_error(streaming=False, maxBytesPerTrigger="1").startswith("maxBytesPerTrigger has no meaning in a batch read")
+    assert source_error(streaming=False, maxBytesPerTrigger="1").startswith(
+        "maxBytesPerTrigger has no meaning in a batch read"
+    )
 
 
 def test_a_filter_is_not_empty() -> None:
@@ -253,7 +271,9 @@ def test_a_batch_write_is_idempotent_by_both_names_or_by_neither() -> None:
     assert (options.txn_app_id, options.txn_version) == ("etl", 7)
     assert sink_error(streaming=False, txnAppId="etl").startswith("txnVersion is missing")
     assert sink_error(streaming=False, txnVersion="7").startswith("txnAppId is missing")
-    assert sink_error(streaming=True, txnAppId="etl", txnVersion="7").startswith("txnAppId and txnVersion belong to df.write")
+    assert sink_error(streaming=True, txnAppId="etl", txnVersion="7").startswith(
+        "txnAppId and txnVersion belong to df.write"
+    )
 
 
 def test_on_replay_mismatch_is_fail_or_keep() -> None:

@@ -153,7 +153,9 @@ def test_a_start_at_a_time_is_logged_first_because_the_same_time_may_be_found_el
 def test_a_time_after_which_there_is_nothing_is_an_error_or_the_end() -> None:
     found = {"t": {0: 4, 1: None}}
     both = bounds((0, 10), (0, 20))
-    with pytest.raises(InvalidSetting, match="startingTimestamp finds nothing in topic t partition 1, where all is older: give an"):
+    with pytest.raises(
+        InvalidSetting, match="startingTimestamp finds nothing in topic t partition 1, where all is older: give an"
+    ):
         resolved("startingOffsets", AtTime("startingTimestamp", 5, otherwise_latest=False), both, found, fail=True)
     at = AtTime("startingTimestamp", 5, otherwise_latest=True)
     assert resolved("startingOffsets", at, both, found, fail=True) == {"t": {0: 4, 1: 20}}
@@ -163,7 +165,9 @@ def test_times_must_name_every_partition() -> None:
     both = bounds((0, 10), (0, 20))
     assert times_wanted(AtTime("startingTimestamp", 5, otherwise_latest=True), both) == {"t": {0: 5, 1: 5}}
     each = AtTime("startingOffsetsByTimestamp", {"t": {0: 5}}, otherwise_latest=True)
-    with pytest.raises(InvalidSetting, match="startingOffsetsByTimestamp names partitions 0 of topic t, which has 0, 1"):
+    with pytest.raises(
+        InvalidSetting, match="startingOffsetsByTimestamp names partitions 0 of topic t, which has 0, 1"
+    ):
         times_wanted(each, both)
     with pytest.raises(InvalidSetting, match="startingOffsetsByTimestamp names topics t, and there are u"):
         times_wanted(each, {"u": {0: Bounds(0, 1)}})
@@ -219,9 +223,13 @@ def test_losses_that_are_allowed_are_passed_over_and_not_counted_as_rows() -> No
 
 def test_given_offsets_must_name_every_partition_and_lie_in_what_is_kept() -> None:
     at = options(startingOffsets=EXACT).starting
-    with pytest.raises(InvalidSetting, match="startingOffsets names partitions 0, 1 of topic t, which has 0: name every one"):
+    with pytest.raises(
+        InvalidSetting, match="startingOffsets names partitions 0, 1 of topic t, which has 0: name every one"
+    ):
         resolved("startingOffsets", at, bounds((0, 10)), fail=True)
-    with pytest.raises(InvalidSetting, match="startingOffsets has offset 5 for topic t partition 0, which keeps 6 to 10"):
+    with pytest.raises(
+        InvalidSetting, match="startingOffsets has offset 5 for topic t partition 0, which keeps 6 to 10"
+    ):
         resolved("startingOffsets", at, bounds((6, 10), (0, 1)), fail=True)
     assert resolved("startingOffsets", at, bounds((6, 10), (0, 1)), fail=False) == {"t": {0: 6, 1: 0}}
 

@@ -23,7 +23,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="run this one alone")
     parser.add_argument("--short", action="store_true", help="a few seconds of each, as the tests run them")
     parser.add_argument("--story", action="store_true", help="with --seed: print all that happened")
-    parser.add_argument("--processes", type=int, default=1, choices=(1, 2), help="seeds are spread over so many processes")
+    parser.add_argument(
+        "--processes", type=int, default=1, choices=(1, 2), help="seeds are spread over so many processes"
+    )
     parser.add_argument("--keep-going", action="store_true", help="do not stop at the first failure")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so many minutes, whatever is left")
     arguments = parser.parse_args()
@@ -38,13 +40,17 @@ def main() -> int:
     started = time.monotonic()
     total, faults, done = Counter[str](), Counter[str](), Counter[str]()
     virtual_s = 0.0
-    for report in run(range(arguments.first, arguments.first + arguments.seeds), arguments.processes, short=arguments.short):
+    for report in run(
+        range(arguments.first, arguments.first + arguments.seeds), arguments.processes, short=arguments.short
+    ):
         total.update(seeds=1, calls=report.calls)
         virtual_s += report.virtual_s
         faults.update(report.faults)
         done.update(report.done)
         if total["seeds"] % PROGRESS_SEEDS == 0:
-            print(f"{total['seeds']} seeds, {total['failed']} failed, {time.monotonic() - started:.0f} s", file=sys.stderr)
+            print(
+                f"{total['seeds']} seeds, {total['failed']} failed, {time.monotonic() - started:.0f} s", file=sys.stderr
+            )
         if tell(report):
             total["failed"] += 1
             if not arguments.keep_going:

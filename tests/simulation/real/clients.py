@@ -1,4 +1,5 @@
-"""What uses the simulated cluster: clients that speak to brokers as the product's own do, and write down what they did and saw.
+"""What uses the simulated cluster: clients that speak to brokers as the product's own do, and write down what they did
+and saw.
 
 Each is one coroutine of the world around the brokers. Values are numbers, each sent once; the history is judged by
 tests/history/checker.py.
@@ -210,7 +211,9 @@ class Reader(Client):
             async for data in call:
                 message = decode(data, pb.BatchesHeader)
                 batches = list(message.header.batches)
-                for batch, payload in zip(batches, split(message.payload, [b.payload_bytes for b in batches]), strict=True):
+                for batch, payload in zip(
+                    batches, split(message.payload, [b.payload_bytes for b in batches]), strict=True
+                ):
                     self._read(batch, values_in(payload))
         except aio.AioRpcError as error:
             told = from_call(error, f"b{broker}")

@@ -271,7 +271,9 @@ class Cluster:
         await self._finish(tasks, clients)
 
     async def _finish(self, tasks: list[asyncio.Task[None]], clients: list[Client]) -> None:
-        producing = [task for task, client in zip(tasks, clients, strict=True) if isinstance(client, Producer | Transactor)]
+        producing = [
+            task for task, client in zip(tasks, clients, strict=True) if isinstance(client, Producer | Transactor)
+        ]
         await self.until(
             lambda: all(task.done() for task in producing),
             self.plan.calm_s,
@@ -295,7 +297,9 @@ class Cluster:
             raise Violation(verdict.story())
         for machine in self.machines.values():
             machine.stop()
-        await self.until(lambda: not any(m.up for m in self.machines.values()), BOOT_S, "every broker stops when asked to")
+        await self.until(
+            lambda: not any(m.up for m in self.machines.values()), BOOT_S, "every broker stops when asked to"
+        )
 
     def _client_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and task.exception() is not None:
@@ -315,7 +319,9 @@ class Cluster:
 
         await self.until(create, BOOT_S, f"topic {name} is made")
 
-    async def until(self, condition: Callable[[], Any | Awaitable[Any]], seconds: float, what: str | Callable[[], str]) -> None:
+    async def until(
+        self, condition: Callable[[], Any | Awaitable[Any]], seconds: float, what: str | Callable[[], str]
+    ) -> None:
         """Wait until it holds. A `TritonMQError` counts as not yet. Raises `Violation`."""
         deadline = self.loop.time() + seconds
         last = ""

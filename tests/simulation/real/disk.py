@@ -1,12 +1,13 @@
 """One machine's disk: real files in a directory of its own, and what of them a loss of power would take away.
 
-The product's storage writes through `Files` (mq_broker/storage/files.py) and through paths. Both are given here: `Disk` is the
-one, `DiskPath` the other. Bytes are written to real files at once, and remembered until they are synced. So are names, until their
-directory is synced. A process that is killed loses neither: the kernel has them. A machine that loses its power loses the names
-from some point on. Of each file it loses any of the writes that were not synced; the last one that stays may be torn.
+The product's storage writes through `Files` (mq_broker/storage/files.py) and through paths. Both are given here: `Disk`
+is the one, `DiskPath` the other. Bytes are written to real files at once, and remembered until they are synced. So are
+names, until their directory is synced. A process that is killed loses neither: the kernel has them. A machine that
+loses its power loses the names from some point on. Of each file it loses any of the writes that were not synced; the
+last one that stays may be torn.
 
-The disk may be full, may be slow (that is the writer's, substitutes.py), and may fail to sync: what a failed sync was to cover is
-never made durable by a later one.
+The disk may be full, may be slow (that is the writer's, substitutes.py), and may fail to sync: what a failed sync was
+to cover is never made durable by a later one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ SECTOR = 512
 
 @dataclass(slots=True)
 class Write:
-    """A change of a file's content that is not synced. `old` is what was there; None of `new`: the file was cut at `position`."""
+    """A change of a file's content that is not synced. `old` is what was there; None of `new`: the file was cut at
+    `position`."""
 
     position: int
     old: bytes
@@ -260,7 +262,12 @@ class Disk:
         self._writes.clear()
 
     def _all_files(self) -> list[str]:
-        return [os.path.join(top, name) for base in (self.root, self.graves) for top, _, names in os.walk(base) for name in names]
+        return [
+            os.path.join(top, name)
+            for base in (self.root, self.graves)
+            for top, _, names in os.walk(base)
+            for name in names
+        ]
 
     def _lose_writes(self, path: str, writes: list[Write]) -> None:
         random = self._loop.random
@@ -360,7 +367,8 @@ class DiskPath(PosixPath):
 
 
 class StorageOs:
-    """What `os` is to the modules of the product's storage: descriptors die with their process, and paths are on its disk."""
+    """What `os` is to the modules of the product's storage: descriptors die with their process, and paths are on its
+    disk."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)

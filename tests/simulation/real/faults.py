@@ -38,7 +38,9 @@ def planted(fault: Fault) -> Iterator[None]:
     original = inspect.getattr_static(owner, name)
     source = textwrap.dedent(inspect.getsource(original.fget if isinstance(original, property) else original))
     if source.count(fault.old) != 1:
-        raise ValueError(f"{fault.name!r}: {fault.old!r} occurs {source.count(fault.old)} times in {fault.where}, not once")
+        raise ValueError(
+            f"{fault.name!r}: {fault.old!r} occurs {source.count(fault.old)} times in {fault.where}, not once"
+        )
     names: dict[str, Any] = {}
     exec(compile(source.replace(fault.old, fault.new), f"<{fault.name}>", "exec"), vars(module), names)
     # Other modules may hold a function by its own name.
@@ -92,7 +94,9 @@ def put_into(table: Path, found: list[Found]) -> None:
     if not after:
         raise ValueError(f"{table} has no table that begins with {HEADER!r}")
     rest = after.lstrip("\n").split("\n\n", 1)[1:]
-    table.write_text("\n\n".join([before + HEADER + "\n" + "\n".join(each.row for each in found), *rest]).rstrip("\n") + "\n")
+    table.write_text(
+        "\n\n".join([before + HEADER + "\n" + "\n".join(each.row for each in found), *rest]).rstrip("\n") + "\n"
+    )
 
 
 def main() -> int:

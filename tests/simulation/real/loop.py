@@ -1,12 +1,12 @@
 """An asyncio event loop without threads and sockets, whose time is virtual, and the processes that live on it.
 
-Time stands still while callbacks run, and jumps to the next timer when none is ready. Ready callbacks run in the order in
-which they became ready, as asyncio promises. What happens when is decided by those who set timers (messages, disks, jobs of
-threads), each with a delay from one seeded `Random`. So a seed is a run.
+Time stands still while callbacks run, and jumps to the next timer when none is ready. Ready callbacks run in the order
+in which they became ready, as asyncio promises. What happens when is decided by those who set timers (messages, disks,
+jobs of threads), each with a delay from one seeded `Random`. So a seed is a run.
 
-A simulated process (`Process`) is whatever runs in a context that names it: its tasks, and all callbacks that they schedule. A
-process that is killed runs no callback any more, as after SIGKILL: no `finally`, no `except`. One that is paused runs none until it
-is resumed, as after SIGSTOP.
+A simulated process (`Process`) is whatever runs in a context that names it: its tasks, and all callbacks that they
+schedule. A process that is killed runs no callback any more, as after SIGKILL: no `finally`, no `except`. One that is
+paused runs none until it is resumed, as after SIGSTOP.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class NumberedFuture(asyncio.Future[Any]):
 class NumberedTimer(asyncio.TimerHandle):
     """Of two that are due at the same time, the one that was set first comes first."""
 
-    def __init__(self, when: float, callback: Callable[..., object], args: Any, loop: VirtualLoop, context: Context | None) -> None:
+    def __init__(
+        self, when: float, callback: Callable[..., object], args: Any, loop: VirtualLoop, context: Context | None
+    ) -> None:
         self.number = loop.next_number()
         super().__init__(when, callback, args, loop, context)
 
@@ -132,17 +134,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def create_future(self) -> NumberedFuture:
         return NumberedFuture(loop=self)
 
-    def call_soon_threadsafe(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon_threadsafe(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         return self.call_soon(callback, *args, context=context)
 
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> NumberedTimer:
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> NumberedTimer:
         timer = NumberedTimer(when, callback, args, self, context)
         heapq.heappush(self._scheduled, timer)
         timer._scheduled = True
         return timer
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """There are no threads: the job is done at once, some time after it was asked for, and its result comes some time later."""
+        """There are no threads: the job is done at once, some time after it was asked for, and its result comes some
+        time later."""
         done = self.create_future()
 
         def told(result: Any, error: BaseException | None) -> None:
@@ -192,7 +199,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
                 continue
             process = handle._context.get(PROCESS)
             if process is not None and not process.alive:
-                self._graveyard.append(handle)  # kept, or what it holds would be cleaned up: nobody cleans up after SIGKILL
+                # Kept, or what it holds would be cleaned up: nobody cleans up after SIGKILL
+                self._graveyard.append(handle)
             elif process is not None and process.paused:
                 process.deferred.append(handle)
             else:

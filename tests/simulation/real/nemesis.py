@@ -31,7 +31,9 @@ class Nemesis:
         rates = sorted(self.cluster.plan.rates.items())
         total = sum(rate for _, rate in rates)
         while self.loop.time() < until:
-            await asyncio.sleep(min(self.random.expovariate(total) if total else seconds, until - self.loop.time()) + 1e-3)
+            await asyncio.sleep(
+                min(self.random.expovariate(total) if total else seconds, until - self.loop.time()) + 1e-3
+            )
             if rates and self.loop.time() < until:
                 [kind] = self.random.choices([kind for kind, _ in rates], [rate for _, rate in rates])
                 self.cluster.faults[kind] += 1
@@ -47,7 +49,8 @@ class Nemesis:
         for machine in self.cluster.machines.values():
             self._mend(machine)
             if machine.process is not None:
-                machine.process.clock_ahead_s = 0.0  # brokers whose clocks are half a minute apart answer each other nothing
+                # Brokers whose clocks are half a minute apart answer each other nothing
+                machine.process.clock_ahead_s = 0.0
             machine.resume()
             if not machine.up:
                 machine.start()
@@ -203,7 +206,9 @@ class Nemesis:
 
     def _move(self) -> None:
         name, number, spec = self._place()
-        target = self.random.sample(sorted(self.cluster.machines), len(spec.assignment[number]) if not spec.moving else 3)
+        target = self.random.sample(
+            sorted(self.cluster.machines), len(spec.assignment[number]) if not spec.moving else 3
+        )
         move = pb.PartitionMove(topic=name, partition=number, target=target)
         self.cluster.tell(f"{name}-{number} is to move to {target}")
         cancel = self.random.random() < 0.2

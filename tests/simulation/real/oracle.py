@@ -23,8 +23,8 @@ class Violation(AssertionError):
 
 
 class Oracle:
-    """Owns what is known to be committed: of each partition the leader epoch of each entry, by index, which together name an
-    entry; and who led in each epoch."""
+    """Owns what is known to be committed: of each partition the leader epoch of each entry, by index, which together
+    name an entry; and who led in each epoch."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -38,7 +38,11 @@ class Oracle:
         shared = replica._shared
         place = shared.name
         for effect in effects:
-            if isinstance(effect, Audit) and effect.alarm and not any(harmless in effect.text for harmless in HARMLESS_ALARMS):
+            if (
+                isinstance(effect, Audit)
+                and effect.alarm
+                and not any(harmless in effect.text for harmless in HARMLESS_ALARMS)
+            ):
                 self.cluster.fail(f"{process}: an alarm: {effect.text}")
         if replica.leading:
             known = self._leaders.setdefault((place, replica.leader_epoch), process.name)
@@ -48,7 +52,9 @@ class Oracle:
         if high_watermark == before:
             return
         if high_watermark > replica.flushed:
-            self.cluster.fail(f"{place}: {process} commits up to {high_watermark}, and has flushed up to {replica.flushed}")
+            self.cluster.fail(
+                f"{place}: {process} commits up to {high_watermark}, and has flushed up to {replica.flushed}"
+            )
         committed = self._committed.setdefault(place, {})
         for index in range(max(before, replica.first_index - 1) + 1, high_watermark + 1):
             epoch = shared.log.epoch_at(index)
@@ -124,7 +130,9 @@ class Oracle:
                         raise Violation(f"{name}-{number}: brokers {broker} and {leads} know otherwise: {states}")
                 differ = [offset for offset, value in theirs.items() if mine.get(offset, value) != value]
                 if differ or partition.next_offset > leader.next_offset:
-                    raise Violation(f"{name}-{number}: brokers {broker} and {leader.replica.leader} differ at offsets {differ}")
+                    raise Violation(
+                        f"{name}-{number}: brokers {broker} and {leader.replica.leader} differ at offsets {differ}"
+                    )
 
 
 def contents(process: Any, partition: Any) -> tuple[list[int], list[int]]:

@@ -71,7 +71,17 @@ class Plan:
         if not power:
             plan.topics["o"] = 1, {"durability": "os"}
         plan.bad_disk = random.choice((0, *range(1, plan.brokers + 1)))
-        kinds = ["kill", "kill in a disk operation", "stop", "pause", "cut", "isolate", "session", "clock", "coordination"]
+        kinds = [
+            "kill",
+            "kill in a disk operation",
+            "stop",
+            "pause",
+            "cut",
+            "isolate",
+            "session",
+            "clock",
+            "coordination",
+        ]
         if power:
             kinds += ["power", "all power"]
         if plan.bad_disk:

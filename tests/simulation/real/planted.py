@@ -1,6 +1,8 @@
-"""Faults to plant in what surrounds the core: shell, storage, links, groups, transactions, moves. Each breaks one rule by one edit.
+"""Faults to plant in what surrounds the core: shell, storage, links, groups, transactions, moves. Each breaks one rule
+by one edit.
 
-An edit that no longer applies fails loudly: that code has changed, and whoever changed it says here what breaking its rule means.
+An edit that no longer applies fails loudly: that code has changed, and whoever changed it says here what breaking its
+rule means.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the product's modules are given in place of the world: time, chance, sockets, threads, the kernel.
 
-`in_place_of` puts each substitute wherever a module of the product holds the original, whatever it calls it there. So a module that
-is moved, or that begins to use the clock, is simulated without a word here; and a module that uses something of the world that is
-not simulated finds nothing by that name in the substitute, and fails loudly.
+`in_place_of` puts each substitute wherever a module of the product holds the original, whatever it calls it there. So a
+module that is moved, or that begins to use the clock, is simulated without a word here; and a module that uses
+something of the world that is not simulated finds nothing by that name in the substitute, and fails loudly.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ class SimulatedSyncs(BackgroundSyncs):
 
 
 class SimulatedWriter(Writer):
-    """Its thread is a timer for each round. A round begins some time after what it carries out was asked for. It is told of
-    some time after it is done."""
+    """Its thread is a timer for each round. A round begins some time after what it carries out was asked for. It is
+    told of some time after it is done."""
 
     syncs: SimulatedSyncs
 

@@ -18,7 +18,9 @@ ROOT = Path(__file__).parents[3]
 
 
 def failure(report: Report) -> str:
-    return f"{report.violation}\n{report.story}\nreplay it: python -m tests.simulation.real --short --seed {report.seed}"
+    return (
+        f"{report.violation}\n{report.story}\nreplay it: python -m tests.simulation.real --short --seed {report.seed}"
+    )
 
 
 @pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.more_seeds) for seed in range(3, 7))])

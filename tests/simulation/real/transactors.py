@@ -24,8 +24,9 @@ WINDOW_BYTES = 4_000
 
 
 class Transactor(Client):
-    """A streaming query: stages a micro-batch in the partitions of a topic, decides it, goes on to the next. Now and then an
-    attempt is given up half way, as a driver that dies would. Another run then does the same micro-batch again."""
+    """A streaming query: stages a micro-batch in the partitions of a topic, decides it, goes on to the next. Now and
+    then an attempt is given up half way, as a driver that dies would. Another run then does the same micro-batch
+    again."""
 
     def __init__(self, cluster: Cluster, name: str, topic: str, partitions: int) -> None:
         super().__init__(cluster, name)
@@ -74,7 +75,12 @@ class Transactor(Client):
             if self.random.random() < 0.03:
                 raise Unreachable("the driver died before it decided")
         request = pb.DecideRequest(
-            key=self._key, batch_id=batch_id, run_id=run_id, row_count=sum(map(len, values)), manifest=manifest, timeout_ms=8_000
+            key=self._key,
+            batch_id=batch_id,
+            run_id=run_id,
+            row_count=sum(map(len, values)),
+            manifest=manifest,
+            timeout_ms=8_000,
         )
         for attempt in range(6):
             try:
@@ -140,7 +146,8 @@ class Transactor(Client):
 
 
 class Member(Client):
-    """The one member of a group that reads one partition, pushed by its leader. It settles what it was given, in order."""
+    """The one member of a group that reads one partition, pushed by its leader. It settles what it was given, in
+    order."""
 
     def __init__(self, cluster: Cluster, name: str, group: str, topic: str, partition: int) -> None:
         super().__init__(cluster, name)
@@ -194,7 +201,9 @@ class Member(Client):
             values = values_in(payload)
             offsets = list(range(batch.base_offset, batch.base_offset + batch.record_count))
             self.cluster.done["records delivered"] += len(values)
-            self.write("deliver", group=self.group, topic=self.topic, partition=self.partition, offsets=offsets, values=values)
+            self.write(
+                "deliver", group=self.group, topic=self.topic, partition=self.partition, offsets=offsets, values=values
+            )
             taken += batch.payload_bytes
             end = offsets[-1] + 1
         if not taken:

@@ -1,8 +1,10 @@
-"""gRPC without sockets: servers, channels and calls between simulated processes, over connections that are slow, cut and reset.
+"""gRPC without sockets: servers, channels and calls between simulated processes, over connections that are slow, cut
+and reset.
 
-What is above gRPC's API in the product runs as it is: handlers, streams, links, proofs, errors in metadata. What a connection does
-is TCP's: bytes arrive in order or not at all. While two machines are cut off from each other nothing arrives; if that ends in time
-all of it does, late, and if not both ends hear that the connection broke, each when its keepalive says so.
+What is above gRPC's API in the product runs as it is: handlers, streams, links, proofs, errors in metadata. What a
+connection does is TCP's: bytes arrive in order or not at all. While two machines are cut off from each other nothing
+arrives; if that ends in time all of it does, late, and if not both ends hear that the connection broke, each when its
+keepalive says so.
 """
 
 from __future__ import annotations
@@ -136,8 +138,9 @@ class Connection:
                 self.network.loop.call_later(self.network.delay(), self._break, end, context=Context())
 
     def abandon(self, end: End) -> None:
-        """That end is closed, or its process has gone. Its machine says so to the other end, unless it has lost its power or
-        cannot reach it: then that end finds out by its keepalive, or by the answer to what it sends once it can."""
+        """That end is closed, or its process has gone. Its machine says so to the other end, unless it has lost its
+        power or cannot reach it: then that end finds out by its keepalive, or by the answer to what it sends once it
+        can."""
         process = end.context.get(PROCESS)
         self._break(end)
         other = self.acceptor if end is self.dialler else self.dialler
@@ -195,7 +198,9 @@ class Server:
             connection.abandon(connection.acceptor)
         self.connections.clear()
 
-    def accept(self, call: ClientCall, connection: Connection, method: str, metadata: Any, timeout: float | None) -> None:
+    def accept(
+        self, call: ClientCall, connection: Connection, method: str, metadata: Any, timeout: float | None
+    ) -> None:
         """A call has arrived, in this process."""
         found = None
         for handlers in self._handlers:
@@ -210,7 +215,9 @@ class Server:
 class ServerCall:
     """One call at its server. Is the `ServicerContext` that handlers are given."""
 
-    def __init__(self, server: Server, call: ClientCall, connection: Connection, metadata: Any, timeout: float | None) -> None:
+    def __init__(
+        self, server: Server, call: ClientCall, connection: Connection, metadata: Any, timeout: float | None
+    ) -> None:
         loop = server._network.loop
         self.number = loop.next_number()
         self.task: asyncio.Task[Any]
@@ -399,7 +406,9 @@ class Channel:
 class ClientCall:
     """One call at its client: of one request or of a stream, answered by one message or by a stream."""
 
-    def __init__(self, channel: Channel, method: str, request: bytes | None, timeout: float | None, metadata: Any) -> None:
+    def __init__(
+        self, channel: Channel, method: str, request: bytes | None, timeout: float | None, metadata: Any
+    ) -> None:
         self._channel = channel
         self._method = method
         self._loop = channel._network.loop
@@ -476,7 +485,9 @@ class ClientCall:
 
     def _tell_server(self) -> None:
         if self._connection is not None:
-            self._connection.send(self._connection.acceptor, lambda: self.served.cancel() if self.served is not None else None)
+            self._connection.send(
+                self._connection.acceptor, lambda: self.served.cancel() if self.served is not None else None
+            )
 
     # -- what callers use
 

@@ -1,8 +1,8 @@
 """A simulated coordination service, behind the product's interface: what ZooKeeper promises, and nothing more.
 
-Writes are atomic and in one order; what one session asks is answered in that order. Answers are late, or lost before or after the
-write happened, or the write happens long after the caller was told that nobody knows. A session ends once its process has not
-answered for its time, and the process hears of it when it is connected again.
+Writes are atomic and in one order; what one session asks is answered in that order. Answers are late, or lost before or
+after the write happened, or the write happens long after the caller was told that nobody knows. A session ends once its
+process has not answered for its time, and the process hears of it when it is connected again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from contextvars import Context, copy_context
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, Listener, LockPlace, TopicChanges, TopicSpec
+from mq_broker.coordination.interface import (
+    BrokerRegistration,
+    CoordinationEvent,
+    Listener,
+    LockPlace,
+    TopicChanges,
+    TopicSpec,
+)
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists, UnknownTopic
 from mq_protocol.versions import LEVEL
@@ -128,7 +135,10 @@ class Session:
         self._loop.call_at(self._told_at, self._tell, event, context=self._context)
 
     def _tell(self, event: CoordinationEvent) -> None:
-        if self._service.reaches(self.process) or event in (CoordinationEvent.SUSPENDED, CoordinationEvent.SESSION_LOST):
+        if self._service.reaches(self.process) or event in (
+            CoordinationEvent.SUSPENDED,
+            CoordinationEvent.SESSION_LOST,
+        ):
             self._listener(event)
 
     def look(self, reached: bool) -> None:
@@ -144,7 +154,11 @@ class Session:
                 self.expired = False  # a new session of the same process
                 self.heard_at = self._loop.time()
                 self.tell(CoordinationEvent.SESSION_LOST)
-            for event in (CoordinationEvent.CONNECTED, CoordinationEvent.BROKERS_CHANGED, CoordinationEvent.TOPICS_CHANGED):
+            for event in (
+                CoordinationEvent.CONNECTED,
+                CoordinationEvent.BROKERS_CHANGED,
+                CoordinationEvent.TOPICS_CHANGED,
+            ):
                 self.tell(event)
 
     def _delay(self) -> float:
@@ -306,9 +320,13 @@ class Session:
     async def read_state(self, topic_id: str, partition: int) -> tuple[int, NodeState] | None:
         return await self._read(lambda: self._service.states.get((topic_id, partition)))
 
-    async def write_state(self, topic_id: str, partition: int, expected_version: int, state: NodeState) -> tuple[CasOutcome, int]:
+    async def write_state(
+        self, topic_id: str, partition: int, expected_version: int, state: NodeState
+    ) -> tuple[CasOutcome, int]:
         try:
-            return await self._ask(lambda: self._service.write_state((topic_id, partition), expected_version, state), writes=True)
+            return await self._ask(
+                lambda: self._service.write_state((topic_id, partition), expected_version, state), writes=True
+            )
         except _Lost:
             return CasOutcome.UNKNOWN, -1
 

@@ -1,14 +1,16 @@
-"""Exactly once, under crashes: real queries on real brokers, hurt at named points, their output compared with their input.
+"""Exactly once, under crashes: real queries on real brokers, hurt at named points, their output compared with their
+input.
 
     make crashes CRASHES=200                          the whole table, written to tests/spark/CRASHES.md
     python -m tests.spark.crashes --only local/copy/before_publish/driver --repeat 5          one case, again and again
 
-`cases.py` says what can be hurt where, and lays out a run from a seed (pure). A `Job` (job.py) is one query with its checkpoint,
-its input and its outputs; its driver is a process of its own (driver.py). `injecting.py` carries out one case; `judging.py`
-compares (pure); `brokers.py` and `failing_broker.py` are brokers that can be held still between a decision and what follows it.
+`cases.py` says what can be hurt where, and lays out a run from a seed (pure). A `Job` (job.py) is one query with its
+checkpoint, its input and its outputs; its driver is a process of its own (driver.py). `injecting.py` carries out one
+case; `judging.py` compares (pure); `brokers.py` and `failing_broker.py` are brokers that can be held still between a
+decision and what follows it.
 
-Nothing is simulated: processes end by SIGKILL and are started again on what they left on disk. Says nothing of power loss.
-The exit code is 0 only if all was exact.
+Nothing is simulated: processes end by SIGKILL and are started again on what they left on disk. Says nothing of power
+loss. The exit code is 0 only if all was exact.
 """
 
 from __future__ import annotations
@@ -37,13 +39,17 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--crashes", type=int, default=200, help="how many at least (200)")
     parser.add_argument("--seed", type=int, default=1, help="which cases come, and in what order (1)")
-    parser.add_argument("--only", action="append", metavar="CASE", help="this case and no other; may be given several times")
+    parser.add_argument(
+        "--only", action="append", metavar="CASE", help="this case and no other; may be given several times"
+    )
     parser.add_argument("--repeat", type=int, default=1, help="how often each case of --only (1)")
     parser.add_argument("--mode", action="append", help="only cases of this mode: local, local-cluster, standalone")
     parser.add_argument("--list", action="store_true", help="show every case and end")
     parser.add_argument("--table", type=Path, help="write the table here")
     parser.add_argument(
-        "--scratch", type=lambda given: Path(given).absolute(), help="keep what processes leave, logs too, in this new directory"
+        "--scratch",
+        type=lambda given: Path(given).absolute(),
+        help="keep what processes leave, logs too, in this new directory",
     )
     parser.add_argument("--forgetful", action="store_true", help="plant a fault: a new query id at each start")
     return parser.parse_args()

@@ -15,7 +15,8 @@ QUICK = ("--session-timeout-ms", "2000")
 
 
 class FailingBrokers(Cluster):
-    """Owns what `Cluster` owns; its brokers stop at the points that are armed in the directory of `TRITONMQ_FAILPOINTS`."""
+    """Owns what `Cluster` owns; its brokers stop at the points that are armed in the directory of
+    `TRITONMQ_FAILPOINTS`."""
 
     def __init__(self, directory: Path, brokers: int = 3) -> None:
         super().__init__(directory, brokers, arguments=QUICK)

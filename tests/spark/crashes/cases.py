@@ -16,17 +16,25 @@ class UnknownCase(TritonMQError):
 
 
 MODES: Final = ("local", "local-cluster", "standalone")
-"""Where Spark runs: threads of the driver; two executors that the driver starts; a master and two workers, with speculation on."""
+"""Where Spark runs: threads of the driver; two executors that the driver starts; a master and two workers, with
+speculation on."""
 
 JOBS: Final = ("copy", "route", "repartition", "repartition-route")
-"""`copy`: a topic into a topic. `route`: into two topics, by a column. `repartition`: from files, through a repartition that deals
-the rows out differently each time."""
+"""`copy`: a topic into a topic. `route`: into two topics, by a column. `repartition`: from files, through a repartition
+that deals the rows out differently each time."""
 
 TASK_POINTS: Final = ("before_stage", "during_stage", "after_stage")
 DECIDED_POINTS: Final = ("before_publish", "between_publishes", "before_answer")
 """Reached in the coordinator: decided; published in one of two topics; published in all, and the driver not told."""
 
-POINTS: Final = (*TASK_POINTS, "before_decide", *DECIDED_POINTS, "after_decide", "before_commit_file", "before_offset_log")
+POINTS: Final = (
+    *TASK_POINTS,
+    "before_decide",
+    *DECIDED_POINTS,
+    "after_decide",
+    "before_commit_file",
+    "before_offset_log",
+)
 
 _BROKERS = ("output leader", "input leader", "coordinator")
 VICTIMS: Final[dict[str, tuple[str, ...]]] = {
@@ -91,8 +99,8 @@ def _makes_sense(mode: str, job: str, point: str, victim: str) -> bool:
 def plan(crashes: int, seed: int) -> list[list[Case]]:
     """Cases with at least that many crashes, each list for one query and its checkpoint, modes by turns.
 
-    Each point with each victim in each mode comes once, in kinds of query that take turns. What is wanted beyond that leaves out
-    the drivers of clusters: they cost most.
+    Each point with each victim in each mode comes once, in kinds of query that take turns. What is wanted beyond that
+    leaves out the drivers of clusters: they cost most.
     """
     chance = random.Random(seed)
     chosen: list[Case] = []
@@ -108,7 +116,8 @@ def plan(crashes: int, seed: int) -> list[list[Case]]:
 
 
 def _one_round(chance: random.Random, crashes: int, before: Sequence[Case]) -> list[Case]:
-    """Every (mode, point, victim) once, or as many as are wanted still, with the kind of query that has had fewest cases so far."""
+    """Every (mode, point, victim) once, or as many as are wanted still, with the kind of query that has had fewest
+    cases so far."""
     had: dict[str, int] = dict.fromkeys(JOBS, 0)
     for case in before:
         had[case.job] += 1

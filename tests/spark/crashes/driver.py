@@ -1,4 +1,5 @@
-"""The Spark driver that the cases kill: one streaming query, begun again when it fails, until somebody ends the process.
+"""The Spark driver that the cases kill: one streaming query, begun again when it fails, until somebody ends the
+process.
 
 python -m tests.spark.crashes.driver SPECIFICATION.json
 """
@@ -25,7 +26,8 @@ FAILURES_MAX = 100
 
 @dataclass(frozen=True)
 class Specification:
-    """`source`: a topic's name, or a directory of text files. Rows are numbers as text; of two outputs the first has the even."""
+    """`source`: a topic's name, or a directory of text files. Rows are numbers as text; of two outputs the first has
+    the even."""
 
     master: str
     bootstrap: str
@@ -76,10 +78,18 @@ def run(specification: Specification) -> None:
     spark = session(specification)
     _say("Spark runs")
     for failures in range(FAILURES_MAX):
-        sink = rows(spark, specification).writeStream.format("tritonmq").option("bootstrap.servers", specification.bootstrap)
+        sink = (
+            rows(spark, specification)
+            .writeStream.format("tritonmq")
+            .option("bootstrap.servers", specification.bootstrap)
+        )
         if len(specification.outputs) == 1:
             sink = sink.option("topic", specification.outputs[0])
-        query = sink.option("checkpointLocation", specification.checkpoint).trigger(processingTime="100 milliseconds").start()
+        query = (
+            sink.option("checkpointLocation", specification.checkpoint)
+            .trigger(processingTime="100 milliseconds")
+            .start()
+        )
         try:
             query.awaitTermination()
         except StreamingQueryException as error:
@@ -93,7 +103,8 @@ def _say(words: str) -> None:
 
 
 def _end_with_owner() -> None:
-    """Our standard input is a pipe that the owner holds: when it ends, however that happened, so do we, and the JVM with us."""
+    """Our standard input is a pipe that the owner holds: when it ends, however that happened, so do we, and the JVM
+    with us."""
     sys.stdin.read()
     os._exit(1)
 

@@ -1,8 +1,10 @@
-"""A broker that can be held still between a decision and what follows: the product's own, with three points in its coordinator.
+"""A broker that can be held still between a decision and what follows: the product's own, with three points in its
+coordinator.
 
 Run like the `tritonmq` command: `python -m tests.spark.crashes.failing_broker broker --id 1 …`. The points, armed as in
-mq_spark/datasource/failpoints.py: `before_publish` (decided, nothing published), `before_publish.<topic>` (the topic's part is not
-published), `before_answer` (all is published, the driver not told). Only the coroutine is held, the broker serves on.
+mq_spark/datasource/failpoints.py: `before_publish` (decided, nothing published), `before_publish.<topic>` (the topic's
+part is not published), `before_answer` (all is published, the driver not told). Only the coroutine is held, the broker
+serves on.
 """
 
 from __future__ import annotations

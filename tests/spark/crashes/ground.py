@@ -51,7 +51,8 @@ class Result:
 
 
 class Ground:
-    """Owns the brokers, the standalone Spark if it is wanted, and the directory of the failpoints; a job while it lasts."""
+    """Owns the brokers, the standalone Spark if it is wanted, and the directory of the failpoints; a job while it
+    lasts."""
 
     def __init__(self, scratch: Path, brokers: int = 3, *, many: bool = True, forgetful: bool = False) -> None:
         """`many`: so many drivers will be started that an archive of their classes pays. `forgetful`: see `Job`."""
@@ -74,7 +75,9 @@ class Ground:
         self.brokers.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.points.release()
         if self._standalone is not None:
             self._standalone.stop()

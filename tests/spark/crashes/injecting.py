@@ -22,7 +22,8 @@ class Injection:
         self._dead: list[int] = []
 
     def run(self) -> None:
-        """Returns when everything is mended and the job is quiet again. Raises `AssertionError` for what should not be."""
+        """Returns when everything is mended and the job is quiet again. Raises `AssertionError` for what should not
+        be."""
         try:
             match self._case.point:
                 case "before_commit_file":
@@ -78,7 +79,9 @@ class Injection:
         if self._case.starts_driver_anew:
             batch, rows = job.brokers.until_published(job.key, last)
             assert not job.driver.runs
-            assert job.visible() == before + rows, f"micro-batch {batch} has {rows} rows, {job.visible() - before} are visible"
+            assert job.visible() == before + rows, (
+                f"micro-batch {batch} has {rows} rows, {job.visible() - before} are visible"
+            )
 
     def _before_commit_file(self) -> None:
         self._job.driver.kill()
@@ -133,7 +136,9 @@ class Injection:
         self._points.release()
 
     def _executors(self) -> list[int]:
-        found: list[int] = wait_until(lambda: executors_under([self._job.driver.pid, *self._workers]), "there is an executor")
+        found: list[int] = wait_until(
+            lambda: executors_under([self._job.driver.pid, *self._workers]), "there is an executor"
+        )
         return found
 
     def _kill_broker(self, broker: int) -> None:

@@ -1,4 +1,5 @@
-"""One query under test: its input, its outputs, its checkpoint and its driver, and whether what came out is what went in."""
+"""One query under test: its input, its outputs, its checkpoint and its driver, and whether what came out is what went
+in."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ class Job:
         *,
         forgetful: bool = False,
     ) -> None:
-        """`forgetful`: before each start of a driver the checkpoint is given another query id. Exactness must be lost with it."""
+        """`forgetful`: before each start of a driver the checkpoint is given another query id. Exactness must be lost
+        with it."""
         self.brokers = brokers
         self.kind = kind
         self.scratch = scratch
@@ -157,7 +159,9 @@ class Job:
             waiting.write_text("\n".join(values) + "\n")
             waiting.rename(Path(self.input) / _file_name(portion))
         else:
-            sent = [(value, self._producer.publish(self.input, value.encode(), key=value[-1:].encode())) for value in values]
+            sent = [
+                (value, self._producer.publish(self.input, value.encode(), key=value[-1:].encode())) for value in values
+            ]
             placed = [(value, future.result(60)) for value, future in sent]
             self._places += [(value, where.partition, where.offset) for value, where in placed]
         self._portions.update(dict.fromkeys(values, portion))
@@ -171,8 +175,8 @@ class Job:
         return sum(end - start for each in topics for start, end in self.brokers.admin.offsets(each).values())
 
     def until_quiet(self) -> None:
-        """Wait until all rows are out and Spark has committed its last micro-batch. Raises `Doubled`, and `AssertionError` when
-        it takes too long."""
+        """Wait until all rows are out and Spark has committed its last micro-batch. Raises `Doubled`, and
+        `AssertionError` when it takes too long."""
 
         def quiet() -> bool:
             if not self.driver.runs:

@@ -49,7 +49,8 @@ def disorder(logs: Mapping[str, Sequence[str]], micro_batch_of: Mapping[str, int
 
 
 def micro_batches_of(places: Iterable[tuple[str, int, int]], ends: Mapping[int, Mapping[int, int]]) -> dict[str, int]:
-    """Which micro-batch read each value. `places`: (value, partition, offset); `ends`: micro-batch to its end offsets by partition.
+    """Which micro-batch read each value. `places`: (value, partition, offset); `ends`: micro-batch to its end offsets
+    by partition.
 
     Left out are values that several micro-batches read, and what none has read yet.
     """
@@ -65,9 +66,9 @@ def micro_batches_of(places: Iterable[tuple[str, int, int]], ends: Mapping[int, 
 
 
 def places_of_files(file_of: Mapping[str, str], source_log: Iterable[str]) -> list[tuple[str, int, int]]:
-    """Places, as `micro_batches_of` takes them, of values read from files. `file_of`: the name of each value's file; `source_log`:
-    the lines of Spark's log of files seen. Their place in that log is the offset that micro-batches end at: one that is planned
-    anew may take several."""
+    """Places, as `micro_batches_of` takes them, of values read from files. `file_of`: the name of each value's file;
+    `source_log`: the lines of Spark's log of files seen. Their place in that log is the offset that micro-batches end
+    at: one that is planned anew may take several."""
     entries = [json.loads(line) for line in source_log if line.startswith("{")]
     place_of = {entry["path"].rpartition("/")[2]: int(entry["batchId"]) for entry in entries}
     return [(value, 0, place_of[name]) for value, name in file_of.items() if name in place_of]

@@ -1,4 +1,5 @@
-"""Spark's processes: a driver and what it started, and a master with two workers. Ends nothing that it did not start."""
+"""Spark's processes: a driver and what it started, and a master with two workers. Ends nothing that it did not
+start."""
 
 from __future__ import annotations
 
@@ -30,8 +31,8 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def archive_classes(scratch: Path, home: Path) -> str:
-    """Options of a JVM that make Spark's start cost half of the CPU: its classes come parsed and verified out of an archive, made
-    here. A JVM that cannot use it (another class path) starts as ever.
+    """Options of a JVM that make Spark's start cost half of the CPU: its classes come parsed and verified out of an
+    archive, made here. A JVM that cannot use it (another class path) starts as ever.
     """
     archive = scratch / "classes.jsa"
     options = f"{QUICK_JVM} -Xlog:disable -XX:ArchiveClassesAtExit={archive}"
@@ -105,7 +106,12 @@ class Driver:
         with self.log.open("ab") as log:
             command = [sys.executable, "-m", "tests.spark.crashes.driver", str(self._path)]
             self._process = subprocess.Popen(
-                command, env=environment(self._home), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+                command,
+                env=environment(self._home),
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         self.lives += 1
 
@@ -139,14 +145,23 @@ class StandaloneSpark:
     def start(self) -> None:
         self._scratch.mkdir(parents=True, exist_ok=True)
         self._run(
-            "master", "org.apache.spark.deploy.master.Master", "--host", _HERE, "--port", str(self._port), "--webui-port", "0"
+            "master",
+            "org.apache.spark.deploy.master.Master",
+            "--host",
+            _HERE,
+            "--port",
+            str(self._port),
+            "--webui-port",
+            "0",
         )
         wait_until(lambda: self._said("master", "I have been elected leader"), "Spark's master serves", 60)
         for host in _WORKER_HOSTS:
             work = ["--work-dir", str(self._scratch / host), "--webui-port", "0", "--cores", "1", "--memory", "1g"]
             self._run(f"worker-{host}", "org.apache.spark.deploy.worker.Worker", "--host", host, *work, self.master)
         for host in _WORKER_HOSTS:
-            wait_until(partial(self._said, "master", f"Registering worker {host}"), f"the worker on {host} is registered", 60)
+            wait_until(
+                partial(self._said, "master", f"Registering worker {host}"), f"the worker on {host} is registered", 60
+            )
 
     def stop(self) -> None:
         for process in self._processes:

@@ -14,7 +14,14 @@ SLOW = case_named("standalone/copy/during_stage/slow-task")
 
 
 def test_crashes_are_counted_by_point_victim_and_mode() -> None:
-    text = table([Result(case, 1.0, Verdict(0, 0)) for case in (KILLED, KILLED, ELSEWHERE)], 90.0, 4, asked=ASKED, seed=1, cores=2)
+    text = table(
+        [Result(case, 1.0, Verdict(0, 0)) for case in (KILLED, KILLED, ELSEWHERE)],
+        90.0,
+        4,
+        asked=ASKED,
+        seed=1,
+        cores=2,
+    )
     assert "\n    make crashes CRASHES=2 SEED=1\n" in text
     assert "| answered, before Spark knows | driver | 2 | 1 |  | 0 | 0 |" in text
     assert "3 injected crashes, 0 duplicates, 0 losses, no other failure" in text

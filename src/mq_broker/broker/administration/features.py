@@ -1,7 +1,7 @@
 """The cluster's level of features: what it is, and raising it once every broker knows the next one.
 
-Leaders write no kind of entry above the level, so that brokers of the last release can read everything. It is never lowered: from
-then on a broker that does not know it is treated as if it were not registered (`metadata/brokers.py`).
+Leaders write no kind of entry above the level, so that brokers of the last release can read everything. It is never
+lowered: from then on a broker that does not know it is treated as if it were not registered (`metadata/brokers.py`).
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class Features:
         self._coordination = coordination
 
     async def upgrade(self, request: pb.UpgradeRequest, deadline: float) -> pb.UpgradeResponse:
-        """Raise the level as far as every registered broker knows; with `plan` only say so. Raises `IncompatibleVersion` while
-        brokers that hold replicas are not registered, unless it is forced; `CoordinationUnavailable`."""
+        """Raise the level as far as every registered broker knows; with `plan` only say so. Raises
+        `IncompatibleVersion` while brokers that hold replicas are not registered, unless it is forced;
+        `CoordinationUnavailable`."""
         level = await self._coordination.level()
         brokers = await self._coordination.brokers()
         target = max(level, min((each.versions.level for each in brokers.values()), default=level))

@@ -1,10 +1,10 @@
 """Moving replicas from broker to broker while the partitions are written to, and handing leadership over.
 
-A move is written in the topic's document and from then on carries itself: the partition's brokers are those of its origin and of
-its target together, so the new ones are sent what there is and join the in-sync set. Whoever leads the partition looks whether they
-have; if it is not the one that is to lead, it hands over first; then it writes that the target is all. Any of them may die in
-between: the next leader goes on. Nobody else directs it, and two who do the same at once are harmless, since what they write is
-compare-and-set.
+A move is written in the topic's document and from then on carries itself: the partition's brokers are those of its
+origin and of its target together, so the new ones are sent what there is and join the in-sync set. Whoever leads the
+partition looks whether they have; if it is not the one that is to lead, it hands over first; then it writes that the
+target is all. Any of them may die in between: the next leader goes on. Nobody else directs it, and two who do the same
+at once are harmless, since what they write is compare-and-set.
 
 Where replicas should go is rebalancing.py's.
 """
@@ -37,7 +37,8 @@ LOOK_S: Final = 0.1
 """How often a leader looks whether those that come have arrived, while anything moves."""
 
 TRANSFER_MS: Final = 3_000
-"""How long writes may be refused while leadership is handed over; it takes a few milliseconds where the heir keeps up."""
+"""How long writes may be refused while leadership is handed over; it takes a few milliseconds where the heir keeps
+up."""
 
 TRANSFER_PAUSE_S: Final = 5.0
 TRANSFERS_MAX: Final = 3
@@ -101,10 +102,13 @@ class Moves:
             log.info("%s-%d moved from brokers %s to %s", topic.spec.name, number, list(move.origin), list(move.target))
 
     def _may_end(self, partition: Partition, move: Move) -> bool:
-        """Whether nothing of the move is left but to write that it is over. Hands leadership over if that is what is left."""
+        """Whether nothing of the move is left but to write that it is over. Hands leadership over if that is what is
+        left."""
         isr, here = partition.replica.isr, self._shell.broker
         complete = is_complete(move, isr)
-        heirs = [broker for broker in move.target if broker in isr and broker in self._cluster.brokers and broker != here]
+        heirs = [
+            broker for broker in move.target if broker in isr and broker in self._cluster.brokers and broker != here
+        ]
         first = move.target[0]
         if here not in move.target:
             if first in heirs:
@@ -112,7 +116,9 @@ class Moves:
             elif complete and heirs:
                 self._hand_over(partition, move, heirs[0])
             return False
-        return complete and (here == first or first not in heirs or not self._hand_over(partition, move, first, TRANSFERS_MAX))
+        return complete and (
+            here == first or first not in heirs or not self._hand_over(partition, move, first, TRANSFERS_MAX)
+        )
 
     def _hand_over(self, partition: Partition, move: Move, to: int, attempts_max: int | None = None) -> bool:
         """Begin to, unless that was just done. False if it was tried often enough."""
@@ -185,13 +191,16 @@ class Moves:
         return sum(state is None or any(broker == member for member, _ in state.isr) for state in states)
 
     async def _states(self, partitions: Iterable[tuple[Topic, int]]) -> list[NodeState | None]:
-        """Many nodes, asked for together: one after another, those of ten thousand partitions would outlast the request."""
+        """Many nodes, asked for together: one after another, those of ten thousand partitions would outlast the
+        request."""
         return await asyncio.gather(*(self._admin.state(topic, number) for topic, number in partitions))
 
     async def plan_moves(self, request: pb.PlanMovesRequest, deadline: float) -> pb.PlanMovesResponse:
         """What would empty a broker, or spread everything evenly. Changes nothing."""
         await self._topics.refresh()
-        layout = {(topic.spec.name, n): members for topic in self._topics.all() for n, members in enumerate(topic.spec.target)}
+        layout = {
+            (topic.spec.name, n): members for topic in self._topics.all() for n, members in enumerate(topic.spec.target)
+        }
         racks = self._cluster.racks
         if request.drain:
             changed = await asyncio.to_thread(drained, request.drain, racks, layout)
@@ -206,7 +215,8 @@ class Moves:
         return pb.PlanMovesResponse(moves=moves)
 
     def _wider_transactions(self, layout: Mapping[Place, Members]) -> dict[Place, Members]:
-        """The coordinators' topic was made with as many replicas as there were brokers: when there are more, it is to have more."""
+        """The coordinators' topic was made with as many replicas as there were brokers: when there are more, it is to
+        have more."""
         topic = self._topics.find(TRANSACTIONS_TOPIC)
         replicas = min(TRANSACTIONS_REPLICAS, len(self._cluster.racks))
         if topic is None or min(map(len, topic.spec.target)) >= replicas:
@@ -232,7 +242,8 @@ class Moves:
         return found
 
     async def lead(self, request: pb.LeadRequest, deadline: float) -> pb.LeadResponse:
-        """Hand the partition's leadership over to that broker. Answers once it leads, or raises saying why it does not."""
+        """Hand the partition's leadership over to that broker. Answers once it leads, or raises saying why it does
+        not."""
         topic, to = await self._topics.get(request.topic), request.broker
         partition = self._shell.leader(topic, request.partition)
         if to == self._shell.broker:
@@ -243,7 +254,9 @@ class Moves:
                 f"broker {to} holds no replica of {partition.name}, brokers {list(members)} do: `tritonmq partition move` it first"
             )
         if to not in self._cluster.brokers or to not in partition.replica.isr:
-            raise NotEnoughReplicas(f"broker {to} is not in sync with {partition.name} (brokers {list(partition.replica.isr)} are)")
+            raise NotEnoughReplicas(
+                f"broker {to} is not in sync with {partition.name} (brokers {list(partition.replica.isr)} are)"
+            )
         loop, epoch = asyncio.get_running_loop(), partition.replica.leader_epoch
         until = min(deadline, loop.time() + TRANSFER_MS / 1000)
         partition.transfer(to, self._shell.now_ms() + int((until - loop.time()) * 1000))
@@ -251,4 +264,6 @@ class Moves:
             await asyncio.sleep(LOOK_S / 5)
             if partition.replica.leader == to and partition.replica.leader_epoch > epoch:
                 return pb.LeadResponse()
-        raise NotEnoughReplicas(f"broker {to} does not lead {partition.name} within {TRANSFER_MS} ms: it may lag, ask again")
+        raise NotEnoughReplicas(
+            f"broker {to} does not lead {partition.name} within {TRANSFER_MS} ms: it may lag, ask again"
+        )

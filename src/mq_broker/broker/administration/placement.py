@@ -1,4 +1,5 @@
-"""Where the replicas of a new topic go. Pure: the brokers and what they hold already, in; who holds each partition, out.
+"""Where the replicas of a new topic go. Pure: the brokers and what they hold already, in; who holds each partition,
+out.
 
 Not here: moving replicas of topics that exist.
 """
@@ -20,10 +21,10 @@ def place(
 ) -> Assignment:
     """Brokers for each partition of a new topic.
 
-    `racks`: the rack of every live broker ("" counts as a rack of its own). `existing`: the replica lists of all partitions there
-    are. Leaders go where fewest lead, followers where fewest replicas are, in racks that the partition does not have yet as long as
-    there are any. `start` turns the order among equals, so that small topics do not all begin at the same broker. The brokers of a
-    partition are distinct. Raises `NotEnoughBrokers`.
+    `racks`: the rack of every live broker ("" counts as a rack of its own). `existing`: the replica lists of all
+    partitions there are. Leaders go where fewest lead, followers where fewest replicas are, in racks that the partition
+    does not have yet as long as there are any. `start` turns the order among equals, so that small topics do not all
+    begin at the same broker. The brokers of a partition are distinct. Raises `NotEnoughBrokers`.
     """
     if len(racks) < replicas:
         live = ", ".join(map(str, sorted(racks))) or "none"

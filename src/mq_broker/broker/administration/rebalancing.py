@@ -1,7 +1,7 @@
 """Where the replicas of partitions that exist should go: off a broker, evenly over all, more or fewer of each. Pure.
 
-In: the racks of the live brokers and who is to hold each partition now, in order of rank. Out: who is to hold those that change.
-Carrying a move out is moves.py's; where new topics go is placement.py's.
+In: the racks of the live brokers and who is to hold each partition now, in order of rank. Out: who is to hold those
+that change. Carrying a move out is moves.py's; where new topics go is placement.py's.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ _EVEN: Final = 1
 
 
 def drained(broker: int, racks: Mapping[int, str], layout: Layout) -> dict[Place, Members]:
-    """Every partition that `broker` holds, with another live broker in its stead: the least loaded, in a rack that the partition
-    does not have yet as long as there is one. What it led goes to a replica that is there already. `racks` may name the broker
-    itself or not: one that is dead is drained alike. Raises `NotEnoughBrokers` naming the topic that has too many replicas.
+    """Every partition that `broker` holds, with another live broker in its stead: the least loaded, in a rack that the
+    partition does not have yet as long as there is one. What it led goes to a replica that is there already. `racks`
+    may name the broker itself or not: one that is dead is drained alike. Raises `NotEnoughBrokers` naming the topic
+    that has too many replicas.
     """
     load = _Load({live: rack for live, rack in racks.items() if live != broker}, layout)
     changed: dict[Place, Members] = {}
@@ -54,8 +55,8 @@ def drained(broker: int, racks: Mapping[int, str], layout: Layout) -> dict[Place
 
 
 def resized(replicas: int, racks: Mapping[int, str], layout: Layout, topic: str) -> dict[Place, Members]:
-    """The partitions of `topic` with that many replicas each: more on the least loaded brokers, or without those of the lowest
-    rank. Raises `NotEnoughBrokers`."""
+    """The partitions of `topic` with that many replicas each: more on the least loaded brokers, or without those of the
+    lowest rank. Raises `NotEnoughBrokers`."""
     load = _Load(racks, layout)
     changed: dict[Place, Members] = {}
     for place in sorted(place for place in layout if place[0] == topic):
@@ -76,8 +77,9 @@ def resized(replicas: int, racks: Mapping[int, str], layout: Layout, topic: str)
 
 
 def balanced(racks: Mapping[int, str], layout: Layout) -> dict[Place, Members]:
-    """Replicas, and then leaders, spread as evenly over the live brokers as can be without putting two replicas of a partition into
-    one rack that were in two; with as few replicas moved as that takes. What is even already stays as it is."""
+    """Replicas, and then leaders, spread as evenly over the live brokers as can be without putting two replicas of a
+    partition into one rack that were in two; with as few replicas moved as that takes. What is even already stays as it
+    is."""
     load = _Load(racks, layout)
     now = dict(layout)
     _even_replicas(load, now)
@@ -124,8 +126,8 @@ class _Load:
 
 
 def _even_replicas(load: _Load, now: dict[Place, Members]) -> None:
-    """Move replicas from brokers that hold more than the mean to those that hold less, as long as two differ by two; followers
-    before leaders."""
+    """Move replicas from brokers that hold more than the mean to those that hold less, as long as two differ by two;
+    followers before leaders."""
     # Dictionaries as ordered sets: the same layout gives the same plan.
     on: dict[int, dict[Place, None]] = {broker: {} for broker in sorted(load.racks)}
     for place in sorted(now):
@@ -168,8 +170,8 @@ def _pour(load: _Load, now: dict[Place, Members], on: dict[int, dict[Place, None
 
 
 def _even_leaders(load: _Load, now: dict[Place, Members]) -> None:
-    """Let another replica of a partition lead where that evens out. A leadership that has nowhere better to go directly may push
-    another one on: from broker to broker along a path."""
+    """Let another replica of a partition lead where that evens out. A leadership that has nowhere better to go directly
+    may push another one on: from broker to broker along a path."""
     heirs: dict[tuple[int, int], dict[Place, None]] = {}
 
     def note(place: Place) -> None:
@@ -190,8 +192,8 @@ def _even_leaders(load: _Load, now: dict[Place, Members]) -> None:
 
 
 def _path(load: _Load, heirs: Mapping[tuple[int, int], Mapping[Place, None]]) -> list[tuple[int, int]]:
-    """Who is to pass a leadership on to whom, last first, from one that leads much to one that leads less by at least two.
-    `heirs[a, b]`: what a leads and b might."""
+    """Who is to pass a leadership on to whom, last first, from one that leads much to one that leads less by at least
+    two. `heirs[a, b]`: what a leads and b might."""
     brokers = sorted(load.racks)
     for full in sorted(brokers, key=lambda broker: (-load.leads[broker], broker)):
         came_from: dict[int, int] = {}

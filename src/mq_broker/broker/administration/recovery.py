@@ -1,11 +1,12 @@
 """When no log that the in-sync set names is left: rule 15, beyond the budget of failures that a topic was made for.
 
-Nothing can then be promised about what the remaining replicas have, so an operator must say that the partition shall go on from the
-best of them: `tritonmq partition recover`. All replicas are asked what they have, and the state node is changed as by any other
-compare-and-set: a new epoch, one more recovery, nobody leads, the chosen log alone in sync, and a floor under new offsets, so that
-none that a lost record may have had is given again. Replicas see that by themselves.
+Nothing can then be promised about what the remaining replicas have, so an operator must say that the partition shall go
+on from the best of them: `tritonmq partition recover`. All replicas are asked what they have, and the state node is
+changed as by any other compare-and-set: a new epoch, one more recovery, nobody leads, the chosen log alone in sync, and
+a floor under new offsets, so that none that a lost record may have had is given again. Replicas see that by themselves.
 
-For topics with `on_total_loss=recover` (durability=memory, whose logs end with their brokers) the first replica does it by itself.
+For topics with `on_total_loss=recover` (durability=memory, whose logs end with their brokers) the first replica does it
+by itself.
 """
 
 from __future__ import annotations
@@ -51,9 +52,12 @@ class Choice:
     given_up: tuple[int, ...]
 
     def made(self, state: NodeState) -> bool:
-        """Whether the node, once it was asked to be that, has become so: perhaps somebody leads by now, who keeps all of it."""
+        """Whether the node, once it was asked to be that, has become so: perhaps somebody leads by now, who keeps all
+        of it."""
         after = self.state
-        return (state.recovery, state.offset_floor) == (after.recovery, after.offset_floor) and after.isr[0] in state.isr
+        return (state.recovery, state.offset_floor) == (after.recovery, after.offset_floor) and after.isr[
+            0
+        ] in state.isr
 
 
 def describe(replica: Replica, status: pb.ReplicaStatusResponse) -> None:
@@ -68,9 +72,11 @@ def describe(replica: Replica, status: pb.ReplicaStatusResponse) -> None:
     status.seen_epoch = replica.leader_epoch
 
 
-def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_broker: int = 0, force: bool = False) -> Choice:
-    """The log to go on from: the one of `from_broker`, else that with the highest (epoch, length). Raises `InvalidRequest` where
-    nothing needs recovering, or more than is known might be lost and `force` is not given."""
+def choose(
+    name: str, state: NodeState, statuses: Statuses, token: str, *, from_broker: int = 0, force: bool = False
+) -> Choice:
+    """The log to go on from: the one of `from_broker`, else that with the highest (epoch, length). Raises
+    `InvalidRequest` where nothing needs recovering, or more than is known might be lost and `force` is not given."""
     if state.leader is not None and (leader := statuses.get(state.leader.broker)) is not None and leader.leading:
         raise InvalidRequest(f"{name} is led by broker {state.leader.broker}: there is nothing to recover")
     whole, unknown = [], []
@@ -96,7 +102,8 @@ def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_
             f"{name}: broker {opening[0]} has not opened its replica yet, which may have more than the others: ask again in a "
             "moment, or see that broker's log; --force continues without it"
         )
-    # A replica never gives up an epoch that it has seen: the new one is above all of them, though the node's own be lower.
+    # A replica never gives up an epoch that it has seen: the new one is above all of them, though the node's own be
+    # lower.
     beyond = sorted(broker for broker, status in statuses.items() if status.seen_epoch >= EPOCH_MAX)
     candidates = {b: status for b, status in statuses.items() if status.open and status.log_id and b not in beyond}
     if beyond and not candidates:
@@ -105,7 +112,9 @@ def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_
             "and move the partition's directory aside on one of them"
         )
     if from_broker and from_broker not in candidates:
-        raise InvalidRequest(f"{name}: broker {from_broker} has no open replica; those that have: {sorted(candidates) or 'none'}")
+        raise InvalidRequest(
+            f"{name}: broker {from_broker} has no open replica; those that have: {sorted(candidates) or 'none'}"
+        )
     if not candidates:
         raise InvalidRequest(f"{name}: no replica of it is open on any broker: start one that had it")
     best = max(sorted(candidates), key=lambda b: (candidates[b].last_epoch, candidates[b].last_index))
@@ -130,7 +139,9 @@ def choose(name: str, state: NodeState, statuses: Statuses, token: str, *, from_
 class TotalLoss:
     """Owns the watch over this broker's partitions that have lost every log in sync."""
 
-    def __init__(self, shell: Shell, cluster: Cluster, topics: Topics, coordination: CoordinationService, calls: Calls) -> None:
+    def __init__(
+        self, shell: Shell, cluster: Cluster, topics: Topics, coordination: CoordinationService, calls: Calls
+    ) -> None:
         self._shell = shell
         self._cluster = cluster
         self._topics = topics
@@ -154,11 +165,15 @@ class TotalLoss:
         """Raises `InvalidRequest` saying what speaks against it."""
         topic = await self._topics.get(request.topic)
         if not 0 <= request.partition < topic.partitions:
-            raise UnknownPartition(f"topic {request.topic} has partitions 0 to {topic.partitions - 1}, not {request.partition}")
+            raise UnknownPartition(
+                f"topic {request.topic} has partitions 0 to {topic.partitions - 1}, not {request.partition}"
+            )
         choice = await self._recover(topic, request.partition, deadline, request.from_broker, force=request.force)
         return pb.RecoverResponse(kept=choice.kept, offset_floor=choice.state.offset_floor, given_up=choice.given_up)
 
-    async def _recover(self, topic: Topic, number: int, deadline: float, from_broker: int = 0, *, force: bool = False) -> Choice:
+    async def _recover(
+        self, topic: Topic, number: int, deadline: float, from_broker: int = 0, *, force: bool = False
+    ) -> Choice:
         name, topic_id = f"{topic.spec.name}-{number}", topic.spec.topic_id
         token = f"recover.{uuid.uuid4().hex}"
         asked: list[Choice] = []  # each may be in the node now: answers are lost
@@ -190,9 +205,13 @@ class TotalLoss:
                 look = self._ask_all(topic_id, number, brokers, asyncio.get_running_loop().time() + STATUS_TIMEOUT_S)
                 self._shell.spawn(_without_result(look), f"have the replicas of {name} look at its node")
                 return choice
-        raise OutcomeUnknown(f"{name}: its state keeps changing, or the answers were lost: see `tritonmq partition describe`")
+        raise OutcomeUnknown(
+            f"{name}: its state keeps changing, or the answers were lost: see `tritonmq partition describe`"
+        )
 
-    async def _ask_all(self, topic_id: str, number: int, brokers: set[int], deadline: float) -> dict[int, pb.ReplicaStatusResponse]:
+    async def _ask_all(
+        self, topic_id: str, number: int, brokers: set[int], deadline: float
+    ) -> dict[int, pb.ReplicaStatusResponse]:
         request = pb.ReplicaStatusRequest(topic_id=topic_id, partition=number)
         limit = min(deadline, asyncio.get_running_loop().time() + STATUS_TIMEOUT_S)
 
@@ -205,7 +224,9 @@ class TotalLoss:
             try:
                 return await self._calls.ask(address, "ReplicaStatus", request, pb.ReplicaStatusResponse, limit)
             except TritonMQError as error:
-                log.info("broker %d does not say what it has of partition %d of %s: %s", broker, number, topic_id, error)
+                log.info(
+                    "broker %d does not say what it has of partition %d of %s: %s", broker, number, topic_id, error
+                )
                 return None
 
         answers = await asyncio.gather(*(ask(broker) for broker in sorted(brokers)))

@@ -1,8 +1,9 @@
 """Retention: what is old, or too much, is dropped, and journals are shortened to what is still needed.
 
-The leader of a partition says what may go, by an entry (`Trim`), so that every replica's log starts at the same offset and goes on
-so after a failover (trap 23). Each replica then shortens its own journal, in whole segments and in its own time, as far as rule 13
-allows: a snapshot stands for what was before. Nothing here decides what a snapshot is or when an entry may go.
+The leader of a partition says what may go, by an entry (`Trim`), so that every replica's log starts at the same offset
+and goes on so after a failover (trap 23). Each replica then shortens its own journal, in whole segments and in its own
+time, as far as rule 13 allows: a snapshot stands for what was before. Nothing here decides what a snapshot is or when
+an entry may go.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ CHECK_S: Final = 2.0
 """How late retention may be. A check of a partition that has nothing to drop is a search in its index of offsets."""
 
 TURN_S: Final = 120.0
-"""Of one partition: what takes longer is left, and taken up again in its next turn. A gigabyte is read in a few seconds."""
+"""Of one partition: what takes longer is left, and taken up again in its next turn. A gigabyte is read in a few
+seconds."""
 
 SHORTENINGS_AT_ONCE: Final = 2
 """Each reads what it drops, in a thread: they must not take the disk from the writer."""
@@ -38,12 +40,13 @@ BELIEVED_AFTER_S: Final = 3_600.0
 class RetentionClock:
     """Owns what this broker takes for the time when it asks how old records are. Trap 21.
 
-    It is the wall clock, unless that jumps forward: set to next year it would make every record old, and what is dropped is gone.
-    Such a jump is logged as an error at once, and time goes on as the monotonic clock has it until the wall clock has been ahead
-    for `BELIEVED_AFTER_S`. A clock that is set back is believed at once: nothing is lost by it. The clock that a broker starts with
-    is believed, there is nothing to compare it with.
+    It is the wall clock, unless that jumps forward: set to next year it would make every record old, and what is
+    dropped is gone. Such a jump is logged as an error at once, and time goes on as the monotonic clock has it until the
+    wall clock has been ahead for `BELIEVED_AFTER_S`. A clock that is set back is believed at once: nothing is lost by
+    it. The clock that a broker starts with is believed, there is nothing to compare it with.
 
-    `wall_us`: microseconds since 1970; `passed_s`: seconds of a clock that nobody sets and that goes on while the machine sleeps.
+    `wall_us`: microseconds since 1970; `passed_s`: seconds of a clock that nobody sets and that goes on while the
+    machine sleeps.
     """
 
     def __init__(
@@ -80,7 +83,8 @@ class RetentionClock:
 
 
 class Retention:
-    """Owns the turns of this broker's partitions: each has its own, one at a time, so that one that is stuck delays no other."""
+    """Owns the turns of this broker's partitions: each has its own, one at a time, so that one that is stuck delays no
+    other."""
 
     def __init__(self, shell: Shell, clock: RetentionClock | None = None) -> None:
         self._shell = shell
@@ -115,7 +119,9 @@ class Retention:
         except TimeoutError:
             partition.shorten_due = True
             log.warning(
-                "%s: retention took longer than %g s, it is tried again: look at this broker's disk", partition.name, TURN_S
+                "%s: retention took longer than %g s, it is tried again: look at this broker's disk",
+                partition.name,
+                TURN_S,
             )
         except StorageFailed as error:
             log.warning("%s: its journal cannot be shortened: %s", partition.name, error)

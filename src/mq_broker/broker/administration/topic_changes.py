@@ -1,7 +1,9 @@
-"""What a topic's document becomes when its replicas move, its partitions or columns grow in number or its settings change. Pure.
+"""What a topic's document becomes when its replicas move, its partitions or columns grow in number or its settings
+change. Pure.
 
-Each is given the document as it is and makes the same of what it has made already, so that it can be asked again after a lost
-answer (`Topics.edit`). Who carries moves out is moves.py; where replicas should go, rebalancing.py and placement.py.
+Each is given the document as it is and makes the same of what it has made already, so that it can be asked again after
+a lost answer (`Topics.edit`). Who carries moves out is moves.py; where replicas should go, rebalancing.py and
+placement.py.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from mq_protocol.sql.ddl import check_column_names
 
 
 def begun(spec: TopicSpec, wanted: Mapping[int, Members], live: Collection[int]) -> TopicSpec:
-    """The document once these partitions are on their way. Raises `UnknownPartition`, `InvalidRequest`, `InvalidSetting`."""
+    """The document once these partitions are on their way. Raises `UnknownPartition`, `InvalidRequest`,
+    `InvalidSetting`."""
     assignment, moving = list(spec.assignment), dict(spec.moving)
     for number, target in sorted(wanted.items()):
         if not 0 <= number < len(assignment):
@@ -61,9 +64,11 @@ def _check_target(name: str, target: Members, members: Members, live: Collection
 
 
 def called_off(spec: TopicSpec, numbers: Collection[int]) -> TopicSpec:
-    """The document once these partitions are on their way back to where they came from; those that have arrived stay."""
+    """The document once these partitions are on their way back to where they came from; those that have arrived
+    stay."""
     moving = {
-        number: replace(move, target=move.origin) if number in numbers else move for number, move in sorted(spec.moving.items())
+        number: replace(move, target=move.origin) if number in numbers else move
+        for number, move in sorted(spec.moving.items())
     }
     return replace(spec, moving=moving)
 
@@ -76,8 +81,8 @@ def arrived(spec: TopicSpec, done: Mapping[int, Move]) -> TopicSpec:
 
 
 def is_complete(move: Move, isr: Collection[int]) -> bool:
-    """Whether the target may stand alone: all who came have joined the in-sync set, and no fewer of it are in sync than of the
-    origin. A broker of the origin that was dead before need not come back for the others to move."""
+    """Whether the target may stand alone: all who came have joined the in-sync set, and no fewer of it are in sync than
+    of the origin. A broker of the origin that was dead before need not come back for the others to move."""
     came = [broker for broker in move.target if broker not in move.origin]
     in_sync = sum(broker in isr for broker in move.target)
     before = sum(broker in isr for broker in move.origin)
@@ -99,8 +104,8 @@ def check_partitions(spec: TopicSpec, partitions: int) -> None:
 
 
 def with_columns(spec: TopicSpec, wanted: pa.Schema) -> TopicSpec:
-    """The document with the schema `wanted`: what it has, and nullable columns behind that. Raises `InvalidRequest` for any other
-    change, and for a topic of records."""
+    """The document with the schema `wanted`: what it has, and nullable columns behind that. Raises `InvalidRequest` for
+    any other change, and for a topic of records."""
     if not spec.schema:
         raise InvalidRequest(
             f"topic {spec.name} holds records, whose columns are fixed: put more into their values or headers, or make a topic "
@@ -115,8 +120,8 @@ def with_columns(spec: TopicSpec, wanted: pa.Schema) -> TopicSpec:
 
 
 def with_settings(spec: TopicSpec, given: Mapping[str, str]) -> TopicSpec:
-    """The document with these settings; an empty value is the default again. Raises `InvalidSetting` for a setting that is unknown,
-    out of range, or cannot be changed while the topic is in use."""
+    """The document with these settings; an empty value is the default again. Raises `InvalidSetting` for a setting that
+    is unknown, out of range, or cannot be changed while the topic is in use."""
     settings = {name: value for name, value in {**spec.settings, **given}.items() if value}
     before, after = parse_settings(spec.settings, spec.replicas), parse_settings(settings, spec.replicas)
     parse_settings(settings, min(map(len, spec.target)))

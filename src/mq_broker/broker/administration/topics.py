@@ -1,7 +1,7 @@
 """Metadata and topics: what any broker answers about all of them, and making and deleting them.
 
-Of partitions held here the replica's own knowledge is told; of others the state node's, read through a short cache that also serves
-when the coordination service is away.
+Of partitions held here the replica's own knowledge is told; of others the state node's, read through a short cache that
+also serves when the coordination service is away.
 """
 
 from __future__ import annotations
@@ -71,19 +71,22 @@ TOPIC_TOLD_BYTES: Final = 1_000
 PARTITION_TOLD_BYTES: Final = 128
 """About what a topic and a partition take in an answer. As objects it is several times as much as on the wire."""
 TRANSACTIONS_PARTITIONS: Final = 8
-"""Coordinators in a cluster: a decision is a few small entries, so eight spread them over brokers and still open fast."""
+"""Coordinators in a cluster: a decision is a few small entries, so eight spread them over brokers and still open
+fast."""
 TRANSACTIONS_REPLICAS: Final = 3
 
 
 AUTO_CREATED_TOPICS_MAX: Final = 1_000
-"""With so many topics in the cluster none is made by itself any more: a program that makes up names must not go on for ever."""
+"""With so many topics in the cluster none is made by itself any more: a program that makes up names must not go on for
+ever."""
 
 
 LEADERS_KNOW_S: Final = 2.0
 
 
 class _Told:
-    """Owns the room in one answer about topics. `waiting`: partitions of topics that were taken and are still to be described."""
+    """Owns the room in one answer about topics. `waiting`: partitions of topics that were taken and are still to be
+    described."""
 
     def __init__(self) -> None:
         self.waiting = 0
@@ -134,8 +137,8 @@ class Admin:
     # ------------------------------------------------------------------ metadata
 
     async def metadata(self, request: pb.MetadataRequest, deadline: float) -> pb.MetadataResponse:
-        """The brokers, and the topics that are named (or all that are not internal), as many as fit one answer: `more` says whether
-        some did not. Never fails for an unknown topic."""
+        """The brokers, and the topics that are named (or all that are not internal), as many as fit one answer: `more`
+        says whether some did not. Never fails for an unknown topic."""
         mine = ours()
         theirs = Versions.said(request.protocol, request.protocol_oldest)
         check_overlap(f"broker {self._shell.broker}", mine, "this client", theirs)
@@ -152,7 +155,9 @@ class Admin:
         told = _Told()
         async for name in in_turns(self._asked_for(request)):
             try:
-                topic = await (self.transactions_topic(deadline) if name == TRANSACTIONS_TOPIC else self._topics.get(name))
+                topic = await (
+                    self.transactions_topic(deadline) if name == TRANSACTIONS_TOPIC else self._topics.get(name)
+                )
             except UnknownTopic:
                 made = await self._made_by_itself(request, deadline)
                 if made is None:
@@ -169,9 +174,11 @@ class Admin:
         return response
 
     async def _made_by_itself(self, request: pb.MetadataRequest, deadline: float) -> Topic | None:
-        """The one topic that is asked for, made because somebody is about to use it; None if this broker is not set to do that.
+        """The one topic that is asked for, made because somebody is about to use it; None if this broker is not set to
+        do that.
 
-        One at a time. Raises what making a topic raises, `InvalidRequest` where the cluster has so many that none is made so.
+        One at a time. Raises what making a topic raises, `InvalidRequest` where the cluster has so many that none is
+        made so.
         """
         if self._auto_create is None or not request.auto_create or len(request.topics) != 1:
             return None
@@ -190,8 +197,9 @@ class Admin:
                 return await self._topics.get(name)
 
     async def _until_leaders_know(self, topic: Topic, request: pb.MetadataRequest, deadline: float) -> None:
-        """Where topics are made by themselves, one may be so new that its leaders have not heard of it: who is told of it now would
-        be told by them that there is none. Looked at once a topic; a partition that has no leader is not waited for longer."""
+        """Where topics are made by themselves, one may be so new that its leaders have not heard of it: who is told of
+        it now would be told by them that there is none. Looked at once a topic; a partition that has no leader is not
+        waited for longer."""
         if self._auto_create is None or not request.auto_create or topic.spec.topic_id in self._known_to_leaders:
             return
         with contextlib.suppress(OutcomeUnknown):
@@ -220,7 +228,8 @@ class Admin:
             settings=spec.settings,
             earlier_columns=spec.earlier,
         )
-        for first in range(0, topic.partitions, YIELD_EVERY):  # some at once: nodes that are read together are one question
+        # Some at once: nodes that are read together are one question
+        for first in range(0, topic.partitions, YIELD_EVERY):
             numbers = range(first, min(first + YIELD_EVERY, topic.partitions))
             info.partitions.extend(await asyncio.gather(*(self.partition_info(topic, number) for number in numbers)))
         return info
@@ -292,11 +301,15 @@ class Admin:
     async def create_topic(self, request: pb.CreateTopicRequest, deadline: float) -> pb.CreateTopicResponse:
         """Answers once every partition's leader serves, so that what the client asks next succeeds."""
         check_new_topic_name(request.name, self._topic_name_max)
-        topic = await self._create(request.name, request.partitions, request.replicas, request.schema, dict(request.settings))
+        topic = await self._create(
+            request.name, request.partitions, request.replicas, request.schema, dict(request.settings)
+        )
         await self._wait_until_led(topic, deadline)
         return pb.CreateTopicResponse(topic=await self._topic_info(topic))
 
-    async def _create(self, name: str, partitions: int, replicas: int, schema: bytes, settings: Mapping[str, str]) -> Topic:
+    async def _create(
+        self, name: str, partitions: int, replicas: int, schema: bytes, settings: Mapping[str, str]
+    ) -> Topic:
         if not 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX:
             raise InvalidSetting(f"partitions={partitions} is out of range: give 1 to {PARTITIONS_PER_TOPIC_MAX}")
         if not 1 <= replicas <= REPLICAS_MAX:
@@ -316,12 +329,20 @@ class Admin:
         spec = TopicSpec(name, topic_id, assignment, schema, dict(settings))
         check_topic_size(spec)
         await self._coordination.create_topic(spec, states)
-        log.info("topic %s created: id %s, %d partitions, %d replicas, %s", name, topic_id, partitions, replicas, dict(settings))
+        log.info(
+            "topic %s created: id %s, %d partitions, %d replicas, %s",
+            name,
+            topic_id,
+            partitions,
+            replicas,
+            dict(settings),
+        )
         await self._topics.refresh()
         return await self._topics.get(name)
 
     def _check_batch_bytes(self, settings: TopicSettings) -> None:
-        """Any broker may come to lead the topic, so the largest batch must fit a message to each. Raises `InvalidSetting`."""
+        """Any broker may come to lead the topic, so the largest batch must fit a message to each. Raises
+        `InvalidSetting`."""
         least = min(self._cluster.brokers.values(), key=lambda each: each.message_bytes_max, default=None)
         if least is not None and settings.batch_bytes_max + MESSAGE_OVERHEAD_BYTES > least.message_bytes_max:
             raise InvalidSetting(
@@ -369,17 +390,24 @@ class Admin:
                 return set()
             info = answer.topics[0]
         needed = topic.settings.min_insync_replicas
-        return {p.partition for p in info.partitions if p.partition in numbers and p.leader == leader and len(p.isr) >= needed}
+        return {
+            p.partition
+            for p in info.partitions
+            if p.partition in numbers and p.leader == leader and len(p.isr) >= needed
+        }
 
     async def transactions_topic(self, deadline: float) -> Topic:
-        """The coordinators' topic, made by whoever asks first; two who ask at once make one, and both wait until it serves."""
+        """The coordinators' topic, made by whoever asks first; two who ask at once make one, and both wait until it
+        serves."""
         async with self._making_transactions:
             return self._topics.find(TRANSACTIONS_TOPIC) or await self._make_transactions_topic(deadline)
 
     async def _make_transactions_topic(self, deadline: float) -> Topic:
         replicas = min(TRANSACTIONS_REPLICAS, len(self._cluster.brokers))
         try:
-            topic = await self._create(TRANSACTIONS_TOPIC, TRANSACTIONS_PARTITIONS, replicas, b"", {"durability": "fsync"})
+            topic = await self._create(
+                TRANSACTIONS_TOPIC, TRANSACTIONS_PARTITIONS, replicas, b"", {"durability": "fsync"}
+            )
         except TopicExists:
             await self._topics.refresh()
             topic = await self._topics.get(TRANSACTIONS_TOPIC)
@@ -396,7 +424,9 @@ class Admin:
             log.info("topic %s: its columns are %s now", request.name, ", ".join(topic.schema.names))
         if request.settings:
             if "batch_bytes_max" in request.settings:
-                self._check_batch_bytes(parse_settings(with_settings(topic.spec, request.settings).settings, topic.spec.replicas))
+                self._check_batch_bytes(
+                    parse_settings(with_settings(topic.spec, request.settings).settings, topic.spec.replicas)
+                )
             topic = await self._topics.edit(request.name, lambda spec: with_settings(spec, request.settings))
             log.info("topic %s: settings are %s now", request.name, topic.spec.settings)
         if request.partitions:
@@ -410,7 +440,9 @@ class Admin:
         check_partitions(topic.spec, partitions)
         existing = [members for known in self._topics.all() for members in known.spec.assignment]
         start = int(topic.spec.topic_id[:8], 16) + topic.partitions
-        added = place(partitions - topic.partitions, min(map(len, topic.spec.target)), self._cluster.racks, existing, start=start)
+        added = place(
+            partitions - topic.partitions, min(map(len, topic.spec.target)), self._cluster.racks, existing, start=start
+        )
 
         def widened(spec: TopicSpec, count: int) -> TopicSpec:
             more = added[len(spec.assignment) - topic.partitions : count - topic.partitions]
@@ -425,7 +457,9 @@ class Admin:
     async def _change_replicas(self, topic: Topic, replicas: int) -> Topic:
         if not 1 <= replicas <= REPLICAS_MAX:
             raise InvalidSetting(f"replicas={replicas} is out of range: give 1 to {REPLICAS_MAX}")
-        layout = {(known.spec.name, n): members for known in self._topics.all() for n, members in enumerate(known.spec.target)}
+        layout = {
+            (known.spec.name, n): members for known in self._topics.all() for n, members in enumerate(known.spec.target)
+        }
         changed = resized(replicas, self._cluster.racks, layout, topic.spec.name)
         wanted = {number: members for (_, number), members in changed.items()}
         log.info("topic %s: %d replicas of each partition from now on", topic.spec.name, replicas)

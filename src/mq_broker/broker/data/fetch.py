@@ -1,7 +1,8 @@
 """Reading by offset: Fetch, ListOffsets and WatchOffsets. None of them touches a group.
 
-Stored payloads are sent as they are, never decoded, unless a reader wants only some columns or rows of them (pushdown.py). Any
-replica serves what it knows to be committed; where the log ends is the leader's to say (rules 3 and 11).
+Stored payloads are sent as they are, never decoded, unless a reader wants only some columns or rows of them
+(pushdown.py). Any replica serves what it knows to be committed; where the log ends is the leader's to say (rules 3 and
+11).
 """
 
 from __future__ import annotations
@@ -60,13 +61,15 @@ class Reading:
     async def fetch(self, request: pb.FetchRequest, send: Send[Batches]) -> None:
         """The batches that hold `start_offset .. end_offset - 1`, in chunks.
 
-        What is known here to be committed comes first. Past that, a serving leader says that the records are not there yet, or that
-        `start_offset` is out of range; any other replica says who to ask (`NotLeader`).
+        What is known here to be committed comes first. Past that, a serving leader says that the records are not there
+        yet, or that `start_offset` is out of range; any other replica says who to ask (`NotLeader`).
         """
         topic = await self._topics.meant(request.topic, request.topic_id)
         partition = self._shell.partition(topic, request.partition)
         if not 0 <= request.start_offset <= request.end_offset:
-            raise InvalidRequest(f"cannot fetch offsets {request.start_offset} to {request.end_offset}: give 0 <= start <= end")
+            raise InvalidRequest(
+                f"cannot fetch offsets {request.start_offset} to {request.end_offset}: give 0 <= start <= end"
+            )
         chunk_bytes = min(request.chunk_bytes_max or FETCH_CHUNK_BYTES, CHUNK_BYTES_CEILING)
         pushdown = None
         if request.filter or request.project:
@@ -82,8 +85,11 @@ class Reading:
             else:
                 if topic.spec.schema and not pushdown.knows(batches):
                     await self._topics.renewed(topic)
-                    raise CoordinationUnavailable(f"this broker has only now heard of columns added to {request.topic}: ask again")
-                # A broker has other work: what columns and rows cost is paid beside the loop, in turns with others who ask.
+                    raise CoordinationUnavailable(
+                        f"this broker has only now heard of columns added to {request.topic}: ask again"
+                    )
+                # A broker has other work: what columns and rows cost is paid beside the loop, in turns with others who
+                # ask.
                 sent = await self._filtering.run(caller(), pushdown.apply, batches)
             last = batches[len(sent) - 1][0]
             at = last.base_offset + last.record_count
@@ -103,8 +109,9 @@ class Reading:
     def _known_end(self, partition: Partition, request: pb.FetchRequest, at: int) -> int:
         """How far the request can be served here from `at` on.
 
-        Rule 3: at or beyond its high watermark a broker says "retry", never "out of range", unless it leads and knows where the log
-        ends. A leader that was deposed unawares may say so wrongly: the reader asks again after a look at who leads.
+        Rule 3: at or beyond its high watermark a broker says "retry", never "out of range", unless it leads and knows
+        where the log ends. A leader that was deposed unawares may say so wrongly: the reader asks again after a look at
+        who leads.
         """
         replica, known = partition.replica, partition.next_offset
         if partition.closed or request.leader_epoch > replica.leader_epoch:
@@ -120,20 +127,25 @@ class Reading:
                 replica.leader_epoch,
             )
         if at > known:
-            raise OffsetOutOfRange(f"offset {at} of {partition.name} is beyond the end of the log: the next record gets {known}")
+            raise OffsetOutOfRange(
+                f"offset {at} of {partition.name} is beyond the end of the log: the next record gets {known}"
+            )
         raise NotYetWritten(f"{partition.name} ends at offset {known} now: ask again, or read to there")
 
     # ------------------------------------------------------------------ offsets
 
     async def list_offsets(self, request: pb.ListOffsetsRequest, _deadline: float) -> pb.ListOffsetsResponse:
-        """Of the partitions named, or of all; an error for each that is led elsewhere, unless any replica's word will do."""
+        """Of the partitions named, or of all; an error for each that is led elsewhere, unless any replica's word will
+        do."""
         topic = await self._topics.get(request.topic)
         numbers = request.partitions or range(topic.partitions)
         spans = {span.partition: span for span in request.spans}
         response = pb.ListOffsetsResponse()
         async for number in in_turns(numbers):
             try:
-                partition = self._shell.partition(topic, number) if request.any_replica else self._shell.leader(topic, number)
+                partition = (
+                    self._shell.partition(topic, number) if request.any_replica else self._shell.leader(topic, number)
+                )
                 if not (partition.serving or partition.knows_committed):
                     raise partition.not_leader()
                 answer = partition.offsets()
@@ -174,7 +186,8 @@ class Reading:
 
 
 def _measured(partition: Partition, span: pb.OffsetSpan) -> pb.SpanMeasure:
-    """How many bytes the span has, and how much of it `bytes_max` is enough for. Offsets outside the log count as its ends."""
+    """How many bytes the span has, and how much of it `bytes_max` is enough for. Offsets outside the log count as its
+    ends."""
     start, end = span.start_offset, span.end_offset
     if not 0 <= start <= end:
         raise InvalidRequest(f"cannot measure offsets {start} to {end}: give 0 <= start <= end")
@@ -187,7 +200,9 @@ def _measured(partition: Partition, span: pb.OffsetSpan) -> pb.SpanMeasure:
         else:
             high = middle - 1
     return pb.SpanMeasure(
-        bytes=index.bytes_between(start, end), first_bytes=index.bytes_between(start, min(start + 1, end)), end_offset=low
+        bytes=index.bytes_between(start, end),
+        first_bytes=index.bytes_between(start, min(start + 1, end)),
+        end_offset=low,
     )
 
 
@@ -213,7 +228,9 @@ class _Watch:
         changed()
 
     def refuse(self, topic: str, number: int, error: TritonMQError) -> None:
-        self._refused.append(pb.WatchedOffsets(topic=topic, offsets=pb.PartitionOffsets(partition=number, error=to_wire(error))))
+        self._refused.append(
+            pb.WatchedOffsets(topic=topic, offsets=pb.PartitionOffsets(partition=number, error=to_wire(error)))
+        )
 
     @property
     def refused(self) -> int:

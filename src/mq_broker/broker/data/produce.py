@@ -1,7 +1,7 @@
 """Produce streams: batches from outside, checked and proposed, answered when their durability promise holds.
 
-A stream's batches for one partition are proposed in the order in which they came. Checking a batch decodes it; large ones are
-decoded by a few threads, so that the loop is not held up, and still proposed in order.
+A stream's batches for one partition are proposed in the order in which they came. Checking a batch decodes it; large
+ones are decoded by a few threads, so that the loop is not held up, and still proposed in order.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ log = logging.getLogger(__name__)
 
 CHECK_INLINE_BYTES_MAX: Final = 64 << 10
 CHECK_INLINE_DECODED_BYTES_MAX: Final = 1 << 20
-"""Checking this much takes about as long as handing it to a thread. What is small only while it is compressed goes to one as well:
-seven kilobytes of zstd may hold 200 MB, which take a third of a second."""
+"""Checking this much takes about as long as handing it to a thread. What is small only while it is compressed goes to
+one as well: seven kilobytes of zstd may hold 200 MB, which take a third of a second."""
 
 CHECKS_AT_ONCE_MAX: Final = 2
 """Batches that are checked at the same time, in threads; one of them for one connection."""
 
 _BATCH_BYTES: Final = 1 << 10
-"""About what a batch takes beside its payload until its answer is written, so that a flood of empty ones is bounded too."""
+"""About what a batch takes beside its payload until its answer is written, so that a flood of empty ones is bounded
+too."""
 
 _ANSWERS_AT_ONCE_MAX: Final = 1_000
 _ANSWERS_BYTES_MAX: Final = 1 << 20
@@ -169,7 +170,8 @@ class _Stream:
         try:
             topic = await self._producing.topics.get(header.topic)
             if topic.spec.schema and header.schema_fingerprint not in topic.versions:
-                topic = await self._producing.topics.renewed(topic)  # the producer may have heard of new columns before this broker
+                # The producer may have heard of new columns before this broker
+                topic = await self._producing.topics.renewed(topic)
             batch.partition = self._producing.shell.partition(topic, header.partition)
             if not batch.partition.replica.leading:
                 raise batch.partition.not_leader()
@@ -199,7 +201,9 @@ class _Stream:
         """Those at the head whose check is done: none overtakes one that came before it."""
         if not done.cancelled() and (error := done.exception()) is not None:
             log.error("a batch could not be checked", exc_info=error)
-            batch.error = InternalError(f"the batch could not be checked ({type(error).__name__}): see the broker's log")
+            batch.error = InternalError(
+                f"the batch could not be checked ({type(error).__name__}): see the broker's log"
+            )
             batch.checked = True
         while self._unchecked and self._unchecked[0].checked:
             self._propose(self._unchecked.popleft())
@@ -262,8 +266,8 @@ def _stage(stage: pb.StageOf) -> Stage:
 
 
 def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
-    """What can be told without the payload; the version of the topic's schema that it was encoded with, the present one or one that
-    that begins with. Raises `InvalidRequest` or `SchemaMismatch`."""
+    """What can be told without the payload; the version of the topic's schema that it was encoded with, the present one
+    or one that that begins with. Raises `InvalidRequest` or `SchemaMismatch`."""
     if topic.spec.name.startswith(INTERNAL_PREFIX):
         raise InvalidRequest(f"topic {topic.spec.name} is the brokers' own: clients cannot write it")
     if len(header.uuid) != UUID_BYTES or header.uuid == NO_UUID:

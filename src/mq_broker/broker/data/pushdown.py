@@ -1,8 +1,8 @@
 """What a reader does not want, left out before it is sent: columns, and rows that a filter does not keep.
 
-A projection copies the wanted columns' buffers from one Arrow message into another and decodes no row (a compressed batch is
-decompressed, those columns alone, and compressed again). A filter decodes its own columns and the wanted ones. Synchronous:
-fetch.py calls it in a thread.
+A projection copies the wanted columns' buffers from one Arrow message into another and decodes no row (a compressed
+batch is decompressed, those columns alone, and compressed again). A filter decodes its own columns and the wanted ones.
+Synchronous: fetch.py calls it in a thread.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ class Pushdown:
         return all(node_count(payload) <= self._nodes for _, payload in batches)
 
     def apply(self, batches: Sequence[tuple[Published, memoryview]]) -> list[tuple[pb.StoredBatch, Buffer]]:
-        """What is sent of the first of these batches, at least of one, and how each is described: as many as `TURN_S` and
-        `TURN_DECODED_BYTES_MAX` allow. A small batch may become a thousand times as large when it is decompressed."""
+        """What is sent of the first of these batches, at least of one, and how each is described: as many as `TURN_S`
+        and `TURN_DECODED_BYTES_MAX` allow. A small batch may become a thousand times as large when it is
+        decompressed."""
         applied: list[tuple[pb.StoredBatch, Buffer]] = []
         began, decoded = time.monotonic(), 0
         for batch, payload in batches:

@@ -1,7 +1,7 @@
 """Groups' cursors: where each group is in each partition, kept in the partition's journal.
 
-A cursor moves by a `MoveCursor` entry. Members settle much faster than entries commit, so moves are coalesced: one in flight a
-group and partition, then the newest. Who the members are is subscriptions.py's.
+A cursor moves by a `MoveCursor` entry. Members settle much faster than entries commit, so moves are coalesced: one in
+flight a group and partition, then the newest. Who the members are is subscriptions.py's.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ EndOf = Callable[[Partition, str, TritonMQError], None]
 """Ends what the members of a group have of a partition, with an error that they are told."""
 
 CountsOf = Callable[[Partition, str, str, bytes, int], bool]
-"""Whether the word of a member, named by its id and its key, that it is done with all below an offset of a partition counts."""
+"""Whether the word of a member, named by its id and its key, that it is done with all below an offset of a partition
+counts."""
 
 
 @dataclass(eq=False, slots=True)
 class _Moving:
-    """A move in flight, or one that waits to be tried again; the newest position asked for meanwhile; the leadership it is of."""
+    """A move in flight, or one that waits to be tried again; the newest position asked for meanwhile; the leadership it
+    is of."""
 
     offset: int
     kind: str
@@ -62,8 +64,8 @@ class CursorMoves:
         self._moving: dict[tuple[Partition, str], _Moving] = {}
 
     def move(self, partition: Partition, group: str, offset: int, kind: str) -> None:
-        """Have the group's cursor moved, soon. What is refused for now is tried again for as long as this leadership lasts: whoever
-        settled it does not say so twice. At the next leader members settle anew.
+        """Have the group's cursor moved, soon. What is refused for now is tried again for as long as this leadership
+        lasts: whoever settled it does not say so twice. At the next leader members settle anew.
         """
         moving = self._present(partition, group)
         if moving is not None:
@@ -107,7 +109,9 @@ class CursorMoves:
             if result.error.retriable and partition.leading and self._present(partition, group) is moving:
                 asyncio.get_running_loop().call_later(MOVE_AGAIN_S, self._again, partition, group, moving)
                 return
-            log.info("%s: group %s stays before offset %d: %s", partition.name, quoted(group), moving.offset, result.error)
+            log.info(
+                "%s: group %s stays before offset %d: %s", partition.name, quoted(group), moving.offset, result.error
+            )
         del self._moving[partition, group]
         if not isinstance(result, Refused) and moving.wanted is not None and moving.wanted != moving.offset:
             self.move(partition, group, moving.wanted, moving.kind)
@@ -136,9 +140,10 @@ class Groups:
     async def move_cursors(self, request: pb.MoveCursorsRequest, deadline: float) -> pb.MoveCursorsResponse:
         """Each position by itself: its answer is at its place in the response, with an error where it was refused.
 
-        A consumer's counts only forward, and only from the member that has the partition; where no member is known to have it (its
-        leader is new, or the last member's stream ended before this came), from any. Told by another one it is no error: what was
-        settled since holds. A Spark query's may go back, since its checkpoint is the truth. An administrator's goes anywhere.
+        A consumer's counts only forward, and only from the member that has the partition; where no member is known to
+        have it (its leader is new, or the last member's stream ended before this came), from any. Told by another one
+        it is no error: what was settled since holds. A Spark query's may go back, since its checkpoint is the truth. An
+        administrator's goes anywhere.
         """
         check_group_name(request.group)
         if request.kind not in KINDS and not (request.reset and not request.kind):
@@ -152,7 +157,9 @@ class Groups:
         moved = await asked_of_each(lambda position: self._move(request, position, deadline), request.positions)
         return pb.MoveCursorsResponse(partitions=moved)
 
-    async def _move(self, request: pb.MoveCursorsRequest, position: pb.CursorPosition, deadline: float) -> pb.PartitionOffsets:
+    async def _move(
+        self, request: pb.MoveCursorsRequest, position: pb.CursorPosition, deadline: float
+    ) -> pb.PartitionOffsets:
         answer = pb.PartitionOffsets(partition=position.partition)
         try:
             partition = self._shell.leader(await self._topics.get(position.topic), position.partition)
@@ -168,7 +175,8 @@ class Groups:
         return answer
 
     def _judged(self, request: pb.MoveCursorsRequest, offset: int, partition: Partition) -> MoveCursor | None:
-        """What is to be written; None if it does not count. Raises `InvalidRequest`, and `MemberInUse` for a wrong key."""
+        """What is to be written; None if it does not count. Raises `InvalidRequest`, and `MemberInUse` for a wrong
+        key."""
         group, kind = request.group, request.kind
         cursor = partition.replica.machine.cursors.get(group)
         if request.reset:
@@ -192,7 +200,8 @@ class Groups:
         return MoveCursor(group, offset, kind)
 
     async def delete_group(self, request: pb.DeleteGroupRequest, deadline: float) -> pb.DeleteGroupResponse:
-        """Take the group's place in each of these partitions away, in the journal, so that it is gone for every later leader too.
+        """Take the group's place in each of these partitions away, in the journal, so that it is gone for every later
+        leader too.
 
         While the group has members here it is refused, unless `force`: they are then told that their group was deleted.
         """
@@ -202,7 +211,9 @@ class Groups:
         )
         return pb.DeleteGroupResponse(partitions=answers)
 
-    async def _delete(self, group: str, place: pb.TopicPartition, deadline: float, *, force: bool) -> pb.PartitionOffsets:
+    async def _delete(
+        self, group: str, place: pb.TopicPartition, deadline: float, *, force: bool
+    ) -> pb.PartitionOffsets:
         answer = pb.PartitionOffsets(partition=place.partition)
         try:
             partition = self._shell.leader(await self._topics.get(place.topic), place.partition)
@@ -212,22 +223,27 @@ class Groups:
                     f"group {group!r} has members in {partition.name} ({', '.join(members[:5])}): stop them first, or delete it by "
                     "force"
                 )
-            self._end_of(partition, group, UnknownGroup(f"group {group!r} was deleted: subscribe anew to begin as a new one"))
+            self._end_of(
+                partition, group, UnknownGroup(f"group {group!r} was deleted: subscribe anew to begin as a new one")
+            )
             await partition.ask(DeleteGroup(group), deadline)
         except TritonMQError as error:
             answer.error.CopyFrom(to_wire(error))
         return answer
 
     async def groups(self, request: pb.GroupsRequest, _deadline: float) -> pb.GroupsResponse:
-        """The cursors of one group, or of all, in every replica here; as many as fit one answer, `more` says whether some did not.
+        """The cursors of one group, or of all, in every replica here; as many as fit one answer, `more` says whether
+        some did not.
 
-        Followers answer too: a cursor is in the journal, so they have it, and while a partition's leader is gone nobody else can
-        say how far behind its readers are. Whoever asks believes the leader first.
+        Followers answer too: a cursor is in the journal, so they have it, and while a partition's leader is gone nobody
+        else can say how far behind its readers are. Whoever asks believes the leader first.
         """
         response = pb.GroupsResponse()
         size = 0
         after = request.after.topic, request.after.partition, request.after_group
-        partitions = sorted((p for p in self._shell.partitions() if not p.closed), key=lambda p: (p.topic.spec.name, p.number))
+        partitions = sorted(
+            (p for p in self._shell.partitions() if not p.closed), key=lambda p: (p.topic.spec.name, p.number)
+        )
         async for partition, group in in_turns(self._places(partitions, request.group, after)):
             if size >= ANSWER_BYTES_MAX:
                 response.more = True
@@ -241,7 +257,9 @@ class Groups:
         return response
 
     @staticmethod
-    def _places(partitions: list[Partition], group: str, after: tuple[str, int, str]) -> Iterator[tuple[Partition, str]]:
+    def _places(
+        partitions: list[Partition], group: str, after: tuple[str, int, str]
+    ) -> Iterator[tuple[Partition, str]]:
         """Where a cursor may be, in the order in which they are told, after the one that was told last."""
         for partition in partitions:
             place = partition.topic.spec.name, partition.number

@@ -1,7 +1,8 @@
 """Groups that end with their last member: their cursors go some time after nobody reads in them any more.
 
 That a group is ephemeral is written in its cursors, so every leader knows. Each leader decides for its partitions: all
-members of a group are members of each partition's share. A new leader has heard of no member yet, and begins to wait anew.
+members of a group are members of each partition's share. A new leader has heard of no member yet, and begins to wait
+anew.
 """
 
 from __future__ import annotations

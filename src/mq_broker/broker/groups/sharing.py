@@ -1,11 +1,14 @@
-"""How the members of a group share one partition: one of them at a time has it, and hands it over without a record given twice.
+"""How the members of a group share one partition: one of them at a time has it, and hands it over without a record
+given twice.
 
-Partition p goes to member `p mod n` of the members in order of id, so every broker comes to the same spread without a coordinator.
-A member has a key beside its id. Ids are told to whoever describes the group; a key is told to nobody. So while a member lives, a
-stranger who names its id neither replaces it nor speaks for it. Members of clients up to 0.2.0 have no key and no such protection.
+Partition p goes to member `p mod n` of the members in order of id, so every broker comes to the same spread without a
+coordinator. A member has a key beside its id. Ids are told to whoever describes the group; a key is told to nobody. So
+while a member lives, a stranger who names its id neither replaces it nor speaks for it. Members of clients up to 0.2.0
+have no key and no such protection.
 
-When that member changes, the former one is given nothing more and has a while to settle what it holds; the next begins there. One
-that does not settle in time is told that the partition is no longer its own, and what it held is given again: at least once.
+When that member changes, the former one is given nothing more and has a while to settle what it holds; the next begins
+there. One that does not settle in time is told that the partition is no longer its own, and what it held is given
+again: at least once.
 """
 
 from __future__ import annotations
@@ -69,7 +72,8 @@ class Share:
         return member_id in self._members or len(self._members) < GROUP_MEMBERS_MAX
 
     def join(self, member: Member) -> None:
-        """A member that comes again under its id replaces what it was: its former stream is gone or going. Raises `MemberInUse`."""
+        """A member that comes again under its id replaces what it was: its former stream is gone or going. Raises
+        `MemberInUse`."""
         self._check_key(member.member_id, member.member_key)
         former = self._members.get(member.member_id)
         self._members[member.member_id] = member
@@ -95,8 +99,9 @@ class Share:
             self._switch()
 
     def counts(self, member_id: str, member_key: bytes, offset: int) -> bool:
-        """Whether a word of that member which did not come on its stream counts: unless another one has the partition. The next
-        owner then begins no earlier than at that offset. Raises `MemberInUse` if the key is not that member's."""
+        """Whether a word of that member which did not come on its stream counts: unless another one has the partition.
+        The next owner then begins no earlier than at that offset. Raises `MemberInUse` if the key is not that
+        member's."""
         self._check_key(member_id, member_key)
         if self._owner is not None and self._owner.member_id != member_id:
             return False
@@ -179,8 +184,8 @@ class Shares:
         self._shares: dict[tuple[Partition, str], Share] = {}
 
     def join(self, partition: Partition, group: str, member: Member, *, ephemeral: bool = False) -> Share:
-        """Raises `InvalidRequest` if the group is there already and is not meant to end as this member's is, or the other way;
-        `MemberInUse`, `TooManyGroups` and `TooManyMembers`."""
+        """Raises `InvalidRequest` if the group is there already and is not meant to end as this member's is, or the
+        other way; `MemberInUse`, `TooManyGroups` and `TooManyMembers`."""
         error = too_many_groups(group, partition.replica.machine)
         if error is not None:
             raise error

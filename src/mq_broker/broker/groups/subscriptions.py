@@ -1,7 +1,7 @@
 """Subscriptions: committed batches pushed to consumers as they come, as far as their credit goes.
 
-One stream carries one member's subscriptions to any partitions led here. A subscription ends, with its reason, when the leadership
-does; its client opens it at the next leader. Who of a group has a partition is sharing.py's.
+One stream carries one member's subscriptions to any partitions led here. A subscription ends, with its reason, when the
+leadership does; its client opens it at the next leader. Who of a group has a partition is sharing.py's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ CREDIT_BYTES_MAX: Final = 1 << 40
 """More is a mistake: nobody can hold it."""
 
 UNTOLD_BYTES_MAX: Final = 4 << 20
-"""What may wait to be told to a client that does not read; what it asks past that waits in TCP. Many times a topic's partitions."""
+"""What may wait to be told to a client that does not read; what it asks past that waits in TCP. Many times a topic's
+partitions."""
 
 
 class Delivery:
@@ -110,12 +111,15 @@ class _Subscription:
 
     def _opened(self, *, active: bool) -> pb.PartitionOpened:
         name = self.partition.topic.spec.name
-        return pb.PartitionOpened(topic=name, partition=self.partition.number, offset=max(0, self.position), active=active)
+        return pb.PartitionOpened(
+            topic=name, partition=self.partition.number, offset=max(0, self.position), active=active
+        )
 
     # -- as its share's member
 
     def first_offset(self) -> int:
-        """The start that the client asked for. An offset outside the log is moved to its nearer end: what is gone is gone."""
+        """The start that the client asked for. An offset outside the log is moved to its nearer end: what is gone is
+        gone."""
         index, request = self.partition.index, self._request
         match request.WhichOneof("start"):
             case "earliest":
@@ -170,7 +174,8 @@ def message_bytes(message: Batches) -> int:
 
 
 class _Session:
-    """Owns one stream's subscriptions and credit. Batches of several partitions share a message, each partition in its turn."""
+    """Owns one stream's subscriptions and credit. Batches of several partitions share a message, each partition in its
+    turn."""
 
     def __init__(self, delivery: Delivery) -> None:
         self.group = ""
@@ -215,7 +220,11 @@ class _Session:
                 raise InvalidRequest("a member of a group needs a member id of its own")
             check_member_id(request.member_id)
             check_member_key(request.member_key)
-        if self._named and (request.group, request.member_id, request.member_key) != (self.group, self.member_id, self.member_key):
+        if self._named and (request.group, request.member_id, request.member_key) != (
+            self.group,
+            self.member_id,
+            self.member_key,
+        ):
             raise InvalidRequest(
                 f"this stream is member {self.member_id!r} of group {self.group!r}: open another stream for another"
             )
@@ -241,7 +250,8 @@ class _Session:
             subscription.changed()
 
     async def _topic(self, wanted: pb.SubscribePartition, renewed: set[str]) -> Topic:
-        """The client may have heard of the topic before this broker did: it is read anew, once for all of its partitions."""
+        """The client may have heard of the topic before this broker did: it is read anew, once for all of its
+        partitions."""
         topics = self._delivery.topics
         topic = await topics.get(wanted.topic)
         if wanted.topic_id not in ("", topic.spec.topic_id) and wanted.topic not in renewed:

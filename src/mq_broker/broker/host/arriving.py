@@ -1,6 +1,8 @@
-"""Snapshots on their way here, part by part. What one link can have this broker keep is bounded, and gone with the link.
+"""Snapshots on their way here, part by part. What one link can have this broker keep is bounded, and gone with the
+link.
 
-A broker sends one snapshot after another, each from its first part to its last (`rpc/links.py`). So of each link one is kept.
+A broker sends one snapshot after another, each from its first part to its last (`rpc/links.py`). So of each link one is
+kept.
 """
 
 from __future__ import annotations
@@ -34,8 +36,9 @@ class ArrivingSnapshots:
     def take(self, part: pb.SnapshotPart, size_max: int) -> list[pb.SnapshotPart]:
         """All parts, if this was the last one; call `done` when they are no longer needed. Empty if more are to come.
 
-        What does not follow is dropped, with what came before it: the leader sends it all again. So is what finds no room beside
-        snapshots of the same link that are still being read. Raises `PeerRefused` for parts that no broker sends.
+        What does not follow is dropped, with what came before it: the leader sends it all again. So is what finds no
+        room beside snapshots of the same link that are still being read. Raises `PeerRefused` for parts that no broker
+        sends.
         """
         if not part.part < part.parts or not 0 < len(part.data) <= SNAPSHOT_PART_BYTES:
             raise PeerRefused(f"snapshot part {part.part} of {part.parts}, of {len(part.data)} bytes", pb.PEER_NONSENSE)

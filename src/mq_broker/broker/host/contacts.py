@@ -1,17 +1,17 @@
 """The heartbeat of a pair of brokers, which stands for those of all their partitions that are at rest.
 
-Each broker beats once a second on each link (rpc/links.py). A beat says that the sender's loop runs, and that what it sent on
-this link was written to it. Three things follow together with what a leader promises, namely to say so when it stops leading
-(partition.py):
+Each broker beats once a second on each link (rpc/links.py). A beat says that the sender's loop runs, and that what it
+sent on this link was written to it. Three things follow together with what a leader promises, namely to say so when it
+stops leading (partition.py):
 
 - a leader that was heard since the contact began leads still;
 - what was sent since then has arrived or is on its way;
 - a follower need not ask, and a leader need not speak, until something happens.
 
-A contact belongs to one link, and so to one life of the other broker's process. It begins with the first beat on that link, and
-ends with the link. It begins anew with a beat that says that something was dropped. A broker that has not beaten for
-`BEAT_PATIENCE_MS` is treated as one whose link broke. Brokers of versions up to 0.2.0 send no beat and are never in contact;
-their partitions are kept by heartbeats of their own (quiescence.py).
+A contact belongs to one link, and so to one life of the other broker's process. It begins with the first beat on that
+link, and ends with the link. It begins anew with a beat that says that something was dropped. A broker that has not
+beaten for `BEAT_PATIENCE_MS` is treated as one whose link broke. Brokers of versions up to 0.2.0 send no beat and are
+never in contact; their partitions are kept by heartbeats of their own (quiescence.py).
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from __future__ import annotations
 from typing import Final
 
 BEAT_PATIENCE_MS: Final = 20_000
-"""Twenty beats: longer than a loop is held up that opens thousands of partitions. A link that carries none is made anew."""
+"""Twenty beats: longer than a loop is held up that opens thousands of partitions. A link that carries none is made
+anew."""
 
 
 class Contacts:
-    """Owns since when each other broker has been in contact without a break. Pure: times are milliseconds, as arguments."""
+    """Owns since when each other broker has been in contact without a break. Pure: times are milliseconds, as
+    arguments."""
 
     def __init__(self, now_ms: int, patience_ms: int = BEAT_PATIENCE_MS) -> None:
         self._since: dict[int, int] = {}
@@ -47,8 +49,8 @@ class Contacts:
         self._heard.pop(broker, None)
 
     def silent(self, now_ms: int) -> list[int]:
-        """Those that have not beaten for too long. To be asked often: after a pause in the asking it is this broker that slept,
-        and everybody has the whole time again."""
+        """Those that have not beaten for too long. To be asked often: after a pause in the asking it is this broker
+        that slept, and everybody has the whole time again."""
         slept = now_ms - self._looked_ms > self._patience_ms // 2
         self._looked_ms = now_ms
         if slept:

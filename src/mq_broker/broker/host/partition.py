@@ -1,7 +1,7 @@
 """One partition on this broker: its core, its journal, its index of offsets, and the requests that wait for it.
 
-Every event for the partition goes in through `feed`; what the core answers is carried out here, in order. Nothing here decides
-anything about replication (mq_broker.core does) or knows of clients (produce, fetch, delivery do).
+Every event for the partition goes in through `feed`; what the core answers is carried out here, in order. Nothing here
+decides anything about replication (mq_broker.core does) or knows of clients (produce, fetch, delivery do).
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ SHORTEN_AGAIN_S: Final = 30.0
 """After the disk refused: each attempt reads everything that is to go."""
 
 FOLLOW_S: Final = 30.0
-"""Between two shortenings while a live replica is not in sync: it may be on its way to where the journal begins, and would have to
-begin anew with another snapshot each time that moves. It is asked again for the first entries some seconds after the snapshot."""
+"""Between two shortenings while a live replica is not in sync: it may be on its way to where the journal begins, and
+would have to begin anew with another snapshot each time that moves. It is asked again for the first entries some
+seconds after the snapshot."""
 
 _SWEEP_MS: Final = 500
 _request_ids = itertools.count(1)
@@ -106,9 +107,9 @@ class _Waiting(NamedTuple):
 class Partition:
     """Owns one replica of one partition and everything of it on this broker. Is its journal's listener.
 
-    `observers` are called, at the end of a turn, when something became readable or the role changed. `shorten_due`: the journal may
-    begin later than it does (retention.py). `could_begin`: at which entry, as last looked, if nothing were staged before it.
-    `rest` says when it is ticked seldom (quiescence.py).
+    `observers` are called, at the end of a turn, when something became readable or the role changed. `shorten_due`: the
+    journal may begin later than it does (retention.py). `could_begin`: at which entry, as last looked, if nothing were
+    staged before it. `rest` says when it is ticked seldom (quiescence.py).
     """
 
     def __init__(self, shell: Shell, topic: Topic, number: int) -> None:
@@ -179,8 +180,8 @@ class Partition:
 
     @property
     def knows_committed(self) -> bool:
-        """Whether some entry of the journal is known here to be committed. After a restart none is (rule 2), and the end that this
-        replica knows would pass for the end of the log."""
+        """Whether some entry of the journal is known here to be committed. After a restart none is (rule 2), and the
+        end that this replica knows would pass for the end of the log."""
         return not self.closed and self.replica.applied_index >= self.replica.first_index
 
     @property
@@ -210,18 +211,22 @@ class Partition:
         return self.replica.machine.next_offset
 
     def read(self, start: int, end: int, bytes_max: int) -> list[tuple[Published, memoryview]]:
-        """The stored batches that hold the committed offsets `start .. end - 1`, whole, each with its payload: the first one, then
-        as many as fit, at most `READ_BATCHES_MAX`. Raises `OffsetOutOfRange` below the log's start, `StorageFailed` for damage.
+        """The stored batches that hold the committed offsets `start .. end - 1`, whole, each with its payload: the
+        first one, then as many as fit, at most `READ_BATCHES_MAX`. Raises `OffsetOutOfRange` below the log's start,
+        `StorageFailed` for damage.
         """
         batches = self.index.range(start, end, bytes_max, READ_BATCHES_MAX)
         gone = [batch for batch in batches if batch.index < self.journal.first_index]
         if gone:  # after a restart, until the entry that says so is committed anew
             next_offset = gone[-1].base_offset + gone[-1].record_count
-            raise OffsetOutOfRange(f"offset {start} of {self.name} was dropped by retention: read on at {next_offset}", next_offset)
+            raise OffsetOutOfRange(
+                f"offset {start} of {self.name} was dropped by retention: read on at {next_offset}", next_offset
+            )
         return [(batch, self.journal.payload(batch.index)) for batch in batches]
 
     def lag(self, offset: int) -> tuple[int, int]:
-        """How far a reader at `offset` is behind: stored bytes, and microseconds since the oldest record that it has not read."""
+        """How far a reader at `offset` is behind: stored bytes, and microseconds since the oldest record that it has
+        not read."""
         if offset >= self.next_offset:
             return 0, 0
         start = self.index.kept_from(offset)
@@ -267,8 +272,8 @@ class Partition:
         wait: Wait = Wait.COMMITTED,
         keep_on_mismatch: bool = False,
     ) -> None:
-        """Ask the core. `on_reply` is called exactly once, on the loop, perhaps before this returns; past `deadline` (loop's clock)
-        with `OutcomeUnknown`.
+        """Ask the core. `on_reply` is called exactly once, on the loop, perhaps before this returns; past `deadline`
+        (loop's clock) with `OutcomeUnknown`.
         """
         if self.closed:  # while its request was on the way here: nobody would tick it any more
             on_reply(Refused(self._ended))
@@ -295,7 +300,9 @@ class Partition:
             )
         )
 
-    async def ask(self, operation: Operation | AreStaged, deadline: float, *, keep_on_mismatch: bool = False) -> Done | Decided:
+    async def ask(
+        self, operation: Operation | AreStaged, deadline: float, *, keep_on_mismatch: bool = False
+    ) -> Done | Decided:
         """As `propose`, for an operation without a payload. Raises the `TritonMQError` it was refused with."""
         answered: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
 
@@ -337,8 +344,8 @@ class Partition:
             self._shell.ticking.woke(self)
 
     def speak(self) -> None:
-        """Wake the partition's other replicas, which may be at rest and count on this one: it leads no more, or it has another log
-        than before. An acknowledgement of nothing says so; those who are not at rest have no use for it."""
+        """Wake the partition's other replicas, which may be at rest and count on this one: it leads no more, or it has
+        another log than before. An acknowledgement of nothing says so; those who are not at rest have no use for it."""
         me, epoch = self.replica.identity, max(self.replica.leader_epoch, 1)
         for broker in self.replica.replicas:
             if broker != me.broker:
@@ -510,7 +517,8 @@ class Partition:
             self._go_out(ReadNode())
 
     def transfer(self, to: int, deadline_ms: int) -> None:
-        """Let broker `to` lead as soon as it has everything; this one leads on if that cannot be by the deadline (monotonic)."""
+        """Let broker `to` lead as soon as it has everything; this one leads on if that cannot be by the deadline
+        (monotonic)."""
         self.feed(TransferLeadership(to, deadline_ms))
 
     async def shorten(self) -> None:
@@ -538,7 +546,8 @@ class Partition:
             self.feed(JournalBegins(begins))
 
     def _followed(self) -> bool:
-        """Whether the journal must stay as it is for now, since somebody who lacks what went before follows from its beginning."""
+        """Whether the journal must stay as it is for now, since somebody who lacks what went before follows from its
+        beginning."""
         if not self.replica.leading or self._shell.now_ms() - self._shortened_ms >= FOLLOW_S * 1000:
             return False
         members = self.topic.spec.assignment[self.number]
@@ -550,7 +559,8 @@ class Partition:
     # ------------------------------------------------------------------ the end
 
     async def hand_over(self, deadline_ms: int) -> int:
-        """Stand back from leadership, waiting for a successor to have everything. Returns the successor, 0 if there is none."""
+        """Stand back from leadership, waiting for a successor to have everything. Returns the successor, 0 if there is
+        none."""
         self._handed_over = asyncio.get_running_loop().create_future()
         self.feed(HandOver(deadline_ms))
         return await self._handed_over

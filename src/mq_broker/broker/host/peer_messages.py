@@ -1,7 +1,8 @@
-"""One partition's messages to and from other brokers: the core's words as protobuf, with the journal's frames beside them.
+"""One partition's messages to and from other brokers: the core's words as protobuf, with the journal's frames beside
+them.
 
-Nothing of other brokers reaches the core but through here. What is damaged on the way is dropped: whoever sent it sends it again.
-What no broker sends (core/replication/peer_admission.py) is dropped as well, and ends the link.
+Nothing of other brokers reaches the core but through here. What is damaged on the way is dropped: whoever sent it sends
+it again. What no broker sends (core/replication/peer_admission.py) is dropped as well, and ends the link.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], object]
 
 
 class PeerMessages:
-    """Owns the translation of one partition's messages. `judge` says what may reach the core as it is now; `arriving` is shared by
-    all partitions."""
+    """Owns the translation of one partition's messages. `judge` says what may reach the core as it is now; `arriving`
+    is shared by all partitions."""
 
     def __init__(
         self,
@@ -197,7 +198,13 @@ class PeerMessages:
 
     def _send_snapshot(self, to: int, message: InstallSnapshot) -> None:
         data = self._journal.snapshot_data
-        log.info("%s: broker %d is sent the state before entry %d, %d bytes", self._name, to, self._journal.first_index, len(data))
+        log.info(
+            "%s: broker %d is sent the state before entry %d, %d bytes",
+            self._name,
+            to,
+            self._journal.first_index,
+            len(data),
+        )
         self._links.send_snapshot(
             to,
             pb.SnapshotPart(

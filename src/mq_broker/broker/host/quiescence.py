@@ -1,19 +1,21 @@
-"""Which replicas of a broker are ticked, and how often: those at rest hardly ever, so that idle partitions cost nothing.
+"""Which replicas of a broker are ticked, and how often: those at rest hardly ever, so that idle partitions cost
+nothing.
 
 A replica in use is ticked every 80 ms, and its leader sends a heartbeat four times a second. Of ten thousand partitions
-nearly all have nothing to do. Those rest: their leaders send no heartbeats and their followers expect none. Both count on the
-heartbeat of the pair of brokers instead (contacts.py): a follower rests once it has heard its leader since the contact with
-the leader's broker began, and wakes when that contact ends. Whatever else happens wakes a replica at once: a request,
-entries, a broker that comes or goes, a link, a state node that says something new.
+nearly all have nothing to do. Those rest: their leaders send no heartbeats and their followers expect none. Both count
+on the heartbeat of the pair of brokers instead (contacts.py): a follower rests once it has heard its leader since the
+contact with the leader's broker began, and wakes when that contact ends. Whatever else happens wakes a replica at once:
+a request, entries, a broker that comes or goes, a link, a state node that says something new.
 
 Every `REST_TICK_S` times `AUDIT_ROUNDS` a replica at rest is ticked all the same. It reads its state node then, and a
 leader sends a heartbeat. Nothing relies on that; it bounds for how long a mistake of ours could last.
 
-A partition whose brokers are not all in contact, as those of versions up to 0.2.0 are not, is kept as those versions do: its
-leader is ticked, and sends a heartbeat, every `REST_TICK_S`, and a follower at rest waits for it for `RestTimes.patience_ms`.
+A partition whose brokers are not all in contact, as those of versions up to 0.2.0 are not, is kept as those versions
+do: its leader is ticked, and sends a heartbeat, every `REST_TICK_S`, and a follower at rest waits for it for
+`RestTimes.patience_ms`.
 
-Nothing of the protocol is here: the core takes time as an argument and says itself when it is at rest. `Rest` decides for one
-replica, in the simulator too; `Ticking` carries it out.
+Nothing of the protocol is here: the core takes time as an argument and says itself when it is at rest. `Rest` decides
+for one replica, in the simulator too; `Ticking` carries it out.
 """
 
 from __future__ import annotations
@@ -43,21 +45,22 @@ SLICES: Final = 4
 """Replicas are ticked in turns, a quarter of them every 20 ms: a thousand at once would hold up the loop."""
 
 TICKS_AT_ONCE_MAX: Final = 100
-"""Of replicas in use. A broker that starts with thousands gives all of them time, if more seldom, and with ticks their heartbeats
-become fewer: else these would take more than a processor, and no partition would ever come to rest."""
+"""Of replicas in use. A broker that starts with thousands gives all of them time, if more seldom, and with ticks their
+heartbeats become fewer: else these would take more than a processor, and no partition would ever come to rest."""
 
 TICKS_AT_ONCE_MIN: Final = 5
 LATE_S: Final = 0.02
-"""A loop that comes this much too late to its ticks has more to do than it gets done, most of it what ticks bring about. So it is
-given half as many, down to that least, and more again once it keeps up: or ten thousand partitions that start together are kept by
-their heartbeats from being led. With so few, five hundred in use are ticked every two seconds at best, which the core takes for
-sleep of its own: a broker that is that late drops nobody for being late."""
+"""A loop that comes this much too late to its ticks has more to do than it gets done, most of it what ticks bring
+about. So it is given half as many, down to that least, and more again once it keeps up: or ten thousand partitions that
+start together are kept by their heartbeats from being led. With so few, five hundred in use are ticked every two
+seconds at best, which the core takes for sleep of its own: a broker that is that late drops nobody for being late."""
 
 REST_TICK_S: Final = 20.0
 AUDIT_ROUNDS: Final = 15
 _SLICE_S: Final = TICK_S / SLICES
 _REST_SLICE_S: Final = 0.1
-"""Those at rest are ticked in turns as well. Not in shorter ones: what is due together shares messages and questions."""
+"""Those at rest are ticked in turns as well. Not in shorter ones: what is due together shares messages and
+questions."""
 
 _REST_SLICES: Final = round(REST_TICK_S / _REST_SLICE_S)
 
@@ -70,8 +73,9 @@ _OF_THE_DISK: Final = (Flushed, DiskRefused, LogReplaced, JournalBegins)
 
 @dataclass(frozen=True, slots=True)
 class RestTimes:
-    """In milliseconds, of the monotonic clock. A follower rests before its leader, or it would wonder why that has become so quiet.
-    Its patience, where there is no contact, outlasts two heartbeats of a leader at rest that are lost."""
+    """In milliseconds, of the monotonic clock. A follower rests before its leader, or it would wonder why that has
+    become so quiet. Its patience, where there is no contact, outlasts two heartbeats of a leader at rest that are
+    lost."""
 
     calm_ms: int
     """A leader goes to rest after so long without anything to do. Its followers hear some heartbeats meanwhile."""
@@ -103,7 +107,8 @@ class AtRest(Protocol):
 
 
 class Rest:
-    """Owns whether one replica is `asleep`, and decides what its core is told and when. Pure: the time is an argument."""
+    """Owns whether one replica is `asleep`, and decides what its core is told and when. Pure: the time is an
+    argument."""
 
     __slots__ = ("_calm_since_ms", "_heard", "_heard_ms", "_stirred", "_times", "asleep")
 
@@ -116,7 +121,8 @@ class Rest:
         self._heard_ms = 0  # when that was
 
     def told(self, event: Event, now_ms: int) -> tuple[Event, ...]:
-        """What the core is to be told, in this order, when this happens; it is awake afterwards unless that was a heartbeat."""
+        """What the core is to be told, in this order, when this happens; it is awake afterwards unless that was a
+        heartbeat."""
         heard = isinstance(event, AppendEntries)
         if isinstance(event, AppendEntries):
             self._heard = event.leader, event.leader_epoch
@@ -132,8 +138,9 @@ class Rest:
         return (event,)
 
     def turn_ended(self, now_ms: int) -> TurnEnded:
-        """The end of a turn. For whoever is at rest, a leader too, no time has passed in it: that comes with the heartbeat. If it
-        were told that an answer took long, as so much else goes on, a leader would ask again, and all of them together for ever."""
+        """The end of a turn. For whoever is at rest, a leader too, no time has passed in it: that comes with the
+        heartbeat. If it were told that an answer took long, as so much else goes on, a leader would ask again, and all
+        of them together for ever."""
         return TurnEnded(0 if self.asleep else now_ms)
 
     def wake(self, now_ms: int) -> Event:
@@ -143,8 +150,9 @@ class Rest:
         return TurnEnded(now_ms)
 
     def spoken_to(self, ack: AppendAck, replica: AtRest) -> bool:
-        """Whether this acknowledgement answers no heartbeat of this replica, and must wake it. It is of a leader that leads no
-        more, which has to be heard again before this one rests; or of a replica that has begun with another log."""
+        """Whether this acknowledgement answers no heartbeat of this replica, and must wake it. It is of a leader that
+        leads no more, which has to be heard again before this one rests; or of a replica that has begun with another
+        log."""
         leader, epoch = replica.led_by
         if replica.leading and ack.leader_epoch == epoch:
             return False
@@ -153,8 +161,8 @@ class Rest:
         return self.asleep
 
     def settled(self, replica: AtRest, now_ms: int) -> bool:
-        """At the end of each turn: whether it is asleep from now on. Not only after a tick, which is late when there is much to do:
-        what is awake for nothing costs the most then."""
+        """At the end of each turn: whether it is asleep from now on. Not only after a tick, which is late when there is
+        much to do: what is awake for nothing costs the most then."""
         if self._stirred:
             self._stirred = False
             self._calm_since_ms = now_ms
@@ -173,7 +181,11 @@ class Rest:
         contact_ms = replica.contact_ms
         if self._heard != replica.led_by:
             return False
-        return self._heard_ms >= contact_ms if contact_ms is not None else now_ms - self._heard_ms < self._times.follower_calm_ms
+        return (
+            self._heard_ms >= contact_ms
+            if contact_ms is not None
+            else now_ms - self._heard_ms < self._times.follower_calm_ms
+        )
 
     def impatient(self, now_ms: int) -> bool:
         """A follower at rest has heard nothing of its leader for too long, where that must speak itself."""
@@ -188,7 +200,8 @@ class Ticked(AtRest, Protocol):
 
     @property
     def in_contact(self) -> bool:
-        """The brokers that it counts on while it is at rest are in contact: of a follower the leader's, of a leader the others."""
+        """The brokers that it counts on while it is at rest are in contact: of a follower the leader's, of a leader the
+        others."""
 
     def tick(self, now_ms: int, now: float) -> None:
         """Time passes: `now_ms` of the monotonic clock, `now` of the loop's."""
@@ -235,7 +248,9 @@ class Ticking:
             await asyncio.sleep(_SLICE_S)
             now_ms, now = time.monotonic_ns() // 1_000_000, loop.time()
             late = now - due > LATE_S
-            at_once = max(at_once // 2, TICKS_AT_ONCE_MIN) if late else min(at_once + TICKS_AT_ONCE_MIN, TICKS_AT_ONCE_MAX)
+            at_once = (
+                max(at_once // 2, TICKS_AT_ONCE_MIN) if late else min(at_once + TICKS_AT_ONCE_MIN, TICKS_AT_ONCE_MAX)
+            )
             for _ in range(min(-(-len(self._awake) // SLICES), at_once)):
                 self._tick(next(iter(self._awake)), now_ms, now)
             # By the clock, not by turns: a late loop's heartbeats would come too seldom for its followers' patience.

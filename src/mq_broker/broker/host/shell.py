@@ -1,10 +1,10 @@
 """The shell: one asyncio loop that feeds events to the replicas of a broker and carries out what they ask.
 
-A *turn* is one round of the loop. Events are stepped as they come; when all that were ready have been, `TurnEnded` goes to each
-replica touched, so that entries, acknowledgements and answers that are ready together leave together.
+A *turn* is one round of the loop. Events are stepped as they come; when all that were ready have been, `TurnEnded` goes
+to each replica touched, so that entries, acknowledgements and answers that are ready together leave together.
 
-Here is what partitions share: the turn, the ticks, background tasks, links, coordination. What clients ask for is elsewhere
-(produce, fetch, delivery, admin, transactions).
+Here is what partitions share: the turn, the ticks, background tasks, links, coordination. What clients ask for is
+elsewhere (produce, fetch, delivery, admin, transactions).
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.journal.memory import open_memory_journal
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
-from mq_protocol.errors import CoordinationUnavailable, NotLeader, StorageFailed, TritonMQError, UnknownPartition, UnknownTopic
+from mq_protocol.errors import (
+    CoordinationUnavailable,
+    NotLeader,
+    StorageFailed,
+    TritonMQError,
+    UnknownPartition,
+    UnknownTopic,
+)
 from mq_protocol.versions import FIRST
 
 log = logging.getLogger(__name__)
@@ -73,7 +80,8 @@ class Shell:
         self._in_order: list[Partition] | None = None  # the same, sorted; None if they have changed since
         self._wanted: dict[str, Topic] = {}
         self._settling: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._begin_with: dict[tuple[str, int], tuple[Snapshot | None, int]] = {}  # journals in memory that are to begin anew
+        # Journals in memory that are to begin anew
+        self._begin_with: dict[tuple[str, int], tuple[Snapshot | None, int]] = {}
         self._openings = asyncio.Semaphore(OPENINGS_AT_ONCE)
         self._touched: list[Partition] = []
         self._work: set[asyncio.Task[None]] = set()
@@ -204,7 +212,8 @@ class Shell:
                     partition.wake(now_ms)
 
     def link_dropped(self, broker: int) -> None:
-        """What was in flight may be lost, as when a link is new. Replicas that are awake send again what is not acknowledged."""
+        """What was in flight may be lost, as when a link is new. Replicas that are awake send again what is not
+        acknowledged."""
         for partition in list(self._partitions.values()):
             if partition.rest.asleep:
                 partition.feed(PeerConnected(broker))
@@ -214,7 +223,9 @@ class Shell:
         while True:
             await asyncio.sleep(BEAT_S)
             for broker in self.contacts.silent(self.now_ms()):
-                log.warning("broker %d has not been heard of for %g s: its link is made anew", broker, BEAT_PATIENCE_MS / 1000)
+                log.warning(
+                    "broker %d has not been heard of for %g s: its link is made anew", broker, BEAT_PATIENCE_MS / 1000
+                )
                 self.links.end(broker)
 
     def hearer(self, topic_id: str, partition: int) -> PeerMessages | None:
@@ -224,8 +235,8 @@ class Shell:
     # ------------------------------------------------------------------ which partitions are here
 
     def follow_topics(self, topics: dict[str, Topic], changed: Collection[str] | None = None) -> None:
-        """Open what is assigned to this broker, close what is gone, tell what has changed. Returns at once. `changed`: the ids of
-        the topics to look at; None is all."""
+        """Open what is assigned to this broker, close what is gone, tell what has changed. Returns at once. `changed`:
+        the ids of the topics to look at; None is all."""
         self._wanted = topics
         ids = topics.keys() if changed is None else topics.keys() & set(changed)
         keys = {(topic_id, number) for topic_id in ids for number in range(topics[topic_id].partitions)}
@@ -248,7 +259,8 @@ class Shell:
         topic_id, number = key
         me = asyncio.current_task()
         try:
-            while not self._stopping and self._settling.get(key) is me:  # else its log is begun anew, and that task goes on
+            # Else its log is begun anew, and that task goes on
+            while not self._stopping and self._settling.get(key) is me:
                 topic = self._wanted.get(topic_id)
                 wanted = topic is not None and self.broker in topic.spec.assignment[number]
                 present = self._partitions.get(key)
@@ -272,7 +284,9 @@ class Shell:
                     await present.close(UnknownTopic(f"topic {present.topic.spec.name!r} {gone}"))
                     # Closed, it joins no set any more: what the node says from here on stays true.
                     if topic is not None and not await self._released(present):
-                        log.warning("%s: the in-sync set names this replica again, or may: its data is kept", present.name)
+                        log.warning(
+                            "%s: the in-sync set names this replica again, or may: its data is kept", present.name
+                        )
                         continue
                     await self._delete(present)
                 else:
@@ -285,7 +299,8 @@ class Shell:
                 del self._settling[key]
 
     async def _released(self, partition: Partition) -> bool:
-        """Whether a replica that was moved away is needed no more: the node neither names its log nor this broker as leader."""
+        """Whether a replica that was moved away is needed no more: the node neither names its log nor this broker as
+        leader."""
         if partition.replica.leading:
             return False
         try:
@@ -317,7 +332,9 @@ class Shell:
         place, durability = Place(topic.spec.topic_id, number), topic.settings.durability.value
         snapshot, recovery = self._begin_with.pop((topic.spec.topic_id, number), (None, 0))
         if topic.volatile:
-            opened = await asyncio.to_thread(open_memory_journal, partition, place, snapshot=snapshot, recovery=recovery)
+            opened = await asyncio.to_thread(
+                open_memory_journal, partition, place, snapshot=snapshot, recovery=recovery
+            )
         else:
             opened = await asyncio.to_thread(
                 self._directory.open_journal,
@@ -332,7 +349,9 @@ class Shell:
             await opened.journal.close()
             return
         base = opened.recovered.snapshot
-        partition.begin(opened, self._directory.open_index(place, durability, base.state.next_offset if base is not None else 0))
+        partition.begin(
+            opened, self._directory.open_index(place, durability, base.state.next_offset if base is not None else 0)
+        )
         self._partitions[topic.spec.topic_id, number] = partition
         self._in_order = None
         self.ticking.add(partition)
@@ -347,8 +366,8 @@ class Shell:
         prepare: Callable[[], object] = lambda: None,
         begin_with: tuple[Snapshot | None, int] | None = None,
     ) -> None:
-        """The partition's log is another now: read it from disk again and begin a new replica. `prepare` is what is to be done to
-        the closed journal before, in a thread; `begin_with` what one in memory begins with."""
+        """The partition's log is another now: read it from disk again and begin a new replica. `prepare` is what is to
+        be done to the closed journal before, in a thread; `begin_with` what one in memory begins with."""
         key = (partition.topic.spec.topic_id, partition.number)
         if self._partitions.get(key) is not partition or self._stopping:
             return  # it is being closed already

@@ -1,8 +1,8 @@
 """Says when the windows of UUIDs of this broker's partitions take more memory than it was given for them.
 
-That is all it does. A broker may not make a window smaller: the window follows from the journal, and replicas whose windows differ
-would answer a retry differently after a failover. Nor may it refuse batches or topics for the memory: what is told in time costs an
-operator a look, and what is refused costs users their writes.
+That is all it does. A broker may not make a window smaller: the window follows from the journal, and replicas whose
+windows differ would answer a retry differently after a failover. Nor may it refuse batches or topics for the memory:
+what is told in time costs an operator a look, and what is refused costs users their writes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class WindowBudget:
         total = sum(taken.values())
         if not self._told and total >= self._bytes_max:
             self._told = True
-            largest = ", ".join(f"{name} {_mib(taken[name])}" for name in sorted(taken, key=lambda name: -taken[name])[:3])
+            largest = ", ".join(
+                f"{name} {_mib(taken[name])}" for name in sorted(taken, key=lambda name: -taken[name])[:3]
+            )
             log.error(
                 "the UUIDs that partitions remember take %s of memory, and --dedup-memory-max is %s. None is forgotten for that, "
                 "and nothing is refused: move partitions to other brokers, make topics with a smaller dedup_uuids_max or a "

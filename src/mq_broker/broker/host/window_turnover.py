@@ -1,8 +1,8 @@
 """Says when the window of UUIDs of a partition turns over within a minute, and which clients fill it.
 
-A window that is full forgets the oldest UUID for each new one. Who sends many batches, or many records with UUIDs, so makes the
-broker forget the UUIDs of others: if one of those is sent again, it becomes a second copy. A broker cannot refuse that, since the
-window is bounded. It can say so, and to whom an operator must talk.
+A window that is full forgets the oldest UUID for each new one. Who sends many batches, or many records with UUIDs, so
+makes the broker forget the UUIDs of others: if one of those is sent again, it becomes a second copy. A broker cannot
+refuse that, since the window is bounded. It can say so, and to whom an operator must talk.
 """
 
 from __future__ import annotations
@@ -56,15 +56,16 @@ def _take_from_all(fillers: dict[tuple[str, str], _Filler], uuids: int) -> None:
 class Fillers:
     """Owns, for each partition that is written here, how many UUIDs its most active clients brought lately.
 
-    The count is approximate: while there are more clients than places, what a new one brings is taken from every count (the
-    algorithm of Misra and Gries). Who brings more than a seventeenth of all UUIDs has a place.
+    The count is approximate: while there are more clients than places, what a new one brings is taken from every count
+    (the algorithm of Misra and Gries). Who brings more than a seventeenth of all UUIDs has a place.
     """
 
     def __init__(self) -> None:
         self._of: dict[Partition, dict[tuple[str, str], _Filler]] = {}
 
     def count(self, partition: Partition, peer: str, query: str, uuids: int) -> None:
-        """The client at the address `peer` wrote `uuids` UUIDs; `query`: the listed name of its query, empty if there is none."""
+        """The client at the address `peer` wrote `uuids` UUIDs; `query`: the listed name of its query, empty if there
+        is none."""
         fillers = self._of.get(partition)
         if fillers is None:
             fillers = self._of[partition] = {}
@@ -91,7 +92,8 @@ class Fillers:
         return ", ".join(named) or "none of them long enough to be counted"
 
     def age(self) -> None:
-        """Halve all counts, so that what was long ago does not weigh. Clients and partitions that fall to nothing are dropped."""
+        """Halve all counts, so that what was long ago does not weigh. Clients and partitions that fall to nothing are
+        dropped."""
         for partition, fillers in list(self._of.items()):
             for key, filler in list(fillers.items()):
                 filler.uuids //= 2
@@ -131,17 +133,24 @@ class WindowTurnover:
     def look(self) -> None:
         """An error in the log for each partition led here whose window has turned over, told once until it is calm."""
         now_s = self._passed_s()
-        turned_us = {p: us for p in self._shell.partitions() if (us := p.replica.window_turned_over_us) and not p.closed}
-        # What a replica only reads again, from its journal or from a leader, was told when it happened: it is older than a look.
+        turned_us = {
+            p: us for p in self._shell.partitions() if (us := p.replica.window_turned_over_us) and not p.closed
+        }
+        # What a replica only reads again, from its journal or from a leader, was told when it happened: it is older
+        # than a look.
         news = [p for p, us in turned_us.items() if us > self._seen_us.get(p, self._looked_us) and p.replica.leading]
         self._seen_us, self._looked_us = turned_us, self._now_us()
         untold = [partition for partition in news if partition not in self._told]
         for partition in untold[:TOLD_AT_ONCE_MAX]:
             self._tell(partition)
         if len(untold) > TOLD_AT_ONCE_MAX:
-            log.error("the windows of UUIDs of %d more partitions turned over within a minute", len(untold) - TOLD_AT_ONCE_MAX)
+            log.error(
+                "the windows of UUIDs of %d more partitions turned over within a minute", len(untold) - TOLD_AT_ONCE_MAX
+            )
         self._told.update((partition, now_s) for partition in news)
-        self._told = {partition: at for partition, at in self._told.items() if now_s - at < CALM_S and not partition.closed}
+        self._told = {
+            partition: at for partition, at in self._told.items() if now_s - at < CALM_S and not partition.closed
+        }
         self._fillers.age()
 
     def _tell(self, partition: Partition) -> None:

@@ -1,7 +1,7 @@
 """Who else lives: this broker's registration, and the registered brokers as last read.
 
-Coordination events are hints (trap 20): each only wakes the one task here that reads and acts on what it read. A lost session is
-told to the partitions at once, and followed by registering again, with the same incarnation (rule 9).
+Coordination events are hints (trap 20): each only wakes the one task here that reads and acts on what it read. A lost
+session is told to the partitions at once, and followed by registering again, with the same incarnation (rule 9).
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Cluster:
                 log.warning("the coordination service does not answer: leaders continue, elections wait")
 
     async def join(self) -> None:
-        """Register for the first time and read who else is there. Raises `CoordinationUnavailable`, `InvalidRequest`."""
+        """Register for the first time and read who else is there. Raises `CoordinationUnavailable`,
+        `InvalidRequest`."""
         await self._read()
 
     async def _read(self) -> None:
@@ -98,17 +99,22 @@ class Cluster:
         await self._register()
         found = await self._coordination.brokers()
         if self._registered and self._me.broker not in found:
-            log.warning("the registration of broker %d was removed, or cannot be read: registering again", self._me.broker)
+            log.warning(
+                "the registration of broker %d was removed, or cannot be read: registering again", self._me.broker
+            )
             self._registered = False
             await self._register()
             found = await self._coordination.brokers()
         if not self._registered:
             found.pop(self._me.broker, None)
-        self.brokers = {broker: registration for broker, registration in found.items() if self._knows_level(registration)}
+        self.brokers = {
+            broker: registration for broker, registration in found.items() if self._knows_level(registration)
+        }
         self._on_brokers()
 
     async def _read_level(self) -> None:
-        """Raises `IncompatibleVersion` if this broker does not know the level: its journals may hold what it cannot read."""
+        """Raises `IncompatibleVersion` if this broker does not know the level: its journals may hold what it cannot
+        read."""
         self.level = await self._coordination.level()
         if self.level > self._me.versions.level:
             raise IncompatibleVersion(
@@ -117,7 +123,8 @@ class Cluster:
             )
 
     def _knows_level(self, registration: BrokerRegistration) -> bool:
-        """Whether that broker may take part: one that does not know the level cannot read all that leaders may write."""
+        """Whether that broker may take part: one that does not know the level cannot read all that leaders may
+        write."""
         if registration.versions.level >= self.level:
             return True
         life = registration.broker, registration.incarnation

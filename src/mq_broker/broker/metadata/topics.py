@@ -1,7 +1,7 @@
 """The topics as this broker last read them, and which of their partitions it should hold.
 
-The coordination service is the truth; this is a copy, read again on every hint and whenever a client names a topic that is not in
-it. Opening and closing partitions is the shell's: `Topics` only says which.
+The coordination service is the truth; this is a copy, read again on every hint and whenever a client names a topic that
+is not in it. Opening and closing partitions is the shell's: `Topics` only says which.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ REFRESH_S_MIN: Final = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic with everything that is computed from its specification once. `versions`: what its schema is and has been, by
-    fingerprint: producers that know a former one go on."""
+    """A topic with everything that is computed from its specification once. `versions`: what its schema is and has
+    been, by fingerprint: producers that know a former one go on."""
 
     spec: TopicSpec
     settings: TopicSettings
@@ -68,12 +68,14 @@ class Topic:
 
 
 def first_state(members: tuple[int, ...]) -> NodeState:
-    """Of a new partition: named by no log yet (the empty log id), so whoever of them claims first puts its own in its place."""
+    """Of a new partition: named by no log yet (the empty log id), so whoever of them claims first puts its own in its
+    place."""
     return NodeState(None, 0, tuple(sorted((broker, "") for broker in members)), 0, "")
 
 
 OnTopics = Callable[[dict[str, Topic], Collection[str] | None], None]
-"""Given all topics by id after a successful read, and the ids of those that are others than before, or gone (None: perhaps all)."""
+"""Given all topics by id after a successful read, and the ids of those that are others than before, or gone (None:
+perhaps all)."""
 
 
 class Topics:
@@ -102,8 +104,8 @@ class Topics:
         return self._by_name.get(name)
 
     async def get(self, name: str) -> Topic:
-        """The topic, read anew if it is not known. Raises `UnknownTopic`, `InvalidTopicName` or `CoordinationUnavailable`, which is
-        also for one whose document cannot be read."""
+        """The topic, read anew if it is not known. Raises `UnknownTopic`, `InvalidTopicName` or
+        `CoordinationUnavailable`, which is also for one whose document cannot be read."""
         topic = self._by_name.get(name)
         if topic is None:
             check_topic_name(name, internal=True)  # one that cannot be there is not looked for, nor told back whole
@@ -119,15 +121,15 @@ class Topics:
         return topic
 
     async def renewed(self, topic: Topic) -> Topic:
-        """The topic as the coordination service has it now: for a client that may know of its columns before this broker does.
-        Raises `UnknownTopic` or `CoordinationUnavailable`."""
+        """The topic as the coordination service has it now: for a client that may know of its columns before this
+        broker does. Raises `UnknownTopic` or `CoordinationUnavailable`."""
         await asyncio.sleep(max(0.0, self._refreshed_at + REFRESH_S_MIN - asyncio.get_running_loop().time()))
         await self.refresh()
         return await self.get(topic.spec.name)
 
     async def meant(self, name: str, topic_id: str) -> Topic:
-        """As `get`, for a client that goes on with a topic of which it knows the id ("": it does not). Raises `UnknownTopic` for
-        another topic that has been made under that name since."""
+        """As `get`, for a client that goes on with a topic of which it knows the id ("": it does not). Raises
+        `UnknownTopic` for another topic that has been made under that name since."""
         topic = await self.get(name)
         if topic_id not in ("", topic.spec.topic_id):  # the client may have heard of it before this broker did
             topic = await self.renewed(topic)
@@ -136,8 +138,9 @@ class Topics:
         return topic
 
     async def exists(self, name: str, partition: int, topic_id: str = "") -> bool:
-        """Whether there is that partition (of the topic with that id, if one is given), as the coordination service says now: also
-        one that this version cannot read. Raises `CoordinationUnavailable`, also if its document says nothing."""
+        """Whether there is that partition (of the topic with that id, if one is given), as the coordination service
+        says now: also one that this version cannot read. Raises `CoordinationUnavailable`, also if its document says
+        nothing."""
         await self.refresh()
         self._check_readable(name)
         present_id, partitions = self._present.get(name, ("", 0))
@@ -145,12 +148,15 @@ class Topics:
 
     def _check_readable(self, name: str) -> None:
         if name in self._unreadable:
-            raise CoordinationUnavailable(f"the document of topic {name!r} cannot be read: the broker's log says where it is")
+            raise CoordinationUnavailable(
+                f"the document of topic {name!r} cannot be read: the broker's log says where it is"
+            )
 
     async def refresh(self) -> None:
         """Read the list of topics and let the shell follow. Raises `CoordinationUnavailable`.
 
-        Callers that come while a read is under way share the next one: the present one may have missed what they look for.
+        Callers that come while a read is under way share the next one: the present one may have missed what they look
+        for.
         """
         wanted = self._begun + 1
         async with self._reading:
@@ -164,7 +170,8 @@ class Topics:
     def _take(self, changes: TopicChanges) -> None:
         # One whose document cannot be read is there: it stays as it was last known, if it was (trap 18).
         absent = (self._present.keys() - changes.present.keys()) if changes.whole else set(changes.gone)
-        if absent and changes.version < self._version:  # nor is one deleted that an earlier state does not have yet (trap 18)
+        # Nor is one deleted that an earlier state does not have yet (trap 18)
+        if absent and changes.version < self._version:
             log.error(
                 "the coordination service went back to an earlier state (topic change %d after %d), without topics %s: they stay "
                 "as they were while this broker runs, and their files after that. Restore a newer backup; do not make them again",
@@ -177,7 +184,11 @@ class Topics:
         self._unreadable = {*changes.unreadable, *(() if changes.whole else self._unreadable - names)}
         before = {name: self._by_name[name] for name in names if name in self._by_name}
         known = {topic.spec.topic_id: topic for topic in before.values()}
-        after = {name: topic for name, spec in changes.present.items() if (topic := self._read(spec, known.get(spec.topic_id)))}
+        after = {
+            name: topic
+            for name, spec in changes.present.items()
+            if (topic := self._read(spec, known.get(spec.topic_id)))
+        }
         changed: set[str] = set()
         for name in names:
             if name in changes.present:
@@ -216,10 +227,10 @@ class Topics:
     async def edit(self, name: str, change: Callable[[TopicSpec], TopicSpec]) -> Topic:
         """Replace the topic's document by what `change` makes of it, whatever others do to it meanwhile.
 
-        `change` is given the document as it is now, perhaps several times, and must make the same of what it has made already:
-        after a lost answer it is asked again. Partitions that it adds begin empty. Raises what `change` raises, `InvalidRequest`
-        for a document that grows beyond what the coordination service takes, `UnknownTopic`, `CoordinationUnavailable`, or
-        `OutcomeUnknown` when others keep changing the topic.
+        `change` is given the document as it is now, perhaps several times, and must make the same of what it has made
+        already: after a lost answer it is asked again. Partitions that it adds begin empty. Raises what `change`
+        raises, `InvalidRequest` for a document that grows beyond what the coordination service takes, `UnknownTopic`,
+        `CoordinationUnavailable`, or `OutcomeUnknown` when others keep changing the topic.
         """
         for attempt in range(EDIT_ATTEMPTS_MAX):
             if attempt:

@@ -1,7 +1,8 @@
 """How many bytes a broker holds for its clients' streams, and when it takes no more.
 
-Each stream has a bound of its own, but there may be thousands of them. Above the mark nothing more is read from the streams of
-those who hold much: what they send waits in TCP, and goes on as soon as enough of what is held has been answered or sent.
+Each stream has a bound of its own, but there may be thousands of them. Above the mark nothing more is read from the
+streams of those who hold much: what they send waits in TCP, and goes on as soon as enough of what is held has been
+answered or sent.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ def _memory() -> int:
 class Held:
     """Owns the counts, of all clients' streams together and of each caller's. Used on one loop.
 
-    `high`: the mark. `callers_max`: how many callers there may be. Above the mark who holds less than an even share goes on: those
-    who never read what they have asked for stop nobody but themselves. So at most twice `high` is held, and one message of each
-    caller beside it.
+    `high`: the mark. `callers_max`: how many callers there may be. Above the mark who holds less than an even share
+    goes on: those who never read what they have asked for stop nobody but themselves. So at most twice `high` is held,
+    and one message of each caller beside it.
     """
 
     def __init__(self, high: int, callers_max: int = CONNECTIONS_MAX) -> None:

@@ -1,7 +1,7 @@
 """Threads for work that strangers ask for: bounded in number, and shared fairly among those who ask.
 
-Checking a batch and filtering rows take long, and how long is decided by who asks. So callers take turns, and none has more than
-half of the places, whatever it asks for: the other half is for those who come later.
+Checking a batch and filtering rows take long, and how long is decided by who asks. So callers take turns, and none has
+more than half of the places, whatever it asks for: the other half is for those who come later.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ async def in_turns(elements: Iterable[T]) -> AsyncIterator[T]:
 
 
 async def asked_of_each(ask: Callable[[T], Awaitable[R]], elements: Sequence[T]) -> list[R]:
-    """What `ask` answers for each of the elements, at its place. `YIELD_EVERY` are asked at once: more would be begun one after the
-    other before anybody else had a turn."""
+    """What `ask` answers for each of the elements, at its place. `YIELD_EVERY` are asked at once: more would be begun
+    one after the other before anybody else had a turn."""
     answers: list[R] = []
     for first in range(0, len(elements), YIELD_EVERY):
         answers += await asyncio.gather(*map(ask, elements[first : first + YIELD_EVERY]))

@@ -1,11 +1,13 @@
-"""What is staged and decided, listed; and a query's key aborted, so that what a dead query has left pins no journal for ever.
+"""What is staged and decided, listed; and a query's key aborted, so that what a dead query has left pins no journal for
+ever.
 
-An abort is an entry of the key's coordinator: from its commit on nothing more is decided under the key, whoever leads. Then every
-partition that has something staged under it is fenced, by an entry of its own: what no decision names is forgotten, and nothing
-more is staged. What was decided before is published as ever, so fences keep what such a decision names.
+An abort is an entry of the key's coordinator: from its commit on nothing more is decided under the key, whoever leads.
+Then every partition that has something staged under it is fenced, by an entry of its own: what no decision names is
+forgotten, and nothing more is staged. What was decided before is published as ever, so fences keep what such a decision
+names.
 
-Nothing of this has to be finished by whoever began it. Asked again it goes on from where it is. And the reaper of each partition
-(transactions.py) asks the coordinator about old staged batches anyway, and fences where nobody did.
+Nothing of this has to be finished by whoever began it. Asked again it goes on from where it is. And the reaper of each
+partition (transactions.py) asks the coordinator about old staged batches anyway, and fences where nobody did.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Aborting:
     # ------------------------------------------------------------------ what there is
 
     async def transactions(self, request: pb.TransactionsRequest, _deadline: float) -> pb.TransactionsResponse:
-        """What is decided by the coordinators led here, and what is staged in the partitions led here; of one query or of all."""
+        """What is decided by the coordinators led here, and what is staged in the partitions led here; of one query or
+        of all."""
         response = pb.TransactionsResponse()
         known: list[tuple[TransactionKey, TransactionState]] = []
         for partition in self._serving():
@@ -82,7 +85,9 @@ class Aborting:
 
     # ------------------------------------------------------------------ abort
 
-    async def abort_transaction(self, request: pb.AbortTransactionRequest, deadline: float) -> pb.AbortTransactionResponse:
+    async def abort_transaction(
+        self, request: pb.AbortTransactionRequest, deadline: float
+    ) -> pb.AbortTransactionResponse:
         """Abort the key that is known here by that name, at its coordinator. Idempotent."""
         deadline = _until(request.timeout_ms, deadline)
         answer = pb.AbortTransactionResponse(known=False, batch_id=-1, published=True)
@@ -114,7 +119,9 @@ class Aborting:
             known=True, batch_id=known.batch_id, published=published, discarded=discarded, unreached=unreached
         )
 
-    async def _is_published(self, partition: Partition, key: TransactionKey, known: TransactionState, deadline: float) -> bool:
+    async def _is_published(
+        self, partition: Partition, key: TransactionKey, known: TransactionState, deadline: float
+    ) -> bool:
         """It was decided before: the coordinator goes on until all of it is published, as if nothing were aborted."""
         decide = Decide(key, known.batch_id, known.run_id, known.row_count, known.manifest)
         try:
@@ -129,8 +136,8 @@ class Aborting:
     async def _fence_everywhere(
         self, key: TransactionKey, manifest: Sequence[StagedBatches], deadline: float
     ) -> tuple[int, list[str]]:
-        """Ask every broker to fence what it leads, until nothing is left or time is up. How many staged batches were removed, and
-        where there may be more."""
+        """Ask every broker to fence what it leads, until nothing is left or time is up. How many staged batches were
+        removed, and where there may be more."""
         request = pb.FenceRequest(key=key_to_wire(key), kept=[line_to_wire(line) for line in manifest])
         loop = asyncio.get_running_loop()
         fenced: set[Place] = set()
@@ -147,12 +154,16 @@ class Aborting:
                 fenced.update((place.topic, place.partition) for place in answer.fenced)
                 left.update((place.topic, place.partition) for place in answer.left)
                 discarded += sum(place.discarded for place in answer.fenced)
-            unreached += [f"{topic}-{number}: it has no leader at the moment" for topic, number in sorted(left - fenced)]
+            unreached += [
+                f"{topic}-{number}: it has no leader at the moment" for topic, number in sorted(left - fenced)
+            ]
             if not unreached or loop.time() + AGAIN_S >= deadline:
                 return discarded, unreached
             await asyncio.sleep(AGAIN_S)
 
-    async def _fence_at(self, broker: int, request: pb.FenceRequest, deadline: float) -> pb.FenceResponse | TritonMQError:
+    async def _fence_at(
+        self, broker: int, request: pb.FenceRequest, deadline: float
+    ) -> pb.FenceResponse | TritonMQError:
         try:
             if broker == self._shell.broker:
                 return await self.fence(request, deadline)
@@ -161,8 +172,9 @@ class Aborting:
             return error
 
     async def fence(self, request: pb.FenceRequest, deadline: float) -> pb.FenceResponse:
-        """Fence the key in every partition led here in which it has something staged, and in those of the topic that it writes
-        to. Those are told in which it is fenced, now or before, and those replicas that have something and do not lead."""
+        """Fence the key in every partition led here in which it has something staged, and in those of the topic that it
+        writes to. Those are told in which it is fenced, now or before, and those replicas that have something and do
+        not lead."""
         key = key_of(request.key)
         kept: dict[tuple[str, int], list[bytes]] = {}
         for line in map(line_from_wire, request.kept):
@@ -209,7 +221,8 @@ class Aborting:
 
 
 async def _meant(keys: Iterable[TransactionKey], query: str) -> list[TransactionKey]:
-    """Those that `query` means. To make a thousand digests takes milliseconds: others get their turn on the loop meanwhile."""
+    """Those that `query` means. To make a thousand digests takes milliseconds: others get their turn on the loop
+    meanwhile."""
     found: list[TransactionKey] = []
     for count, key in enumerate(list(keys)):
         if count % LOOK_UP_MANY == LOOK_UP_MANY - 1:
@@ -220,7 +233,8 @@ async def _meant(keys: Iterable[TransactionKey], query: str) -> list[Transaction
 
 
 def pins(partition: Partition, batch: StagedBatch) -> bool:
-    """Whether the batch keeps the journal from being shortened: retention has dropped all before an entry that comes after it."""
+    """Whether the batch keeps the journal from being shortened: retention has dropped all before an entry that comes
+    after it."""
     return batch.index < partition.could_begin
 
 

@@ -1,11 +1,12 @@
 """The exactly-once sink's coordinator, and the partitions' side of it (exactly-once.md).
 
-A decision is an entry of the coordinators' topic, in the partition that the key hashes to. From its commit on, the leader of that
-partition has every manifest line published by its leader, and goes on until all are, whatever becomes of the driver; a successor
-finds the decision in its journal and goes on from there. Publishing is idempotent, so it is simply asked again.
+A decision is an entry of the coordinators' topic, in the partition that the key hashes to. From its commit on, the
+leader of that partition has every manifest line published by its leader, and goes on until all are, whatever becomes of
+the driver; a successor finds the decision in its journal and goes on from there. Publishing is idempotent, so it is
+simply asked again.
 
-A reaper removes staged batches that no decision names any more: those whose micro-batch is at or below its key's last published
-one. Age alone never removes any.
+A reaper removes staged batches that no decision names any more: those whose micro-batch is at or below its key's last
+published one. Age alone never removes any.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class Transactions:
     # ------------------------------------------------------------------ decide
 
     async def decide(self, request: pb.DecideRequest, deadline: float) -> pb.DecideResponse:
-        """Answers once everything is published. Past the deadline `OutcomeUnknown`: asking again gives the same answer."""
+        """Answers once everything is published. Past the deadline `OutcomeUnknown`: asking again gives the same
+        answer."""
         key = key_of(request.key)
         check_manifest(request)
         self._check_topics(request)
@@ -126,9 +128,11 @@ class Transactions:
         return pb.DecideResponse(already_decided=result.already, row_count=result.row_count, published=True)
 
     def _check_topics(self, request: pb.DecideRequest) -> None:
-        """What was staged in a topic that was deleted meanwhile went with it: another of that name has nothing of it (trap 29).
+        """What was staged in a topic that was deleted meanwhile went with it: another of that name has nothing of it
+        (trap 29).
 
-        Nor may a topic's lines differ: a partition publishes a micro-batch once, so what comes under another id would be left out.
+        Nor may a topic's lines differ: a partition publishes a micro-batch once, so what comes under another id would
+        be left out.
         """
         ids: dict[str, str] = {}
         for line in request.manifest:
@@ -141,18 +145,26 @@ class Transactions:
                 )
 
     async def _check_staged(self, decide: Decide, deadline: float) -> None:
-        """Before it is decided: what the manifest names must be staged, by this query for this micro-batch. What was not could
-        never be published, and the query would stand still. Raises `StagedBatchMissing`, or why a partition did not say in time."""
+        """Before it is decided: what the manifest names must be staged, by this query for this micro-batch. What was
+        not could never be published, and the query would stand still. Raises `StagedBatchMissing`, or why a partition
+        did not say in time."""
         lines = by_partition(decide.manifest)
         asked = [self._check_line(decide, place, uuids, deadline) for place, uuids in lines.items()]
         for error in await asyncio.gather(*asked, return_exceptions=True):
             if error is not None:
                 raise error
 
-    async def _check_line(self, decide: Decide, place: tuple[str, int, str], uuids: list[bytes], deadline: float) -> None:
+    async def _check_line(
+        self, decide: Decide, place: tuple[str, int, str], uuids: list[bytes], deadline: float
+    ) -> None:
         topic, number, topic_id = place
         request = pb.AreStagedRequest(
-            topic=topic, partition=number, key=key_to_wire(decide.key), batch_id=decide.batch_id, uuids=uuids, topic_id=topic_id
+            topic=topic,
+            partition=number,
+            key=key_to_wire(decide.key),
+            batch_id=decide.batch_id,
+            uuids=uuids,
+            topic_id=topic_id,
         )
         attempt = 0
         while True:
@@ -214,7 +226,9 @@ class Transactions:
         for (topic, number, _), uuids in by_partition(decide.manifest).items():
             losers = [uuid for uuid in uuids if uuid not in kept]
             if losers:
-                self._shell.spawn(self._discard_once(topic, number, decide.key, losers), f"discard from {topic}-{number}")
+                self._shell.spawn(
+                    self._discard_once(topic, number, decide.key, losers), f"discard from {topic}-{number}"
+                )
 
     async def _discard_once(self, topic: str, number: int, key: TransactionKey, uuids: list[bytes]) -> None:
         """One attempt: what it does not reach, the reaper does."""
@@ -237,7 +251,9 @@ class Transactions:
                 return
             self._stop(former, "a later decision has been made")
         publishing = self._publishing[place] = _Publishing(partition, decision)
-        publishing.task = self._shell.spawn(self._publish_all(publishing), f"publish {decision.key.query_id} {decision.batch_id}")
+        publishing.task = self._shell.spawn(
+            self._publish_all(publishing), f"publish {decision.key.query_id} {decision.batch_id}"
+        )
 
     def _role_changed(self, partition: Partition) -> None:
         if not partition.replica.leading:
@@ -297,7 +313,12 @@ class Transactions:
                     return
                 await asyncio.sleep(_backoff(attempt))
             except StagedBatchMissing as error:
-                log.error("micro-batch %d of %s cannot be published: %s", decision.batch_id, quoted(decision.key.query_id), error)  # noqa: TRY400
+                log.error(  # noqa: TRY400
+                    "micro-batch %d of %s cannot be published: %s",
+                    decision.batch_id,
+                    quoted(decision.key.query_id),
+                    error,
+                )
                 publishing.alarm = error
                 publishing.tell(error)
                 await asyncio.sleep(ALARM_BACKOFF_S)
@@ -307,8 +328,8 @@ class Transactions:
             attempt += 1
 
     async def _is_gone(self, topic: str, number: int, topic_id: str) -> bool:
-        """Only the coordination service may say so: by a broker's copy of the list, a moment old, rows that were decided would be
-        given up."""
+        """Only the coordination service may say so: by a broker's copy of the list, a moment old, rows that were
+        decided would be given up."""
         try:
             return not await self._topics.exists(topic, number, topic_id)
         except CoordinationUnavailable:
@@ -352,7 +373,9 @@ class Transactions:
             raise NotLeader(f"{topic_name}-{number} has no leader at the moment: ask again")
         return await self._calls.ask(address, method, request, response, deadline)
 
-    async def ask_broker(self, broker: int, method: str, request: Message, response: type[Answer], deadline: float) -> Answer:
+    async def ask_broker(
+        self, broker: int, method: str, request: Message, response: type[Answer], deadline: float
+    ) -> Answer:
         """One attempt at another broker."""
         address = self._cluster.peer_address(broker)
         if address is None:
@@ -364,7 +387,8 @@ class Transactions:
 
     async def publish(self, request: pb.PublishRequest, deadline: float) -> pb.PublishResponse:
         """Idempotent. The staged batches become readable together."""
-        if not request.uuids:  # it would publish nothing, and all that is staged under a lower micro-batch could not be any more
+        # It would publish nothing, and all that is staged under a lower micro-batch could not be any more
+        if not request.uuids:
             raise InvalidRequest("a publish names the batches that become readable, and this one names none")
         check_micro_batch_id(request.batch_id)
         partition = await self._led(request.topic, request.partition)
@@ -391,7 +415,9 @@ class Transactions:
     async def _led(self, topic: str, number: int) -> Partition:
         return self._shell.leader(await self._topics.get(topic), number)
 
-    async def transaction_status(self, request: pb.TransactionStatusRequest, _deadline: float) -> pb.TransactionStatusResponse:
+    async def transaction_status(
+        self, request: pb.TransactionStatusRequest, _deadline: float
+    ) -> pb.TransactionStatusResponse:
         """The last decided micro-batch of a key."""
         key = key_of(request.key)
         known = (await self.coordinator(key)).replica.machine.transactions.get(key)
@@ -407,8 +433,8 @@ class Transactions:
         )
 
     async def staged(self, request: pb.StagedRequest, _deadline: float) -> pb.StagedResponse:
-        """What is staged on the partitions led here, of one topic or of all; as much as fits one answer, `more` says whether some
-        did not."""
+        """What is staged on the partitions led here, of one topic or of all; as much as fits one answer, `more` says
+        whether some did not."""
         response = pb.StagedResponse()
         if request.topic:
             await self._topics.get(request.topic)
@@ -466,11 +492,17 @@ class Transactions:
                     await self._reap_one(partition, key, losers)
 
     async def _reap_aborted(self, partition: Partition, key: TransactionKey) -> None:
-        """Whoever aborted it could not reach this partition, or it was staged afterwards, where the key was not fenced."""
+        """Whoever aborted it could not reach this partition, or it was staged afterwards, where the key was not
+        fenced."""
         try:
             await partition.ask(Fence(key), asyncio.get_running_loop().time() + ATTEMPT_S)
         except TritonMQError as error:
-            log.info("%s: what the aborted query %s staged stays for now: %s", partition.name, listed_name(key.query_id), error)
+            log.info(
+                "%s: what the aborted query %s staged stays for now: %s",
+                partition.name,
+                listed_name(key.query_id),
+                error,
+            )
             return
         log.info("%s: removed what the aborted query %s had staged", partition.name, listed_name(key.query_id))
 
@@ -478,9 +510,13 @@ class Transactions:
         try:
             await partition.ask(Discard(key, uuids), asyncio.get_running_loop().time() + ATTEMPT_S)
         except TritonMQError as error:
-            log.info("%s: %d staged batches of %s stay for now: %s", partition.name, len(uuids), quoted(key.query_id), error)
+            log.info(
+                "%s: %d staged batches of %s stay for now: %s", partition.name, len(uuids), quoted(key.query_id), error
+            )
             return
-        log.info("%s: removed %d staged batches of query %s that lost", partition.name, len(uuids), quoted(key.query_id))
+        log.info(
+            "%s: removed %d staged batches of query %s that lost", partition.name, len(uuids), quoted(key.query_id)
+        )
 
     async def _status_anywhere(self, key: TransactionKey) -> pb.TransactionStatusResponse | None:
         """What the key's coordinator says; None if it cannot be asked now."""
@@ -491,7 +527,12 @@ class Transactions:
         number = coordinator_partition(key.query_id, key.sink, topic.partitions)
         try:
             return await self._ask_leader(
-                TRANSACTIONS_TOPIC, number, "TransactionStatus", request, pb.TransactionStatusResponse, self.transaction_status
+                TRANSACTIONS_TOPIC,
+                number,
+                "TransactionStatus",
+                request,
+                pb.TransactionStatusResponse,
+                self.transaction_status,
             )
         except TritonMQError as error:
             log.debug("the coordinator of %s cannot be asked: %s", quoted(key.query_id), error)
@@ -500,7 +541,9 @@ class Transactions:
 
 def _check_topic_id(partition: Partition, request: pb.PublishRequest | pb.AreStagedRequest) -> None:
     if request.topic_id not in ("", partition.topic.spec.topic_id):
-        raise UnknownTopic(f"topic {request.topic!r} was deleted and made again since these rows were staged: they went with it")
+        raise UnknownTopic(
+            f"topic {request.topic!r} was deleted and made again since these rows were staged: they went with it"
+        )
 
 
 def _staged_after(partitions: list[Partition], request: pb.StagedRequest) -> Iterator[tuple[Partition, StagedBatch]]:

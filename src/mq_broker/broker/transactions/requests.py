@@ -1,6 +1,7 @@
 """What a request about transactions may say: names, ids and manifests, checked before anything else looks at them.
 
-Also the name under which a query is listed. Whoever knows a key can write in the query's name, so listings do not tell it.
+Also the name under which a query is listed. Whoever knows a key can write in the query's name, so listings do not tell
+it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ _LISTED_DIGITS: Final = 16
 
 
 def key_of(key: pb.TransactionKey) -> TransactionKey:
-    """Raises `InvalidRequest` for a key without a query id (a made-up key would deduplicate strangers), and for an endless one."""
+    """Raises `InvalidRequest` for a key without a query id (a made-up key would deduplicate strangers), and for an
+    endless one."""
     if not key.query_id:
-        raise InvalidRequest("the transaction key has no query id: the sink runs in a streaming query, or gives txnAppId")
+        raise InvalidRequest(
+            "the transaction key has no query id: the sink runs in a streaming query, or gives txnAppId"
+        )
     check_id("query id", key.query_id)
     check_id("sink", key.sink)
     return TransactionKey(key.query_id, key.sink)
@@ -35,7 +39,9 @@ def key_to_wire(key: TransactionKey) -> pb.TransactionKey:
 def check_micro_batch_id(batch_id: int) -> None:
     """Raises `InvalidRequest` for one that no query reaches: none could be decided after it."""
     if not 0 <= batch_id <= MICRO_BATCH_ID_MAX:
-        raise InvalidRequest(f"micro-batch ids (txnVersion) go from 0 to 2^62 = {MICRO_BATCH_ID_MAX}; this one is {batch_id}")
+        raise InvalidRequest(
+            f"micro-batch ids (txnVersion) go from 0 to 2^62 = {MICRO_BATCH_ID_MAX}; this one is {batch_id}"
+        )
 
 
 def uuids_of(request: pb.PublishRequest | pb.DiscardRequest | pb.AreStagedRequest) -> tuple[bytes, ...]:
@@ -66,7 +72,8 @@ def check_manifest(request: pb.DecideRequest) -> None:
 
 
 def by_partition(manifest: Iterable[StagedBatches]) -> dict[tuple[str, int, str], list[bytes]]:
-    """One line a partition, by topic, number and topic id: it publishes everything of a micro-batch at once, or nothing."""
+    """One line a partition, by topic, number and topic id: it publishes everything of a micro-batch at once, or
+    nothing."""
     lines: dict[tuple[str, int, str], list[bytes]] = {}
     for line in manifest:
         lines.setdefault((line.topic, line.partition, line.topic_id), []).extend(line.uuids)
@@ -79,5 +86,6 @@ def listed_name(query_id: str) -> str:
 
 
 def is_meant(key: TransactionKey, query: str) -> bool:
-    """Whether `query` means the key: its listed name, its query id, or either with ":" and the sink. Empty means every key."""
+    """Whether `query` means the key: its listed name, its query id, or either with ":" and the sink. Empty means every
+    key."""
     return not query or any(query in (name, f"{name}:{key.sink}") for name in (key.query_id, listed_name(key.query_id)))

@@ -1,6 +1,8 @@
-"""What becomes of transactions with time: an alarm for a staged batch that holds up retention, and keys that are forgotten.
+"""What becomes of transactions with time: an alarm for a staged batch that holds up retention, and keys that are
+forgotten.
 
-Age alone discards nothing that is staged: a slow commit must not lose its rows. An operator is told instead which query it is.
+Age alone discards nothing that is staged: a slow commit must not lose its rows. An operator is told instead which query
+it is.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ ALARM_MS: Final = 3_600_000
 """For how long a staged batch may hold up retention before an operator is told."""
 
 FORGET_US: Final = 3_600_000_000
-"""For how long a key that was for one decision is remembered after that was published: long past the last retry of its writer,
-which gives up within minutes."""
+"""For how long a key that was for one decision is remembered after that was published: long past the last retry of its
+writer, which gives up within minutes."""
 
 FORGOTTEN_AT_ONCE: Final = 500
 _ATTEMPT_S: Final = 5.0
@@ -35,7 +37,8 @@ Held = tuple[str, TransactionKey]
 
 
 class HeldUp:
-    """Owns since when retention of a partition has been held up by a key. Times are milliseconds of a monotonic clock."""
+    """Owns since when retention of a partition has been held up by a key. Times are milliseconds of a monotonic
+    clock."""
 
     def __init__(self, alarm_ms: int) -> None:
         self._alarm_ms = alarm_ms
@@ -46,7 +49,9 @@ class HeldUp:
         """What holds it up now; returns what an operator is to be told: each once, as long as it lasts."""
         self._since = {each: self._since.get(each, now_ms) for each in held}
         self._told &= self._since.keys()
-        due = [each for each, since in self._since.items() if now_ms - since >= self._alarm_ms and each not in self._told]
+        due = [
+            each for each, since in self._since.items() if now_ms - since >= self._alarm_ms and each not in self._told
+        ]
         self._told.update(due)
         return due
 
@@ -86,7 +91,8 @@ class Upkeep:
             )
 
     async def forget(self, after_us: int) -> None:
-        """Forget, at the coordinators led here, the keys that were for one decision which has been published for so long."""
+        """Forget, at the coordinators led here, the keys that were for one decision which has been published for so
+        long."""
         before_us = self._now_us() - after_us
         for partition in self._shell.partitions():
             if partition.serving and partition.topic.internal:

@@ -1,7 +1,8 @@
 """May this operation enter the journal? Asked by the leader, of the applied state and of the tail above it (rule 12).
 
-The answer is one of three: an outcome at once (it happened before, or it must not happen), wait for an entry of the tail and ask
-again, or append it. The tail is seen through an `Overlay`: which UUIDs and which transaction keys it holds, and where.
+The answer is one of three: an outcome at once (it happened before, or it must not happen), wait for an entry of the
+tail and ask again, or append it. The tail is seen through an `Overlay`: which UUIDs and which transaction keys it
+holds, and where.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ from mq_protocol.errors import (
 from mq_protocol.limits import GROUPS_PER_PARTITION_MAX
 
 TRANSACTION_KEYS_MAX = 20_000
-"""Keys that one partition of the coordinators' topic keeps: some 10 MB of names, and what eight partitions forget in an hour is 40
-atomic writes a second."""
+"""Keys that one partition of the coordinators' topic keeps: some 10 MB of names, and what eight partitions forget in an
+hour is 40 atomic writes a second."""
 
 ABORTED_KEYS_MAX = 2_000
 """So many more may be aborted that had decided nothing: a full coordinator must not keep a journal from being freed."""
@@ -114,8 +115,8 @@ def _keys_of(operation: Operation) -> tuple[TransactionKey, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Nothing is written: this is the result. `of_absence`: it rests on something not being here, and so on this leader's still
-    leading; one deposed unawares lacks what others have committed since."""
+    """Nothing is written: this is the result. `of_absence`: it rests on something not being here, and so on this
+    leader's still leading; one deposed unawares lacks what others have committed since."""
 
     result: Result
     of_absence: bool = False
@@ -184,7 +185,8 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
 
 
 def too_many_groups(group: str, machine: PartitionMachine) -> TooManyGroups | None:
-    """Why a group that has no cursor here cannot have one; None if it can, or has one. The tail does not count: it has few."""
+    """Why a group that has no cursor here cannot have one; None if it can, or has one. The tail does not count: it has
+    few."""
     if group in machine.cursors or len(machine.cursors) < GROUPS_PER_PARTITION_MAX:
         return None
     return TooManyGroups(
@@ -194,7 +196,10 @@ def too_many_groups(group: str, machine: PartitionMachine) -> TooManyGroups | No
 
 
 def _judge_for_coordinator(
-    operation: Decide | Finish | Abort | Fence | Forget, keep_on_mismatch: bool, machine: PartitionMachine, overlay: Overlay
+    operation: Decide | Finish | Abort | Fence | Forget,
+    keep_on_mismatch: bool,
+    machine: PartitionMachine,
+    overlay: Overlay,
 ) -> Verdict:
     match operation:
         case Decide() as decide:
@@ -208,7 +213,9 @@ def _judge_for_coordinator(
         case Forget(keys=keys):
             known = machine.transactions
             keys = tuple(
-                key for key in keys if overlay.key_index(key) is None and key in known and known[key].once and _is_over(known[key])
+                key
+                for key in keys
+                if overlay.key_index(key) is None and key in known and known[key].once and _is_over(known[key])
             )
             return Admit(Forget(keys)) if keys else Answer(Done(0, duplicate=True))
 
@@ -237,7 +244,9 @@ def _judge_batch(propose: Propose, operation: Append | Stage, machine: Partition
     after = propose.after
     if after and after not in machine.uuids and overlay.uuid_index(after) is None:
         return _refuse(
-            OutOfOrder(f"batch {propose.uuid.hex()} must follow batch {after.hex()}, which is not here: send that one first")
+            OutOfOrder(
+                f"batch {propose.uuid.hex()} must follow batch {after.hex()}, which is not here: send that one first"
+            )
         )
     return Admit(operation)
 
@@ -245,9 +254,15 @@ def _judge_batch(propose: Propose, operation: Append | Stage, machine: Partition
 def _judge_records(uuids: list[bytes], machine: PartitionMachine, overlay: Overlay) -> Verdict | None:
     """None if no record of the batch is in the log, by its own UUID, or on its way there."""
     if len(set(uuids)) != len(uuids):
-        return _refuse(InvalidRequest("two records of one batch have the same UUID: send the second one in a later batch"))
+        return _refuse(
+            InvalidRequest("two records of one batch have the same UUID: send the second one in a later batch")
+        )
     known = [(position, machine.uuids.get(uuid)) for position, uuid in enumerate(uuids)]
-    there = [RecordThere(position, placed.base_offset, placed.timestamp_us) for position, placed in known if placed is not None]
+    there = [
+        RecordThere(position, placed.base_offset, placed.timestamp_us)
+        for position, placed in known
+        if placed is not None
+    ]
     if there:
         return Answer(RecordsThere(tuple(there)))
     # The first of them: by the time the last is committed, the window may have forgotten it.
@@ -264,7 +279,11 @@ def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay
     wait = 0
     for uuid in publish.uuids:
         batch = machine.staged.get(uuid)
-        if batch is not None and batch.index >= first_index and (batch.key, batch.batch_id) == (publish.key, publish.batch_id):
+        if (
+            batch is not None
+            and batch.index >= first_index
+            and (batch.key, batch.batch_id) == (publish.key, publish.batch_id)
+        ):
             continue
         # Staged, and its payload gone: it was published and trimmed by entries that a recovery lost (rule 15, trap 32).
         index = overlay.uuid_index(uuid)
@@ -312,7 +331,9 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
             return _refuse(_aborted(decide.key))
         if not known.finished:
             return _refuse(
-                OutOfOrder(f"micro-batch {known.batch_id} of query {decide.key.query_id!r} is still being published: ask again")
+                OutOfOrder(
+                    f"micro-batch {known.batch_id} of query {decide.key.query_id!r} is still being published: ask again"
+                )
             )
         return Admit(decide)
     if decide.batch_id < known.batch_id:
@@ -348,7 +369,8 @@ def _judge_finish(finish: Finish, machine: PartitionMachine, overlay: Overlay) -
 
 
 def _judge_abort(abort: Abort, machine: PartitionMachine, overlay: Overlay) -> Verdict:
-    """Always possible, whatever is decided and not yet published: that is still published, and nothing after it is decided."""
+    """Always possible, whatever is decided and not yet published: that is still published, and nothing after it is
+    decided."""
     pending = overlay.key_index(abort.key)
     if pending is not None:
         return WaitFor(pending)

@@ -1,8 +1,9 @@
 """The partition's state machine: what the committed journal means.
 
-Every replica applies the same entries in the same order and so has the same state: the next offset, the UUIDs already seen, what is
-staged, where each group is, and, on partitions of the coordinator's topic, what is decided. Pure and total: an entry that changes
-nothing (a discard of what is gone) is fine, since the leader checked it against the state of its time.
+Every replica applies the same entries in the same order and so has the same state: the next offset, the UUIDs already
+seen, what is staged, where each group is, and, on partitions of the coordinator's topic, what is decided. Pure and
+total: an entry that changes nothing (a discard of what is gone) is fine, since the leader checked it against the state
+of its time.
 """
 
 from __future__ import annotations
@@ -38,11 +39,12 @@ Change: TypeAlias = Published | Trimmed | OffsetsSkipped
 """What readers see of an entry that was applied."""
 
 PUBLISHED_KEYS_MAX = 100_000
-"""Keys whose last published micro-batch a partition remembers. A publish is retried for seconds, not for 100,000 other queries."""
+"""Keys whose last published micro-batch a partition remembers. A publish is retried for seconds, not for 100,000 other
+queries."""
 
 FENCED_KEYS_MAX = 10_000
-"""Aborted keys under which a partition refuses to stage. What is staged under one that it has forgotten cannot be decided, since
-the coordinator forgets none; it is discarded as what lost is."""
+"""Aborted keys under which a partition refuses to stage. What is staged under one that it has forgotten cannot be
+decided, since the coordinator forgets none; it is discarded as what lost is."""
 
 SUPERSEDED_RUNS_MAX = 100
 """Former runs of one query that are still refused by name."""
@@ -147,7 +149,9 @@ class PartitionMachine:
         return [OffsetsSkipped(first, floor), Trimmed(floor)]
 
     def _give_offsets(self, index: int, record_count: int, timestamp_us: int, sized: Entry | StagedBatch) -> Published:
-        published = Published(self.next_offset, record_count, index, timestamp_us, sized.payload_bytes, sized.decoded_bytes)
+        published = Published(
+            self.next_offset, record_count, index, timestamp_us, sized.payload_bytes, sized.decoded_bytes
+        )
         self.next_offset += record_count
         return published
 
@@ -214,7 +218,9 @@ class PartitionMachine:
         if known is not None and known.run_id != decide.run_id:
             superseded = (*superseded, known.run_id)[-SUPERSEDED_RUNS_MAX:]
         if known is not None and decide.batch_id == known.batch_id:  # asked again by another run: only the run is news
-            self.transactions[decide.key] = replace(known, run_id=decide.run_id, superseded=superseded, changed_us=timestamp_us)
+            self.transactions[decide.key] = replace(
+                known, run_id=decide.run_id, superseded=superseded, changed_us=timestamp_us
+            )
             return
         finished = not decide.manifest
         self.transactions[decide.key] = TransactionState(

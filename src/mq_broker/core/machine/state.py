@@ -1,8 +1,8 @@
 """The values that a partition's applied state is made of, and that state as one value: a `Snapshot`.
 
-A snapshot stands for every entry up to an index: a journal that begins after that index begins with one, and so does a replica that
-is too far behind to be sent entries (rule 13). It holds no payloads: those that it may still give offsets to are in the journal
-that follows.
+A snapshot stands for every entry up to an index: a journal that begins after that index begins with one, and so does a
+replica that is too far behind to be sent entries (rule 13). It holds no payloads: those that it may still give offsets
+to are in the journal that follows.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class TransactionState:
-    """The last decided micro-batch of a key, -1 if there is none. `manifest` is emptied once everything is published (`finished`).
+    """The last decided micro-batch of a key, -1 if there is none. `manifest` is emptied once everything is published
+    (`finished`).
 
-    `once`: the key is for this one decision. `aborted`: no other will be made. `changed_us`: when any of this changed last, by the
-    leader's wall clock.
+    `once`: the key is for this one decision. `aborted`: no other will be made. `changed_us`: when any of this changed
+    last, by the leader's wall clock.
     """
 
     batch_id: int
@@ -60,8 +61,8 @@ class TransactionState:
 
 @dataclass(frozen=True, slots=True)
 class MachineState:
-    """Everything that `PartitionMachine` knows, in the order in which it knows it (the oldest UUIDs are forgotten first). `fenced`:
-    keys under which nothing is staged here any more."""
+    """Everything that `PartitionMachine` knows, in the order in which it knows it (the oldest UUIDs are forgotten
+    first). `fenced`: keys under which nothing is staged here any more."""
 
     next_offset: int = 0
     log_start_offset: int = 0
@@ -75,7 +76,8 @@ class MachineState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state after applying entry `last_index`, which was of `last_epoch`; `timestamp_us` is the highest of any entry so far."""
+    """The state after applying entry `last_index`, which was of `last_epoch`; `timestamp_us` is the highest of any
+    entry so far."""
 
     last_index: int
     last_epoch: int

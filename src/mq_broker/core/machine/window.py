@@ -1,17 +1,19 @@
 """The UUIDs that a partition has seen lately, and where each batch ended: what deduplication is made of.
 
-The UUIDs stand in a queue, the oldest first, in chunks of fixed-size columns. A hash table over the queue finds them. The whole
-takes less than 48 bytes a UUID, where an `OrderedDict` takes 356.
+The UUIDs stand in a queue, the oldest first, in chunks of fixed-size columns. A hash table over the queue finds them.
+The whole takes less than 48 bytes a UUID, where an `OrderedDict` takes 356.
 
-**Finding.** Each bucket of the table names the newest UUID in it, and each UUID names the one before it in its bucket. So a chain
-runs from new to old. A UUID that the queue has dropped needs no deletion: a chain ends where it reaches one that is older than the
-oldest. The table grows by one bucket at a time (linear hashing), so that no single entry pays for a table that doubles.
+**Finding.** Each bucket of the table names the newest UUID in it, and each UUID names the one before it in its bucket.
+So a chain runs from new to old. A UUID that the queue has dropped needs no deletion: a chain ends where it reaches one
+that is older than the oldest. The table grows by one bucket at a time (linear hashing), so that no single entry pays
+for a table that doubles.
 
-**Chosen UUIDs.** Strangers choose UUIDs, and could choose many that fall into one bucket. The bucket comes from Python's own hash
-of bytes, SipHash with a key that each process draws anew. What is remembered, and for how long, does not depend on that key: it
-follows from the journal alone, and is the same on every replica.
+**Chosen UUIDs.** Strangers choose UUIDs, and could choose many that fall into one bucket. The bucket comes from
+Python's own hash of bytes, SipHash with a key that each process draws anew. What is remembered, and for how long, does
+not depend on that key: it follows from the journal alone, and is the same on every replica.
 
-**Snapshots.** `frozen` takes no copy: the chunks are shared from then on, and the window copies a chunk before it next changes it.
+**Snapshots.** `frozen` takes no copy: the chunks are shared from then on, and the window copies a chunk before it next
+changes it.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ FORGOTTEN_AT_ONCE_MAX: Final = 64
 does not pay for all of them."""
 
 TURNOVER_US: Final = 60_000_000
-"""A UUID that is pushed out at a younger age than this had no time to be recognised: its producer may still send it again."""
+"""A UUID that is pushed out at a younger age than this had no time to be recognised: its producer may still send it
+again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,8 @@ class Placed:
 
 
 class WindowBounds(NamedTuple):
-    """How far a window goes back: so many UUIDs, and none that is older than so many milliseconds (None: of any age)."""
+    """How far a window goes back: so many UUIDs, and none that is older than so many milliseconds (None: of any
+    age)."""
 
     uuids_max: int
     age_ms_max: int | None = None
@@ -152,12 +156,14 @@ class UuidWindow:
     """Owns the UUIDs of one partition, and bounds them in number and in age.
 
     UUIDs are numbered in the order in which they came. Invariants:
-    - numbers `_first .. _next - 1` are remembered; chunk i holds the numbers `(_base + i) * 1024` to the next multiple of 1024;
+    - numbers `_first .. _next - 1` are remembered; chunk i holds the numbers `(_base + i) * 1024` to the next multiple
+      of 1024;
     - `_heads[b]` is the newest number in bucket b, modulo 2**32; numbers begin at 1024, so 0 stands for none;
-    - a chunk whose number is in `_shared`, and `_heads` while `_heads_shared`, belong to a `SeenUuids` too: copied before a change.
+    - a chunk whose number is in `_shared`, and `_heads` while `_heads_shared`, belong to a `SeenUuids` too: copied
+      before a change.
 
-    `pushed_out_young_us`: the time of the last entry that pushed a UUID out, for lack of room, within `TURNOVER_US` of its coming;
-    0 if none has. It is for whoever watches, and no part of the state.
+    `pushed_out_young_us`: the time of the last entry that pushed a UUID out, for lack of room, within `TURNOVER_US` of
+    its coming; 0 if none has. It is for whoever watches, and no part of the state.
     """
 
     def __init__(self, bounds: WindowBounds, seen: SeenUuids = NO_UUIDS) -> None:
@@ -187,7 +193,8 @@ class UuidWindow:
         return self._chunk(number).placed(number & _IN_CHUNK) if number >= 0 else None
 
     def remember(self, uuid: bytes, placed: Placed) -> None:
-        """The newest; the oldest is forgotten for it where they are too many. One that is here already keeps its turn."""
+        """The newest; the oldest is forgotten for it where they are too many. One that is here already keeps its
+        turn."""
         if not self.place(uuid, placed):
             self._append(uuid, placed)
             if len(self) > self._bounds.uuids_max:

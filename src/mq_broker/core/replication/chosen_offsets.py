@@ -1,4 +1,5 @@
-"""Which offsets a leader's uncommitted entries will have, if it lives to commit them: what acks=leader is answered with."""
+"""Which offsets a leader's uncommitted entries will have, if it lives to commit them: what acks=leader is answered
+with."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from mq_broker.core.replication.replica_state import Shared
 class ChosenOffsets:
     """Owns the offset behind all that is in the tail, and those of the batches in it that somebody wants to know.
 
-    A leader that has just taken up its role does not know the end of its log yet (rule 3): until `count` nothing is chosen.
+    A leader that has just taken up its role does not know the end of its log yet (rule 3): until `count` nothing is
+    chosen.
     """
 
     def __init__(self, shared: Shared) -> None:

@@ -1,7 +1,8 @@
 """Who may lead, and how a leaderless partition is claimed (rules 6 and 7). Used while not leading.
 
-A claim is one compare-and-set on the state node. Its answer may be lost; then only a higher version seen, or a later success on the
-same version, settles it. Nobody resumes an epoch: named but not leading means claim anew, or write leader = none.
+A claim is one compare-and-set on the state node. Its answer may be lost; then only a higher version seen, or a later
+success on the same version, settles it. Nobody resumes an epoch: named but not leading means claim anew, or write
+leader = none.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Election:
     # -- may I?
 
     def _leaderless(self, state: NodeState) -> bool:
-        return state.leader is None or not self._shared.is_registered(state.leader) or state.leader == self._shared.my_name
+        return (
+            state.leader is None or not self._shared.is_registered(state.leader) or state.leader == self._shared.my_name
+        )
 
     def _next_state(self, state: NodeState) -> NodeState | None:
         """The node after my claim; None if this replica may not lead."""
@@ -46,9 +49,14 @@ class Election:
         if shared.my_member in state.isr:
             isr = state.isr
         elif (me.broker, "") in state.isr:
-            # Named since the topic was made and never by a log id: no log can stand for that name, so nothing was ever committed.
+            # Named since the topic was made and never by a log id: no log can stand for that name, so nothing was ever
+            # committed.
             isr = with_member(state.isr, me.broker, me.log_id)
-        elif settings.begins_empty and settings.replicas == (me.broker,) and all(broker == me.broker for broker, _ in state.isr):
+        elif (
+            settings.begins_empty
+            and settings.replicas == (me.broker,)
+            and all(broker == me.broker for broker, _ in state.isr)
+        ):
             isr = (shared.my_member,)  # memory, one replica: a restart empties it, as the documentation says
             recovery, floor = recovery + 1, next_life(floor)
         else:
@@ -69,8 +77,8 @@ class Election:
         )
 
     def _rank(self, state: NodeState) -> int:
-        """How many registered members of the ISR come before this replica: each waits for those before it. One that is named and no
-        replica any more comes last: its log is whole, and may be the only one that is (trap 19)."""
+        """How many registered members of the ISR come before this replica: each waits for those before it. One that is
+        named and no replica any more comes last: its log is whole, and may be the only one that is (trap 19)."""
         shared = self._shared
         members = {broker for broker, _ in state.isr}
         rank = 0
@@ -84,7 +92,8 @@ class Election:
     # -- time
 
     def tick(self) -> None:
-        """Claim if the partition has no leader, this replica may lead, and those ranked before it have had their time."""
+        """Claim if the partition has no leader, this replica may lead, and those ranked before it have had their
+        time."""
         shared = self._shared
         node = shared.node
         if node is None or self._in_flight is not None or not shared.registered or shared.now_ms < self._retry_at_ms:
@@ -126,7 +135,8 @@ class Election:
         return f"broker {state.leader.broker} (incarnation {state.leader.incarnation}) is gone"
 
     def stand_back(self, ms: int) -> None:
-        """Claim nothing for so long. The leader that it was has written that nobody leads: read that before writing it again."""
+        """Claim nothing for so long. The leader that it was has written that nobody leads: read that before writing it
+        again."""
         shared = self._shared
         self.stand_back_until_ms = shared.now_ms + ms
         self._retry_at_ms = shared.now_ms + shared.settings.claim_delay_ms
@@ -166,7 +176,8 @@ class Election:
         return None
 
     def node_changed(self) -> NodeState | None:
-        """The node was read at a higher version: a lost claim may have happened. Returns the state to take up, if so."""
+        """The node was read at a higher version: a lost claim may have happened. Returns the state to take up, if
+        so."""
         shared = self._shared
         assert shared.node is not None
         self._claim_at_ms = None

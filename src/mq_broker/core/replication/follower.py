@@ -1,4 +1,5 @@
-"""A follower: takes entries from the leader of the highest epoch, acknowledges what is both flushed and proved to match."""
+"""A follower: takes entries from the leader of the highest epoch, acknowledges what is both flushed and proved to
+match."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from mq_broker.core.messages import AppendAck, AppendEntries, Install, InstallSn
 from mq_broker.core.replication.replica_state import Shared
 
 _BELOW_BASE_MAX = 8
-"""A leader that looks for agreement before this journal's beginning is told where that is; one that goes on there lacks it."""
+"""A leader that looks for agreement before this journal's beginning is told where that is; one that goes on there lacks
+it."""
 
 
 class Follower:
@@ -56,9 +58,11 @@ class Follower:
                         f"the leader of epoch {message.leader_epoch} would cut committed entry {entry.index}: refused",
                         alarm=True,
                     )
-                    shared.read_node()  # unless the partition was recovered from another log: the node says so (rule 15)
+                    # Unless the partition was recovered from another log: the node says so (rule 15)
+                    shared.read_node()
                     return
-                if shared.node is None:  # it may say that the partition was recovered elsewhere: what is here is kept aside then
+                # It may say that the partition was recovered elsewhere: what is here is kept aside then
+                if shared.node is None:
                     shared.read_node()
                     return
                 shared.audit(f"cut {log.last_index - entry.index + 1} entries above {entry.index - 1} on a conflict")
@@ -114,8 +118,8 @@ class Follower:
     def install(self, message: InstallSnapshot) -> bool:
         """The leader's journal begins after what this log lacks. Returns whether this replica is over (rule 13).
 
-        Not if the log has that entry, nor if it is named in sync: then it has all that is committed, and a snapshot is of nothing
-        else.
+        Not if the log has that entry, nor if it is named in sync: then it has all that is committed, and a snapshot is
+        of nothing else.
         """
         shared, log, snapshot = self._shared, self._shared.log, message.snapshot
         self.leader = message.leader
@@ -131,12 +135,15 @@ class Follower:
             return False
         if snapshot.last_index <= log.base_index:
             if shared.node.state.leader_epoch < message.leader_epoch:
-                shared.read_node()  # if the partition was recovered, what this log's own snapshot stands for is of no use
+                # If the partition was recovered, what this log's own snapshot stands for is of no use
+                shared.read_node()
             else:
                 self._has_up_to(snapshot.last_index)
             return False
         if shared.my_member in shared.node.state.isr:
-            shared.audit(f"a snapshot up to {snapshot.last_index} was sent to a log that is named in sync, as last read: refused")
+            shared.audit(
+                f"a snapshot up to {snapshot.last_index} was sent to a log that is named in sync, as last read: refused"
+            )
             shared.read_node()  # the leader may have dropped it since
             return False
         shared.audit(f"begin anew with a snapshot up to entry {snapshot.last_index}: the log ended at {log.last_index}")

@@ -68,7 +68,8 @@ class Leader:
 
     @property
     def last_sent(self) -> tuple[int, int]:
-        """The last index that a follower of this epoch can have (a snapshot is of what is applied), and the last message."""
+        """The last index that a follower of this epoch can have (a snapshot is of what is applied), and the last
+        message."""
         return max(self._sent_last, self._shared.log.applied), self._sequence
 
     @property
@@ -100,7 +101,9 @@ class Leader:
         """`confirmed`: every member was heard of, as a follower of this leader, since it was asked."""
         shared = self._shared
         if self.standing_back.waiting or self.standing_back.resigning:
-            self._refuse(request, NotLeader("this broker is handing leadership over: ask again in a moment", 0, shared.epoch))
+            self._refuse(
+                request, NotLeader("this broker is handing leadership over: ask again in a moment", 0, shared.epoch)
+            )
             return
         if not self.ready and request.uuid == NO_UUID:
             self._defer(self.epoch_start, request)  # judged by what is committed, once that is known
@@ -125,9 +128,12 @@ class Leader:
                     self._waiting.setdefault(index, []).append((request.request, request.wait))
 
     def _doubt(self, request: Propose) -> None:
-        """It would be refused for good, by what is not here: be sure first that this leader still led when it was asked."""
+        """It would be refused for good, by what is not here: be sure first that this leader still led when it was
+        asked."""
         if len(self._doubtful) >= self._shared.settings.tail_entries_max:
-            self._refuse(request, OutcomeUnknown(f"{self._shared.name}: too many requests wait to be refused; ask again later"))
+            self._refuse(
+                request, OutcomeUnknown(f"{self._shared.name}: too many requests wait to be refused; ask again later")
+            )
             return
         self._doubtful.append((self._sequence, request))
 
@@ -137,7 +143,9 @@ class Leader:
         heard = [
             progress.heard_sequence if progress is not None and progress.log_id == log_id else 0
             for progress, log_id in (
-                (self.followers.get(b), log_id) for b, log_id in self.membership.maximal() if b != self._shared.me.broker
+                (self.followers.get(b), log_id)
+                for b, log_id in self.membership.maximal()
+                if b != self._shared.me.broker
             )
         ]
         while self._doubtful and all(sequence > self._doubtful[0][0] for sequence in heard):
@@ -146,7 +154,9 @@ class Leader:
     def _defer(self, index: int, request: Propose) -> None:
         """To be asked again once the entry at `index` is committed: soon, or never."""
         if self._deferred_count >= self._shared.settings.tail_entries_max:
-            error = OutcomeUnknown(f"{self._shared.name}: too many requests wait for what is not committed yet; ask again later")
+            error = OutcomeUnknown(
+                f"{self._shared.name}: too many requests wait for what is not committed yet; ask again later"
+            )
             self._refuse(request, error)  # not "overloaded": its entry may be in the tail, and may yet be committed
             return
         self._deferred_count += 1
@@ -238,7 +248,8 @@ class Leader:
         if progress.sent and shared.now_ms - max(progress.last_sent_ms, progress.last_heard_ms) > patience_ms:
             progress.rewind()
         if progress.next_index <= log.base_index:
-            progress.step_back(log.base_index + 1)  # the journal was shortened meanwhile: see whether it has what is before
+            # The journal was shortened meanwhile: see whether it has what is before
+            progress.step_back(log.base_index + 1)
         if progress.lacks_base:
             if not progress.sent:
                 self._send_snapshot(progress)
@@ -247,8 +258,12 @@ class Leader:
         while progress.next_index <= log.last_index and len(progress.sent) < in_flight_max:
             last = log.range_end(progress.next_index, settings.append_entries_max, settings.append_bytes_max)
             self._send(progress, last)
-        asked = progress.last_sequence <= max(self._doubtful[-1][0] if self._doubtful else -1, self.standing_back.last_before)
-        if (asked or shared.now_ms - progress.last_sent_ms >= settings.heartbeat_ms) and len(progress.sent) < in_flight_max:
+        asked = progress.last_sequence <= max(
+            self._doubtful[-1][0] if self._doubtful else -1, self.standing_back.last_before
+        )
+        if (asked or shared.now_ms - progress.last_sent_ms >= settings.heartbeat_ms) and len(
+            progress.sent
+        ) < in_flight_max:
             self._send(progress, progress.next_index - 1)
 
     def _send(self, progress: Progress, last: int) -> None:
@@ -274,10 +289,15 @@ class Leader:
         shared = self._shared
         self._sequence += 1
         progress.sent_message(self._sequence, shared.log.base_index, shared.now_ms, shared.high_watermark)
-        shared.emit(Send(progress.broker, InstallSnapshot(shared.me.broker, shared.me.incarnation, shared.epoch, self._sequence)))
+        shared.emit(
+            Send(
+                progress.broker, InstallSnapshot(shared.me.broker, shared.me.incarnation, shared.epoch, self._sequence)
+            )
+        )
 
     def replicas_changed(self) -> None:
-        """Send to those that are new. One that is no longer a replica is counted until the node does not name it any more."""
+        """Send to those that are new. One that is no longer a replica is counted until the node does not name it any
+        more."""
         shared = self._shared
         for broker in shared.settings.replicas:
             if broker != shared.me.broker and broker not in self.followers:
@@ -340,7 +360,8 @@ class Leader:
                 shared.emit(Reply(request, Done(index, placed, entry.timestamp_us)))
 
     def flushed(self) -> None:
-        """Answer acks=leader: it is on this disk, and where this leader has it. Offset -1 before it knows the end of its log."""
+        """Answer acks=leader: it is on this disk, and where this leader has it. Offset -1 before it knows the end of
+        its log."""
         shared = self._shared
         while self._written < shared.log.flushed:
             self._written += 1
@@ -390,12 +411,14 @@ class Leader:
 
     def membership_changed(self) -> None:
         if not self.standing_back.resigning and self._acknowledging:
-            # A log in memory ends with its process: whoever is about to stop drops nobody, or it might drop the last that stays.
+            # A log in memory ends with its process: whoever is about to stop drops nobody, or it might drop the last
+            # that stays.
             leaving = self._shared.settings.volatile and self.standing_back.broker_stops
             self.membership.propose(self.followers, self.epoch_start, shrink=not leaving)
 
     def refused_by_node(self) -> None:
-        """Rule 7: a refused compare-and-set means that someone else wrote. Acknowledge nothing until the node was read."""
+        """Rule 7: a refused compare-and-set means that someone else wrote. Acknowledge nothing until the node was
+        read."""
         self._acknowledging = False
 
     def node_confirmed(self, state: NodeState) -> None:

@@ -1,7 +1,7 @@
 """What the core knows of its journal: epochs, sizes, how far it is flushed, and the entries not yet applied.
 
-Not the journal itself: payloads and frames are the storage's. Memory is a few bytes an entry for what is applied (its size), an
-`Entry` for what is not.
+Not the journal itself: payloads and frames are the storage's. Memory is a few bytes an entry for what is applied (its
+size), an `Entry` for what is not.
 
 The journal begins after `base_index`, for which and for all before it a snapshot stands (rule 13); 0 while it is whole.
 
@@ -114,7 +114,8 @@ class Log:
         self.flushed = min(self.flushed, last_index)
 
     def epoch_at(self, index: int) -> int:
-        """The epoch of the entry at `index`; 0 before the first of all; -1 past the end, and where a snapshot hides it."""
+        """The epoch of the entry at `index`; 0 before the first of all; -1 past the end, and where a snapshot hides
+        it."""
         if index == self.base_index:
             return self.base_epoch
         if not self.base_index < index <= self.last_index:
@@ -122,8 +123,8 @@ class Log:
         return self._epochs[bisect_right(self._epoch_firsts, index) - 1]
 
     def last_index_up_to(self, epoch: int, index: int) -> int:
-        """The highest index at or below `index` whose epoch is at most `epoch`: where logs may still agree (rule 2). Below
-        `base_index` if the logs part, or one ends, before that: where is not known any more."""
+        """The highest index at or below `index` whose epoch is at most `epoch`: where logs may still agree (rule 2).
+        Below `base_index` if the logs part, or one ends, before that: where is not known any more."""
         if epoch < self.base_epoch:
             return min(index, self.base_index - 1)
         at = bisect_right(self._epochs, epoch)

@@ -1,7 +1,8 @@
-"""A leader's view of the in-sync set: what is confirmed, what is proposed, and so over whom the high watermark is counted.
+"""A leader's view of the in-sync set: what is confirmed, what is proposed, and so over whom the high watermark is
+counted.
 
-Rules 4, 5 and 7. The *maximal* ISR is the confirmed one and every proposal that may have happened: a member is waited for as
-long as any of them names it.
+Rules 4, 5 and 7. The *maximal* ISR is the confirmed one and every proposal that may have happened: a member is waited
+for as long as any of them names it.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Membership:
             elif progress is None or broker not in settings.replicas:
                 gone.append((broker, "not a replica"))
             elif log_id and progress.log_id not in ("", log_id):
-                gone.append((broker, "its log is another now"))  # and the named one never comes back: do not wait for it
+                # And the named one never comes back: do not wait for it
+                gone.append((broker, "its log is another now"))
             elif progress.behind_ms(now) > settings.replica_lag_ms_max:
                 lagging.append((broker, f"behind for {progress.behind_ms(now)} ms"))
         why = []
@@ -68,7 +70,8 @@ class Membership:
         return isr, why
 
     def _expanded(self, isr: Isr, followers: dict[int, Progress], epoch_start: int) -> tuple[Isr, list[str]]:
-        """With every registered follower whose newest log has, in this epoch, the high watermark and the epoch start."""
+        """With every registered follower whose newest log has, in this epoch, the high watermark and the epoch
+        start."""
         shared = self._shared
         why = []
         for progress in followers.values():
@@ -87,7 +90,8 @@ class Membership:
         return isr, why
 
     def propose(self, followers: dict[int, Progress], epoch_start: int, *, shrink: bool = True) -> None:
-        """Write the set as it should be, if it differs or a former write is unsettled. `shrink`: whether members may be dropped."""
+        """Write the set as it should be, if it differs or a former write is unsettled. `shrink`: whether members may be
+        dropped."""
         shared = self._shared
         if self._in_flight is not None or shared.now_ms < self._retry_at_ms or shared.node is None:
             return

@@ -1,10 +1,13 @@
-"""Which messages of other brokers may reach a replica at all. Pure: the broker and the simulator ask the same functions.
+"""Which messages of other brokers may reach a replica at all. Pure: the broker and the simulator ask the same
+functions.
 
-A broker of the cluster sends what the core made, so what the core could not have made is refused here: before it is an event, and
-before an assertion of the core or of the journal could meet it. Nothing is said about truth. A broker is believed what it says of
-itself, as replication must; it is not believed numbers that would end this process, or a partition, for good.
+A broker of the cluster sends what the core made, so what the core could not have made is refused here: before it is an
+event, and before an assertion of the core or of the journal could meet it. Nothing is said about truth. A broker is
+believed what it says of itself, as replication must; it is not believed numbers that would end this process, or a
+partition, for good.
 
-Not here, since the core can be asked for what it lacks: a leader epoch far above the state node's. The core reads the node first.
+Not here, since the core can be asked for what it lacks: a leader epoch far above the state node's. The core reads the
+node first.
 """
 
 from __future__ import annotations
@@ -22,7 +25,8 @@ from mq_protocol.limits import EPOCH_MAX, MESSAGE_BYTES_MAX, OFFSETS_OF_A_LIFE
 PeerMessage: TypeAlias = AppendEntries | AppendAck | InstallSnapshot
 
 INDEX_MAX = (1 << 62) - 1
-"""Indexes, offsets, sequence numbers and times: far beyond what any log comes to, and sums of them still fit 64 bits."""
+"""Indexes, offsets, sequence numbers and times: far beyond what any log comes to, and sums of them still fit 64
+bits."""
 
 OFFSET_MAX = INDEX_MAX - OFFSETS_OF_A_LIFE
 BYTES_MAX = (1 << 32) - 1
@@ -34,7 +38,8 @@ LOG_ID_CHARACTERS_MAX = 64
 
 class Verdict(Enum):
     ADMITTED = "admitted"
-    NOT_REGISTERED = "not registered"  # that life of the sender has not been read in the registrations: dropped, they say more soon
+    # That life of the sender has not been read in the registrations: dropped, they say more soon
+    NOT_REGISTERED = "not registered"
     NONSENSE = "nonsense"  # no broker sends it
 
 
@@ -45,8 +50,8 @@ _ADMITTED: Judgement = (Verdict.ADMITTED, "")
 
 
 def judge(replica: Replica, message: PeerMessage) -> Judgement:
-    """Whether the message may be fed to the replica as it is now. Of a snapshot only what is beside it: `judge_snapshot` does the
-    rest, which takes longer."""
+    """Whether the message may be fed to the replica as it is now. Of a snapshot only what is beside it:
+    `judge_snapshot` does the rest, which takes longer."""
     sender = message.follower if isinstance(message, AppendAck) else message.leader
     why = _wrong_sender(replica, sender, message)
     if not why:
@@ -121,7 +126,9 @@ def _wrong_entries(message: AppendEntries) -> str:
         why = _wrong_entry(entry)
         if why:
             return f"entry {index} {why}"
-    return f"entries of epoch {epoch}, above the leader's {message.leader_epoch}" if epoch > message.leader_epoch else ""
+    return (
+        f"entries of epoch {epoch}, above the leader's {message.leader_epoch}" if epoch > message.leader_epoch else ""
+    )
 
 
 def _wrong_entry(entry: Entry) -> str:

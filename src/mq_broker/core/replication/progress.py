@@ -36,7 +36,8 @@ class Progress:
         self.lag_target = 0
         self.lacks_base = False  # it was shown to lack the entry that this leader's journal begins after
         self._log_since = -1  # the last message sent before `log_id` was first heard of
-        self.disputed = False  # another log was heard of, and which of the two is over is not known yet: this one joins nothing
+        # Another log was heard of, and which of the two is over is not known yet: this one joins nothing
+        self.disputed = False
 
     def hears(self, ack: AppendAck, now_ms: int) -> bool:
         """Is this of the follower's present life and log? A new one starts from nothing (rules 4, 5; trap 10)."""
@@ -61,7 +62,8 @@ class Progress:
         return True
 
     def rewind(self) -> None:
-        """What was in flight may be lost: begin again, one message at a time, behind what matches or where that was sought."""
+        """What was in flight may be lost: begin again, one message at a time, behind what matches or where that was
+        sought."""
         self.step_back(self.matched + 1 if self.matched else self._probe_index)
 
     def step_back(self, next_index: int) -> None:
@@ -89,8 +91,8 @@ class Progress:
             self.behind_since_ms, self.lag_target = now_ms, log_end
 
     def log_was_cut(self, last_index: int) -> None:
-        """The leader's disk refused all entries after `last_index`, and no follower was sent any of them. So this one is not
-        sent what would follow them, and it does not lag by them."""
+        """The leader's disk refused all entries after `last_index`, and no follower was sent any of them. So this one
+        is not sent what would follow them, and it does not lag by them."""
         if self.next_index > last_index + 1:
             self.step_back(last_index + 1)
         self.lag_target = min(self.lag_target, last_index)

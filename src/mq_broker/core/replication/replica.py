@@ -1,7 +1,7 @@
 """One broker's copy of one partition: the door of the core. `step(event) -> list[effect]`, synchronous and total.
 
-This module only routes: what a leader does is in leader.py, a follower in follower.py, claims in election.py. See the package's
-docstring for the protocol in prose.
+This module only routes: what a leader does is in leader.py, a follower in follower.py, claims in election.py. See the
+package's docstring for the protocol in prose.
 """
 
 from __future__ import annotations
@@ -153,15 +153,16 @@ class Replica:
 
     @property
     def at_rest(self) -> bool:
-        """Until the next event time alone brings nothing about here but heartbeats and the reading of the node: ticks may be few. A
-        follower counts on its leader for that: it must go on hearing of it."""
+        """Until the next event time alone brings nothing about here but heartbeats and the reading of the node: ticks
+        may be few. A follower counts on its leader for that: it must go on hearing of it."""
         if self._closed or self._stopping:
             return False
         return self._role.at_rest and (isinstance(self._role, Leader) or self._election.at_rest)
 
     @property
     def last_sent(self) -> tuple[int, int]:
-        """While it leads: the last index that a follower of this epoch can have, and the sequence number of the last message."""
+        """While it leads: the last index that a follower of this epoch can have, and the sequence number of the last
+        message."""
         return self._role.last_sent if isinstance(self._role, Leader) else (0, 0)
 
     def newest_life(self, broker: int) -> int:
@@ -278,7 +279,9 @@ class Replica:
     def _not_leader(self) -> NotLeader:
         leader = 0 if self._closed or self.leading else self.leader
         hint = f"ask broker {leader}" if leader else "no leader is known now: ask again in a moment"
-        return NotLeader(f"broker {self._shared.me.broker} does not lead {self._shared.name}; {hint}", leader, self._shared.epoch)
+        return NotLeader(
+            f"broker {self._shared.me.broker} does not lead {self._shared.name}; {hint}", leader, self._shared.epoch
+        )
 
     # ------------------------------------------------------------------ roles
 
@@ -330,9 +333,11 @@ class Replica:
     def _append(self, message: AppendEntries) -> None:
         shared = self._shared
         if not shared.sender_is_current(message.leader, message.incarnation):
-            return  # whether it is one of the replicas is the node's to say: it leads this epoch, and hands over if it is not
+            # Whether it is one of the replicas is the node's to say: it leads this epoch, and hands over if it is not
+            return
         if message.leader_epoch < shared.epoch:
-            # Tell it that it is no longer the leader (rule 1). It may lead the present epoch by now, in which nothing was answered.
+            # Tell it that it is no longer the leader (rule 1). It may lead the present epoch by now, in which nothing
+            # was answered.
             ack = AppendAck(shared.me.broker, shared.me.incarnation, shared.me.log_id, shared.epoch, 0, 0, sequence=0)
             shared.emit(Send(message.leader, ack))
             return
@@ -342,7 +347,9 @@ class Replica:
             shared.epoch = message.leader_epoch
             self._step_down(f"broker {message.leader} leads epoch {message.leader_epoch}", message.leader)
         if isinstance(self._role, Leader):
-            shared.audit(f"broker {message.leader} claims to lead epoch {message.leader_epoch}, as this one does", alarm=True)
+            shared.audit(
+                f"broker {message.leader} claims to lead epoch {message.leader_epoch}, as this one does", alarm=True
+            )
             return
         self._role.append(message)
         if message.successor:
@@ -351,8 +358,8 @@ class Replica:
             shared.read_node()
 
     def _far_ahead(self, epoch: int) -> bool:
-        """Whether no node that was read explains that epoch. It is not obeyed then, and the node is read: an epoch that was once
-        seen is never given up, so one that no leader can have would end the partition."""
+        """Whether no node that was read explains that epoch. It is not obeyed then, and the node is read: an epoch that
+        was once seen is never given up, so one that no leader can have would end the partition."""
         node = self._shared.node
         if epoch <= (node.state.leader_epoch if node is not None else 0) + EPOCHS_AHEAD_MAX:
             return False
@@ -454,13 +461,16 @@ class Replica:
             self._take_up(taken)
 
     def _recovered_elsewhere(self, state: NodeState) -> bool:
-        """Rule 15. Whether the partition goes on from another log, so that this one, which may have more, is of no use to it."""
+        """Rule 15. Whether the partition goes on from another log, so that this one, which may have more, is of no use
+        to it."""
         shared = self._shared
         if state.recovery <= shared.recovery:
             return False
         role = self._role
         # What a message of this epoch proved to be the leader's too is of the recovered log, or of what came after it.
-        proved = isinstance(role, Follower) and state.leader_epoch == shared.epoch and role.matched == shared.log.last_index
+        proved = (
+            isinstance(role, Follower) and state.leader_epoch == shared.epoch and role.matched == shared.log.last_index
+        )
         if shared.my_member in state.isr or shared.log.last_index == 0 or proved:
             shared.recovery = state.recovery
             shared.emit(RecoveryAdopted(state.recovery))
@@ -472,8 +482,8 @@ class Replica:
         return True
 
     def _node_below(self, state: NodeState) -> None:
-        """Never obeyed (rule 1). Once, it is an answer that a new leader's message overtook; asked again, it must not be. If it is,
-        only an operator can help, and asking waits ever longer."""
+        """Never obeyed (rule 1). Once, it is an answer that a new leader's message overtook; asked again, it must not
+        be. If it is, only an operator can help, and asking waits ever longer."""
         shared = self._shared
         if state.leader_epoch < self._below:
             if shared.now_ms >= self._below_told_ms:

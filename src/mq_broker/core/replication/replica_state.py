@@ -1,4 +1,5 @@
-"""What a replica knows whatever its role: its log, its applied state, the state node, who lives; and the outbox of effects.
+"""What a replica knows whatever its role: its log, its applied state, the state node, who lives; and the outbox of
+effects.
 
 Roles (leader.py, follower.py) are given this and hold only what is their own.
 """
@@ -24,7 +25,8 @@ from mq_broker.core.replication.log import Log
 
 _READ_WAIT_MS = 100
 _READ_WAIT_MAX_MS = 5_000
-"""Between two readings of a node that is below the epoch seen: what an operator may have to wait until a repair is noticed."""
+"""Between two readings of a node that is below the epoch seen: what an operator may have to wait until a repair is
+noticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +40,14 @@ class Node:
 class Shared:
     """Owns everything of one replica that outlives a role.
 
-    `epoch` is the highest leader epoch seen, from the node or from a leader's message; it never falls. `high_watermark` is the last
-    index known to be committed (after a restart where the journal begins, 0 if that is whole: rule 2). `recovery` is the highest
-    that this log was found to go on under (rule 15).
+    `epoch` is the highest leader epoch seen, from the node or from a leader's message; it never falls. `high_watermark`
+    is the last index known to be committed (after a restart where the journal begins, 0 if that is whole: rule 2).
+    `recovery` is the highest that this log was found to go on under (rule 15).
     """
 
-    def __init__(self, topic: str, partition: int, me: Identity, settings: ReplicaSettings, log: RecoveredLog, now_ms: int) -> None:
+    def __init__(
+        self, topic: str, partition: int, me: Identity, settings: ReplicaSettings, log: RecoveredLog, now_ms: int
+    ) -> None:
         self.name = f"{topic}-{partition}"
         self.me = me
         self.settings = settings
@@ -71,7 +75,8 @@ class Shared:
         self.effects.append(Audit(f"{self.name}: {text}", alarm))
 
     def read_node(self) -> None:
-        """Ask for the node unless an answer is on its way. A read that never answers is asked again after `silence_ms`."""
+        """Ask for the node unless an answer is on its way. A read that never answers is asked again after
+        `silence_ms`."""
         if self.reading or self.now_ms < self._read_from_ms:
             return
         self.reading_since_ms = self.now_ms
@@ -111,7 +116,8 @@ class Shared:
 
     @property
     def assigned(self) -> bool:
-        """This broker is one of the partition's replicas. One that is not any more leads only until one that is can (trap 19)."""
+        """This broker is one of the partition's replicas. One that is not any more leads only until one that is can
+        (trap 19)."""
         return self.me.broker in self.settings.replicas
 
     @property

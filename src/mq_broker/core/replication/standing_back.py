@@ -1,7 +1,8 @@
-"""How a leader gives its leadership to another: because its broker stops, because it was asked to, or because it does not get on.
+"""How a leader gives its leadership to another: because its broker stops, because it was asked to, or because it does
+not get on.
 
-Rule 14. The leader goes on leading until a successor has the end of its log, or until the deadline. Then it writes to the state
-node that it leads no more, and tells the followers who may claim.
+Rule 14. The leader goes on leading until a successor has the end of its log, or until the deadline. Then it writes to
+the state node that it leads no more, and tells the followers who may claim.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class StandingBack:
         """Nothing was committed for long. Stand back if another broker may get on where this one does not."""
         relief = self._relief() if self._resigning is None else 0
         if relief:
-            self._shared.audit(f"nothing was committed for {self._shared.settings.leader_stuck_ms} ms: standing back", alarm=True)
+            self._shared.audit(
+                f"nothing was committed for {self._shared.settings.leader_stuck_ms} ms: standing back", alarm=True
+            )
             self._resigning = relief
 
     def step(self) -> None:
@@ -117,8 +120,8 @@ class StandingBack:
     def _relief(self) -> int:
         """A broker that could make progress where this leader cannot; 0 if there is none.
 
-        It is an heir, or else a registered member of the ISR that this broker does not reach but others may. There is none if too
-        few brokers are registered without this one.
+        It is an heir, or else a registered member of the ISR that this broker does not reach but others may. There is
+        none if too few brokers are registered without this one.
         """
         live = [progress for progress in self._followers.values() if progress.broker in self._shared.live]
         if len(live) < self._shared.settings.min_insync_replicas:
@@ -130,7 +133,8 @@ class StandingBack:
         return next((p.broker for p in live if p.broker in named and p.log_id in {"", named[p.broker]}), 0)
 
     def _heir_may_come(self) -> bool:
-        """Whether any other in-sync broker is registered: else waiting for a successor is in vain (all brokers stop together)."""
+        """Whether any other in-sync broker is registered: else waiting for a successor is in vain (all brokers stop
+        together)."""
         shared = self._shared
         return any(broker in shared.live for broker in self._membership.brokers() if broker != shared.me.broker)
 
@@ -139,7 +143,8 @@ class StandingBack:
         return self._shared.high_watermark == log.last_index and self._followers[heir].acknowledged >= log.last_index
 
     def _parting_answers_due(self) -> bool:
-        """Whether a member that can be asked may still say that it is well, so that this broker's log need not stay named."""
+        """Whether a member that can be asked may still say that it is well, so that this broker's log need not stay
+        named."""
         shared, (sequence, asked_ms) = self._shared, self._parting
         isr = self._membership.confirmed
         if (
@@ -181,7 +186,8 @@ class StandingBack:
         return sequence
 
     def ended(self) -> None:
-        """The role ends, for whatever reason: whoever waits for the end of this leadership is told that nobody was chosen."""
+        """The role ends, for whatever reason: whoever waits for the end of this leadership is told that nobody was
+        chosen."""
         if self.broker_stops and not self.done:
             self._shared.emit(HandedOver(0))
 
@@ -192,13 +198,16 @@ class StandingBack:
         return self._membership.resign(isr)
 
     def _others_are_well(self) -> bool:
-        """Nothing but this disk holds the high watermark back, and every other member was heard of just now (if this leader is to
-        stop: asked since), by the log named. Else this log may be the last that is whole, and must stay named."""
+        """Nothing but this disk holds the high watermark back, and every other member was heard of just now (if this
+        leader is to stop: asked since), by the log named. Else this log may be the last that is whole, and must stay
+        named."""
         shared = self._shared
         enough = min(shared.high_watermark + 1, shared.log.last_index)
         since_ms = shared.now_ms - 2 * shared.settings.heartbeat_ms
         others = [
-            (self._followers.get(broker), log_id) for broker, log_id in self._membership.confirmed if broker != shared.me.broker
+            (self._followers.get(broker), log_id)
+            for broker, log_id in self._membership.confirmed
+            if broker != shared.me.broker
         ]
         return all(
             progress is not None

@@ -60,7 +60,8 @@ _HEADER: Final = struct.Struct("<IHBBQIq16sIIII")
 _CHECKED: Final = struct.Struct("<HBBQIq16sIIII")  # the header after its checksum
 _CRC: Final = struct.Struct("<I")
 _MAGIC: Final = int.from_bytes(MAGIC, "little")
-_CRC_CHUNK_BYTES: Final = 64 << 10  # the checksum takes `bytes` only: views are copied in pieces that stay in the processor's cache
+# The checksum takes `bytes` only: views are copied in pieces that stay in the processor's cache
+_CRC_CHUNK_BYTES: Final = 64 << 10
 
 _UPGRADE: Final = "start the TritonMQ version that wrote it, or a newer one"
 _APPEND: Final = Append()
@@ -116,7 +117,8 @@ class Header(NamedTuple):
 
 
 def encode(place: Place, entry: Entry, payload_parts: Sequence[Buffer] = ()) -> Frame:
-    """The entry's frame. The payload's parts are neither copied nor joined; they must add up to `entry.payload_bytes`."""
+    """The entry's frame. The payload's parts are neither copied nor joined; they must add up to
+    `entry.payload_bytes`."""
     operation = entry.operation
     if type(operation) is Append:
         kind, meta = EntryKind.APPEND, operation.record_uuids
@@ -142,7 +144,9 @@ def encode(place: Place, entry: Entry, payload_parts: Sequence[Buffer] = ()) -> 
     for part in payload_parts:
         crc = _extend(crc, part)
         payload_bytes += len(part) if type(part) is bytes else memoryview(part).nbytes
-    assert payload_bytes == entry.payload_bytes, f"entry {entry.index} declares {entry.payload_bytes} bytes, has {payload_bytes}"
+    assert payload_bytes == entry.payload_bytes, (
+        f"entry {entry.index} declares {entry.payload_bytes} bytes, has {payload_bytes}"
+    )
     return Frame(entry, (_CRC.pack(crc) + checked, *payload_parts), len(checked) + 4 + payload_bytes)
 
 
@@ -155,7 +159,9 @@ def decode(place: Place, data: Buffer, at: int = 0) -> tuple[Entry, memoryview, 
     header = unpack_header(view, at)
     end = at + header.frame_bytes
     if end > len(view):
-        raise CorruptBatch(f"a frame of {header.frame_bytes} bytes is cut off after {len(view) - at}: send or write it again")
+        raise CorruptBatch(
+            f"a frame of {header.frame_bytes} bytes is cut off after {len(view) - at}: send or write it again"
+        )
     if _extend(place.seed, view[at + MAGIC_POSITION : end]) != header.crc:
         raise CorruptBatch(
             f"checksum does not hold for entry {header.entry_index} of {place}: damaged, or of another partition; send it again"
@@ -197,7 +203,9 @@ def decode_frame(place: Place, data: memoryview) -> Frame:
     """The one frame that `data` is. Raises `CorruptBatch`, also if there is more than it."""
     entry, payload, end = decode(place, data, 0)
     if end != len(data):
-        raise CorruptBatch(f"the frame of entry {entry.index} has {end} bytes, {len(data)} were announced: send it again")
+        raise CorruptBatch(
+            f"the frame of entry {entry.index} has {end} bytes, {len(data)} were announced: send it again"
+        )
     head = data[: end - len(payload)]
     return Frame(entry, (head, payload) if len(payload) else (head,), end)
 
@@ -218,7 +226,8 @@ def decode_frames(place: Place, payload: memoryview, frame_bytes: Sequence[int])
 
 
 def unpinned(frame: Frame) -> Frame:
-    """The frame, safe to keep: a small view would keep alive the whole message that it came in, so it is copied out of it."""
+    """The frame, safe to keep: a small view would keep alive the whole message that it came in, so it is copied out of
+    it."""
     for part in frame.parts:
         if type(part) is memoryview and memoryview(part.obj).nbytes > 2 * frame.size + 4096:
             return frame._replace(parts=tuple(bytes(p) if type(p) is memoryview else p for p in frame.parts))
@@ -260,13 +269,19 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
         case Append(record_uuids):
             return EntryKind.APPEND, record_uuids
         case EpochStart(broker, offset_floor):
-            return EntryKind.EPOCH_START, pb.EpochStartMeta(broker=broker, offset_floor=offset_floor).SerializeToString()
+            return EntryKind.EPOCH_START, pb.EpochStartMeta(
+                broker=broker, offset_floor=offset_floor
+            ).SerializeToString()
         case Trim(log_start_offset):
             return EntryKind.TRIM, pb.TrimMeta(log_start_offset=log_start_offset).SerializeToString()
         case Stage(key, batch_id, run_id):
-            return EntryKind.STAGE, pb.StageMeta(key=_key_to_wire(key), batch_id=batch_id, run_id=run_id).SerializeToString()
+            return EntryKind.STAGE, pb.StageMeta(
+                key=_key_to_wire(key), batch_id=batch_id, run_id=run_id
+            ).SerializeToString()
         case Publish(key, batch_id, uuids):
-            return EntryKind.PUBLISH, pb.PublishMeta(key=_key_to_wire(key), batch_id=batch_id, uuids=uuids).SerializeToString()
+            return EntryKind.PUBLISH, pb.PublishMeta(
+                key=_key_to_wire(key), batch_id=batch_id, uuids=uuids
+            ).SerializeToString()
         case Discard(key, uuids):
             return EntryKind.DISCARD, pb.DiscardMeta(key=_key_to_wire(key), uuids=uuids).SerializeToString()
         case MoveCursor(group, offset, kind, forward):

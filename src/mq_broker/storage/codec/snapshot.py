@@ -1,16 +1,18 @@
-"""A snapshot as bytes: what stands before a journal that does not begin with entry 1, on disk and on its way to a follower.
+"""A snapshot as bytes: what stands before a journal that does not begin with entry 1, on disk and on its way to a
+follower.
 
     crc32c u32 | magic 3 bytes, version u8 | body_bytes u64     16 bytes, little-endian; then the body
 
-The checksum starts from the place, as a frame's does (frame.py), and covers all after itself: a snapshot in another partition's
-directory fails as a damaged one does.
+The checksum starts from the place, as a frame's does (frame.py), and covers all after itself: a snapshot in another
+partition's directory fails as a damaged one does.
 
 The body of version 2 is parts, each a u32 (its size in bytes) and a protobuf message: first a `SnapshotState` without
-its UUIDs, then `PlacedUuids` of up to 1,024 UUIDs each, the oldest first. The body of version 1, which is still read, is one
-`SnapshotState`. UUIDs are written by columns and as steps from one to the next: about 23 bytes each, 16 of which are the UUID.
+its UUIDs, then `PlacedUuids` of up to 1,024 UUIDs each, the oldest first. The body of version 1, which is still read,
+is one `SnapshotState`. UUIDs are written by columns and as steps from one to the next: about 23 bytes each, 16 of which
+are the UUID.
 
-Both directions run in a thread. They go part by part, and let other threads run between two: the event loop of a broker then waits
-for the time of one part, not for that of 100,000 UUIDs.
+Both directions run in a thread. They go part by part, and let other threads run between two: the event loop of a broker
+then waits for the time of one part, not for that of 100,000 UUIDs.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
         log_start_offset=state.log_start_offset,
         staged=[_staged_to_wire(batch) for batch in state.staged],
         published=[pb.PublishedState(key=_key_to_wire(key), batch_id=batch_id) for key, batch_id in state.published],
-        cursors=[pb.CursorState(group=group, offset=c.offset, kind=c.kind, moved_us=c.moved_us) for group, c in state.cursors],
+        cursors=[
+            pb.CursorState(group=group, offset=c.offset, kind=c.kind, moved_us=c.moved_us) for group, c in state.cursors
+        ],
         transactions=[_transaction_to_wire(key, transaction) for key, transaction in state.transactions],
         fenced=[_key_to_wire(key) for key in state.fenced],
     )
@@ -80,7 +84,8 @@ def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
 def decode_snapshot(place: Place, data: Buffer) -> Snapshot:
     """The snapshot that `data` is.
 
-    Raises `CorruptBatch` if it is damaged, cut off, or of another partition; `NewerSnapshot` if it is of a newer version.
+    Raises `CorruptBatch` if it is damaged, cut off, or of another partition; `NewerSnapshot` if it is of a newer
+    version.
     """
     data = memoryview(data)
     if len(data) < _HEADER.size:
@@ -96,9 +101,13 @@ def decode_snapshot(place: Place, data: Buffer) -> Snapshot:
         parts = _parts(data[_HEADER.size :]) if version == _VERSION else iter((data[_HEADER.size :],))
         message = pb.SnapshotState.FromString(bytes(next(parts)))
         windows = map(pb.PlacedUuids.FromString, map(bytes, parts)) if version == _VERSION else iter((message.uuids,))
-        return _from_wire(message, SeenUuids.of(_unhurried(pair for window in windows for pair in _uuids_from_wire(window))))
+        return _from_wire(
+            message, SeenUuids.of(_unhurried(pair for window in windows for pair in _uuids_from_wire(window)))
+        )
     except (DecodeError, ValueError, OverflowError) as error:
-        raise CorruptBatch(f"a snapshot of {place} cannot be read ({error}): it is to be sent or written again") from error
+        raise CorruptBatch(
+            f"a snapshot of {place} cannot be read ({error}): it is to be sent or written again"
+        ) from error
 
 
 def read_snapshot_file(directory: Path) -> bytes | None:

@@ -1,7 +1,8 @@
 """What `durability=os` has written is synced about once a second, in a thread of its own.
 
-The writer goes on appending meanwhile; only a truncation, a new segment or the close of the journal that is being synced waits
-until it is. One journal is synced at a time; with more of them than the disk syncs in a second, each has its turn later.
+The writer goes on appending meanwhile; only a truncation, a new segment or the close of the journal that is being
+synced waits until it is. One journal is synced at a time; with more of them than the disk syncs in a second, each has
+its turn later.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ JOIN_S: Final = 5.0
 class BackgroundSyncs:
     """Owns which journals are to be synced, each with who hears of it, and the thread that does it.
 
-    All methods are for the writer's thread. `wake` is called by the other one when a sync is done: `work` is to be called then.
+    All methods are for the writer's thread. `wake` is called by the other one when a sync is done: `work` is to be
+    called then.
     """
 
     def __init__(self, files: Files, interval_s: float, wake: Callable[[], None]) -> None:
@@ -55,7 +57,8 @@ class BackgroundSyncs:
         return max(0.0, self._next_turn - time.monotonic())
 
     def work(self) -> list[tuple[OutcomeListener, Outcome]]:
-        """Take what a sync that is done has come to, and begin the next that is due. Where a journal stands, if that is news."""
+        """Take what a sync that is done has come to, and begin the next that is due. Where a journal stands, if that is
+        news."""
         outcomes: list[tuple[OutcomeListener, Outcome]] = []
         if self._syncing is not None:
             if not self._syncing.synced_apart:

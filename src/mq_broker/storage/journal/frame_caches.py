@@ -1,8 +1,8 @@
 """How much memory all journals of a broker may spend on recent frames together.
 
-Each journal keeps its newest frames for followers and subscribers that keep up, within a bound of its own (journal.py). A broker
-may have thousands of journals, so here is the bound over all of them: those that were appended to least recently give back first.
-What they give back is read from their files.
+Each journal keeps its newest frames for followers and subscribers that keep up, within a bound of its own (journal.py).
+A broker may have thousands of journals, so here is the bound over all of them: those that were appended to least
+recently give back first. What they give back is read from their files.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """A partition's journal on disk: the event loop's side of it. How one is opened is in opening.py.
 
-The loop owns the truth about which entries there are; the files follow, through orders to the writer thread (segments.py holds
-the files, writer.py the thread). An entry can be read from the moment it is appended: from memory until it is written and for as
-long as it fits the cache, from the files after that. In memory an entry that is not cached costs eight bytes: where it ends.
+The loop owns the truth about which entries there are; the files follow, through orders to the writer thread
+(segments.py holds the files, writer.py the thread). An entry can be read from the moment it is appended: from memory
+until it is written and for as long as it fits the cache, from the files after that. In memory an entry that is not
+cached costs eight bytes: where it ends.
 
-Orders and their outcomes cross on the way, so orders carry a generation, counted up by every truncation: an outcome of an older
-generation says nothing about entries that were cut since (trap 24).
+Orders and their outcomes cross on the way, so orders carry a generation, counted up by every truncation: an outcome of
+an older generation says nothing about entries that were cut since (trap 24).
 
-A journal is shortened by a thread of its own (shortening.py), which has the segments before the new start to itself: they are
-written and followed by another before it begins, and from then on no truncation reaches below the new start. Memory follows once
-the snapshot is durable, and before a file is removed, so that nobody reads what is going.
+A journal is shortened by a thread of its own (shortening.py), which has the segments before the new start to itself:
+they are written and followed by another before it begins, and from then on no truncation reaches below the new start.
+Memory follows once the snapshot is durable, and before a file is removed, so that nobody reads what is going.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ class DiskJournal:
 
     Owns the index of positions, the cache of recent frames and one descriptor to read with. Invariants:
     - `_base` is the last entry that the snapshot stands for, 0 without one; the others are `_base + 1 .. last_index`;
-    - `_ends[i]` is where entry `_base + i` ends, counted over all segments there ever were; `_segments` are (first index, where it
-      begins), ascending;
-    - no truncation goes below `_floor - 1`, and none removes the segment that begins at `_floor`: all before is being dropped;
+    - `_ends[i]` is where entry `_base + i` ends, counted over all segments there ever were; `_segments` are (first
+      index, where it begins), ascending;
+    - no truncation goes below `_floor - 1`, and none removes the segment that begins at `_floor`: all before is being
+      dropped;
     - `_recent` holds the entries from `_recent_first` to the last one, and at least all above `_written`;
     - `_reported <= _written <= last_index`.
     """
@@ -135,7 +137,9 @@ class DiskJournal:
 
     def truncate(self, last_index: int) -> None:
         assert self._closed is None, "truncated a closed journal"
-        assert last_index >= max(self._base, self._floor - 1), f"cut to {last_index}, what is up to {self._floor - 1} is applied"
+        assert last_index >= max(self._base, self._floor - 1), (
+            f"cut to {last_index}, what is up to {self._floor - 1} is applied"
+        )
         if last_index < self.last_index:
             self._cut(last_index)
 
@@ -175,7 +179,8 @@ class DiskJournal:
             return self.first_index
         self._floor = self._segments[at][0]
         self._shortening = asyncio.get_running_loop().create_task(self._shorten(at, window))
-        self._shortening.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asked may be gone
+        # Whoever asked may be gone
+        self._shortening.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._shortening)
 
     async def adopt(self, recovery: int) -> None:
@@ -188,7 +193,9 @@ class DiskJournal:
         await asyncio.wait(either, timeout=ADOPT_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
         failure = adopted.result() if adopted.done() else "its disk does not answer"
         if failure:
-            _logger.warning("%s did not take recovery %d (%s): check that disk", self._files.directory, recovery, failure)
+            _logger.warning(
+                "%s did not take recovery %d (%s): check that disk", self._files.directory, recovery, failure
+            )
 
     async def close(self) -> None:
         self._stopping.set()
@@ -196,7 +203,9 @@ class DiskJournal:
             self._closed = self._writer.loop.create_future()
             self._generation += 1
             self._writer.submit(self._files, self, Close(self._generation))
-        await asyncio.wait({self._closed, self._writer.died}, timeout=CLOSE_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            {self._closed, self._writer.died}, timeout=CLOSE_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED
+        )
         if self._shortening is not None:
             await asyncio.wait({self._shortening}, timeout=CLOSE_DEADLINE_S)
         self._close_reader()
@@ -213,7 +222,9 @@ class DiskJournal:
         if outcome.replaced is not None:
             self.log_id, reason = outcome.replaced
             self._listener.replaced(self.log_id, reason)
-        limit = min([last for generation, last in self._cuts if generation > outcome.generation], default=self.last_index)
+        limit = min(
+            [last for generation, last in self._cuts if generation > outcome.generation], default=self.last_index
+        )
         self._cuts = [cut for cut in self._cuts if cut[0] > outcome.generation]
         self._written = min(outcome.written, limit)
         self._evict(self._cache_bytes_max)
@@ -303,7 +314,9 @@ class DiskJournal:
         except LogDamaged as damage:
             raise self._damaged(damage.segment, damage.position, damage.reason) from damage
         except OSError as error:
-            raise StorageFailed(f"{directory} takes no snapshot ({error}): free space there; nothing was dropped") from error
+            raise StorageFailed(
+                f"{directory} takes no snapshot ({error}): free space there; nothing was dropped"
+            ) from error
         if data is None:  # closed meanwhile
             return self.first_index
         self._begin_after(first - 1, data)
@@ -373,7 +386,9 @@ class DiskJournal:
             except CorruptBatch as error:
                 raise self._damaged(segment, self._end(index - 1) - base, str(error)) from error
             if frame.entry.index != index:
-                raise self._damaged(segment, self._end(index - 1) - base, f"entry {frame.entry.index} lies where {index} belongs")
+                raise self._damaged(
+                    segment, self._end(index - 1) - base, f"entry {frame.entry.index} lies where {index} belongs"
+                )
             frames.append(frame)
         return frames
 

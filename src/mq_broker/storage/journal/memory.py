@@ -1,7 +1,7 @@
 """A partition's journal in RAM, for `durability=memory`: the same interface as on disk, a new log id at every start.
 
-There is no disk to wait for, yet `flushed` comes from the loop and never from within `append`: callers meet one order of things,
-whatever the durability.
+There is no disk to wait for, yet `flushed` comes from the loop and never from within `append`: callers meet one order
+of things, whatever the durability.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class MemoryJournal:
             return self.first_index
         self._floor = first_index - 1
         self._shortening = asyncio.get_running_loop().create_task(self._shorten(first_index, window))
-        self._shortening.add_done_callback(lambda task: task.cancelled() or task.exception())  # whoever asked may be gone
+        # Whoever asked may be gone
+        self._shortening.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._shortening)
 
     async def adopt(self, recovery: int) -> None:
@@ -148,5 +149,6 @@ class MemoryJournal:
 def open_memory_journal(
     listener: JournalListener, place: Place, *, snapshot: Snapshot | None = None, recovery: int = 0
 ) -> OpenJournal:
-    """An empty journal, or one that begins with `snapshot`: nothing survives the process, so there is nothing to recover."""
+    """An empty journal, or one that begins with `snapshot`: nothing survives the process, so there is nothing to
+    recover."""
     return OpenJournal(MemoryJournal(listener, place, snapshot), RecoveredLog((), snapshot), recovery)

@@ -1,29 +1,30 @@
 """Opening a journal's files after any stop: check every frame, cut what was torn, tell what was damaged.
 
-A **torn tail** is what a crash leaves of writes that were never synced. It is cut. **Damage** is anything else: it is never dropped
-silently (trap 15). It is raised as `LogDamaged` with nothing cut, and whoever opens the log (opening.py) gives it a new name, puts
-aside what is bad and all after it, and goes on with what is good. Bytes that are not the next frame are a torn tail if all of this
-holds:
+A **torn tail** is what a crash leaves of writes that were never synced. It is cut. **Damage** is anything else: it is
+never dropped silently (trap 15). It is raised as `LogDamaged` with nothing cut, and whoever opens the log (opening.py)
+gives it a new name, puts aside what is bad and all after it, and goes on with what is good. Bytes that are not the next
+frame are a torn tail if all of this holds:
 
 1. they are in the last segment (each segment is synced before the next one is made);
 2. the log had not been stopped cleanly;
 3. the entry that belongs there lies above the flushed mark (segments.py): it was never reported as flushed;
-4. no valid frame of this partition with an index from there on lies anywhere after them: the mark may be behind the truth after a
-   power loss, so a whole frame beyond says that what is bad here may have been flushed.
+4. no valid frame of this partition with an index from there on lies anywhere after them: the mark may be behind the
+   truth after a power loss, so a whole frame beyond says that what is bad here may have been flushed.
 
-A whole frame whose index jumps or whose epoch falls breaks the order, not the bytes; it is cut if 1 to 3 hold and the mark can be
-read. A log that ends below its mark has lost flushed entries: damage. In a log that has just been given a new id because a reboot
-may have cost it what it acknowledged (`os`), rule 4 is waived: its unsynced pages reached the disk in any order. A place that the
-disk cannot read is damage.
+A whole frame whose index jumps or whose epoch falls breaks the order, not the bytes; it is cut if 1 to 3 hold and the
+mark can be read. A log that ends below its mark has lost flushed entries: damage. In a log that has just been given a
+new id because a reboot may have cost it what it acknowledged (`os`), rule 4 is waived: its unsynced pages reached the
+disk in any order. A place that the disk cannot read is damage.
 
 A journal that a newer version wrote is neither torn nor damaged. It is not opened, and nothing of it is touched.
 
-A snapshot stands for every entry up to its own; the order begins after it. Segments before are what a shortening that was cut short
-left behind (shortening.py), and go. A snapshot that is damaged takes the whole log with it, unless the journal still begins with
-entry 1 and does not need it.
+A snapshot stands for every entry up to its own; the order begins after it. Segments before are what a shortening that
+was cut short left behind (shortening.py), and go. A snapshot that is damaged takes the whole log with it, unless the
+journal still begins with entry 1 and does not need it.
 
-Afterwards the last segment is synced before anything is served (trap 14). What lies above the mark is first written again in place
-if the kernel has not been restarted since: had its sync failed, the kernel would take those pages for clean (trap 16).
+Afterwards the last segment is synced before anything is served (trap 14). What lies above the mark is first written
+again in place if the kernel has not been restarted since: had its sync failed, the kernel would take those pages for
+clean (trap 16).
 
 A log whose last entry is at or below the mark is on the disk already. So is the name of its last segment, if that
 segment holds an entry. If nothing is to be cut or removed either, nothing is synced. Most journals of a broker with
@@ -59,8 +60,8 @@ _logger = logging.getLogger(__name__)
 
 
 class LogDamaged(StorageFailed):
-    """The log lacks, or may lack, entries that it acknowledged. Good is all up to entry `last_index`, which is all before byte
-    `position` of segment `segment`; nothing at all, the snapshot neither, if that is 0."""
+    """The log lacks, or may lack, entries that it acknowledged. Good is all up to entry `last_index`, which is all
+    before byte `position` of segment `segment`; nothing at all, the snapshot neither, if that is 0."""
 
     def __init__(self, path: Path, segment: int, position: int, last_index: int, reason: str) -> None:
         super().__init__(f"{path} is damaged at byte {position}: {reason}")
@@ -73,8 +74,8 @@ class LogDamaged(StorageFailed):
 @dataclass(slots=True)
 class Recovered:
     """What was kept: `snapshot`, also as the bytes `snapshot_data`, and the entries after it. `ends[i]` is where entry
-    `base_index + i` ends in the journal as one stream of bytes, `ends[0]` is 0. `segments` are (first index, where it begins in
-    that stream)."""
+    `base_index + i` ends in the journal as one stream of bytes, `ends[0]` is 0. `segments` are (first index, where it
+    begins in that stream)."""
 
     snapshot: Snapshot | None = None
     snapshot_data: bytes = b""
@@ -107,7 +108,8 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True)
 class _Bad:
-    """Where a scan stopped. `whole`: the frame is intact, only out of order. `unreadable`: the disk does not give its bytes."""
+    """Where a scan stopped. `whole`: the frame is intact, only out of order. `unreadable`: the disk does not give its
+    bytes."""
 
     position: int
     reason: str
@@ -124,7 +126,8 @@ def read_mark(directory: Path, place: Place) -> int | None:
 
 
 def segment_firsts(directory: Path) -> list[int]:
-    """First indexes of the segments there, in order. Raises `StorageFailed` for a segment with a name that storage never gives."""
+    """First indexes of the segments there, in order. Raises `StorageFailed` for a segment with a name that storage
+    never gives."""
     firsts: list[int] = []
     for path in directory.glob(f"*{SEGMENT_SUFFIX}"):
         if not (path.stem.isdigit() and path == segment_path(directory, int(path.stem))):
@@ -134,7 +137,8 @@ def segment_firsts(directory: Path) -> list[int]:
 
 
 def holds_entries(directory: Path) -> bool:
-    """Whether anything was ever written there that a log would lack. A later segment, though empty, follows something."""
+    """Whether anything was ever written there that a log would lack. A later segment, though empty, follows
+    something."""
     written = any(first > 1 or segment_path(directory, first).stat().st_size for first in segment_firsts(directory))
     return written or (directory / SNAPSHOT_FILE_NAME).exists()
 
@@ -170,7 +174,11 @@ def recover(
         path = segment_path(directory, first)
         if first != kept.last_index + 1:
             raise LogDamaged(
-                path, first, 0, kept.last_index, f"it begins at entry {first}, what is before it ends at {kept.last_index}"
+                path,
+                first,
+                0,
+                kept.last_index,
+                f"it begins at entry {first}, what is before it ends at {kept.last_index}",
             )
         fd = files.open(path)
         try:
@@ -211,7 +219,9 @@ def _settle_tail(files: Files, path: Path, kept: Recovered, torn: _Bad | None, s
         if torn is not None:
             size = files.size(fd)
             files.truncate(fd, torn.position)
-            _logger.warning("%s: cut a torn tail of %d bytes at %d (%s)", path, size - torn.position, torn.position, torn.reason)
+            _logger.warning(
+                "%s: cut a torn tail of %d bytes at %d (%s)", path, size - torn.position, torn.position, torn.reason
+            )
         rewrite(files, fd, kept.ends[synced - kept.base_index] - kept.segments[-1][1], kept.tail.segment_bytes)
         files.sync(fd)
     finally:
@@ -243,10 +253,11 @@ def _drop_outdated(directory: Path, files: Files, outdated: Sequence[int]) -> No
 
 
 def frames_in(files: Files, fd: int, size: int, place: Place) -> Iterator[tuple[Entry, int]]:
-    """The entries of a segment of `size` bytes, in order, each with the position after its frame, every checksum verified.
+    """The entries of a segment of `size` bytes, in order, each with the position after its frame, every checksum
+    verified.
 
-    Raises `CorruptBatch` where the first bad frame begins, `OSError` where the disk cannot be read, and `StorageFailed` for an
-    entry that a newer version wrote.
+    Raises `CorruptBatch` where the first bad frame begins, `OSError` where the disk cannot be read, and `StorageFailed`
+    for an entry that a newer version wrote.
     """
     at = start = 0
     view = memoryview(b"")
@@ -259,7 +270,9 @@ def frames_in(files: Files, fd: int, size: int, place: Place) -> Iterator[tuple[
         try:
             entry, _, end = decode(place, view, at - start)
         except NewerFrame as error:
-            raise StorageFailed(f"the journal of {place} was written by a newer version, and is left as it is: {error}") from error
+            raise StorageFailed(
+                f"the journal of {place} was written by a newer version, and is left as it is: {error}"
+            ) from error
         at = start + end
         yield entry, at
 
@@ -274,7 +287,11 @@ def _scan(files: Files, fd: int, size: int, place: Place, kept: Recovered) -> _B
             if entry.index != next_index:
                 return _Bad(at, f"entry {entry.index} lies where {next_index} belongs", whole=True)
             if entry.leader_epoch < kept.last_epoch:
-                return _Bad(at, f"entry {entry.index} is of epoch {entry.leader_epoch}, after one of {kept.last_epoch}", whole=True)
+                return _Bad(
+                    at,
+                    f"entry {entry.index} is of epoch {entry.leader_epoch}, after one of {kept.last_epoch}",
+                    whole=True,
+                )
             kept.entries.append(entry)
             kept.ends.append(base + end)
             at = end
@@ -288,7 +305,16 @@ def _scan(files: Files, fd: int, size: int, place: Place, kept: Recovered) -> _B
 
 
 def _damage(
-    files: Files, fd: int, place: Place, bad: _Bad, next_index: int, mark: int | None, *, last: bool, clean: bool, lossy: bool
+    files: Files,
+    fd: int,
+    place: Place,
+    bad: _Bad,
+    next_index: int,
+    mark: int | None,
+    *,
+    last: bool,
+    clean: bool,
+    lossy: bool,
 ) -> str:
     """Why what is bad here is damage, by the rules in the module's docstring; empty if it is a torn tail."""
     if not last or bad.unreadable:
@@ -317,7 +343,10 @@ def _valid_after(data: bytes, place: Place, next_index: int) -> int | None:
         at = found.start() - MAGIC_POSITION
         try:
             header = unpack_header(view, at)
-            if next_index <= header.entry_index <= next_index + len(data) // HEADER_BYTES and header.frame_bytes <= len(data) - at:
+            if (
+                next_index <= header.entry_index <= next_index + len(data) // HEADER_BYTES
+                and header.frame_bytes <= len(data) - at
+            ):
                 decode(place, view, at)
                 return at
         except NewerFrame:

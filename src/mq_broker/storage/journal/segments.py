@@ -42,7 +42,8 @@ MARK_FILE_NAME: Final = "flushed"
 SEGMENT_SUFFIX: Final = ".log"
 
 _MARK: Final = struct.Struct("<QI")
-_JOIN_BYTES_MAX: Final = 16 << 10  # below this a part costs more as a buffer of its own than copied beside its neighbours
+# Below this a part costs more as a buffer of its own than copied beside its neighbours
+_JOIN_BYTES_MAX: Final = 16 << 10
 _COPY_BYTES: Final = 4 << 20
 
 
@@ -65,7 +66,8 @@ class Append:
 
 @dataclass(slots=True)
 class Truncate:
-    """Drop all above `last_index`: `segment` becomes the last one and keeps `segment_bytes` (0 and 0: nothing is left)."""
+    """Drop all above `last_index`: `segment` becomes the last one and keeps `segment_bytes` (0 and 0: nothing is
+    left)."""
 
     generation: int
     last_index: int
@@ -98,9 +100,9 @@ Order: TypeAlias = Append | Truncate | Renew | Adopt | Close
 
 
 class Outcome(NamedTuple):
-    """Where a journal stands after a round. `generation` is that of the last order carried out: truncations that the loop ordered
-    since then are not in it. `written`: readable from the files up to here. `flushed`: durable, as the journal promises it.
-    `adopted`: a recovery number, and why it could not be remembered, if it could not."""
+    """Where a journal stands after a round. `generation` is that of the last order carried out: truncations that the
+    loop ordered since then are not in it. `written`: readable from the files up to here. `flushed`: durable, as the
+    journal promises it. `adopted`: a recovery number, and why it could not be remembered, if it could not."""
 
     generation: int
     written: int
@@ -119,7 +121,8 @@ class OutcomeListener(Protocol):
 
 
 class Tail(NamedTuple):
-    """Where recovery left a log's end: the last segment's first index (0: no segment), its size in bytes, the last index."""
+    """Where recovery left a log's end: the last segment's first index (0: no segment), its size in bytes, the last
+    index."""
 
     segment: int
     segment_bytes: int
@@ -137,15 +140,19 @@ class _Apart(NamedTuple):
 class LogFiles:
     """Owns the files of one journal for writing. Used by the writer thread only, once it is made.
 
-    Another thread may be syncing the last segment meanwhile (`sync_apart`): until it is done, entries are written after what it
-    covers, and everything else waits for it.
+    Another thread may be syncing the last segment meanwhile (`sync_apart`): until it is done, entries are written after
+    what it covers, and everything else waits for it.
 
-    - `_synced <= _written`; the files hold exactly the entries up to `_written`, except while `_tail_dirty` (garbage follows);
+    - `_synced <= _written`; the files hold exactly the entries up to `_written`, except while `_tail_dirty` (garbage
+      follows);
     - `_owed` is a truncation that failed: nothing is written or flushed before it has been made good;
-    - `_refused` is set from a failed write until the loop truncates below it: whatever is appended meanwhile is gone too.
+    - `_refused` is set from a failed write until the loop truncates below it: whatever is appended meanwhile is gone
+      too.
     """
 
-    def __init__(self, directory: Path, place: Place, identity: LogIdentity, boot: str, tail: Tail, files: Files) -> None:
+    def __init__(
+        self, directory: Path, place: Place, identity: LogIdentity, boot: str, tail: Tail, files: Files
+    ) -> None:
         self.directory = directory
         self.identity = identity
         self.sync_each_round = identity.durability == "fsync"
@@ -197,7 +204,8 @@ class LogFiles:
             self._append(run)
 
     def sync(self) -> bool:
-        """All that is written onto the disk, an owed truncation first. False if that failed: `outcome` tells what came of it."""
+        """All that is written onto the disk, an owed truncation first. False if that failed: `outcome` tells what came
+        of it."""
         if not self.settle_sync():
             return False
         if not self.dirty:
@@ -217,7 +225,8 @@ class LogFiles:
         return True
 
     def sync_apart(self, ask: Callable[[int], Future[None]]) -> None:
-        """Have another thread sync what is written, which is something and has no truncation owing. `ask` takes the descriptor."""
+        """Have another thread sync what is written, which is something and has no truncation owing. `ask` takes the
+        descriptor."""
         assert self._apart is None, f"{self.directory} is being synced"
         assert not self.owing, f"{self.directory} owes a truncation"
         self._apart = _Apart(ask(self._fd), self._written, self._end)
@@ -246,7 +255,8 @@ class LogFiles:
             self._write_mark(written)
 
     def release(self) -> bool:
-        """Give the descriptors back for as long as nothing is written. False where something is still to be done with them."""
+        """Give the descriptors back for as long as nothing is written. False where something is still to be done with
+        them."""
         if not self.dirty and not self._tail_dirty and not self._dead:
             self._close_segment()
             self._close_mark()
@@ -264,9 +274,12 @@ class LogFiles:
         return self._owed is not None
 
     def outcome(self) -> Outcome:
-        """Where the journal stands now. A new log id and a recovery are told once, a refusal until the loop has truncated."""
+        """Where the journal stands now. A new log id and a recovery are told once, a refusal until the loop has
+        truncated."""
         flushed = 0 if self._dead or self.owing else self._synced if self.sync_each_round else self._written
-        outcome = Outcome(self._generation, self._written, flushed, self._refused, self._replaced, self._adopted, self.closed)
+        outcome = Outcome(
+            self._generation, self._written, flushed, self._refused, self._replaced, self._adopted, self.closed
+        )
         self._replaced = self._adopted = None
         return outcome
 
@@ -279,14 +292,19 @@ class LogFiles:
         if self._dead:
             self._refused = (first_index, self._dead)
             return
-        assert first_index == self._written + 1, f"entry {first_index} was ordered after {self._written} in {self.directory}"
+        assert first_index == self._written + 1, (
+            f"entry {first_index} was ordered after {self._written} in {self.directory}"
+        )
         frames = run[0].frames if len(run) == 1 else [frame for order in run for frame in order.frames]
         try:
             if self._owed is not None:
                 self._make_good(self._owed)
             self._make_writable()
             if run[0].segment != self._segment and not self._roll(run[0].segment):
-                self._refused = self._refused or (first_index, f"{self.directory} could not be synced before a new segment")
+                self._refused = self._refused or (
+                    first_index,
+                    f"{self.directory} could not be synced before a new segment",
+                )
                 return
         except OSError as error:
             self._refuse(first_index, error)
@@ -303,7 +321,8 @@ class LogFiles:
             self._written += whole
             self._tail_dirty = True
             self._refuse(first_index + whole, error)
-            with contextlib.suppress(OSError):  # tried again before the next write, and cut by recovery if there is none
+            # Tried again before the next write, and cut by recovery if there is none
+            with contextlib.suppress(OSError):
                 self._cut_tail()
         else:
             self._written = frames[-1].entry.index
@@ -411,8 +430,11 @@ class LogFiles:
     # -------------------------------------------------------------- failing
 
     def _sync_failed(self, error: OSError) -> None:
-        """What was written since the last sync may or may not be on the disk, and asking again would answer "yes" (trap 16)."""
-        self._renew(f"a sync of {segment_path(self.directory, self._segment)} failed ({error.strerror}): check that disk")
+        """What was written since the last sync may or may not be on the disk, and asking again would answer "yes" (trap
+        16)."""
+        self._renew(
+            f"a sync of {segment_path(self.directory, self._segment)} failed ({error.strerror}): check that disk"
+        )
         if self._dead:
             return
         try:
@@ -424,7 +446,10 @@ class LogFiles:
             self._die(f"{self.directory} could not be put right after a failed sync ({second.strerror})")
             return
         if self.sync_each_round:
-            self._refused = (self._synced + 1, f"{self.directory}: the sync that was to make it durable failed ({error.strerror})")
+            self._refused = (
+                self._synced + 1,
+                f"{self.directory}: the sync that was to make it durable failed ({error.strerror})",
+            )
             self._written, self._end = self._synced, self._synced_end
 
     def _renew(self, reason: str) -> None:
@@ -448,7 +473,8 @@ class LogFiles:
             self._adopted = (recovery, "")
 
     def _die(self, reason: str) -> None:
-        """Nothing can be promised any more. Reads go on; every append from here on, and what was not synced, is refused."""
+        """Nothing can be promised any more. Reads go on; every append from here on, and what was not synced, is
+        refused."""
         self._dead = f"{reason}: replace the disk, then restart this broker"
         if self._refused is None and self._synced < self._written and self.sync_each_round:
             self._refused = (self._synced + 1, self._dead)
@@ -505,7 +531,8 @@ def unpack_mark(place: Place, data: bytes) -> int | None:
 
 
 def rewrite(files: Files, fd: int, start: int, end: int) -> None:
-    """Write the same bytes again, so that the kernel takes them for unwritten: after a failed sync it takes them for written."""
+    """Write the same bytes again, so that the kernel takes them for unwritten: after a failed sync it takes them for
+    written."""
     while start < end:
         data = files.read(fd, min(_COPY_BYTES, end - start), start)
         if not data:

@@ -1,18 +1,21 @@
-"""The work of beginning a journal later: what it dropped becomes a snapshot. Runs in a thread of its own, beside loop and writer.
+"""The work of beginning a journal later: what it dropped becomes a snapshot. Runs in a thread of its own, beside loop
+and writer.
 
 The steps, with what a crash between them leaves:
 
-1. the entries before the new start are read from their segments and applied to a machine made from the present snapshot;
-2. the snapshot of that machine replaces the present one, atomically and synced, whatever the durability: it is rare, and from
-   here on it is all there is (a crash before: nothing has happened; after: opening removes the segments before it);
+1. the entries before the new start are read from their segments and applied to a machine made from the present
+   snapshot;
+2. the snapshot of that machine replaces the present one, atomically and synced, whatever the durability: it is rare,
+   and from here on it is all there is (a crash before: nothing has happened; after: opening removes the segments before
+   it);
 3. the segments before the new start are removed, first to last.
 
-Frames are read whole and their checksums verified, payloads too, although the machine needs no payload: a checksum covers header,
-meta and payload together, and what is wrong in an entry here would be in this replica's state for good, with nothing left to
-compare it with. That costs one more sequential reading of what is then deleted.
+Frames are read whole and their checksums verified, payloads too, although the machine needs no payload: a checksum
+covers header, meta and payload together, and what is wrong in an entry here would be in this replica's state for good,
+with nothing left to compare it with. That costs one more sequential reading of what is then deleted.
 
-The segments that are dropped have been written, synced and followed by another, and the loop cuts no more below the new start: the
-writer has no business with them, so nothing here goes through its queue.
+The segments that are dropped have been written, synced and followed by another, and the loop cuts no more below the new
+start: the writer has no business with them, so nothing here goes through its queue.
 """
 
 from __future__ import annotations
@@ -58,7 +61,8 @@ class Replay:
 def summarize(
     place: Place, before: bytes, entries: Iterable[Entry], window: WindowBounds, stopping: threading.Event
 ) -> bytes | None:
-    """The snapshot, encoded, of what `before` (encoded; empty: none) and `entries` come to. None once `stopping` is set."""
+    """The snapshot, encoded, of what `before` (encoded; empty: none) and `entries` come to. None once `stopping` is
+    set."""
     replay = Replay(decode_snapshot(place, before) if before else None, window)
     for entry in entries:
         if stopping.is_set():

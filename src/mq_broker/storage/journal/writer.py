@@ -1,12 +1,12 @@
 """The one thread of a broker that writes and syncs: many journals, many entries, few system calls.
 
-A round takes all that waits in the queue, writes it (per journal one write of everything pending), then syncs each journal that was
-written to (`durability=fsync`), and carries every result back to the event loop in one call. While a round syncs, the next one
-gathers: that is the group commit. Journals of `durability=os` are synced about once a second by another thread
-(background_syncs.py).
+A round takes all that waits in the queue, writes it (per journal one write of everything pending), then syncs each
+journal that was written to (`durability=fsync`), and carries every result back to the event loop in one call. While a
+round syncs, the next one gathers: that is the group commit. Journals of `durability=os` are synced about once a second
+by another thread (background_syncs.py).
 
-Only the event loop submits, and only the event loop hears. The queue is bounded by bytes and orders: `has_room` tells when it is
-full, and what is appended nevertheless is refused (journal.py).
+Only the event loop submits, and only the event loop hears. The queue is bounded by bytes and orders: `has_room` tells
+when it is full, and what is appended nevertheless is refused (journal.py).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ ROUND_BYTES_MAX: Final = 32 << 20
 """What one round writes at most, so that the first of a long queue need not wait for the sync of the last."""
 
 OPEN_LOGS_MAX: Final = 256
-"""Journals whose files stay open for the next write, two descriptors each. Ten thousand idle ones would use up what a process may
-have open; of more than these in use, some open theirs anew for a write, which is four system calls."""
+"""Journals whose files stay open for the next write, two descriptors each. Ten thousand idle ones would use up what a
+process may have open; of more than these in use, some open theirs anew for a write, which is four system calls."""
 
 STOP_DEADLINE_S: Final = 30.0
 
@@ -51,8 +51,8 @@ class _Woken(NamedTuple):
 class Writer:
     """Owns the thread, its queue, the background syncs, and the list of journals whose files are open.
 
-    Made and started on the event loop. `died` is done when the thread has ended: with an exception if it broke, after which nothing
-    is flushed any more and the broker must stop.
+    Made and started on the event loop. `died` is done when the thread has ended: with an exception if it broke, after
+    which nothing is flushed any more and the broker must stop.
     """
 
     def __init__(self, files: Files | None = None, *, sync_interval_s: float = 1.0) -> None:
@@ -139,7 +139,8 @@ class Writer:
         return stopping
 
     def _gather(self) -> tuple[list[_Job], bool]:
-        """All that waits, up to the size of a round; waits for the first, but not past a background sync that is due."""
+        """All that waits, up to the size of a round; waits for the first, but not past a background sync that is
+        due."""
         jobs: list[_Job] = []
         nbytes = 0
         try:
@@ -177,8 +178,8 @@ class Writer:
         return [(journals[log], log.outcome()) for log in by_log]
 
     def _keep_few_open(self) -> None:
-        """Close the files of those least recently written. One that has something to sync keeps them until it has, and then those
-        after it have too: so that many of them are not looked at in every round."""
+        """Close the files of those least recently written. One that has something to sync keeps them until it has, and
+        then those after it have too: so that many of them are not looked at in every round."""
         while len(self._open) > OPEN_LOGS_MAX:
             log = next(iter(self._open))
             del self._open[log]

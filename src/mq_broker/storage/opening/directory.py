@@ -44,14 +44,16 @@ FORMAT: Final = 1
 _DELETED: Final = ".deleted"
 _UNKNOWN_BYTES_MAX: Final = 64 << 10
 _PLAIN: Final = re.compile("[0-9A-Za-z_-]{1,128}")
-"""A name without a separator or a dot, so a child of the directory that it is looked for in, and none that is being deleted."""
+"""A name without a separator or a dot, so a child of the directory that it is looked for in, and none that is being
+deleted."""
 
 
 class DataDirectory:
-    """Owns the directory from `open` to `close`: the lock, `broker.json`, `broker.pid`. Journals are owned by who opens them.
+    """Owns the directory from `open` to `close`: the lock, `broker.json`, `broker.pid`. Journals are owned by who opens
+    them.
 
-    Threads that are still at work in it when it is closed keep the lock until they are done: a recovery that goes on would cut
-    what the next process appends.
+    Threads that are still at work in it when it is closed keep the lock until they are done: a recovery that goes on
+    would cut what the next process appends.
     """
 
     def __init__(self, path: Path, owner: _Owner, lock_fd: int, files: Files) -> None:
@@ -70,8 +72,8 @@ class DataDirectory:
     def open(cls, path: Path, broker: int, files: Files | None = None) -> DataDirectory:
         """Make or take up the directory of that broker.
 
-        Raises `InvalidSetting` if another process uses it or it belongs to another broker, `StorageFailed` if it cannot be used.
-        `cluster_id` is empty until `join_cluster` has been called once in the directory's life.
+        Raises `InvalidSetting` if another process uses it or it belongs to another broker, `StorageFailed` if it cannot
+        be used. `cluster_id` is empty until `join_cluster` has been called once in the directory's life.
         """
         files = files or OsFiles()
         try:
@@ -93,7 +95,8 @@ class DataDirectory:
         return directory
 
     def join_cluster(self, cluster_id: str) -> None:
-        """The first time, remember the cluster; from then on raise `InvalidSetting` for any other, before anything is touched."""
+        """The first time, remember the cluster; from then on raise `InvalidSetting` for any other, before anything is
+        touched."""
         if self.cluster_id not in ("", cluster_id):
             raise InvalidSetting(
                 f"data directory {self.path} belongs to cluster {self.cluster_id}, not {cluster_id}: check --zookeeper, or"
@@ -129,7 +132,9 @@ class DataDirectory:
         """Raises `StorageFailed` for a place whose directory would not be this broker's own, whoever has named it."""
         name = f"{place.topic_id}-{place.partition}"
         if not _PLAIN.fullmatch(name):
-            raise StorageFailed(f"{quoted(name)} is no partition's directory: nothing is read, written or removed there")
+            raise StorageFailed(
+                f"{quoted(name)} is no partition's directory: nothing is read, written or removed there"
+            )
         return self.path / "partitions" / name
 
     def open_journal(
@@ -145,8 +150,8 @@ class DataDirectory:
     ) -> OpenJournal:
         """The partition's journal, recovered, or a new one. Blocks while it checks every frame: call it in a thread.
 
-        Damage is put aside and told (opening.py). Raises `StorageFailed` if the disk refuses, `InvalidSetting` for a durability
-        that there is not.
+        Damage is put aside and told (opening.py). Raises `StorageFailed` if the disk refuses, `InvalidSetting` for a
+        durability that there is not.
         """
         if durability not in DURABILITIES:
             raise InvalidSetting(f"durability={durability}: there are {', '.join(DURABILITIES)}")
@@ -167,10 +172,12 @@ class DataDirectory:
             )
 
     def install(self, place: Place, durability: str, topic: str, snapshot: Snapshot, recovery: int) -> None:
-        """Replace a closed journal, or none, by one that begins with `snapshot` and holds nothing else, under a new log id.
+        """Replace a closed journal, or none, by one that begins with `snapshot` and holds nothing else, under a new log
+        id.
 
-        Blocks: call it in a thread. After a crash on the way the journal opens empty, under a new log id. For a partition in memory
-        use `open_memory_journal`. Raises `StorageFailed`; the journal is then as after a crash, and this can be repeated.
+        Blocks: call it in a thread. After a crash on the way the journal opens empty, under a new log id. For a
+        partition in memory use `open_memory_journal`. Raises `StorageFailed`; the journal is then as after a crash, and
+        this can be repeated.
         """
         path = self.partition_path(place)
         with self._at_work(), _failing(path, "takes no snapshot"):
@@ -178,10 +185,11 @@ class DataDirectory:
             install_snapshot(path, place, identity, snapshot, self._files)
 
     def start_over(self, place: Place, durability: str, topic: str, recovery: int) -> Path | None:
-        """Put a closed journal aside, for people, and begin an empty one under a new log id and this recovery number (rule 15).
+        """Put a closed journal aside, for people, and begin an empty one under a new log id and this recovery number
+        (rule 15).
 
-        Returns where it was put; None if there was nothing. Blocks: call it in a thread. A crash on the way leaves nothing behind
-        that the next opening does not finish. Raises `StorageFailed`; this can be repeated then.
+        Returns where it was put; None if there was nothing. Blocks: call it in a thread. A crash on the way leaves
+        nothing behind that the next opening does not finish. Raises `StorageFailed`; this can be repeated then.
         """
         path = self.partition_path(place)
         with self._at_work(), _failing(path, "cannot be put aside"):
@@ -190,13 +198,15 @@ class DataDirectory:
             return start_over(path, place, identity, reason, self._files)
 
     def open_index(self, place: Place, durability: str, log_start_offset: int = 0, next_offset: int = 0) -> OffsetIndex:
-        """An empty offset index, beside the journal for those on disk. The two offsets are those of the journal's snapshot."""
+        """An empty offset index, beside the journal for those on disk. The two offsets are those of the journal's
+        snapshot."""
         path = None if durability == "memory" else self.partition_path(place) / "offsets.index"
         return OffsetIndex(path, log_start_offset, next_offset)
 
     def delete_partition(self, place: Place) -> None:
-        """Remove a closed journal for good. Only ever on the word of the coordination service that the topic was deleted, or the
-        replica is elsewhere now: that metadata is missing is not an order (trap 18). Raises `StorageFailed`."""
+        """Remove a closed journal for good. Only ever on the word of the coordination service that the topic was
+        deleted, or the replica is elsewhere now: that metadata is missing is not an order (trap 18). Raises
+        `StorageFailed`."""
         path = self.partition_path(place)
         if not path.exists():
             return

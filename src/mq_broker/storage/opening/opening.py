@@ -1,9 +1,9 @@
 """Opening a journal on disk: its name, what a crash left unfinished, recovery, and what to do about damage.
 
-A damaged log gets a new id first, durably, so that no broker counts on what it acknowledged (trap 15). The bad bytes and all after
-them go into quarantine (quarantine.py). The journal opens with the good entries before, and the partition's leader sends the rest.
-`OpenJournal.damaged` says so, and a warning in the log names the file, the byte and the quarantine. Opening fails only if the disk
-refuses even that.
+A damaged log gets a new id first, durably, so that no broker counts on what it acknowledged (trap 15). The bad bytes
+and all after them go into quarantine (quarantine.py). The journal opens with the good entries before, and the
+partition's leader sends the rest. `OpenJournal.damaged` says so, and a warning in the log names the file, the byte and
+the quarantine. Opening fails only if the disk refuses even that.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ def open_disk_journal(
     boot: str = "",
     at_work: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> OpenJournal:
-    """The journal that lives in `directory`, recovered, or a new one. Blocks while it checks every frame: call it in a thread.
+    """The journal that lives in `directory`, recovered, or a new one. Blocks while it checks every frame: call it in a
+    thread.
 
-    `boot` is this boot of the kernel, asked for if not given. The journal's own threads hold `at_work` while they change files.
-    Raises `StorageFailed` if there is no telling what the directory holds, or the disk refuses.
+    `boot` is this boot of the kernel, asked for if not given. The journal's own threads hold `at_work` while they
+    change files. Raises `StorageFailed` if there is no telling what the directory holds, or the disk refuses.
     """
     boot = boot or boot_id()
     try:
@@ -70,7 +71,9 @@ def open_disk_journal(
         cache_bytes_max=cache_bytes_max,
         at_work=at_work,
     )
-    return OpenJournal(journal, RecoveredLog(tuple(recovered.entries), recovered.snapshot), identity.recovery, found.damaged)
+    return OpenJournal(
+        journal, RecoveredLog(tuple(recovered.entries), recovered.snapshot), identity.recovery, found.damaged
+    )
 
 
 class _Found(NamedTuple):
@@ -118,8 +121,8 @@ def _open_files(directory: Path, place: Place, durability: str, files: Files, to
 
 
 def _new_log(directory: Path, place: Place, durability: str, files: Files, topic: str, boot: str) -> LogIdentity:
-    """An empty log with the mark and the first segment, which the first append would have to name durably. They become durable with
-    `log.json`, which names them an empty log whatever else of them a crash has left."""
+    """An empty log with the mark and the first segment, which the first append would have to name durably. They become
+    durable with `log.json`, which names them an empty log whatever else of them a crash has left."""
     if holds_entries(directory):
         raise StorageFailed(
             f"{directory / FILE_NAME} is missing beside segments: put it back, or move {directory} away and restart"
@@ -165,8 +168,8 @@ def _anything_from(directory: Path, segment: int, position: int) -> bool:
 
 
 def _renew_again(directory: Path, place: Place, boot: str, files: Files) -> None:
-    """The disk fails, and the journal does not open: whatever it holds once it opens again, nobody counts on it. Best effort, for a
-    disk that takes nothing does not open the journal either."""
+    """The disk fails, and the journal does not open: whatever it holds once it opens again, nobody counts on it. Best
+    effort, for a disk that takes nothing does not open the journal either."""
     with contextlib.suppress(OSError, StorageFailed):
         identity = load_identity(directory, place)
         if identity is not None and identity.cut is None:

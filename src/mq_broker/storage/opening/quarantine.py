@@ -1,17 +1,19 @@
-"""Taking entries out of a log that is closed: damage put aside, a snapshot installed, a log begun anew. Crashes included.
+"""Taking entries out of a log that is closed: damage put aside, a snapshot installed, a log begun anew. Crashes
+included.
 
-Each begins with `log.json` replaced by one with a new log id and a `Cut`; from then on nobody takes this log for what it was. What
-follows can be repeated from any point, and is, at the next opening, if a crash came between (`finish_cut`). In the order given:
+Each begins with `log.json` replaced by one with a new log id and a `Cut`; from then on nobody takes this log for what
+it was. What follows can be repeated from any point, and is, at the next opening, if a crash came between
+(`finish_cut`). In the order given:
 
 1. later segments are moved;
 2. if nothing is to stay, the snapshot is moved;
-3. the segment that is cut is moved whole, bad bytes and all (a disk that cannot read them can still rename them), and what was good
-   of it is put in its place, from a copy made before;
+3. the segment that is cut is moved whole, bad bytes and all (a disk that cannot read them can still rename them), and
+   what was good of it is put in its place, from a copy made before;
 4. the flushed mark is lowered to what is left;
 5. `log.json` is replaced by one without the cut.
 
-What is put aside lies in `aside-<n>` in the partition's directory, with a `why.txt`; nothing here reads it again. It is for people:
-they may delete it at any time. Of one partition the newest `ASIDES_MAX` are kept.
+What is put aside lies in `aside-<n>` in the partition's directory, with a `why.txt`; nothing here reads it again. It is
+for people: they may delete it at any time. Of one partition the newest `ASIDES_MAX` are kept.
 """
 
 from __future__ import annotations
@@ -45,14 +47,17 @@ def install_snapshot(directory: Path, place: Place, identity: LogIdentity, snaps
 
     Until the last step the directory opens as an empty log of that name. Raises `OSError`.
     """
-    begin_cut(directory, identity, Cut(0, 0, 0, "", f"a snapshot up to entry {snapshot.last_index} is being installed"), files)
+    begin_cut(
+        directory, identity, Cut(0, 0, 0, "", f"a snapshot up to entry {snapshot.last_index} is being installed"), files
+    )
     _take_out(directory, place, Cut(0, 0, snapshot.last_index, "", ""), files)
     files.replace(directory / snapshots.FILE_NAME, snapshots.encode_snapshot(place, snapshot))
     identity.store(directory, files)
 
 
 def start_over(directory: Path, place: Place, identity: LogIdentity, reason: str, files: Files) -> Path | None:
-    """Put everything aside and begin an empty log named `identity`. Returns where it was put, None if there was nothing.
+    """Put everything aside and begin an empty log named `identity`. Returns where it was put, None if there was
+    nothing.
 
     What an earlier call began to put aside goes to the same directory. Raises `OSError`.
     """
@@ -64,7 +69,8 @@ def start_over(directory: Path, place: Place, identity: LogIdentity, reason: str
 
 
 def fresh_identity(directory: Path, place: Place, durability: str, topic: str, recovery: int, boot: str) -> LogIdentity:
-    """A new name for the log in `directory`, be there one or not. Raises `StorageFailed` if what is there is another's."""
+    """A new name for the log in `directory`, be there one or not. Raises `StorageFailed` if what is there is
+    another's."""
     former = load_identity(directory, place)
     topic = topic or (former.topic if former is not None else "")
     return LogIdentity(new_log_id(), boot, False, durability, place.topic_id, place.partition, topic, recovery)
@@ -107,7 +113,10 @@ def _take_out(directory: Path, place: Place, cut: Cut, files: Files) -> None:
     if aside is not None:
         aside.mkdir(exist_ok=True)
         files.sync_directory(directory)
-        files.replace(aside / "why.txt", f"{cut.reason}\nNothing reads these files any more: delete them when you like.\n".encode())
+        files.replace(
+            aside / "why.txt",
+            f"{cut.reason}\nNothing reads these files any more: delete them when you like.\n".encode(),
+        )
     going = [
         segment_path(directory, first)
         for first in segment_firsts(directory)

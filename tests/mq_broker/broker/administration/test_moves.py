@@ -39,7 +39,9 @@ async def replicas(broker: Broker, topic: str) -> list[list[int]]:
     return [list(p.replicas) for p in (await broker.metadata(topic)).topics[0].partitions]
 
 
-def test_the_coordinators_topic_gets_three_replicas_when_there_are_brokers_for_them(zookeeper: str, tmp_path: Path) -> None:
+def test_the_coordinators_topic_gets_three_replicas_when_there_are_brokers_for_them(
+    zookeeper: str, tmp_path: Path
+) -> None:
     async def main() -> None:
         cluster = Three(zookeeper, tmp_path)
         try:
@@ -66,7 +68,9 @@ def test_the_coordinators_topic_gets_three_replicas_when_there_are_brokers_for_t
 async def whole(leader: Broker, topic: str) -> bool:
     """Whether every partition that this broker leads has all its replicas in sync: only a leader knows at once."""
     answer = await leader.metadata(topic)
-    return all(sorted(p.isr) == sorted(p.replicas) for p in answer.topics[0].partitions if p.leader == answer.answered_by)
+    return all(
+        sorted(p.isr) == sorted(p.replicas) for p in answer.topics[0].partitions if p.leader == answer.answered_by
+    )
 
 
 async def known(cluster: Three, count: int) -> bool:
@@ -88,7 +92,9 @@ def test_two_brokers_that_begin_different_moves_at_once_leave_one_of_them(zookee
     asyncio.run(main())
 
 
-def test_a_move_changes_how_many_need_a_broker_and_leadership_goes_where_it_is_sent(zookeeper: str, tmp_path: Path) -> None:
+def test_a_move_changes_how_many_need_a_broker_and_leadership_goes_where_it_is_sent(
+    zookeeper: str, tmp_path: Path
+) -> None:
     async def main() -> None:
         async with three(zookeeper, tmp_path) as cluster:
             await cluster[1].create_topic("t", 1, 2)
@@ -187,7 +193,9 @@ def test_the_nodes_of_many_partitions_are_asked_for_together(tmp_path: Path, mon
                 asked = 0
                 all_asked.clear()
                 planned = (await moves.plan_moves(pb.PlanMovesRequest(), 0)).moves
-            assert [(move.topic, move.partition) for move in planned] == [("many", n) for n in range(8)], "another leads them"
+            assert [(move.topic, move.partition) for move in planned] == [("many", n) for n in range(8)], (
+                "another leads them"
+            )
 
     asyncio.run(main())
 
@@ -212,7 +220,9 @@ def test_a_topic_is_edited_once_whatever_answers_are_lost(tmp_path: Path, fates:
         if not fates:
             service.fates = [False] * 100
             with pytest.raises(OutcomeUnknown, match="kept changing"):
-                await topics.edit("t", lambda spec: TopicSpec("t", "id", spec.assignment, settings={"durability": "os"}))
+                await topics.edit(
+                    "t", lambda spec: TopicSpec("t", "id", spec.assignment, settings={"durability": "os"})
+                )
         await service.stop()
 
     asyncio.run(main())

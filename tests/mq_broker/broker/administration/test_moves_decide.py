@@ -1,4 +1,5 @@
-"""When a move may end and who is handed the leadership, decided from what a leader sees. The cluster is a stand-in that says so."""
+"""When a move may end and who is handed the leadership, decided from what a leader sees. The cluster is a stand-in that
+says so."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Part:
 
 
 class Here:
-    """Broker 1 of brokers 1 to 4, in racks of their own: its topics, the partitions it leads and what the nodes of others say."""
+    """Broker 1 of brokers 1 to 4, in racks of their own: its topics, the partitions it leads and what the nodes of
+    others say."""
 
     def __init__(self, *specs: TopicSpec) -> None:
         self.broker = 1
@@ -99,7 +101,9 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def decided(move: Move, *isr: int, live: tuple[int, ...] = (1, 2, 3, 4), times: int = 1) -> tuple[list[bool], list[int]]:
+def decided(
+    move: Move, *isr: int, live: tuple[int, ...] = (1, 2, 3, 4), times: int = 1
+) -> tuple[list[bool], list[int]]:
     """Whether the move may end, asked so often, and who was handed the leadership."""
 
     async def asked() -> tuple[list[bool], list[int]]:
@@ -122,10 +126,14 @@ def test_a_leader_that_is_to_go_hands_over_to_the_first_of_the_target_as_soon_as
     away = Move((3, 4), (1, 2))
     assert decided(away, 1, 2, 4) == ([False], []), "another of the target is not enough while the move is not complete"
     assert decided(away, 1, 2, 3) == ([False], [3])
-    assert decided(away, 1, 2, 3, live=(1, 2, 4)) == ([False], []), "one that is in sync by name and gone is handed nothing"
+    assert decided(away, 1, 2, 3, live=(1, 2, 4)) == ([False], []), (
+        "one that is in sync by name and gone is handed nothing"
+    )
 
 
-def test_a_leader_that_is_to_go_hands_over_to_another_of_the_target_where_its_first_is_gone_and_the_rest_have_arrived() -> None:
+def test_a_leader_that_is_to_go_hands_over_to_another_of_the_target_where_its_first_is_gone_and_the_rest_have_arrived() -> (
+    None
+):
     away = Move((3, 4), (1, 3))
     assert decided(away, 1, 3, 4, live=(1, 4)) == ([False], [4])
     assert decided(away, 1, 3, 4, live=(1, 2)) == ([False], [])
@@ -149,7 +157,10 @@ def test_a_leader_of_the_target_that_could_not_hand_over_often_enough_stays_and_
 ) -> None:
     monkeypatch.setattr(moves, "TRANSFER_PAUSE_S", 0.0)
     tried = [False] * TRANSFERS_MAX
-    assert decided(Move((3, 1), (1, 2)), 1, 2, 3, times=TRANSFERS_MAX + 2) == ([*tried, True, True], [3] * TRANSFERS_MAX)
+    assert decided(Move((3, 1), (1, 2)), 1, 2, 3, times=TRANSFERS_MAX + 2) == (
+        [*tried, True, True],
+        [3] * TRANSFERS_MAX,
+    )
     assert decided(Move((3, 4), (1, 2)), 1, 2, 3, times=TRANSFERS_MAX + 2) == ([False] * 5, [3] * 5)
 
 
@@ -292,7 +303,9 @@ def test_what_is_even_stays_and_is_led_by_its_first_replica_if_that_could() -> N
     assert plan(here) == {}
     for number, state in enumerate((led_by(2, 1, 2), led_by(2, 2, 3), led_by(4, 4), led_by(None, 4, 1))):
         here.states["t", number] = state
-    assert plan(here) == {("t", 0): ([1, 2], [1, 2])}, "1 is led as it should be, 2's first is not in sync, 3 has no leader"
+    assert plan(here) == {("t", 0): ([1, 2], [1, 2])}, (
+        "1 is led as it should be, 2's first is not in sync, 3 has no leader"
+    )
     here.brokers = dict.fromkeys((2, 3, 4))
     assert plan(here) == {}, "nor could one that is gone"
 

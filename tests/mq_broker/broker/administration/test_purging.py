@@ -46,7 +46,9 @@ def test_what_was_purged_stays_so_under_the_next_leader(zookeeper: str, tmp_path
     asyncio.run(scenario())
 
 
-def test_only_users_topics_are_purged_and_from_an_offset_that_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_users_topics_are_purged_and_from_an_offset_that_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(purging, "PARTITIONS_PER_TOPIC_MAX", 2)
 
     async def scenario() -> None:

@@ -16,7 +16,9 @@ from mq_protocol.errors import NotEnoughBrokers
 FLAT = {1: "", 2: "", 3: ""}
 
 
-def layout_of(partitions: int, replicas: int, racks: Mapping[int, str], topic: str = "t") -> dict[tuple[str, int], tuple[int, ...]]:
+def layout_of(
+    partitions: int, replicas: int, racks: Mapping[int, str], topic: str = "t"
+) -> dict[tuple[str, int], tuple[int, ...]]:
     return {(topic, number): members for number, members in enumerate(place(partitions, replicas, racks, []))}
 
 
@@ -67,7 +69,8 @@ def test_a_drain_prefers_racks_that_the_partition_does_not_have() -> None:
 
 def test_a_drain_that_cannot_be_names_the_topic_and_what_to_do() -> None:
     with pytest.raises(
-        NotEnoughBrokers, match=r"'wide' has 3 replicas and without broker 2 only 2 brokers are live \(1, 3\).*--replicas"
+        NotEnoughBrokers,
+        match=r"'wide' has 3 replicas and without broker 2 only 2 brokers are live \(1, 3\).*--replicas",
     ):
         drained(2, FLAT, {("narrow", 0): (2,), ("wide", 0): (1, 2, 3)})
 
@@ -111,7 +114,14 @@ def test_leaders_are_evened_without_moving_a_replica() -> None:
 
 
 def test_a_leadership_is_passed_on_through_a_third_broker() -> None:
-    layout = {("t", 0): (1, 2), ("t", 1): (1, 2), ("t", 2): (1, 2), ("t", 3): (2, 3), ("t", 4): (3, 2), ("t", 5): (2, 3)}
+    layout = {
+        ("t", 0): (1, 2),
+        ("t", 1): (1, 2),
+        ("t", 2): (1, 2),
+        ("t", 3): (2, 3),
+        ("t", 4): (3, 2),
+        ("t", 5): (2, 3),
+    }
     after = {**layout, **balanced(FLAT, layout)}
     assert leads(after) == {1: 2, 2: 2, 3: 2}
 
@@ -139,7 +149,9 @@ def test_any_layout_becomes_even_and_stays_whole(seed: int) -> None:
         for number in range(chance.randint(1, 40))
     }
     after = {**layout, **balanced(racks, layout)}
-    assert {where: len(set(members)) for where, members in after.items()} == {where: len(m) for where, m in layout.items()}
+    assert {where: len(set(members)) for where, members in after.items()} == {
+        where: len(m) for where, m in layout.items()
+    }
     assert spread(holds(after), racks) <= 1
     assert balanced(racks, after) == {}
 

@@ -22,7 +22,9 @@ from tests.mq_broker.broker.host.test_shell import shell, until
 LOST = NodeState(LeaderName(1, 7), 5, ((1, "one"), (2, "two")), 2, "w", offset_floor=40)
 
 
-def status(broker: int, log_id: str, epoch: int = 5, index: int = 10, end: int = 100, **fields: object) -> pb.ReplicaStatusResponse:
+def status(
+    broker: int, log_id: str, epoch: int = 5, index: int = 10, end: int = 100, **fields: object
+) -> pb.ReplicaStatusResponse:
     values = {"recovery": 2, **fields}
     return pb.ReplicaStatusResponse(
         broker=broker, open=True, log_id=log_id, last_epoch=epoch, last_index=index, next_offset=end, **values
@@ -34,7 +36,9 @@ def chosen(*statuses: pb.ReplicaStatusResponse, state: NodeState = LOST, **optio
 
 
 def test_the_log_of_the_highest_epoch_and_then_length_is_kept() -> None:
-    choice = chosen(status(1, "new1", epoch=4, index=90), status(2, "new2", epoch=5, index=8), status(3, "three", epoch=5, index=9))
+    choice = chosen(
+        status(1, "new1", epoch=4, index=90), status(2, "new2", epoch=5, index=8), status(3, "three", epoch=5, index=9)
+    )
     assert choice.kept.broker == 3
     assert choice.state == NodeState(None, 6, ((3, "three"),), 3, "mine", OFFSETS_OF_A_LIFE)
     assert choice.given_up == (1, 2)
@@ -57,7 +61,8 @@ def test_offsets_go_far_beyond_what_is_known_when_no_log_is_left_that_has_all_of
     assert chosen(emptied, status(2, "new2", end=70)).state.offset_floor == OFFSETS_OF_A_LIFE
     assert chosen(status(2, "new2", end=70), force=True).state.offset_floor == OFFSETS_OF_A_LIFE
     assert chosen(emptied, status(2, "new2", epoch=0, index=0, end=0)).state.offset_floor == OFFSETS_OF_A_LIFE
-    # Neither is empty, and a power loss may have cost both their ends: somebody may have read further than either goes now.
+    # Neither is empty, and a power loss may have cost both their ends: somebody may have read further than either goes
+    # now.
     assert chosen(status(1, "new1", end=70), status(2, "new2", end=60)).state.offset_floor == OFFSETS_OF_A_LIFE
 
 
@@ -112,7 +117,9 @@ def test_without_any_replica_there_is_nothing_to_go_on_from() -> None:
 
 
 @pytest.mark.parametrize("led_since", [False, True])
-def test_a_recovery_whose_answer_was_lost_is_told_as_done(tmp_path: Path, led_since: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recovery_whose_answer_was_lost_is_told_as_done(
+    tmp_path: Path, led_since: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with shell(tmp_path, isr=((1, "gone"),)) as broker:
             topics = Topics(broker.coordination, broker.follow_topics)

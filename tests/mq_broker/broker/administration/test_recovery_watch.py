@@ -1,4 +1,5 @@
-"""Which partitions a broker recovers by itself, and when; and what a recovery asks and writes. The cluster is a stand-in."""
+"""Which partitions a broker recovers by itself, and when; and what a recovery asks and writes. The cluster is a
+stand-in."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def status(broker: int, **fields: Any) -> pb.ReplicaStatusResponse:
 
 
 class World:
-    """Broker 1 of brokers 1 to 3, and topic `t`, which goes on by itself and has lost all logs of its two partitions."""
+    """Broker 1 of brokers 1 to 3, and topic `t`, which goes on by itself and has lost all logs of its two
+    partitions."""
 
     def __init__(self) -> None:
         self.broker = 1
@@ -107,7 +109,13 @@ def test_all_that_may_have_something_are_asked_and_the_best_log_goes_on_alone() 
         )
         assert all(0 < deadline - now <= recovery.STATUS_TIMEOUT_S + 1 for _, deadline in world.asked)
         [(version, state)] = world.written
-        assert (version, state.isr, state.leader, state.leader_epoch, state.recovery) == (3, ((3, "log-3"),), None, 6, 3)
+        assert (version, state.isr, state.leader, state.leader_epoch, state.recovery) == (
+            3,
+            ((3, "log-3"),),
+            None,
+            6,
+            3,
+        )
         assert (answer.kept.broker, list(answer.given_up), answer.offset_floor) == (3, [1], state.offset_floor)
 
     run(scenario)

@@ -1,4 +1,5 @@
-"""Retention and snapshots on three real brokers: what is dropped is dropped everywhere, and nothing else is forgotten with it."""
+"""Retention and snapshots on three real brokers: what is dropped is dropped everywhere, and nothing else is forgotten
+with it."""
 
 from __future__ import annotations
 
@@ -123,7 +124,8 @@ def test_a_replica_that_is_too_far_behind_begins_anew_with_the_leaders_state(zoo
 
 
 def test_a_new_replica_gets_in_sync_though_retention_goes_on_taking(zookeeper: str, tmp_path: Path) -> None:
-    """Each trim lets a journal in memory begin later, and each time a replica that was given the state before that lacks some."""
+    """Each trim lets a journal in memory begin later, and each time a replica that was given the state before that
+    lacks some."""
 
     async def scenario() -> None:
         async with three(zookeeper, tmp_path) as cluster:

@@ -69,7 +69,9 @@ def test_a_partition_that_stays_can_be_led_by_its_first_again() -> None:
         (0, (1, 2, 3, 4), InvalidRequest, "--replicas N"),
     ],
 )
-def test_a_move_that_cannot_be_says_why(number: int, target: tuple[int, ...], error: type[Exception], says: str) -> None:
+def test_a_move_that_cannot_be_says_why(
+    number: int, target: tuple[int, ...], error: type[Exception], says: str
+) -> None:
     with pytest.raises(error, match=says):
         begun(TOPIC, {number: target}, LIVE)
 

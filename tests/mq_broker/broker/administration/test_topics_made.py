@@ -26,7 +26,9 @@ async def named(broker: Broker, *topics: str, auto_create: bool = True) -> dict[
     return {topic.name: len(topic.partitions) for topic in answer.topics}
 
 
-def test_a_topic_is_made_when_one_is_named_by_somebody_who_wants_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_is_made_when_one_is_named_by_somebody_who_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admin, "AUTO_CREATED_TOPICS_MAX", 2)
 
     async def scenario() -> None:
@@ -79,14 +81,18 @@ def test_leaders_are_asked_once_whether_they_know_a_topic_that_is_about_to_be_us
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("partitions", "replicas"), [(0, 1), (PARTITIONS_PER_TOPIC_MAX + 1, 1), (1, 0), (1, REPLICAS_MAX + 1)])
+@pytest.mark.parametrize(
+    ("partitions", "replicas"), [(0, 1), (PARTITIONS_PER_TOPIC_MAX + 1, 1), (1, 0), (1, REPLICAS_MAX + 1)]
+)
 def test_what_no_topic_may_have_is_refused_when_the_broker_is_told_to_make_such(partitions: int, replicas: int) -> None:
     AutoCreate(PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX)
     with pytest.raises(InvalidSetting, match=r"--auto-create-(partitions|replicas)=.* is out of range"):
         AutoCreate(partitions, replicas)
 
 
-def test_partitions_are_added_in_parts_behind_those_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_are_added_in_parts_behind_those_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(admin, "PARTITIONS_ADDED_AT_ONCE_MAX", 2)
     edits: list[int] = []
     edit = Topics.edit

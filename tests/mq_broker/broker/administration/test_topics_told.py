@@ -1,4 +1,5 @@
-"""What a broker tells of topics and partitions: whom it names as leader, how old its word may be, and how much one answer holds."""
+"""What a broker tells of topics and partitions: whom it names as leader, how old its word may be, and how much one
+answer holds."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def node(leader: int | None = 2, epoch: int = 5, incarnation: int = 1) -> NodeSt
 
 
 class World:
-    """Broker 1 of brokers 1, 2 and 3. It holds only the replicas that the test gives it; nodes say what the test says."""
+    """Broker 1 of brokers 1, 2 and 3. It holds only the replicas that the test gives it; nodes say what the test
+    says."""
 
     def __init__(self, *names: str) -> None:
         self.broker = 1
@@ -49,7 +51,13 @@ class World:
 
     def topic(self, name: str, partitions: int = 2, schema: bytes = b"") -> Any:
         spec = SimpleNamespace(
-            name=name, topic_id=f"id-{name}", assignment=((2, 3),) * partitions, schema=schema, settings={}, moving={}, earlier=()
+            name=name,
+            topic_id=f"id-{name}",
+            assignment=((2, 3),) * partitions,
+            schema=schema,
+            settings={},
+            moving={},
+            earlier=(),
         )
         settings = SimpleNamespace(min_insync_replicas=2)
         return SimpleNamespace(spec=spec, settings=settings, schema=SCHEMA, partitions=partitions)
@@ -150,7 +158,9 @@ def test_where_a_partition_moves_is_told_whoever_tells_it() -> None:
     run(scenario)
 
 
-def test_a_node_is_read_once_in_a_while_and_what_was_read_serves_while_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_is_read_once_in_a_while_and_what_was_read_serves_while_nobody_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def scenario(world: World) -> None:
         topic = world.known["t"]
         state = world.admin.state
@@ -193,7 +203,9 @@ def test_all_topics_are_told_in_order_without_the_brokers_own_and_those_asked_fo
         assert await world.names(topics=["c", "x", "a"]) == (["c", "a"], False)
         answer = await world.admin.metadata(pb.MetadataRequest(topics=["x"]), 1e9)
         assert (list(answer.unknown_topics), answer.answered_by, answer.coordination) == (["x"], 1, "connected")
-        assert [(broker.id, broker.address, broker.incarnation) for broker in answer.brokers] == [(n, f"{n}", 1) for n in (1, 2, 3)]
+        assert [(broker.id, broker.address, broker.incarnation) for broker in answer.brokers] == [
+            (n, f"{n}", 1) for n in (1, 2, 3)
+        ]
 
     run(scenario, "a", "b", "c", "__own")
 

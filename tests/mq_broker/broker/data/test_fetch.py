@@ -1,4 +1,5 @@
-"""What a broker says about offsets: how far it can serve, how large a span is, and which ends have changed for a watcher."""
+"""What a broker says about offsets: how far it can serve, how large a span is, and which ends have changed for a
+watcher."""
 
 from __future__ import annotations
 
@@ -42,7 +43,9 @@ class Replica:
         return NotLeader("ask broker 2", 2, self.replica.leader_epoch)
 
     def offsets(self) -> pb.PartitionOffsets:
-        return pb.PartitionOffsets(partition=self.number, log_end_offset=self.next_offset, leader_epoch=self.replica.leader_epoch)
+        return pb.PartitionOffsets(
+            partition=self.number, log_end_offset=self.next_offset, leader_epoch=self.replica.leader_epoch
+        )
 
     def read(self, start: int, end: int, bytes_max: int) -> list[tuple[Published, memoryview]]:
         """Two records a batch."""
@@ -154,7 +157,11 @@ def test_who_wants_columns_or_rows_is_sent_those_of_as_much_as_is_read_at_once()
         finally:
             ours.close()
         columns = [decode_batch(bytes(message.parts[0]), schema, list(fields["columns"])) for message in sent]
-        return partition.chunks, [rows.num_rows for rows in columns], [message.header.batches[0].kept for message in sent]
+        return (
+            partition.chunks,
+            [rows.num_rows for rows in columns],
+            [message.header.batches[0].kept for message in sent],
+        )
 
     chunks, counts, kept = asyncio.run(scenario(project=True, columns=["s"]))
     assert (chunks, counts, kept) == ([fetch.PUSHDOWN_READ_BYTES] * 2, [2, 2], [b"", b""])
@@ -225,7 +232,9 @@ def spans() -> Any:
     """Batches of 1 to 4 records and of 3 to 50 bytes, from offset 5 to 25; a reader may go to offset 22."""
     partition: Any = Replica()
     offset = 0
-    for number, (count, size) in enumerate([(1, 10), (4, 50), (2, 3), (3, 33), (4, 44), (1, 7), (4, 9), (2, 20), (4, 40)]):
+    for number, (count, size) in enumerate(
+        [(1, 10), (4, 50), (2, 3), (3, 33), (4, 44), (1, 7), (4, 9), (2, 20), (4, 40)]
+    ):
         partition.index.append(Published(offset, count, number + 1, number, size, size))
         offset += count
     partition.index.trim(5)
@@ -274,7 +283,9 @@ def test_a_replica_says_whether_its_end_is_the_logs_or_only_what_it_knows() -> N
 
 def test_a_time_and_a_span_are_answered_only_where_they_were_asked_for() -> None:
     partition = spans()
-    told = listed(partition, timestamp_us=3, spans=[pb.OffsetSpan(partition=0, start_offset=5, end_offset=7, bytes_max=100)])
+    told = listed(
+        partition, timestamp_us=3, spans=[pb.OffsetSpan(partition=0, start_offset=5, end_offset=7, bytes_max=100)]
+    )
     assert (told.offset_at_timestamp, told.span.end_offset) == (7, 7)
     told = listed(partition, spans=[pb.OffsetSpan(partition=1, start_offset=5, end_offset=7)])
     assert not told.HasField("span")
@@ -289,7 +300,9 @@ def test_a_time_and_a_span_are_answered_only_where_they_were_asked_for() -> None
 
 def ends(watch: _Watch) -> list[tuple[int, int]]:
     answer = watch.take()
-    return [(told.offsets.partition, told.offsets.log_end_offset) for told in answer.offsets] if answer is not None else []
+    return (
+        [(told.offsets.partition, told.offsets.log_end_offset) for told in answer.offsets] if answer is not None else []
+    )
 
 
 def watching(*partitions: Any) -> _Watch:

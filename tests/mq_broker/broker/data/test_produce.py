@@ -1,4 +1,5 @@
-"""One produce stream: what is refused by its header alone, when topics are read anew, and that all is answered to the end."""
+"""One produce stream: what is refused by its header alone, when topics are read anew, and that all is answered to the
+end."""
 
 from __future__ import annotations
 
@@ -31,11 +32,15 @@ KEY = pb.TransactionKey(query_id="q", sink="t")
 
 
 def topic(name: str = "t") -> Any:
-    return SimpleNamespace(spec=SimpleNamespace(name=name, schema=b"typed"), versions={FINGERPRINT: SCHEMA}, schema=SCHEMA)
+    return SimpleNamespace(
+        spec=SimpleNamespace(name=name, schema=b"typed"), versions={FINGERPRINT: SCHEMA}, schema=SCHEMA
+    )
 
 
 def header(**fields: Any) -> pb.ProduceHeader:
-    return pb.ProduceHeader(**{"topic": "t", "uuid": UUID, "record_count": 2, "schema_fingerprint": FINGERPRINT, **fields})
+    return pb.ProduceHeader(
+        **{"topic": "t", "uuid": UUID, "record_count": 2, "schema_fingerprint": FINGERPRINT, **fields}
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +82,9 @@ def test_a_batch_of_a_schema_that_the_topic_never_had_is_refused_and_so_is_one_f
         {"stage": pb.StageOf(key=KEY, run_id="run")},
     ],
 )
-def test_a_batch_with_a_header_as_it_should_be_is_decoded_with_its_own_version_of_the_schema(fields: dict[str, Any]) -> None:
+def test_a_batch_with_a_header_as_it_should_be_is_decoded_with_its_own_version_of_the_schema(
+    fields: dict[str, Any],
+) -> None:
     assert _check_header(header(**fields), topic()) is SCHEMA
 
 
@@ -130,7 +137,9 @@ class World:
         self.sent.append(list(response.results))
 
     def request(self, correlation: int = 1, **fields: Any) -> Envelope[pb.ProduceHeader]:
-        return Envelope(header(correlation=correlation, record_count=1, **fields), (memoryview(encode_batch(rows(correlation))),))
+        return Envelope(
+            header(correlation=correlation, record_count=1, **fields), (memoryview(encode_batch(rows(correlation))),)
+        )
 
     async def hear(self, *requests: Envelope[pb.ProduceHeader]) -> None:
         async def said() -> Any:

@@ -25,7 +25,9 @@ def pushed(start: int = 0, end: int = 1_000, codec: str | None = None, **wanted:
     """What becomes of `ROWS`, stored from offset 100 on."""
     request = pb.FetchRequest(topic="t", start_offset=start, end_offset=end, **wanted)
     payload = memoryview(encode_batch(ROWS, codec))
-    stored = Published(index=7, base_offset=100, record_count=10, timestamp_us=5, payload_bytes=len(payload), decoded_bytes=0)
+    stored = Published(
+        index=7, base_offset=100, record_count=10, timestamp_us=5, payload_bytes=len(payload), decoded_bytes=0
+    )
     ((described, sent),) = Pushdown(SCHEMA, request, typed=True).apply([(stored, payload)])
     assert described.payload_bytes == len(sent)
     assert (described.base_offset, described.record_count, described.timestamp_us) == (100, 10, 5)
@@ -100,6 +102,8 @@ def test_a_turn_ends_after_so_many_bytes_and_after_so_long(
     monkeypatch.setattr(pushdown, "TURN_DECODED_BYTES_MAX", bytes_max)
     monkeypatch.setattr(pushdown, "TURN_S", turn_s)
     payload = memoryview(encode_batch(ROWS))
-    stored = Published(index=7, base_offset=0, record_count=10, timestamp_us=5, payload_bytes=len(payload), decoded_bytes=100)
+    stored = Published(
+        index=7, base_offset=0, record_count=10, timestamp_us=5, payload_bytes=len(payload), decoded_bytes=100
+    )
     picked = Pushdown(SCHEMA, pb.FetchRequest(topic="t", filter="n > 1"), typed=True).apply([(stored, payload)] * 5)
     assert len(picked) == count

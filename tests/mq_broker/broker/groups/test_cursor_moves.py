@@ -1,4 +1,5 @@
-"""Cursor moves under way: one at a time, then the newest; what is refused for now is tried again, and nothing else is."""
+"""Cursor moves under way: one at a time, then the newest; what is refused for now is tried again, and nothing else
+is."""
 
 from __future__ import annotations
 

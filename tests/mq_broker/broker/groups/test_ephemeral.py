@@ -1,4 +1,5 @@
-"""When a group that ends with its last member ends. Time is an argument; partitions are stand-ins that say what they are asked."""
+"""When a group that ends with its last member ends. Time is an argument; partitions are stand-ins that say what they
+are asked."""
 
 from __future__ import annotations
 

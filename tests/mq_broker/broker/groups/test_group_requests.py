@@ -1,4 +1,5 @@
-"""Who may move a group's cursor where, who may delete it, and how groups are listed: each answer for itself, with stand-ins."""
+"""Who may move a group's cursor where, who may delete it, and how groups are listed: each answer for itself, with
+stand-ins."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Part(Led):
 
 
 class World:
-    """A broker with these partitions. `counting`: whether a member's word counts. `members`: of each group, everywhere."""
+    """A broker with these partitions. `counting`: whether a member's word counts. `members`: of each group,
+    everywhere."""
 
     def __init__(self, *parts: Part) -> None:
         self.parts = parts
@@ -214,7 +216,12 @@ def test_cursors_are_listed_in_order_whether_led_here_or_not_in_any_number_of_an
     monkeypatch: pytest.MonkeyPatch, answer_bytes: int
 ) -> None:
     monkeypatch.setattr(cursors, "ANSWER_BYTES_MAX", answer_bytes)
-    parts = Part("a", 0, g="consumer", h="spark"), Part("a", 1, h="spark"), Part("b", 0, g="consumer"), Part("c", 0, g="consumer")
+    parts = (
+        Part("a", 0, g="consumer", h="spark"),
+        Part("a", 1, h="spark"),
+        Part("b", 0, g="consumer"),
+        Part("c", 0, g="consumer"),
+    )
     parts[2].serving, parts[3].closed = False, True
     world = World(*parts)
     assert listed(world) == [("a", 0, "g"), ("a", 0, "h"), ("a", 1, "h"), ("b", 0, "g")]

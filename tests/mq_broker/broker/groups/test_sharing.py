@@ -73,7 +73,9 @@ def test_the_first_member_begins_where_it_wants_to_and_that_place_is_written_dow
         a = Reader("a", first=7)
         case.share.join(a)
         assert a.told == ["activate 7"]
-        assert [(move.group, move.offset, move.kind, move.forward) for move in case.led.proposed] == [("g", 7, CONSUMER, True)]
+        assert [(move.group, move.offset, move.kind, move.forward) for move in case.led.proposed] == [
+            ("g", 7, CONSUMER, True)
+        ]
 
     run(scenario)
 
@@ -121,7 +123,9 @@ def test_the_owner_is_paused_once_until_it_has_settled_and_the_next_begins_there
     run(scenario)
 
 
-def test_an_owner_that_does_not_settle_in_time_loses_the_partition_and_its_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_that_does_not_settle_in_time_loses_the_partition_and_its_word(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sharing, "GROUP_HANDOVER_MS", 0)
 
     async def scenario(case: Case) -> None:
@@ -155,7 +159,9 @@ def test_a_handover_waits_as_long_as_the_protocol_says() -> None:
     run(scenario)
 
 
-def test_an_owner_whose_successor_goes_again_is_resumed_and_keeps_the_partition(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_owner_whose_successor_goes_again_is_resumed_and_keeps_the_partition(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sharing, "GROUP_HANDOVER_MS", 0)
 
     async def scenario(case: Case) -> None:
@@ -219,7 +225,9 @@ def test_a_member_that_is_not_the_owner_leaves_and_nothing_moves() -> None:
     run(scenario)
 
 
-def test_an_owner_that_comes_again_replaces_what_it_was_and_the_end_of_its_former_stream_takes_nothing_from_it() -> None:
+def test_an_owner_that_comes_again_replaces_what_it_was_and_the_end_of_its_former_stream_takes_nothing_from_it() -> (
+    None
+):
     async def scenario(case: Case) -> None:
         former, again, b = Reader("a"), Reader("a"), Reader("b")
         case.share.join(former)
@@ -235,7 +243,9 @@ def test_an_owner_that_comes_again_replaces_what_it_was_and_the_end_of_its_forme
         assert case.share.members == ["a", "b"]
         waiting = Reader("b")
         case.share.join(waiting)
-        assert (b.told, waiting.told, again.told) == ([], [], ["activate 4"]), "one that has nothing is replaced without a word"
+        assert (b.told, waiting.told, again.told) == ([], [], ["activate 4"]), (
+            "one that has nothing is replaced without a word"
+        )
 
     run(scenario)
 

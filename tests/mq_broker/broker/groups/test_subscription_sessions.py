@@ -1,4 +1,5 @@
-"""One subscription stream without its network: what a client says goes in, and messages come out as the broker would send them."""
+"""One subscription stream without its network: what a client says goes in, and messages come out as the broker would
+send them."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Readable(Led):
 
 
 class Stream:
-    """One client's stream. Topic `t` has the id `id-of-t`; the broker has heard of its newer one only once it looks again."""
+    """One client's stream. Topic `t` has the id `id-of-t`; the broker has heard of its newer one only once it looks
+    again."""
 
     def __init__(self, *partitions: Readable, group: str = "", delivering: Any = None) -> None:
         self.partitions = partitions or (Readable(),)
@@ -96,8 +98,12 @@ class Stream:
 
         await self.session.read(said())
 
-    async def open(self, *wanted: pb.SubscribePartition, credit: int = 1 << 20, member: str = "a", **fields: Any) -> None:
-        opened = pb.SubscribeOpen(partitions=wanted, group=self._group, member_id=member if self._group else "", **fields)
+    async def open(
+        self, *wanted: pb.SubscribePartition, credit: int = 1 << 20, member: str = "a", **fields: Any
+    ) -> None:
+        opened = pb.SubscribeOpen(
+            partitions=wanted, group=self._group, member_id=member if self._group else "", **fields
+        )
         await self.say(pb.SubscribeRequest(open=opened, credit=pb.SubscribeCredit(bytes=credit)))
 
     async def credit(self, count: int) -> None:
@@ -237,7 +243,9 @@ def test_a_closed_partition_and_those_of_a_stream_that_is_over_are_watched_no_mo
     async def scenario(stream: Stream) -> None:
         first, second = stream.partitions
         await stream.open(wanted(0), wanted(1))
-        close = pb.SubscribeClose(partitions=[pb.TopicPartition(topic="t", partition=0), pb.TopicPartition(topic="u", partition=0)])
+        close = pb.SubscribeClose(
+            partitions=[pb.TopicPartition(topic="t", partition=0), pb.TopicPartition(topic="u", partition=0)]
+        )
         await stream.say(pb.SubscribeRequest(close=close))
         assert (len(first.observers), len(second.observers)) == (0, 1)
         assert {partition for partition, _ in stream.message()[1]} == {1}

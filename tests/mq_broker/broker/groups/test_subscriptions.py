@@ -34,7 +34,10 @@ def test_what_commits_is_pushed(tmp_path: Path) -> None:
             async with broker.subscribing() as earliest, broker.subscribing() as latest:
                 await earliest.open("t", (0, 1), earliest=True)
                 await latest.open("t", (0, 1), latest=True)
-                assert [(o.partition, o.offset, o.active) for o in await latest.read_opened(2)] == [(0, 1, True), (1, 0, True)]
+                assert [(o.partition, o.offset, o.active) for o in await latest.read_opened(2)] == [
+                    (0, 1, True),
+                    (1, 0, True),
+                ]
                 assert await earliest.read_numbers(1) == [1]
                 await broker.produce("t", 2, partition=1)
                 await broker.produce("t", 3)
@@ -242,7 +245,9 @@ def test_a_member_that_leaves_gives_its_partitions_to_the_others_at_once(tmp_pat
     asyncio.run(scenario())
 
 
-def test_a_member_that_does_not_settle_loses_its_partition_and_its_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_that_does_not_settle_loses_its_partition_and_its_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("mq_broker.broker.groups.sharing.GROUP_HANDOVER_MS", 100)
 
     async def scenario() -> None:
@@ -311,7 +316,9 @@ def test_cursors_are_moved_by_request_within_the_log(tmp_path: Path) -> None:
             await broker.produce("t", 1, 2, 3)
             for offset, refused in ((2, False), (4, True)):
                 positions = [pb.CursorPosition(topic="t", partition=0, offset=offset)]
-                answer = await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="q", positions=positions, kind="spark"))
+                answer = await broker.ask(
+                    "MoveCursors", pb.MoveCursorsRequest(group="q", positions=positions, kind="spark")
+                )
                 assert answer.partitions[0].HasField("error") == refused
             assert type(from_wire(answer.partitions[0].error)) is InvalidRequest
             [cursor] = (await broker.ask("Groups", pb.GroupsRequest())).cursors
@@ -322,7 +329,9 @@ def test_cursors_are_moved_by_request_within_the_log(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_what_waits_to_be_told_to_a_client_that_does_not_read_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_waits_to_be_told_to_a_client_that_does_not_read_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(delivery, "UNTOLD_BYTES_MAX", 10_000)
     most = 0
     tell = delivery._Session.tell
@@ -346,7 +355,8 @@ def test_what_waits_to_be_told_to_a_client_that_does_not_read_is_bounded(tmp_pat
                     await subscription.call.write(one.SerializeToString())
 
             asking = asyncio.create_task(ask())
-            await asyncio.wait({asking}, timeout=1.0)  # nothing is read: it ends only if the broker keeps whatever comes
+            # Nothing is read: it ends only if the broker keeps whatever comes
+            await asyncio.wait({asking}, timeout=1.0)
             await subscription.read_opened(500 * count)
             await asking
             assert 10_000 < most <= 10_000 + 1_000, "one more at most, though a request asks for five hundred"
@@ -384,7 +394,9 @@ def test_a_partition_has_so_many_groups_and_a_group_so_many_members_and_more_are
             assert isinstance(from_wire(other.error), TooManyGroups)
             assert "delete unused groups" in other.error.message
             positions = [pb.CursorPosition(topic="t", partition=0, offset=0)]
-            answer = await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="h", positions=positions, kind="spark"))
+            answer = await broker.ask(
+                "MoveCursors", pb.MoveCursorsRequest(group="h", positions=positions, kind="spark")
+            )
             assert isinstance(from_wire(answer.partitions[0].error), TooManyGroups)
 
     asyncio.run(scenario())

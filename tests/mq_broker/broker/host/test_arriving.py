@@ -55,7 +55,9 @@ def test_as_much_as_is_allowed_is_taken() -> None:
     assert arriving.bytes_kept == SNAPSHOT_PART_BYTES
 
 
-@pytest.mark.parametrize("strange", [part(2), part(1, sequence=9), part(1, leader_epoch=9), part(1, partition=1), part(1, parts=4)])
+@pytest.mark.parametrize(
+    "strange", [part(2), part(1, sequence=9), part(1, leader_epoch=9), part(1, partition=1), part(1, parts=4)]
+)
 def test_a_part_that_does_not_follow_takes_what_came_before_it_along(strange: pb.SnapshotPart) -> None:
     arriving = ArrivingSnapshots()
     arriving.take(part(0), SIZE_MAX)

@@ -28,7 +28,9 @@ def test_who_has_not_beaten_for_long_is_silent() -> None:
     contacts = Contacts(0, patience_ms=3_000)
     contacts.beat(2, 0, dropped=False)
     contacts.beat(3, 0, dropped=False)
-    heard = {now: contacts.silent(now) for now in range(1_000, 6_000, 1_000) if not contacts.beat(3, now, dropped=False)}
+    heard = {
+        now: contacts.silent(now) for now in range(1_000, 6_000, 1_000) if not contacts.beat(3, now, dropped=False)
+    }
     assert heard == {1_000: [], 2_000: [], 3_000: [], 4_000: [2], 5_000: [2]}
     contacts.ended(2)
     assert contacts.silent(6_000) == [], "a link that is down already"

@@ -23,7 +23,9 @@ from mq_protocol.limits import READ_BATCHES_MAX
 from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, numbers_in, rows, standalone
 
 
-def test_a_batch_whose_topic_is_deleted_while_it_is_checked_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_whose_topic_is_deleted_while_it_is_checked_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count = 2 * produce.CHECK_INLINE_BYTES_MAX // 8
     large = pa.record_batch([pa.array(range(count), pa.int64()), pa.array([""] * count)], schema=SCHEMA)
     checking, deleted = threading.Event(), threading.Event()
@@ -52,7 +54,9 @@ def test_a_batch_whose_topic_is_deleted_while_it_is_checked_is_answered(tmp_path
     asyncio.run(scenario())
 
 
-def test_a_batch_that_is_small_only_while_it_is_compressed_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_is_small_only_while_it_is_compressed_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     count = 4
     even = pa.record_batch([range(count), ["even" * produce.CHECK_INLINE_DECODED_BYTES_MAX] * count], schema=SCHEMA)
     payload = encode_batch(even, "zstd")
@@ -84,7 +88,8 @@ def test_a_batch_that_is_small_only_while_it_is_compressed_holds_nobody_up(tmp_p
 def test_a_batch_that_the_journal_holds_no_more_is_out_of_range_and_says_where_to_read_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a restart the journal may begin later than the index of offsets, until the entry that says so is committed anew."""
+    """After a restart the journal may begin later than the index of offsets, until the entry that says so is committed
+    anew."""
     opened: list[Partition] = []
     begin = Partition.begin
 

@@ -1,4 +1,5 @@
-"""One partition of a real broker: what waits for it is answered, whoever looks on is told, and it shortens its journal in time."""
+"""One partition of a real broker: what waits for it is answered, whoever looks on is told, and it shortens its journal
+in time."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ def test_what_is_not_committed_by_its_deadline_is_unknown_and_what_has_time_wait
     run(tmp_path, scenario)
 
 
-def test_who_waits_and_who_looks_on_are_told_when_a_partition_closes_and_nothing_is_asked_of_it_any_more(tmp_path: Path) -> None:
+def test_who_waits_and_who_looks_on_are_told_when_a_partition_closes_and_nothing_is_asked_of_it_any_more(
+    tmp_path: Path,
+) -> None:
     async def scenario(_broker: Shell, partition: Partition) -> None:
         looked: list[bool] = []
         partition.observers.add(lambda: looked.append(partition.closed))

@@ -1,4 +1,5 @@
-"""What comes from other brokers as bytes becomes words for the core, whole or not at all, and the loop goes on meanwhile."""
+"""What comes from other brokers as bytes becomes words for the core, whole or not at all, and the loop goes on
+meanwhile."""
 
 from __future__ import annotations
 
@@ -71,7 +72,9 @@ class Peers:
 
     def hear(self, sequence: int, part: int, data: bytes, parts: int = 2) -> None:
         self.messages.hear_snapshot(
-            pb.SnapshotPart(leader=2, incarnation=4, leader_epoch=3, sequence=sequence, part=part, parts=parts, data=data)
+            pb.SnapshotPart(
+                leader=2, incarnation=4, leader_epoch=3, sequence=sequence, part=part, parts=parts, data=data
+            )
         )
 
     async def idle(self) -> None:
@@ -159,7 +162,9 @@ def test_a_snapshot_that_makes_no_sense_ends_the_link() -> None:
 def part(
     sequence: int, number: int, parts: int, size: int = SNAPSHOT_PART_BYTES, leader: int = 2, partition: int = 0
 ) -> pb.SnapshotPart:
-    return pb.SnapshotPart(leader=leader, partition=partition, sequence=sequence, part=number, parts=parts, data=bytes(size))
+    return pb.SnapshotPart(
+        leader=leader, partition=partition, sequence=sequence, part=number, parts=parts, data=bytes(size)
+    )
 
 
 def test_what_a_link_may_have_sent_of_snapshots_is_bounded_and_goes_with_it() -> None:
@@ -182,7 +187,8 @@ def test_what_a_link_may_have_sent_of_snapshots_is_bounded_and_goes_with_it() ->
 
 
 @pytest.mark.parametrize(
-    "message", [part(1, 0, 6), part(1, 1, 1), part(1, 0, 0), part(1, 0, 1, size=SNAPSHOT_PART_BYTES + 1), part(1, 0, 1, size=0)]
+    "message",
+    [part(1, 0, 6), part(1, 1, 1), part(1, 0, 0), part(1, 0, 1, size=SNAPSHOT_PART_BYTES + 1), part(1, 0, 1, size=0)],
 )
 def test_parts_of_no_snapshot_are_refused(message: pb.SnapshotPart) -> None:
     arriving = ArrivingSnapshots()

@@ -1,4 +1,5 @@
-"""What one broker's core says arrives as the same words at another's: through the journal, the wire's messages, and back."""
+"""What one broker's core says arrives as the same words at another's: through the journal, the wire's messages, and
+back."""
 
 from __future__ import annotations
 
@@ -31,7 +32,14 @@ class Wire:
         self.snapshot_data, self.first_index = b"a snapshot", 8
         wire: Any = self
         self.messages = PeerMessages(
-            PLACE, wire, wire, self.heard.append, wire, lambda _message: self.judged, ArrivingSnapshots(), lambda: 1 << 20
+            PLACE,
+            wire,
+            wire,
+            self.heard.append,
+            wire,
+            lambda _message: self.judged,
+            ArrivingSnapshots(),
+            lambda: 1 << 20,
         )
 
     def read(self, first: int, last: int, _bytes_max: int) -> list[Any]:
@@ -58,7 +66,15 @@ class Wire:
 
 
 def entries(prev: int, last: int, **fields: Any) -> AppendEntries:
-    said = {"leader": 2, "incarnation": 4, "leader_epoch": 5, "prev_epoch": 3, "high_watermark": 6, "sequence": 11, **fields}
+    said = {
+        "leader": 2,
+        "incarnation": 4,
+        "leader_epoch": 5,
+        "prev_epoch": 3,
+        "high_watermark": 6,
+        "sequence": 11,
+        **fields,
+    }
     return AppendEntries(prev_index=prev, last_index=last, **said)
 
 
@@ -105,7 +121,10 @@ def test_what_the_core_does_not_admit_is_dropped_or_refused_and_never_heard() ->
     wire = Wire()
     wire.judged = Verdict.NOT_REGISTERED, "not yet"
     wire.messages.send(3, entries(10, 10))
-    wire.judged = next(verdict for verdict in Verdict if verdict not in (Verdict.ADMITTED, Verdict.NOT_REGISTERED)), "nonsense"
+    wire.judged = (
+        next(verdict for verdict in Verdict if verdict not in (Verdict.ADMITTED, Verdict.NOT_REGISTERED)),
+        "nonsense",
+    )
     with pytest.raises(PeerRefused, match="nonsense"):
         wire.messages.send(3, entries(10, 10))
     assert wire.heard == []

@@ -102,8 +102,11 @@ def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
     asyncio.run(scenario())
 
 
-def test_a_leader_at_rest_stays_so_while_answers_take_long(zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a broker with much else to do: if each late answer woke a leader, to ask again, all would keep each other awake."""
+def test_a_leader_at_rest_stays_so_while_answers_take_long(
+    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a broker with much else to do: if each late answer woke a leader, to ask again, all would keep each other
+    awake."""
     monkeypatch.setattr("mq_broker.broker.host.partition.IN_EARNEST", SOON)
     replicas: list[Partition] = []
     woken: list[str] = []
@@ -141,7 +144,9 @@ def test_a_leader_at_rest_stays_so_while_answers_take_long(zookeeper: str, tmp_p
 
             async def heartbeats_are_due() -> bool:
                 now_ms = time.monotonic_ns() // 1_000_000
-                return all(now_ms - follower.last_sent_ms > 250 and not follower.sent for follower in leader.followers.values())
+                return all(
+                    now_ms - follower.last_sent_ms > 250 and not follower.sent for follower in leader.followers.values()
+                )
 
             await until(heartbeats_are_due)
             monkeypatch.setattr(Partition, "wake", noted_wake)

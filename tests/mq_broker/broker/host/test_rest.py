@@ -10,7 +10,16 @@ import pytest
 
 from mq_broker.broker.host.quiescence import Rest, RestTimes, Ticking
 from mq_broker.core.entries import Entry, MoveCursor
-from mq_broker.core.messages import AppendAck, AppendEntries, Event, Flushed, LogReplaced, Tick, TransferLeadership, TurnEnded
+from mq_broker.core.messages import (
+    AppendAck,
+    AppendEntries,
+    Event,
+    Flushed,
+    LogReplaced,
+    Tick,
+    TransferLeadership,
+    TurnEnded,
+)
 
 TIMES = RestTimes(calm_ms=1_000, follower_calm_ms=500, patience_ms=45_000)
 HEARTBEAT = AppendEntries(2, 1, 5, 9, 5, 9, 9, 1)
@@ -70,7 +79,9 @@ def test_a_follower_whose_leaders_broker_is_in_contact_rests_once_it_has_heard_i
     rest = awake()
     rest.told(HEARTBEAT, 100)
     assert not rest.settled(replica(leading=False, contact_ms=101), 700)
-    assert rest.settled(replica(leading=False, contact_ms=100), 60_000), "however long ago: brokers would say if it led no more"
+    assert rest.settled(replica(leading=False, contact_ms=100), 60_000), (
+        "however long ago: brokers would say if it led no more"
+    )
 
 
 @pytest.mark.parametrize("stranger", [replace(HEARTBEAT, leader=3), replace(HEARTBEAT, leader_epoch=4)])

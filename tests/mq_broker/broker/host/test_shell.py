@@ -101,7 +101,9 @@ def test_work_that_is_ended_before_it_begins_leaves_nothing_behind(tmp_path: Pat
 
 
 @pytest.mark.parametrize("durability", ["memory", "fsync"])
-def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_not_wanted(tmp_path: Path, durability: str) -> None:
+def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_not_wanted(
+    tmp_path: Path, durability: str
+) -> None:
     snapshot = Snapshot(7, 1, 1_000_000, MachineState(next_offset=5))
 
     async def main() -> None:
@@ -123,7 +125,9 @@ def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_no
     asyncio.run(main())
 
 
-def test_a_replica_that_is_wanted_again_while_the_node_is_read_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replica_that_is_wanted_again_while_the_node_is_read_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def main() -> None:
         async with shell(tmp_path, isr=((2, "other"),)) as broker:
             broker.follow_topics({"id": HERE})
@@ -220,7 +224,9 @@ def test_a_leader_sends_heartbeats_of_its_own_while_a_registered_replica_does_no
     asyncio.run(main())
 
 
-def test_who_leads_no_more_and_who_begins_with_another_log_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_leads_no_more_and_who_begins_with_another_log_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[tuple[int, str]] = []
 
     def send(_links: Links, to: int, message: pb.AppendAck) -> None:
@@ -282,7 +288,9 @@ def test_a_replica_that_was_moved_away_is_deleted_only_by_what_the_node_says_onc
                 if named_again:
                     found = await broker.coordination.read_state("id", 0)
                     assert found is not None
-                    await broker.coordination.write_state("id", 0, found[0], NodeState(None, 0, ((1, "mine"), (2, "other")), 0, ""))
+                    await broker.coordination.write_state(
+                        "id", 0, found[0], NodeState(None, 0, ((1, "mine"), (2, "other")), 0, "")
+                    )
                 await close(partition, error)
 
             monkeypatch.setattr(Partition, "close", put_back_meanwhile)

@@ -1,4 +1,5 @@
-"""A broker says when the UUIDs that its partitions remember take more memory than it was given, and drops none for it."""
+"""A broker says when the UUIDs that its partitions remember take more memory than it was given, and drops none for
+it."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def test_it_is_told_once_and_once_more_after_there_was_room(caplog: pytest.LogCa
     readings = iter([(4.0, 5.0), (4.0, 6.0), (9.0, 9.0), (4.0, 5.5), (0.1, 0.2), (9.0, 3.0)])
 
     def partitions() -> list[Any]:
-        return [partition(name, int(taken * (1 << 20))) for name, taken in zip(("a-0", "b-0"), next(readings), strict=True)]
+        return [
+            partition(name, int(taken * (1 << 20))) for name, taken in zip(("a-0", "b-0"), next(readings), strict=True)
+        ]
 
     shell: Any = SimpleNamespace(partitions=partitions)
     budget = WindowBudget(shell, 10 << 20)

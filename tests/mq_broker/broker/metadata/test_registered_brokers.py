@@ -159,7 +159,9 @@ def test_what_is_read_again_on_which_hint(event: CoordinationEvent | None, reads
     run(scenario)
 
 
-def test_a_list_that_cannot_be_read_is_read_again_and_a_broker_whose_id_was_taken_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_that_cannot_be_read_is_read_again_and_a_broker_whose_id_was_taken_stops(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cluster, "RETRY_S", 0.0)
 
     async def scenario(service: Service) -> None:

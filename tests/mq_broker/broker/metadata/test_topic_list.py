@@ -20,7 +20,8 @@ B = TopicSpec("b", "id-b", ((1,),))
 
 
 class Service:
-    """Answers each reading with the next of `changes`, then with nothing new. `heard`: what the broker was told of each."""
+    """Answers each reading with the next of `changes`, then with nothing new. `heard`: what the broker was told of
+    each."""
 
     def __init__(self) -> None:
         self.changes: list[TopicChanges | CoordinationUnavailable] = []
@@ -48,7 +49,9 @@ class Service:
     async def read_topic(self, _name: str) -> tuple[int, TopicSpec] | None:
         return self.document
 
-    async def update_topic(self, version: int, spec: TopicSpec, states: tuple[NodeState, ...]) -> tuple[CasOutcome, int]:
+    async def update_topic(
+        self, version: int, spec: TopicSpec, states: tuple[NodeState, ...]
+    ) -> tuple[CasOutcome, int]:
         self.updates.append((version, spec, states))
         return (self.outcomes.pop(0) if self.outcomes else CasOutcome.DONE), version + 1
 
@@ -133,7 +136,9 @@ def test_what_an_earlier_state_of_the_service_lacks_is_not_taken_for_deleted(who
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_topic_whose_document_cannot_be_read_stays_as_it_was_and_one_that_was_never_read_is_said_to_be_so(whole: bool) -> None:
+def test_a_topic_whose_document_cannot_be_read_stays_as_it_was_and_one_that_was_never_read_is_said_to_be_so(
+    whole: bool,
+) -> None:
     async def scenario(service: Service) -> None:
         await service.read(1, A, whole=True)
         await service.read(2, whole=whole, unreadable=("a", "b"))
@@ -214,7 +219,9 @@ def test_a_topic_is_read_anew_no_sooner_than_may_be() -> None:
     run(scenario)
 
 
-def test_a_reader_that_knows_a_topics_id_is_given_that_topic_or_told_that_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_knows_a_topics_id_is_given_that_topic_or_told_that_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(topics, "REFRESH_S_MIN", 0.0)
 
     async def scenario(service: Service) -> None:
@@ -276,7 +283,9 @@ def test_an_edit_writes_what_is_new_over_the_version_that_it_was_made_from(monke
     run(scenario)
 
 
-def test_the_list_is_read_on_a_hint_now_and_then_without_one_and_again_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_is_read_on_a_hint_now_and_then_without_one_and_again_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pauses: list[float] = []
     sleep = asyncio.sleep
 

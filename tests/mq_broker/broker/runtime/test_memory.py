@@ -51,7 +51,9 @@ def test_what_is_on_its_way_out_is_given_back_when_sending_fails() -> None:
     asyncio.run(scenario())
 
 
-def test_half_of_the_memory_is_the_mark_of_the_machine_or_of_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_of_the_memory_is_the_mark_of_the_machine_or_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(memory, "_CGROUP", limit)
     machine = memory_high_by_default()
@@ -91,7 +93,9 @@ class _Watched(Held):
         self.most = max(self.most, self.bytes)
 
 
-def test_nothing_is_held_once_all_is_answered_and_all_streams_have_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_held_once_all_is_answered_and_all_streams_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(server, "Held", _Watched)
     payload = encode_batch(rows(*range(5_000)))
 
@@ -122,7 +126,8 @@ def test_nothing_is_held_once_all_is_answered_and_all_streams_have_ended(tmp_pat
 def test_above_the_mark_who_holds_it_waits_until_it_is_taken_and_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers that do not read hold what was sent to them: then producers of their connection wait, and are not refused."""
+    """Readers that do not read hold what was sent to them: then producers of their connection wait, and are not
+    refused."""
     monkeypatch.setattr(server, "Held", lambda high, callers_max: _Watched(1_000_000, callers_max))
     payload = encode_batch(rows(*range(100_000)))
     assert len(payload) > 1_000_000
@@ -140,7 +145,9 @@ def test_above_the_mark_who_holds_it_waits_until_it_is_taken_and_others_go_on(
 
                 await until(nothing)
                 method: Any = broker.channel.unary_stream(path("Fetch"), None, None)
-                reader = method(pb.FetchRequest(topic="t", end_offset=800_000, chunk_bytes_max=4 << 20).SerializeToString())
+                reader = method(
+                    pb.FetchRequest(topic="t", end_offset=800_000, chunk_bytes_max=4 << 20).SerializeToString()
+                )
 
                 async def stuck() -> bool:
                     return _Watched.one.bytes > 1_000_000
@@ -255,7 +262,9 @@ def test_a_batch_may_be_as_large_as_every_broker_takes_and_no_larger(tmp_path: P
         async with standalone(tmp_path / "default") as broker:
             await broker.create_topic("fits", batch_bytes_max=str(most), durability="memory")
             for ask in (broker.create_topic("above", batch_bytes_max=str(most + 1)), _alter(broker, "fits", most + 1)):
-                with pytest.raises(InvalidSetting, match=f"start every broker with --message-bytes-max {most + 1 + (1 << 20)}"):
+                with pytest.raises(
+                    InvalidSetting, match=f"start every broker with --message-bytes-max {most + 1 + (1 << 20)}"
+                ):
                     await ask
         async with standalone(tmp_path / "larger", message_bytes_max=MESSAGE_BYTES_MAX) as broker:
             await broker.create_topic("large", batch_bytes_max="64MiB", durability="memory")

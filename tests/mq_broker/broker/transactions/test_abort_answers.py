@@ -1,4 +1,5 @@
-"""What is told of queries, and what whoever aborts one is told while some brokers do not answer. Brokers are stand-ins."""
+"""What is told of queries, and what whoever aborts one is told while some brokers do not answer. Brokers are
+stand-ins."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_what_is_decided_and_staged_is_summed_up_by_query_where_it_is_led() -> N
         ours = aborts(world)
         world.coordinator.machine.transactions[KEY] = known(4, line(0, 1), finished=False, aborted=True, changed_us=9)
         world.parts["t", 1].stage(
-            staged(1, 4, index=20, timestamp_us=70), staged(2, 6, index=9, timestamp_us=50), staged(3, 1, OTHER, index=30)
+            staged(1, 4, index=20, timestamp_us=70),
+            staged(2, 6, index=9, timestamp_us=50),
+            staged(3, 1, OTHER, index=30),
         )
         world.parts["t", 2].stage(staged(4, 1))
         world.parts["t", 2].serving = False
@@ -85,7 +88,9 @@ def test_brokers_that_do_not_answer_and_partitions_without_a_leader_are_asked_ag
         answers: list[Any] = [Unreachable("away"), left, fenced]
         asked: list[float] = []
 
-        async def ask_broker(broker: int, method: str, request: pb.FenceRequest, _response: object, deadline: float) -> Any:
+        async def ask_broker(
+            broker: int, method: str, request: pb.FenceRequest, _response: object, deadline: float
+        ) -> Any:
             assert (broker, method, request.key.query_id, len(request.kept)) == (2, "Fence", "query", 1)
             asked.append(deadline)
             answer = answers.pop(0) if len(answers) > 1 else answers[0]

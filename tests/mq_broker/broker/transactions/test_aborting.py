@@ -46,7 +46,9 @@ async def stage(
     return pb.StagedBatches(topic=topic, partition=partition, uuids=[name], row_count=len(numbers))
 
 
-async def decide(broker: Broker, batch_id: int, *manifest: pb.StagedBatches, key: pb.TransactionKey = KEY, **fields: Any) -> Any:
+async def decide(
+    broker: Broker, batch_id: int, *manifest: pb.StagedBatches, key: pb.TransactionKey = KEY, **fields: Any
+) -> Any:
     count = sum(line.row_count for line in manifest)
     request = pb.DecideRequest(key=key, batch_id=batch_id, run_id="run", row_count=count, manifest=manifest, **fields)
     return await broker.ask("Decide", request)
@@ -110,7 +112,9 @@ async def _is_fenced(broker: Broker, partition: int = 0) -> bool:
     return False
 
 
-def test_what_was_decided_before_the_abort_is_published_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_decided_before_the_abort_is_published_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t", partitions=2)
@@ -139,7 +143,9 @@ def test_what_was_decided_before_the_abort_is_published_all_the_same(tmp_path: P
     asyncio.run(scenario())
 
 
-def test_an_abort_waits_while_it_has_time_for_what_was_decided_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_waits_while_it_has_time_for_what_was_decided_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t")
@@ -192,7 +198,10 @@ def test_a_partition_that_its_leader_has_fenced_is_done_though_a_follower_has_no
 
     fenced.left.extend([t0])
     assert asyncio.run(scenario(fenced)) == (2, [])
-    assert asyncio.run(scenario(both)) == (0, ["t-0: it has no leader at the moment", "t-1: it has no leader at the moment"])
+    assert asyncio.run(scenario(both)) == (
+        0,
+        ["t-0: it has no leader at the moment", "t-1: it has no leader at the moment"],
+    )
     assert asyncio.run(scenario(behind, fenced)) == (2, [])
 
 
@@ -388,7 +397,9 @@ def test_a_key_for_one_decision_is_forgotten_an_hour_after_it_was_published_and_
         asked.append(operation)
 
     replica = SimpleNamespace(machine=SimpleNamespace(transactions=known))
-    partition = SimpleNamespace(name="c-0", serving=True, topic=SimpleNamespace(internal=True), replica=replica, ask=ask)
+    partition = SimpleNamespace(
+        name="c-0", serving=True, topic=SimpleNamespace(internal=True), replica=replica, ask=ask
+    )
     shell: Any = SimpleNamespace(partitions=lambda: [partition])
     for minutes, expected in ((59, []), (60, [Forget((old,))])):
         upkeep = transaction_upkeep.Upkeep(shell, lambda minutes=minutes: minutes * 60 * 1_000_000)  # type: ignore[misc]
@@ -444,7 +455,8 @@ def test_a_micro_batch_that_no_query_reaches_bricks_none(tmp_path: Path, monkeyp
 
 
 def _of_peers(monkeypatch: pytest.MonkeyPatch) -> list[transactions.Transactions]:
-    """What answers other brokers: publishing and discarding are not asked of clients' ports. Of brokers started from now on."""
+    """What answers other brokers: publishing and discarding are not asked of clients' ports. Of brokers started from
+    now on."""
     begin, found = transactions.Transactions.__init__, []
 
     def noted(self: transactions.Transactions, *args: Any) -> None:

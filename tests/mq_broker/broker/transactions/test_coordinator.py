@@ -42,7 +42,9 @@ async def stage(broker: Broker, batch_id: int, *numbers: int, partition: int = 0
     return pb.StagedBatches(topic="t", partition=partition, uuids=[name], row_count=len(numbers))
 
 
-async def decide(broker: Broker, batch_id: int, manifest: Iterable[pb.StagedBatches], run: str = "run", **fields: Any) -> Any:
+async def decide(
+    broker: Broker, batch_id: int, manifest: Iterable[pb.StagedBatches], run: str = "run", **fields: Any
+) -> Any:
     lines = list(manifest)
     count = sum(line.row_count for line in lines)
     request = pb.DecideRequest(key=KEY, batch_id=batch_id, run_id=run, row_count=count, manifest=lines, **fields)
@@ -140,7 +142,9 @@ def test_a_topic_that_was_deleted_holds_up_no_decision(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_topic_made_again_under_its_name_gets_nothing_that_was_staged_before_and_holds_up_no_query(tmp_path: Path) -> None:
+def test_a_topic_made_again_under_its_name_gets_nothing_that_was_staged_before_and_holds_up_no_query(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             await prepare(broker)
@@ -168,7 +172,9 @@ def test_a_decision_outlives_a_topic_that_is_made_again_before_it_is_published(
             line.topic_id = (await broker.metadata("t")).topics[0].topic_id
             publish = transactions.Transactions.publish
 
-            async def remade_just_before(self: transactions.Transactions, request: pb.PublishRequest, deadline: float) -> Any:
+            async def remade_just_before(
+                self: transactions.Transactions, request: pb.PublishRequest, deadline: float
+            ) -> Any:
                 monkeypatch.setattr(transactions.Transactions, "publish", publish)
                 await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
                 await broker.create_topic("t")
@@ -267,7 +273,9 @@ def test_a_manifest_that_names_what_was_never_staged_is_told_to_the_driver(tmp_p
     asyncio.run(scenario())
 
 
-def test_a_decision_that_could_not_be_published_is_after_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decision_that_could_not_be_published_is_after_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             await prepare(broker)
@@ -278,7 +286,8 @@ def test_a_decision_that_could_not_be_published_is_after_a_restart(tmp_path: Pat
 
             with monkeypatch.context() as patch:
                 patch.setattr(transactions.Transactions, "_publish_line", never)
-                for _ in range(2):  # asked again, what is decided and not yet published must not be taken for a lost attempt
+                # Asked again, what is decided and not yet published must not be taken for a lost attempt
+                for _ in range(2):
                     with pytest.raises(OutcomeUnknown, match="still being published"):
                         await decide(broker, 0, manifest, timeout_ms=200)
                 await broker.stop()

@@ -1,4 +1,5 @@
-"""Which partitions a broker fences for an aborted key, what it says of the others, and that others have their turn meanwhile."""
+"""Which partitions a broker fences for an aborted key, what it says of the others, and that others have their turn
+meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from tests.mq_broker.broker.transactions.worlds import KEY, World, run, staged, 
 
 def undecided(part: Any) -> Callable[[Fence], list[bytes]]:
     """As a partition's state tells it: what is staged under the key and not kept."""
-    return lambda fence: [name for name, batch in part.machine.staged.items() if batch.key == fence.key and name not in fence.kept]
+    return lambda fence: [
+        name for name, batch in part.machine.staged.items() if batch.key == fence.key and name not in fence.kept
+    ]
 
 
 def fencing(scenario: Callable[[World, Aborting], Awaitable[None]]) -> None:
@@ -32,7 +35,9 @@ def fencing(scenario: Callable[[World, Aborting], Awaitable[None]]) -> None:
     run(main)
 
 
-async def fenced(ours: Aborting, *kept: pb.StagedBatches, key: TransactionKey = KEY) -> tuple[dict[tuple[str, int], int], set[int]]:
+async def fenced(
+    ours: Aborting, *kept: pb.StagedBatches, key: TransactionKey = KEY
+) -> tuple[dict[tuple[str, int], int], set[int]]:
     answer = await ours.fence(pb.FenceRequest(key=key_to_wire(key), kept=kept), asyncio.get_running_loop().time() + 5)
     done = {(place.topic, place.partition): place.discarded for place in answer.fenced}
     return done, {place.partition for place in answer.left}
@@ -101,7 +106,9 @@ async def turns(work: Awaitable[object]) -> int:
     return count
 
 
-def test_others_have_a_turn_while_many_partitions_and_many_keys_are_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_have_a_turn_while_many_partitions_and_many_keys_are_looked_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(aborting, "FENCES_AT_ONCE", 2)
     monkeypatch.setattr(aborting, "LOOK_UP_MANY", 2)
 

@@ -22,7 +22,18 @@ from mq_protocol.errors import (
     Unreachable,
 )
 from mq_protocol.names import TRANSACTIONS_TOPIC
-from tests.mq_broker.broker.transactions.worlds import KEY, World, decision, known, line, rounds, run, staged, uuid, within
+from tests.mq_broker.broker.transactions.worlds import (
+    KEY,
+    World,
+    decision,
+    known,
+    line,
+    rounds,
+    run,
+    staged,
+    uuid,
+    within,
+)
 
 SOON = NotEnoughReplicas("1 live in-sync replica of 2")
 
@@ -118,7 +129,9 @@ def test_a_coordinator_that_leads_no_more_stops_and_says_so_and_others_go_on() -
         world.decides(decide)
         waiting = asyncio.create_task(world.until_published(decide))
         await rounds()
-        elsewhere = next(p for (topic, _), p in world.parts.items() if topic == TRANSACTIONS_TOPIC and p is not world.coordinator)
+        elsewhere = next(
+            p for (topic, _), p in world.parts.items() if topic == TRANSACTIONS_TOPIC and p is not world.coordinator
+        )
         world.loses(elsewhere)
         for listener in world.on_role:  # it is told of an epoch of its own, too
             listener(world.coordinator)
@@ -152,7 +165,9 @@ def test_batches_that_are_missing_are_told_to_whoever_waits_and_asked_for_all_th
 
 
 @pytest.mark.parametrize("error", [UnknownTopic("none"), UnknownPartition("none")])
-def test_what_was_deleted_holds_up_no_decision_but_only_the_coordination_service_may_say_so(error: TritonMQError) -> None:
+def test_what_was_deleted_holds_up_no_decision_but_only_the_coordination_service_may_say_so(
+    error: TritonMQError,
+) -> None:
     async def scenario(world: World) -> None:
         part = world.parts["t", 0]
         part.refuse = [error] * 20
@@ -280,7 +295,9 @@ def test_waits_between_attempts_grow_and_end_at_the_longest(monkeypatch: pytest.
 # ---------------------------------------------------------------- an attempt that came too late
 
 
-def test_of_an_attempt_that_came_too_late_what_the_decision_does_not_name_is_discarded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_an_attempt_that_came_too_late_what_the_decision_does_not_name_is_discarded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(transactions, "DISCARD_UUIDS_MAX", 2)
 
     async def scenario(world: World) -> None:
@@ -344,7 +361,9 @@ def test_a_partition_is_asked_where_it_is_led() -> None:
 
 async def asked(world: World, number: int) -> None:
     ours = world.transactions
-    request = pb.DiscardRequest(topic="t", partition=number, key=pb.TransactionKey(query_id="query", sink="t"), uuids=[uuid(1)])
+    request = pb.DiscardRequest(
+        topic="t", partition=number, key=pb.TransactionKey(query_id="query", sink="t"), uuids=[uuid(1)]
+    )
     await ours._ask_leader("t", number, "Discard", request, pb.DiscardResponse, ours.discard)
 
 

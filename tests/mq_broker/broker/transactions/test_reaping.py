@@ -37,7 +37,9 @@ def test_what_is_young_stays() -> None:
     async def scenario(world: World) -> None:
         world.coordinator.machine.transactions[KEY] = known(5)
         now_us = time.time_ns() // 1000
-        world.parts["t", 0].stage(staged(1, 1, timestamp_us=now_us - 70_000_000), staged(2, 1, timestamp_us=now_us - 50_000_000))
+        world.parts["t", 0].stage(
+            staged(1, 1, timestamp_us=now_us - 70_000_000), staged(2, 1, timestamp_us=now_us - 50_000_000)
+        )
         await world.transactions.reap(60.0)
         assert reaped(world) == {0: [Discard(KEY, (uuid(1),))]}
 
@@ -134,7 +136,9 @@ async def listed(world: World, **fields: object) -> tuple[list[tuple[str, int, i
 
 
 @pytest.mark.parametrize("answer_bytes", [1, 700, 1 << 20])
-def test_a_listing_in_any_number_of_answers_tells_each_batch_once(monkeypatch: pytest.MonkeyPatch, answer_bytes: int) -> None:
+def test_a_listing_in_any_number_of_answers_tells_each_batch_once(
+    monkeypatch: pytest.MonkeyPatch, answer_bytes: int
+) -> None:
     monkeypatch.setattr(transactions, "ANSWER_BYTES_MAX", answer_bytes)
 
     async def scenario(world: World) -> None:

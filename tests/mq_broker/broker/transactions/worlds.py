@@ -1,4 +1,5 @@
-"""A small cluster as a coordinator of transactions sees it. Each partition notes what it is asked, and answers as it is told to."""
+"""A small cluster as a coordinator of transactions sees it. Each partition notes what it is asked, and answers as it is
+told to."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def known(batch_id: int, *lines: StagedBatches, finished: bool = True, **fields:
     return TransactionState(batch_id, "run", len(lines), lines, finished, (), **fields)
 
 
-def staged(number: int, batch_id: int, key: TransactionKey = KEY, *, index: int = 0, timestamp_us: int = 0) -> StagedBatch:
+def staged(
+    number: int, batch_id: int, key: TransactionKey = KEY, *, index: int = 0, timestamp_us: int = 0
+) -> StagedBatch:
     return StagedBatch(uuid(number), key, batch_id, "run", 1, index or number, timestamp_us, 10, 10)
 
 
@@ -72,7 +75,8 @@ class Part:
 
 
 class World:
-    """Broker 1. It leads all partitions of `t` and of the coordinators' topic, unless it is said that another broker does."""
+    """Broker 1. It leads all partitions of `t` and of the coordinators' topic, unless it is said that another broker
+    does."""
 
     def __init__(self) -> None:
         self.broker = 1

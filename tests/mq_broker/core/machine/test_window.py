@@ -11,7 +11,14 @@ import pytest
 from mq_broker.core.entries import Append, Entry, EpochStart, Publish, Stage, TransactionKey
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.state import MachineState
-from mq_broker.core.machine.window import FORGOTTEN_AT_ONCE_MAX, TURNOVER_US, Placed, SeenUuids, UuidWindow, WindowBounds
+from mq_broker.core.machine.window import (
+    FORGOTTEN_AT_ONCE_MAX,
+    TURNOVER_US,
+    Placed,
+    SeenUuids,
+    UuidWindow,
+    WindowBounds,
+)
 
 KEY = TransactionKey("query", "sink")
 

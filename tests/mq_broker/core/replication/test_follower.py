@@ -42,9 +42,12 @@ def published(*steps: list[Effect]) -> list[int]:
 
 
 def test_no_more_is_committed_than_a_message_of_this_epoch_proved_to_match() -> None:
-    """A message names what comes before it, and how far the leader's log is committed, which may be further than that."""
+    """A message names what comes before it, and how far the leader's log is committed, which may be further than
+    that."""
     settings = ReplicaSettings((1, 2, 3), 2)
-    follower = Replica("t", 0, Identity(1, 1, "one"), settings, RecoveredLog((entry(1, 5), entry(2, 5), entry(3, 5))), 0)
+    follower = Replica(
+        "t", 0, Identity(1, 1, "one"), settings, RecoveredLog((entry(1, 5), entry(2, 5), entry(3, 5))), 0
+    )
     follower.step(NodeRead(1, NodeState(LeaderName(2, 1), 6, ((2, "two"), (3, "three")), 0, "w")))
     told = AppendEntries(2, 1, 6, prev_index=1, prev_epoch=5, last_index=1, high_watermark=3, sequence=1)
     assert published(follower.step(told), follower.step(TurnEnded(1))) == [1]  # 2 and 3 are of a former leader alone
@@ -165,7 +168,11 @@ def matched(replica: Replica, message: InstallSnapshot) -> int:
     """What the follower says that it has of its leader's log."""
     effects = replica.step(message) + replica.step(TurnEnded(0))
     assert not of(effects, Install)
-    acks = [effect.message for effect in of(effects, Send) if isinstance(effect, Send) and isinstance(effect.message, AppendAck)]
+    acks = [
+        effect.message
+        for effect in of(effects, Send)
+        if isinstance(effect, Send) and isinstance(effect.message, AppendAck)
+    ]
     return max((ack.matched_index for ack in acks), default=-1)
 
 

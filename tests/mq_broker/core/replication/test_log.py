@@ -60,7 +60,13 @@ def test_a_message_holds_only_as_many_large_decisions_as_fit() -> None:
 def test_every_operation_that_names_something_is_counted_with_its_names() -> None:
     """What is not counted is not bounded: an entry of a megabyte of names would pass for a small one."""
     names = TransactionKey("query" * 10_000, "sink" * 10_000)
-    for operation in (Fence(names, UUIDS), Forget((names, names)), Abort(names), Finish(names, 1), DeleteGroup("group" * 10_000)):
+    for operation in (
+        Fence(names, UUIDS),
+        Forget((names, names)),
+        Abort(names),
+        Finish(names, 1),
+        DeleteGroup("group" * 10_000),
+    ):
         size = encode(Place("t", 0), Entry(1, 1, 0, operation)).size
         assert size <= stored_bytes(Entry(1, 1, 0, operation)) <= 1.05 * size + 128
     kept = [stored_bytes(Entry(1, 1, 0, Fence(KEY, UUIDS[:count]))) for count in (0, 1)]

@@ -101,7 +101,9 @@ def test_who_is_no_replica_any_more_is_dropped() -> None:
 
 
 @pytest.mark.parametrize(("minimum", "left"), [(1, THREE[:1]), (2, (THREE[0], THREE[2])), (3, None)])
-def test_the_set_never_gets_smaller_than_the_floor_and_the_gone_go_before_the_lagging(minimum: int, left: Isr | None) -> None:
+def test_the_set_never_gets_smaller_than_the_floor_and_the_gone_go_before_the_lagging(
+    minimum: int, left: Isr | None
+) -> None:
     scene = Scene(minimum=minimum)
     scene.followers[3].behind_since_ms = 0
     scene.shared.now_ms = LAG_MS + 1

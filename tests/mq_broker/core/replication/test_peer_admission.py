@@ -1,4 +1,5 @@
-"""What other brokers say is looked at before the core hears it: each number that no broker would say is refused by its reason."""
+"""What other brokers say is looked at before the core hears it: each number that no broker would say is refused by its
+reason."""
 
 from __future__ import annotations
 
@@ -56,7 +57,15 @@ def fed(replica: Replica, *events: Event) -> list[Any]:
 
 
 def append(*entries: Entry, **fields: Any) -> AppendEntries:
-    given = {"leader": 2, "incarnation": 7, "leader_epoch": 3, "prev_index": 2, "prev_epoch": 2, "high_watermark": 0, "sequence": 1}
+    given = {
+        "leader": 2,
+        "incarnation": 7,
+        "leader_epoch": 3,
+        "prev_index": 2,
+        "prev_epoch": 2,
+        "high_watermark": 0,
+        "sequence": 1,
+    }
     given = {**given, "last_index": given["prev_index"] + len(entries), **fields}
     return AppendEntries(entries=entries, **given)
 
@@ -72,7 +81,14 @@ def leader() -> Replica:
 
 
 def ack(**fields: Any) -> AppendAck:
-    given = {"follower": 2, "incarnation": 7, "log_id": "b", "leader_epoch": 4, "acknowledged_index": 0, "matched_index": 0}
+    given = {
+        "follower": 2,
+        "incarnation": 7,
+        "log_id": "b",
+        "leader_epoch": 4,
+        "acknowledged_index": 0,
+        "matched_index": 0,
+    }
     return AppendAck(**{**given, "sequence": 1, **fields})
 
 

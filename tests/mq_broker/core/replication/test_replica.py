@@ -77,7 +77,14 @@ def sent(*entries: Entry, incarnation: int = 5, epoch: int = 3, **fields: Any) -
 
 
 def answer(follower: int, **fields: Any) -> AppendAck:
-    given = {"incarnation": 5, "log_id": "two", "leader_epoch": 4, "acknowledged_index": 1, "matched_index": 1, "sequence": 1}
+    given = {
+        "incarnation": 5,
+        "log_id": "two",
+        "leader_epoch": 4,
+        "acknowledged_index": 1,
+        "matched_index": 1,
+        "sequence": 1,
+    }
     return AppendAck(follower, **{**given, **fields})
 
 
@@ -235,7 +242,9 @@ def test_a_follower_is_not_asked_to_let_another_lead() -> None:
     assert follower().step(TransferLeadership(3, 9_000)) == []
     replica = leader()
     replica.step(TransferLeadership(1, 9_000))
-    assert not of(replica.step(Propose(1, Append(), 0, uuid=b"x" * 16, record_count=1)), Reply), "it takes writes as before"
+    assert not of(replica.step(Propose(1, Append(), 0, uuid=b"x" * 16, record_count=1)), Reply), (
+        "it takes writes as before"
+    )
 
 
 def test_who_was_chosen_is_chosen_once() -> None:

@@ -9,7 +9,16 @@ import google_crc32c
 import pytest
 
 from mq_broker.core.entries import Append, Entry, EntryKind
-from mq_broker.storage.codec.frame import HEADER_BYTES, MAGIC, NewerFrame, Place, decode, decode_frames, encode, unpinned
+from mq_broker.storage.codec.frame import (
+    HEADER_BYTES,
+    MAGIC,
+    NewerFrame,
+    Place,
+    decode,
+    decode_frames,
+    encode,
+    unpinned,
+)
 from mq_protocol.errors import CorruptBatch
 from tests.mq_broker.storage.bed import PLACE, frame_of, frames_of, joined, one_of_each_operation, uuid_of
 
@@ -44,7 +53,9 @@ def test_a_whole_frame_of_an_unknown_kind_is_not_taken_for_a_damaged_one() -> No
 
 def test_a_batch_that_has_not_a_uuid_for_each_of_its_records_is_damaged() -> None:
     records = uuid_of(1) + uuid_of(2)
-    assert decode(PLACE, joined([encode(PLACE, Entry(7, 3, 0, Append(records), uuid_of(3), 2))]))[0].operation == Append(records)
+    assert decode(PLACE, joined([encode(PLACE, Entry(7, 3, 0, Append(records), uuid_of(3), 2))]))[
+        0
+    ].operation == Append(records)
     for wrong in (records[:16], records[:-1]):
         with pytest.raises(CorruptBatch, match="not a UUID for each record"):
             decode(PLACE, joined([encode(PLACE, Entry(7, 3, 0, Append(wrong), uuid_of(3), 2))]))
@@ -106,7 +117,9 @@ def test_large_payloads_are_checked_whole() -> None:
     payload = random.Random(1).randbytes(300_000)
     whole = encode(PLACE, Entry(1, 1, 1, Append(), payload_bytes=300_000), (payload,))
     pieces = encode(
-        PLACE, Entry(1, 1, 1, Append(), payload_bytes=300_000), (payload[:7], memoryview(payload)[7:200_000], payload[200_000:])
+        PLACE,
+        Entry(1, 1, 1, Append(), payload_bytes=300_000),
+        (payload[:7], memoryview(payload)[7:200_000], payload[200_000:]),
     )
     assert joined([whole]) == joined([pieces])
     data = bytearray(joined([whole]))

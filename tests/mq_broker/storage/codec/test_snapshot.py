@@ -40,11 +40,19 @@ FULL = Snapshot(
             (
                 KEY,
                 TransactionState(
-                    12, "run-2", 500, (StagedBatches("t", 2, (uuid_of(4), uuid_of(5)), 500, "t-id"),), False, ("run-1", "run-0")
+                    12,
+                    "run-2",
+                    500,
+                    (StagedBatches("t", 2, (uuid_of(4), uuid_of(5)), 500, "t-id"),),
+                    False,
+                    ("run-1", "run-0"),
                 ),
             ),
             (TransactionKey("q", "s"), TransactionState(3, "r", 0, (), True, (), once=True, changed_us=17)),
-            (TransactionKey("q2", ""), TransactionState(-1, "", 0, (), True, (), aborted=True, changed_us=1_700_000_000_000_002)),
+            (
+                TransactionKey("q2", ""),
+                TransactionState(-1, "", 0, (), True, (), aborted=True, changed_us=1_700_000_000_000_002),
+            ),
         ),
         fenced=(KEY, TransactionKey("q2", "")),
     ),
@@ -138,14 +146,20 @@ def test_parts_that_do_not_fit_together_are_refused_whatever_the_checksum_says()
         first[:2],
         first[:-1],
         first + b"\1",
-        whole[: len(first)] + struct.pack("<I", len(whole)) + whole[len(first) + 4 :],  # a part that ends after the body
+        # a part that ends after the body
+        whole[: len(first)] + struct.pack("<I", len(whole)) + whole[len(first) + 4 :],
         part(uuids=uuid_of(1)),
         part(uuids=uuid_of(1), index_step=[1, 1], base_offset_step=[1], timestamp_us_step=[1]),
         part(uuids=uuid_of(1), index_step=[1], base_offset_step=[1, 1], timestamp_us_step=[1]),
         part(uuids=uuid_of(1), index_step=[1], base_offset_step=[1], timestamp_us_step=[1, 1]),
         part(uuids=b"short", index_step=[1], base_offset_step=[1], timestamp_us_step=[1]),
         part(uuids=uuid_of(1), index_step=[-1], base_offset_step=[1], timestamp_us_step=[1]),
-        part(uuids=uuid_of(1) + uuid_of(2), index_step=[1, 1], base_offset_step=[(1 << 63) - 1] * 2, timestamp_us_step=[1, 1]),
+        part(
+            uuids=uuid_of(1) + uuid_of(2),
+            index_step=[1, 1],
+            base_offset_step=[(1 << 63) - 1] * 2,
+            timestamp_us_step=[1, 1],
+        ),
     ):
         with pytest.raises(CorruptBatch):
             decode_snapshot(PLACE, _resealed(body))

@@ -14,7 +14,8 @@ def test_journals_that_rest_give_back_first_and_are_read_from_their_files(tmp_pa
         bed.writer.caches = FrameCaches(60_000)
         heards = [Heard() for _ in range(10)]
         journals = [
-            open_disk_journal(bed.path / str(n), PLACE, "fsync", heard, bed.writer).journal for n, heard in enumerate(heards)
+            open_disk_journal(bed.path / str(n), PLACE, "fsync", heard, bed.writer).journal
+            for n, heard in enumerate(heards)
         ]
         for journal, heard in zip(journals, heards, strict=True):
             journal.append(frames_of(1, 20, size=200))

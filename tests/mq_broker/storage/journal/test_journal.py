@@ -44,7 +44,9 @@ def test_what_is_appended_is_readable_at_once_and_flushed_later(tmp_path: Path, 
 
 @pytest.mark.parametrize("durability", EVERY)
 @pytest.mark.parametrize("cache_bytes_max", [0, 1500, 1 << 20])
-def test_reads_give_whole_frames_one_at_least_and_no_more_than_fit(tmp_path: Path, durability: str, cache_bytes_max: int) -> None:
+def test_reads_give_whole_frames_one_at_least_and_no_more_than_fit(
+    tmp_path: Path, durability: str, cache_bytes_max: int
+) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, _ = bed.open()
         frames = frames_of(1, 9)
@@ -92,7 +94,8 @@ def test_flushed_is_not_reported_for_entries_that_were_cut(tmp_path: Path, durab
     async def test(bed: Bed) -> None:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 8))
-        if durability != "memory":  # written; the outcome is on its way to the loop, which is busy here and has not heard it
+        # Written; the outcome is on its way to the loop, which is busy here and has not heard it
+        if durability != "memory":
             deadline = time.monotonic() + 10
             while journal._files._written < 8 and time.monotonic() < deadline:  # type: ignore[attr-defined]
                 pass
@@ -414,7 +417,10 @@ def test_a_log_of_the_first_format_is_opened(tmp_path: Path) -> None:
         journal.append(frames_of(1, 3))
         await journal.close()
         written = json.loads((bed.path / "log.json").read_text())
-        former = {name: written[name] for name in ("log_id", "boot_id", "clean", "durability", "topic_id", "partition", "topic")}
+        former = {
+            name: written[name]
+            for name in ("log_id", "boot_id", "clean", "durability", "topic_id", "partition", "topic")
+        }
         (bed.path / "log.json").write_text(json.dumps({**former, "format": 1}))
         again, _, opened = bed.open()
         assert (again.log_id, again.last_index, opened.recovery, opened.damaged) == (journal.log_id, 3, 0, "")

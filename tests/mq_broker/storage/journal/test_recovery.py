@@ -20,7 +20,18 @@ from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.interface import Frame
 from mq_broker.storage.journal.segments import pack_mark, unpack_mark
 from mq_protocol.errors import StorageFailed
-from tests.mq_broker.storage.bed import PLACE, Bed, Killed, MortalFiles, Saved, frame_of, frames_of, joined, on_a_bed, random_frame
+from tests.mq_broker.storage.bed import (
+    PLACE,
+    Bed,
+    Killed,
+    MortalFiles,
+    Saved,
+    frame_of,
+    frames_of,
+    joined,
+    on_a_bed,
+    random_frame,
+)
 
 ALL = 1 << 40
 
@@ -36,7 +47,8 @@ async def written(bed: Bed, frames: list[Frame], mark: int | None = None) -> Non
 
 
 async def repaired(bed: Bed, reason: str, kept: int, aside: bytes | None = None) -> None:
-    """Open: damage is told, the log is another, what is good is there, what is not is put aside; then nothing is wrong any more."""
+    """Open: damage is told, the log is another, what is good is there, what is not is put aside; then nothing is wrong
+    any more."""
     name = json.loads((bed.path / "log.json").read_text())["log_id"]
     asides = set(bed.path.glob("aside-*"))
     journal, _, opened = bed.open()
@@ -77,7 +89,9 @@ def test_a_tail_torn_at_any_byte_of_the_last_frame_is_cut(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "tail", [bytes(500), b"\xff" * 77, b"T\x01" * 100, joined(frames_of(3, 3))[:-1] + b"\0"], ids=["zeros", "ones", "magic", "page"]
+    "tail",
+    [bytes(500), b"\xff" * 77, b"T\x01" * 100, joined(frames_of(3, 3))[:-1] + b"\0"],
+    ids=["zeros", "ones", "magic", "page"],
 )
 def test_bytes_that_were_never_frames_are_cut(tmp_path: Path, tail: bytes) -> None:
     async def test(bed: Bed) -> None:
@@ -127,7 +141,9 @@ def test_a_bad_last_frame_is_damage_if_it_was_flushed(tmp_path: Path) -> None:
     on_a_bed(test, tmp_path)
 
 
-def test_the_warning_says_what_was_damaged_where_and_where_it_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_warning_says_what_was_damaged_where_and_where_it_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test(bed: Bed) -> None:
         await written(bed, frames_of(1, 3))
         whole = bed.segments[0].read_bytes()
@@ -249,8 +265,14 @@ def test_a_reboot_may_leave_holes_in_what_os_never_synced_but_not_below_the_mark
 def test_a_new_log_is_named_durably_once_and_takes_its_first_entries_without_another_name(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, _ = bed.open()
-        assert [event for event in bed.files.events if event != "mark"] == ["replace", "sync_directory", "sync_directory"]
-        assert [path.name for path in bed.segments] == [f"{1:020d}.log"], "or the first append would have to sync its name"
+        assert [event for event in bed.files.events if event != "mark"] == [
+            "replace",
+            "sync_directory",
+            "sync_directory",
+        ]
+        assert [path.name for path in bed.segments] == [f"{1:020d}.log"], (
+            "or the first append would have to sync its name"
+        )
         bed.files.events.clear()
         journal.append(frames_of(1, 2))
         await heard.until_flushed(2)
@@ -443,7 +465,9 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])
-def test_a_process_killed_while_it_writes_has_everything_that_it_reported_as_flushed(tmp_path: Path, durability: str) -> None:
+def test_a_process_killed_while_it_writes_has_everything_that_it_reported_as_flushed(
+    tmp_path: Path, durability: str
+) -> None:
     root = Path(__file__).parents[4]
     for _ in range(2):
         process = subprocess.Popen(

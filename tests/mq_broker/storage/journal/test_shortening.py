@@ -1,4 +1,5 @@
-"""Journals that begin later: the snapshot and what follows it always come to the same state as the whole journal would."""
+"""Journals that begin later: the snapshot and what follows it always come to the same state as the whole journal
+would."""
 
 from __future__ import annotations
 
@@ -77,11 +78,16 @@ def test_what_is_dropped_becomes_a_snapshot(tmp_path: Path, durability: str) -> 
         assert first == journal.first_index == (10 if durability == "memory" else 7)
         snapshot = Snapshot(first - 1, 3, 1_000_000 + first - 1, state_of(frames[: first - 1], DEDUP))
         assert (snapshot_of(journal), journal.snapshot_data) == (snapshot, encode_snapshot(PLACE, snapshot))
-        assert (journal.last_index, journal.bytes_stored) == (13, size - sum(frame.size for frame in frames[: first - 1]))
+        assert (journal.last_index, journal.bytes_stored) == (
+            13,
+            size - sum(frame.size for frame in frames[: first - 1]),
+        )
         assert joined(journal.read(first, 20, ALL)) == joined(frames[first - 1 :])
         assert bytes(journal.payload(first)) == bytes([first]) * 40
         for index in (1, first - 1):
-            with pytest.raises(StorageFailed, match=f"entry {index} is not kept any more: the journal begins at {first}"):
+            with pytest.raises(
+                StorageFailed, match=f"entry {index} is not kept any more: the journal begins at {first}"
+            ):
                 journal.read(index, 20, ALL)
             with pytest.raises(StorageFailed, match=f"the journal begins at {first}"):
                 journal.payload(index)
@@ -164,7 +170,9 @@ async def all_flushed(journal: Journal) -> None:
 
 
 @pytest.mark.parametrize("durability", EVERY)
-def test_close_waits_for_a_shortening_and_ends_it_early(tmp_path: Path, durability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_waits_for_a_shortening_and_ends_it_early(
+    tmp_path: Path, durability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, _ = bed.open()
         frames = frames_of(1, 20)
@@ -200,7 +208,9 @@ def test_close_waits_for_a_shortening_and_ends_it_early(tmp_path: Path, durabili
     on_a_bed(test, tmp_path, durability, segment_bytes_max=300)
 
 
-def test_a_journal_that_is_closed_while_its_snapshot_is_stored_leaves_nothing_in_the_brokers_caches(tmp_path: Path) -> None:
+def test_a_journal_that_is_closed_while_its_snapshot_is_stored_leaves_nothing_in_the_brokers_caches(
+    tmp_path: Path,
+) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 20))
@@ -306,7 +316,9 @@ def test_what_is_not_written_yet_is_not_dropped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", ON_DISK)
-def test_a_truncation_down_to_the_new_start_leaves_the_journal_empty_and_usable(tmp_path: Path, durability: str) -> None:
+def test_a_truncation_down_to_the_new_start_leaves_the_journal_empty_and_usable(
+    tmp_path: Path, durability: str
+) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 11))
@@ -456,8 +468,12 @@ def test_damage_in_what_is_dropped_is_told_and_goes_into_no_snapshot(tmp_path: P
     on_a_bed(test, tmp_path, segment_bytes_max=300)
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:200])], ids=["gone", "cut off"])
-def test_a_segment_that_is_not_what_was_written_goes_into_no_snapshot(tmp_path: Path, harm: Callable[[Path], object]) -> None:
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:200])], ids=["gone", "cut off"]
+)
+def test_a_segment_that_is_not_what_was_written_goes_into_no_snapshot(
+    tmp_path: Path, harm: Callable[[Path], object]
+) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, _ = bed.open()
         journal.append(frames_of(1, 9))
@@ -492,7 +508,9 @@ def test_a_snapshot_is_made_of_the_one_before_and_what_follows_it(tmp_path: Path
 
 
 @pytest.mark.parametrize("durability", ON_DISK)
-def test_a_recovery_is_remembered_with_the_log(tmp_path: Path, durability: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_recovery_is_remembered_with_the_log(
+    tmp_path: Path, durability: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, opened = bed.open()
         assert opened.recovery == 0

@@ -57,7 +57,8 @@ def test_results_of_a_round_come_in_one_call(tmp_path: Path) -> None:
         places = [bed.path / str(n) for n in range(20)]
         heards = [Heard() for _ in places]
         journals = [
-            open_disk_journal(path, PLACE, "fsync", heard, bed.writer).journal for path, heard in zip(places, heards, strict=True)
+            open_disk_journal(path, PLACE, "fsync", heard, bed.writer).journal
+            for path, heard in zip(places, heards, strict=True)
         ]
         calls = 0
         deliver = bed.writer._deliver
@@ -450,7 +451,9 @@ def test_a_disk_that_takes_no_new_log_id_takes_nothing_any_more(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("failing", ["truncate", "sync", "replace", "remove"])
-def test_nothing_is_written_or_flushed_before_a_truncation_that_failed_is_made_good(tmp_path: Path, failing: str) -> None:
+def test_nothing_is_written_or_flushed_before_a_truncation_that_failed_is_made_good(
+    tmp_path: Path, failing: str
+) -> None:
     async def test(bed: Bed) -> None:
         journal, _, _ = bed.open()
         journal.append(frames_of(1, 5))
@@ -483,7 +486,9 @@ def test_nothing_is_written_or_flushed_before_a_truncation_that_failed_is_made_g
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])
-def test_what_was_appended_before_a_truncation_that_failed_is_flushed_once_it_is_made_good(tmp_path: Path, durability: str) -> None:
+def test_what_was_appended_before_a_truncation_that_failed_is_flushed_once_it_is_made_good(
+    tmp_path: Path, durability: str
+) -> None:
     async def test(bed: Bed) -> None:
         bed.writer.syncs.interval_s = 0.005
         bed.files.failing_truncates = 1 << 30
@@ -569,7 +574,13 @@ def test_many_idle_journals_hold_few_files_open_and_take_entries_all_the_same(
 
     def open_logs() -> int:
         names = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-        return len({Path(name).parent for name in names if name.startswith(str(tmp_path)) and name.endswith((".log", "flushed"))})
+        return len(
+            {
+                Path(name).parent
+                for name in names
+                if name.startswith(str(tmp_path)) and name.endswith((".log", "flushed"))
+            }
+        )
 
     async def test(bed: Bed) -> None:
         places = [bed.path / str(n) for n in range(20)]

@@ -258,6 +258,8 @@ def test_a_directory_of_a_newer_format_is_refused_and_left_alone(tmp_path: Path)
     DataDirectory.open(tmp_path, 7).close()
     written = json.dumps({**json.loads((tmp_path / "broker.json").read_text()), "format": 2})
     (tmp_path / "broker.json").write_text(written)
-    with pytest.raises(StorageFailed, match="is of format 2, and this version reads format 1: nothing of it was changed"):
+    with pytest.raises(
+        StorageFailed, match="is of format 2, and this version reads format 1: nothing of it was changed"
+    ):
         DataDirectory.open(tmp_path, 7)
     assert (tmp_path / "broker.json").read_text() == written

@@ -1,4 +1,5 @@
-"""Taking entries out of a log: a crash at any step leaves the log as it was or another one, never a mixture of the two."""
+"""Taking entries out of a log: a crash at any step leaves the log as it was or another one, never a mixture of the
+two."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ async def nine_entries(bed: Bed) -> str:
 
 
 def killed_at_every_step(bed: Bed, act: Callable[[], object], check: Callable[[int, bool], object]) -> int:
-    """Put the directory back, die before step 0, 1, 2, … of `act`, have `check` look (it is told whether it got to the end)."""
+    """Put the directory back, die before step 0, 1, 2, … of `act`, have `check` look (it is told whether it got to the
+    end)."""
     saved = Saved(bed.path)
     for step in range(1000):
         saved.put_back()
@@ -98,7 +100,9 @@ def test_a_snapshot_is_installed_or_the_log_is_empty_or_as_it_was(tmp_path: Path
                 seen.append("as it was")
             elif found.snapshot is None:
                 assert not done
-                assert (found.entries, found.snapshot, opened.recovery, journal.last_index) == ((), None, 6, 0), f"step {step}"
+                assert (found.entries, found.snapshot, opened.recovery, journal.last_index) == ((), None, 6, 0), (
+                    f"step {step}"
+                )
                 assert "is being installed" in opened.damaged
                 seen.append("empty")
             else:
@@ -235,7 +239,9 @@ def test_an_empty_log_starts_over_and_puts_nothing_aside(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("segment", "position", "good"), [(1, 100, 4), (1, 0, 3), (0, 200, 2), (2, 299, 8)])
-def test_a_repair_that_is_killed_is_finished_at_the_next_start(tmp_path: Path, segment: int, position: int, good: int) -> None:
+def test_a_repair_that_is_killed_is_finished_at_the_next_start(
+    tmp_path: Path, segment: int, position: int, good: int
+) -> None:
     async def test(bed: Bed) -> None:
         former = await nine_entries(bed)
         data = bytearray(bed.segments[segment].read_bytes())
@@ -282,7 +288,12 @@ def test_a_damaged_snapshot_takes_the_log_with_it(tmp_path: Path) -> None:
             again, heard, opened = bed.open()
             assert opened.damaged
             assert again.log_id != journal.log_id
-            assert (opened.recovered.entries, opened.recovered.snapshot, again.first_index, opened.recovery) == ((), None, 1, 4)
+            assert (opened.recovered.entries, opened.recovered.snapshot, again.first_index, opened.recovery) == (
+                (),
+                None,
+                1,
+                4,
+            )
             assert joined([]) == b"".join(path.read_bytes() for path in bed.segments)
             assert b"".join(path.read_bytes() for path in sorted((bed.path / "aside-1").glob("*.log"))) == kept
             again.append(frames_of(1, 2))
@@ -294,7 +305,9 @@ def test_a_damaged_snapshot_takes_the_log_with_it(tmp_path: Path) -> None:
     on_a_bed(test, tmp_path, segment_bytes_max=300)
 
 
-@pytest.mark.parametrize(("harmed", "kept"), [("first byte", 0), ("last byte", 2), ("segment gone", 0), ("tail gone", 2)])
+@pytest.mark.parametrize(
+    ("harmed", "kept"), [("first byte", 0), ("last byte", 2), ("segment gone", 0), ("tail gone", 2)]
+)
 def test_damage_after_a_snapshot_leaves_the_snapshot_and_what_is_good(tmp_path: Path, harmed: str, kept: int) -> None:
     async def test(bed: Bed) -> None:
         await nine_entries(bed)
@@ -352,7 +365,12 @@ def test_a_damaged_snapshot_that_is_not_needed_is_passed_over(tmp_path: Path) ->
         name = await nine_entries(bed)
         (bed.path / "snapshot").write_bytes(b"half of o")
         journal, _, opened = bed.open()
-        assert (journal.log_id, len(opened.recovered.entries), opened.recovered.snapshot, opened.damaged) == (name, 9, None, "")
+        assert (journal.log_id, len(opened.recovered.entries), opened.recovered.snapshot, opened.damaged) == (
+            name,
+            9,
+            None,
+            "",
+        )
         assert await journal.shorten_to(4, WindowBounds(20)) == 4
         await journal.close()
         _, _, opened = bed.open()
@@ -394,8 +412,16 @@ def files_in(path: Path) -> dict[str, bytes]:
 
 
 NEWER = {
-    "kind": (6, 99, "an entry is of kind 99, which this version does not know: start the TritonMQ version that wrote it"),
-    "format": (5, 2, "a frame is of format 2, and this version reads format 1: start the TritonMQ version that wrote it"),
+    "kind": (
+        6,
+        99,
+        "an entry is of kind 99, which this version does not know: start the TritonMQ version that wrote it",
+    ),
+    "format": (
+        5,
+        2,
+        "a frame is of format 2, and this version reads format 1: start the TritonMQ version that wrote it",
+    ),
 }
 
 
