@@ -156,6 +156,16 @@ def test_an_entry_with_many_uuids_drops_more_aged_ones_than_it_brings() -> None:
         assert len(machine.uuids) <= 501 + 501 // 2
 
 
+def test_an_entry_drops_few_more_aged_uuids_than_its_records_brought() -> None:
+    machine = PartitionMachine(WindowBounds(10_000, age_ms_max=1_000))
+    for index in range(1, 2001):
+        machine.apply(append(index, index))
+    held = len(machine.uuids)
+    records = b"".join(uuid_of(9_000 + record) for record in range(10))
+    machine.apply(Entry(2001, 1, 10_000_000, Append(records), uuid_of(2001), 10))
+    assert len(machine.uuids) == held + 11 - (FORGOTTEN_AT_ONCE_MAX + 10)
+
+
 def test_age_is_counted_by_the_journal_from_when_a_staged_batch_was_published() -> None:
     machine = PartitionMachine(WindowBounds(100, age_ms_max=1))
     machine.apply(Entry(1, 1, 0, Stage(KEY, 1, "run"), uuid_of(1), 3))

@@ -188,6 +188,13 @@ def test_a_snapshot_begins_a_log_anew_only_where_it_lacks_what_the_snapshot_stan
     assert of(empty.step(snapshot(22, 6, 2)), Install), "it goes on, and takes the next"
 
 
+def test_a_log_that_is_being_replaced_by_a_snapshot_takes_nothing_more() -> None:
+    replica = shortened()
+    assert of(replica.step(snapshot(22, 6)), Install)
+    assert replica.step(AppendEntries(2, 1, 6, 21, 5, 22, 0, 4, (entry(22, 6),))) == []
+    assert replica.step(TurnEnded(0)) == []
+
+
 def test_a_snapshot_that_is_not_needed_is_answered_each_time_and_takes_nothing_back() -> None:
     """The answer may have been lost."""
     replica = shortened()

@@ -255,6 +255,14 @@ def test_a_refusal_asks_for_the_node_unless_a_later_version_is_known_already() -
     assert known.effects() == []
 
 
+def test_an_unanswered_write_asks_for_the_node_again_though_a_reading_is_under_way() -> None:
+    scene = Scene(TWO)
+    scene.shared.read_node()
+    scene.proposed()
+    assert scene.membership.answered(CasAnswer("1.1.1", CasOutcome.UNKNOWN))
+    assert scene.effects() == [ReadNode()], "the reading under way may be of before"
+
+
 def test_nothing_is_written_before_the_node_is_known() -> None:
     scene = Scene(TWO)
     scene.shared.node = None

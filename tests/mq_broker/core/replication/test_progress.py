@@ -127,3 +127,13 @@ def test_what_was_in_flight_is_sent_again_behind_what_matches_or_where_that_was_
     sent(progress, 2, 9, 0)
     progress.rewind()
     assert progress.next_index == 7
+
+
+def test_who_was_sent_nothing_of_what_the_disk_refused_need_not_be_asked_where_its_log_matches() -> None:
+    progress = Progress(2, 1, 0)
+    sent(progress, 1, 5, 0)
+    progress.probing = False
+    progress.log_was_cut(5)
+    assert (progress.probing, list(progress.sent)) == (False, [1]), "its answer is waited for still"
+    progress.log_was_cut(4)
+    assert (progress.probing, progress.next_index, list(progress.sent)) == (True, 5, [])

@@ -14,6 +14,7 @@ from mq_broker.core.messages import (
     CasOutcome,
     Effect,
     Flushed,
+    HandedOver,
     HandOver,
     Identity,
     InstallSnapshot,
@@ -245,6 +246,26 @@ def test_a_follower_is_not_asked_to_let_another_lead() -> None:
     assert not of(replica.step(Propose(1, Append(), 0, uuid=b"x" * 16, record_count=1)), Reply), (
         "it takes writes as before"
     )
+
+
+def test_a_follower_that_stops_does_not_lead_any_more() -> None:
+    nobody = NodeRead(2, NodeState(None, 3, NODE.isr, 0, "x"))
+    replica = follower()
+    replica.step(nobody)
+    assert of(replica.step(TurnEnded(1)), WriteNode), "it is the first that may claim"
+    stopping = follower()
+    assert of(stopping.step(HandOver(9_000)), HandedOver) == [HandedOver(0)]
+    stopping.step(nobody)
+    for now_ms in (1, 5_000, 60_000):
+        stopping.step(Tick(now_ms))
+        assert not of(stopping.step(TurnEnded(now_ms)), WriteNode)
+
+
+def test_a_leader_that_has_sent_nothing_yet_says_so() -> None:
+    replica = leader()
+    assert replica.last_sent == (0, 0)
+    replica.step(TurnEnded(1))
+    assert replica.last_sent == (1, 2), "its epoch start, to two followers"
 
 
 def test_who_was_chosen_is_chosen_once() -> None:
