@@ -65,7 +65,8 @@ def main() -> int:
             shutil.copy2(each, ROOT / "dist")
     if not home:
         print(
-            "pyproject.toml names no home ([tool.tritonmq] home): the metadata have no URLs, and links in the description are text"
+            "pyproject.toml names no home ([tool.tritonmq] home): the metadata have no URLs, and links in the "
+            "description are text"
         )
     return 0
 
@@ -146,7 +147,10 @@ def try_out(
     if version not in said:
         raise Failed(f"tritonmq --version says {said!r}, not {version}")
     run([environment.python, "-m", "pip", "check"], timeout_s=60, env=variables, cwd=folder)
-    code = "import tritonmq; tritonmq.Admin, tritonmq.Producer, tritonmq.Consumer, tritonmq.Reader; print(tritonmq.__version__)"
+    code = (
+        "import tritonmq; tritonmq.Admin, tritonmq.Producer, tritonmq.Consumer, tritonmq.Reader; "
+        "print(tritonmq.__version__)"
+    )
     if run([environment.python, "-c", code], timeout_s=60, env=variables, cwd=folder).strip() != version:
         raise Failed(f"tritonmq.__version__ is not {version}")
     with socket.socket() as free:

@@ -1,6 +1,8 @@
-"""What must work in every version: rows through a real broker and real Spark, both ways, as batches and as streams, each once.
+"""What must work in every version: rows through a real broker and real Spark, both ways, as batches and as streams,
+each once.
 
-python spark_job.py [--connect]        in the environment that is tried; prints the versions, and ends with 0 if all rows came
+python spark_job.py [--connect]        in the environment that is tried; prints the versions, and ends with 0 if all
+                                       rows came
 
 With `--connect` the session is Spark Connect's: a client that sends plans to a server, which PySpark starts here.
 Nothing of the tree is imported but what is installed: this file runs alone.

@@ -161,8 +161,10 @@ def page(lines: Mapping[str, str]) -> str:
         [
             "# Versions that work",
             "",
-            "`make versions` writes this page. Each row is a fresh environment with the wheel of this tree and the row's versions.",
-            "With Spark it does a batch read, a stream with a restart, and a batch write, on a real broker. Without Spark it runs",
+            "`make versions` writes this page. Each row is a fresh environment with the wheel of this tree and the "
+            "row's versions.",
+            "With Spark it does a batch read, a stream with a restart, and a batch write, on a real broker. Without "
+            "Spark it runs",
             "a broker, produces and consumes. `make test` runs on the versions of `requirements.lock`.",
             "",
             "| row | Python | PySpark | | outcome | with |",

@@ -15,7 +15,7 @@ from mq_broker.storage.journal import segments
 ROOT = Path(__file__).parents[1]
 LINES_MAX = 640
 FUNCTION_LINES_MAX = 69
-COLUMNS_MAX = 132
+COLUMNS_MAX = 120
 GENERATED = "_pb2.py"
 
 LONGER = {"tests/simulation/broker.py": 670, "tests/simulation/oracle.py": 660}

@@ -17,12 +17,12 @@ from benchmarks.bench.measure import Figure, Readings, Spread
 COLUMNS: Final = ("what", "unit", "ours: median (min to max)", "ceiling: median (min to max)", "ours / ceiling")
 NOTES: Final = (
     "Contestants ran in turn, round after round; the ratio to the ceiling is the median of the rounds' own ratios.",
-    "Produce: MB/s are of the records' values. A write to three replicas moves its bytes three times, through four processes, the "
-    "ceiling once, through two; “grpcio, 3 copies” has the shape of the write and nothing of ours.",
-    "Latency: publish to a subscribed Consumer in another process, 3 replicas. A ratio below 1 would beat the ceiling, an echo of "
-    "two messages; a replicated push needs at least four.",
-    "Window: a full one of one partition, in a process of its own; the longest hold is of its event loop, while a snapshot is "
-    "taken, written and read. The ceiling keeps the bare UUIDs, and its loop has nothing to do.",
+    "Produce: MB/s are of the records' values. A write to three replicas moves its bytes three times, through four "
+    "processes, the ceiling once, through two; “grpcio, 3 copies” has the shape of the write and nothing of ours.",
+    "Latency: publish to a subscribed Consumer in another process, 3 replicas. A ratio below 1 would beat the ceiling, "
+    "an echo of two messages; a replicated push needs at least four.",
+    "Window: a full one of one partition, in a process of its own; the longest hold is of its event loop, while a "
+    "snapshot is taken, written and read. The ceiling keeps the bare UUIDs, and its loop has nothing to do.",
     "Spark: the ceiling is the same rows yielded from memory by a Python source, or dropped by a Python sink.",
 )
 TABLE_WIDTH: Final = 132

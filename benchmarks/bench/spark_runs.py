@@ -58,7 +58,8 @@ def stream_all(bench: Workbench, frame: DataFrame, rows: int, sink: str, options
 def _steady_rows_per_second(query: StreamingQuery, rows: int) -> float:
     seen = [progress for progress in query.recentProgress if progress.numInputRows]
     assert sum(progress.numInputRows for progress in seen) == rows, (
-        f"the stream was given {rows} rows, its micro-batches saw {[progress.numInputRows for progress in query.recentProgress]}"
+        f"the stream was given {rows} rows, its micro-batches saw "
+        f"{[progress.numInputRows for progress in query.recentProgress]}"
     )
     counted = seen[_MICRO_BATCHES_NOT_COUNTED:]
     seconds = sum(progress.durationMs["triggerExecution"] for progress in counted) / 1_000

@@ -25,20 +25,23 @@ COLUMNS: Final = (
     "aim",
 )
 NOTES: Final = (
-    "Contestants ran in turn, round after round, on one machine; “times as fast” is the median of the rounds' own ratios (their "
-    "range in brackets): above 1 TritonMQ is faster, for rates and for times alike.",
-    "The machine was shared with other work, so the ratios say more than the figures. Where its load before was above its number "
-    "of cores, everything waits for its turn, and whoever needs more round trips or wake-ups for the same work is punished most: "
-    "such rows say what a crowded machine does, and are to be measured again on an idle one before a figure is quoted.",
-    "Both: three brokers with one coordinator process beside them (ZooKeeper, KRaft controller), 3 replicas, acks=all, at least 2 "
-    "in sync, 6 partitions, records of random bytes. `os` is put beside Kafka as it ships (neither waits for the disk), `fsync` "
-    "beside Kafka with flush.messages=1 (both do, on every replica).",
-    "Kafka: JVM flags, heap and server.properties of its distribution. Spark's connector is the newest that can be had, one "
-    "release behind the Spark that it runs in; of its token provider, which does nothing here, only 4.0.0 can be had.",
-    "The other brokers come as Debian packages, three nodes each, six streams or queues, their asyncio clients. JetStream (R3) "
-    "acknowledges what a majority has in its page cache, Redis (WAIT 2) what all three have in memory: beside `os`, where every "
-    "replica in sync has it in its page cache. A quorum queue acknowledges what a majority has synced: beside `fsync`, where every "
-    "replica in sync has. One that has no rows could not be had where this was run.",
+    "Contestants ran in turn, round after round, on one machine; “times as fast” is the median of the rounds' own "
+    "ratios (their range in brackets): above 1 TritonMQ is faster, for rates and for times alike.",
+    "The machine was shared with other work, so the ratios say more than the figures. Where its load before was above "
+    "its number of cores, everything waits for its turn, and whoever needs more round trips or wake-ups for the same "
+    "work is punished most: such rows say what a crowded machine does, and are to be measured again on an idle one "
+    "before a figure is quoted.",
+    "Both: three brokers with one coordinator process beside them (ZooKeeper, KRaft controller), 3 replicas, acks=all, "
+    "at least 2 in sync, 6 partitions, records of random bytes. `os` is put beside Kafka as it ships (neither waits "
+    "for the disk), `fsync` beside Kafka with flush.messages=1 (both do, on every replica).",
+    "Kafka: JVM flags, heap and server.properties of its distribution. Spark's connector is the newest that can be "
+    "had, one release behind the Spark that it runs in; of its token provider, which does nothing here, only 4.0.0 can "
+    "be had.",
+    "The other brokers come as Debian packages, three nodes each, six streams or queues, their asyncio clients. "
+    "JetStream (R3) acknowledges what a majority has in its page cache, Redis (WAIT 2) what all three have in memory: "
+    "beside `os`, where every replica in sync has it in its page cache. A quorum queue acknowledges what a majority "
+    "has synced: beside `fsync`, where every replica in sync has. One that has no rows could not be had where this was "
+    "run.",
 )
 _FOREIGN: Final = (
     "From other hardware, in other years, of other settings: to know the order of magnitude, not to be put in a ratio "

@@ -111,7 +111,8 @@ class JetStream(Peer):
         for node, (port, route) in enumerate(zip(self.ports, routes, strict=True), start=1):
             config = self.directory / f"nats-{node}.conf"
             config.write_text(
-                f'server_name: "n{node}"\nlisten: "{HOST}:{port}"\njetstream {{ store_dir: "{self.directory / f"data-{node}"}" }}\n'
+                f'server_name: "n{node}"\nlisten: "{HOST}:{port}"\n'
+                f'jetstream {{ store_dir: "{self.directory / f"data-{node}"}" }}\n'
                 f'cluster {{ name: "bench", listen: "{HOST}:{route}", routes: [{known}] }}\n'
             )
             self.run(f"nats-{node}", [self.root / "usr/sbin/nats-server", "-c", config])

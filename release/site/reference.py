@@ -40,7 +40,10 @@ def topic_settings() -> str:
     head = (
         "`tritonmq topic create NAME --set NAME=VALUE` and `Admin.create_topic(..., NAME=VALUE)` take these settings."
     )
-    live = "`tritonmq topic alter` changes those that are marked, while the topic is in use. [Topics](../topics.md) explains them."
+    live = (
+        "`tritonmq topic alter` changes those that are marked, while the topic is in use. [Topics](../topics.md) "
+        "explains them."
+    )
     return f"# Topic settings\n\n{GENERATED}\n{head} {live}\n\n" + table(
         ("setting", "default", "allowed", "can be changed", "meaning"), rows
     )
@@ -66,7 +69,10 @@ def commands() -> str:
         "`tritonmq COMMAND --help` shows the same. "
         "Every command of a cluster takes `--bootstrap`, or reads `TRITONMQ_BOOTSTRAP`."
     )
-    codes = "The exit code is 0 when it is done, 1 when the cluster refused it or could not be asked, 2 when it was used wrongly."
+    codes = (
+        "The exit code is 0 when it is done, 1 when the cluster refused it or could not be asked, 2 when it was used "
+        "wrongly."
+    )
     return f"# Commands\n\n{GENERATED}\n{head} {codes}\n\n" + "".join(_command(cli, "tritonmq"))
 
 

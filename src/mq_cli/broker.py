@@ -75,8 +75,11 @@ _LEVELS = ["debug", "info", "warning", "error"]
 @click.option(
     "--zookeeper",
     metavar="HOSTS",
-    help=f"HOST:PORT,… of the cluster's ZooKeeper; or `{EMBEDDED}`[:PORT] to run one here (port {EMBEDDED_PORT}); or "
-    f"`{EMBEDDED}:ID@HOST[:PEERPORT:ELECTIONPORT:CLIENTPORT],…` for one beside each of three brokers, named by their ids.",
+    help=(
+        f"HOST:PORT,… of the cluster's ZooKeeper; or `{EMBEDDED}`[:PORT] to run one here (port {EMBEDDED_PORT}); or "
+        f"`{EMBEDDED}:ID@HOST[:PEERPORT:ELECTIONPORT:CLIENTPORT],…` for one beside each of three brokers, named by "
+        "their ids."
+    ),
 )
 @click.option("--standalone", is_flag=True, help="Run a cluster of this one broker, without ZooKeeper.")
 @click.option(
@@ -126,7 +129,10 @@ _LEVELS = ["debug", "info", "warning", "error"]
     type=SIZE,
     default=None,
     metavar="SIZE",
-    help="Memory for clients' streams. Above it, streams that hold much are not read. Default: half of the machine's memory.",
+    help=(
+        "Memory for clients' streams. Above it, streams that hold much are not read. Default: half of the "
+        "machine's memory."
+    ),
 )
 @click.option(
     "--dedup-memory-max",

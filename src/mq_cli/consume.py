@@ -55,7 +55,10 @@ def _parse_start(_ctx: click.Context, _param: click.Parameter, value: str) -> St
     default=LATEST,
     show_default=True,
     metavar="earliest|latest|OFFSET|TIME",
-    help="Where to begin; for a group, where it has no cursor. TIME is ISO 8601 (UTC without a zone), or 15m for 15 minutes ago.",
+    help=(
+        "Where to begin; for a group, where it has no cursor. TIME is ISO 8601 (UTC without a zone), or 15m for 15 "
+        "minutes ago."
+    ),
 )
 @click.option("--tail", type=click.IntRange(1, _TAIL_MAX), metavar="N", help="Begin with the N newest messages.")
 @click.option("--group", "-G", help="Read as a member of this group, and continue at its cursor.")

@@ -105,7 +105,8 @@ def _watch(cluster: LocalCluster, stop: threading.Event) -> None:
         if zookeeper is not None and zookeeper.pid is None and zookeeper not in told:
             told.add(zookeeper)
             say(
-                f"ZooKeeper has ended: brokers serve, but nothing can be elected or created. Its log: {zookeeper.log_path}"
+                "ZooKeeper has ended: brokers serve, but nothing can be elected or created. Its log: "
+                f"{zookeeper.log_path}"
             )
 
 

@@ -108,7 +108,8 @@ def reset(
             admin.move_group(name, {topic: {move.partition: move.goal for move in moves}})
     if any(c.kind == _SPARK for c in cursors):
         say(
-            f"group {name} shows a Spark query, which goes by its checkpoint: this changes what is shown until it reports again"
+            f"group {name} shows a Spark query, which goes by its checkpoint: this changes what is shown until it "
+            "reports again"
         )
     _write(topic, moves, as_json=as_json)
     if unknown_group and not plan:

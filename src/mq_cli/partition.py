@@ -201,7 +201,8 @@ def recover(
         )
     else:
         say(
-            f"{topic}-{number} continues with the log of broker {done.broker}, which has the offsets below {done.next_offset}"
+            f"{topic}-{number} continues with the log of broker {done.broker}, which has the offsets below "
+            f"{done.next_offset}"
         )
         for line in what_is_lost(done):
             say(line)

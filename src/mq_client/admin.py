@@ -625,7 +625,7 @@ def _with_columns(view: TopicView, added: pa.Schema | str) -> pa.Schema:
     """Raises `InvalidRequest` for a topic of records, and for columns that cannot be added."""
     if not view.typed:
         raise InvalidRequest(
-            f"topic {view.name!r} holds records, whose columns are fixed: put more into their values or headers, or make a topic "
-            "with a schema of its own"
+            f"topic {view.name!r} holds records, whose columns are fixed: put more into their values or headers, or "
+            "make a topic with a schema of its own"
         )
     return extended(view.name, view.schema, parse_schema(added) if isinstance(added, str) else check_schema(added))

@@ -52,8 +52,8 @@ def check_usable() -> None:
     """Raises `InvalidRequest` in a process that cannot use gRPC, since it was forked from one that did."""
     if _used_before_the_fork and os.environ.get(VARIABLE, "1").lower() not in _ON:
         raise InvalidRequest(
-            "this process was forked from one in which clients of TritonMQ were in use, and cannot use them: start it anew "
-            "(multiprocessing.get_context('spawn')), or fork before the first client is used"
+            "this process was forked from one in which clients of TritonMQ were in use, and cannot use them: start it "
+            "anew (multiprocessing.get_context('spawn')), or fork before the first client is used"
         )
 
 

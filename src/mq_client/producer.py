@@ -246,8 +246,8 @@ class Producer:
         size = record_size(key, value, pairs)
         if size > target.record_bytes_max + RECORD_OVERHEAD_BYTES:
             raise BatchTooLarge(
-                f"record of {size - RECORD_OVERHEAD_BYTES} bytes is above {name!r}'s record_bytes_max={target.record_bytes_max}: "
-                "send less in a record or raise the setting"
+                f"record of {size - RECORD_OVERHEAD_BYTES} bytes is above {name!r}'s "
+                f"record_bytes_max={target.record_bytes_max}: send less in a record or raise the setting"
             )
         given_us = None if timestamp is None else to_timestamp_us(timestamp)
         clock_ns = time.time_ns()

@@ -236,11 +236,12 @@ class Reader:
         place = f"topic {view.name!r} partition {read.partition}"
         if isinstance(last, NotYetWritten):
             raise NotYetWritten(
-                f"{place} ends at offset {position}, and nothing came there for {limit.timeout_ms:.0f} ms: all before it was "
-                f"given; read on from {position} later, or give timeout_ms= to have what is there"
+                f"{place} ends at offset {position}, and nothing came there for {limit.timeout_ms:.0f} ms: all before "
+                f"it was given; read on from {position} later, or give timeout_ms= to have what is there"
             ) from last
         raise PartitionUnavailable(
-            f"{place}: no replica gave offset {position} within {limit.timeout_ms:.0f} ms, last: {last}; all before it was given"
+            f"{place}: no replica gave offset {position} within {limit.timeout_ms:.0f} ms, last: {last}; all before it "
+            "was given"
         ) from last
 
     def _look_again(self, view: TopicView, deadline: Deadline, last: TritonMQError | None, doubted: str) -> TopicView:
@@ -288,8 +289,9 @@ class Reader:
                     piece = cut(stored, payload, position, request.end_offset, read.wanted)
                     if piece is None:
                         raise CorruptBatch(
-                            f"topic {request.topic!r} partition {request.partition}: the batch at offset {stored.base_offset} is "
-                            f"not what its broker says ({stored.record_count} records said, {position} wanted)"
+                            f"topic {request.topic!r} partition {request.partition}: the batch at offset "
+                            f"{stored.base_offset} is not what its broker says ({stored.record_count} records said, "
+                            f"{position} wanted)"
                         )
                     if piece.end_offset > position:
                         yield piece

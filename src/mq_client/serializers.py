@@ -1,13 +1,16 @@
-"""Python values to the bytes of a record and back: `Producer(value_serializer=…)`, `Consumer(value_deserializer=…)`, and for keys.
+"""Python values to the bytes of a record and back: `Producer(value_serializer=…)`, `Consumer(value_deserializer=…)`,
+and for keys.
 
     bytes       bytes as they are
     string      str, as UTF-8
     json        whatever JSON has, as UTF-8
     a callable  a serializer takes the value and answers bytes; a deserializer takes bytes and answers the value
-    other name  what an installed package has under the entry point group `tritonmq.serializers`: an object with `dumps` and `loads`
+    other name  what an installed package has under the entry point group `tritonmq.serializers`: an object with `dumps`
+                and `loads`
 
-None stays None, for keys and values alike: nothing is called for it. Rows of topics with a schema have types of their own: only
-their keys are serialized. Pickle is refused: whoever may write to a topic could have its readers run anything.
+None stays None, for keys and values alike: nothing is called for it. Rows of topics with a schema have types of their
+own: only their keys are serialized. Pickle is refused: whoever may write to a topic could have its readers run
+anything.
 """
 
 from __future__ import annotations
@@ -107,8 +110,8 @@ def record_deserializer(
                 record = record._replace(value=value(record.value))
         except Exception as error:
             raise NotDeserialized(
-                f"the {what} of offset {record.offset} of {record.topic!r} partition {record.partition} cannot be deserialized: "
-                f"{type(error).__name__}: {error}; ask for the next record to skip it",
+                f"the {what} of offset {record.offset} of {record.topic!r} partition {record.partition} cannot be "
+                f"deserialized: {type(error).__name__}: {error}; ask for the next record to skip it",
                 record,
             ) from error
         return record
@@ -136,5 +139,6 @@ def _refuse_pickle(setting: str, function: object) -> None:
     home = (getattr(function, "__module__", None) or "").partition(".")[0]
     if home in _NEVER:
         raise InvalidSetting(
-            f"{setting}: {home} is refused, as whoever may write to a topic could have its readers run anything; use json"
+            f"{setting}: {home} is refused, as whoever may write to a topic could have its readers run anything; use "
+            "json"
         )

@@ -143,7 +143,8 @@ def _only(found: Iterable[TransactionDescription], query: str) -> TransactionDes
         raise InvalidRequest(f"{query!r} writes to several sinks: choose one of {named}")
     if not several:
         raise UnknownTransaction(
-            f"no query has staged or decided anything as {query!r}: give a query's id, or its name in `tritonmq transaction list`"
+            f"no query has staged or decided anything as {query!r}: give a query's id, or its name in `tritonmq "
+            "transaction list`"
         )
     return several[0]
 

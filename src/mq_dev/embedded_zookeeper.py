@@ -144,7 +144,8 @@ class EmbeddedZooKeeper:
                 self.stop()
                 most = " with most of its ensemble" if self._ensemble else ""
                 raise CoordinationUnavailable(
-                    f"ZooKeeper did not answer on {self.host}:{self.port}{most} within {timeout_s:g} s; see {self.log_path}"
+                    f"ZooKeeper did not answer on {self.host}:{self.port}{most} within {timeout_s:g} s; see "
+                    f"{self.log_path}"
                 )
             time.sleep(_POLL_S)
 

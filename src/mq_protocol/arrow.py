@@ -136,7 +136,8 @@ def check_untrusted(
     """
     if len(payload) > batch_bytes_max:
         raise BatchTooLarge(
-            f"batch of {len(payload)} bytes is above the topic's batch_bytes_max={batch_bytes_max}: send smaller batches"
+            f"batch of {len(payload)} bytes is above the topic's batch_bytes_max={batch_bytes_max}: send smaller "
+            "batches"
         )
     message = read_record_batch_message(payload)
     if message.record_count != record_count:
@@ -152,8 +153,8 @@ def check_untrusted(
     decoded_bytes = message.decoded_bytes()
     if decoded_bytes > decoded_bytes_max:
         raise BatchTooLarge(
-            f"batch decompresses to {decoded_bytes} bytes, above the topic's batch_decoded_bytes_max={decoded_bytes_max}: "
-            "send smaller batches, or raise it (tritonmq topic alter)"
+            f"batch decompresses to {decoded_bytes} bytes, above the topic's "
+            f"batch_decoded_bytes_max={decoded_bytes_max}: send smaller batches, or raise it (tritonmq topic alter)"
         )
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
@@ -253,7 +254,8 @@ def _canonical_type(kind: pa.DataType) -> str:
     if pa.types.is_list(kind):
         return f"list<{_canonical_type(kind.value_type)}{'?' if kind.value_field.nullable else '!'}>"
     if pa.types.is_map(kind):
-        return f"map<{_canonical_type(kind.key_type)},{_canonical_type(kind.item_type)}{'?' if kind.item_field.nullable else '!'}>"
+        nullable = "?" if kind.item_field.nullable else "!"
+        return f"map<{_canonical_type(kind.key_type)},{_canonical_type(kind.item_type)}{nullable}>"
     if pa.types.is_struct(kind):
         return f"struct<{''.join(_canonical_field(field) for field in kind)}>"
     return str(kind)

@@ -27,8 +27,8 @@ def extended(topic: str, schema: pa.Schema, added: pa.Schema) -> pa.Schema:
         known = present.get(field.name.lower())
         if known is not None:
             raise InvalidRequest(
-                f"topic {topic!r} has a column {known.name!r} already, which is {format_type(known.type)} and stays so: "
-                "choose another name"
+                f"topic {topic!r} has a column {known.name!r} already, which is {format_type(known.type)} and stays "
+                "so: choose another name"
             )
     check_column_names(added)
     after = check_schema(pa.schema([*schema, *added]))
@@ -51,12 +51,14 @@ def check_extension(topic: str, before: pa.Schema, after: pa.Schema) -> None:
         if found.type != field.type or found.nullable != field.nullable:
             is_now, asked = _words(field), _words(found)
             raise InvalidRequest(
-                f"column {field.name!r} of topic {topic!r} is {is_now} and cannot become {asked}: add a column under another name"
+                f"column {field.name!r} of topic {topic!r} is {is_now} and cannot become {asked}: add a column under "
+                "another name"
             )
     for field in list(after)[len(before) :]:
         if not field.nullable:
             raise InvalidRequest(
-                f"column {field.name!r} is NOT NULL, and what topic {topic!r} holds already has no value for it: leave NOT NULL out"
+                f"column {field.name!r} is NOT NULL, and what topic {topic!r} holds already has no value for it: leave "
+                "NOT NULL out"
             )
 
 

@@ -110,8 +110,8 @@ def check_member_key(key: bytes) -> None:
     """The secret of a group's member; empty if it has none. Raises `InvalidRequest`, which does not show it."""
     if key and not limits.MEMBER_KEY_BYTES <= len(key) <= limits.MEMBER_KEY_BYTES_MAX:
         raise InvalidRequest(
-            f"a member key of {len(key)} bytes: give {limits.MEMBER_KEY_BYTES} to {limits.MEMBER_KEY_BYTES_MAX} random bytes, "
-            "or none"
+            f"a member key of {len(key)} bytes: give {limits.MEMBER_KEY_BYTES} to {limits.MEMBER_KEY_BYTES_MAX} random "
+            "bytes, or none"
         )
 
 
@@ -191,7 +191,10 @@ def _fault_of_new(name: str, bytes_max: int) -> str | None:
     if count > bytes_max:
         return f"has {count} bytes in UTF-8: at most {bytes_max} are allowed"
     if not unicodedata.is_normalized("NFC", name):
-        return f"looks like {quoted(unicodedata.normalize('NFC', name))} and is not the same: write that (Unicode's form NFC)"
+        return (
+            f"looks like {quoted(unicodedata.normalize('NFC', name))} and is not the same: write that (Unicode's form "
+            "NFC)"
+        )
     return None
 
 
@@ -199,7 +202,10 @@ def _fault_of_node(name: str) -> str | None:
     """What ZooKeeper takes in no node's name."""
     for at, character in enumerate(name, start=1):
         if ord(character) > _NODE_CHARACTER_MAX:
-            return f"has the character U+{ord(character):04X} at character {at}: ZooKeeper keeps no name with one above U+FFFF"
+            return (
+                f"has the character U+{ord(character):04X} at character {at}: ZooKeeper keeps no name with one above "
+                "U+FFFF"
+            )
     return None
 
 
@@ -263,7 +269,8 @@ SETTINGS: Mapping[str, Setting] = {
             "durability",
             Durability.FSYNC.value,
             "fsync, os or memory",
-            "what an acknowledged batch survives: power loss of every broker, kill -9 of every broker, or loss of all but one",
+            "what an acknowledged batch survives: power loss of every broker, kill -9 of every broker, or loss of all "
+            "but one",
         ),
         Setting(
             "min_insync_replicas",
@@ -329,7 +336,8 @@ SETTINGS: Mapping[str, Setting] = {
             "on_total_loss",
             "recover if durability is memory, else stop",
             "recover (durability=memory only) or stop",
-            "whether a partition that has lost every in-sync log continues by itself with what is left, or waits for an operator",
+            "whether a partition that has lost every in-sync log continues by itself with what is left, or waits for "
+            "an operator",
             live=True,
         ),
     )

@@ -78,6 +78,6 @@ def check_overlap(here: str, mine: Versions, there: str, theirs: Versions) -> No
     if not mine.overlaps(theirs):
         older = here if mine.protocol < theirs.protocol_oldest else there
         raise IncompatibleVersion(
-            f"{here} ({mine}) and {there} ({theirs}) have no protocol in common: upgrade {older} to a release that the other one "
-            "still speaks with"
+            f"{here} ({mine}) and {there} ({theirs}) have no protocol in common: upgrade {older} to a release that the "
+            "other one still speaks with"
         )

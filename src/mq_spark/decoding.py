@@ -211,8 +211,8 @@ def _place(frame: DataFrame, name: str) -> str:
         if candidate in frame.columns:
             return candidate
     raise InvalidRequest(
-        f"column {name!r} is missing, and a dead letter says where it was: keep the source's columns {', '.join(_PLACES)} "
-        "(of a typed topic: option includeMetadata)"
+        f"column {name!r} is missing, and a dead letter says where it was: keep the source's columns "
+        f"{', '.join(_PLACES)} (of a typed topic: option includeMetadata)"
     )
 
 

@@ -104,7 +104,10 @@ class QueryLag:
         return max((topic.seconds for topic in self.topics), default=0.0)
 
     def __str__(self) -> str:
-        return f"query {self.name or self.query_id} is {self.records} records, {self.bytes} bytes, {self.seconds:.1f} s behind"
+        return (
+            f"query {self.name or self.query_id} is {self.records} records, {self.bytes} bytes, {self.seconds:.1f} s "
+            "behind"
+        )
 
 
 @dataclass(slots=True)

@@ -63,7 +63,10 @@ class ClientProcess:
             self.kill()
             return f"{self.name} hung and was killed; its log: {self._log}"
         if process.returncode:
-            return f"{self.name} ended with {process.returncode}; its log {self._log} ends with: {self._log.read_text()[-1500:]}"
+            return (
+                f"{self.name} ended with {process.returncode}; its log {self._log} ends with: "
+                f"{self._log.read_text()[-1500:]}"
+            )
         return ""
 
     def _wait(self, seconds: float) -> bool:

@@ -61,7 +61,8 @@ def story(outcome: Outcome) -> str:
         f"durability {s.durability}, {s.brokers} brokers, {s.topics} topics of {s.partitions} partitions, "
         f"session {s.session_ms} ms, seed {s.seed}, {s.seconds / 60:.1f} min",
         "",
-        f"{'nemesis':<16} {'victims':<10} {'times':>5} {'held, longest ms':>17} {'silence, median ms':>19} {'longest ms':>11}",
+        f"{'nemesis':<16} {'victims':<10} {'times':>5} {'held, longest ms':>17} {'silence, median ms':>19} "
+        f"{'longest ms':>11}",
     ]
     for key in sorted(applied):
         measured = quiet.get(key, [])
@@ -82,8 +83,8 @@ def story(outcome: Outcome) -> str:
         told = ", ".join(f"{operations[f'{op} {state}']:,} {state}" for state in ("ok", "fail", "unknown"))
         lines.append(f"{op}: {operations[f'{op} invoke']:,} begun, {told}")
     lines.append(
-        f"{outcome.records:,} records at the end; {operations['poll']:,} readings, {operations['trimmed']:,} times overtaken by "
-        f"retention; {operations['deliver']:,} deliveries to the group"
+        f"{outcome.records:,} records at the end; {operations['poll']:,} readings, {operations['trimmed']:,} times "
+        f"overtaken by retention; {operations['deliver']:,} deliveries to the group"
     )
     lines += ["", f"anomalies: {outcome.verdict.counts.total()}", outcome.verdict.story()]
     lines += [f"PROBLEM: {problem}" for problem in outcome.problems]

@@ -62,7 +62,8 @@ def last_release(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(
-            f"the last release, commit {commit}, is not here: this is no clone of the repository, or a shallow one ({error})"
+            f"the last release, commit {commit}, is not here: this is no clone of the repository, or a shallow one "
+            f"({error})"
         )
     with tarfile.open(archive) as tar:
         tar.extractall(folder, filter="data")

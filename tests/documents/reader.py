@@ -56,7 +56,9 @@ class Reader:
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "TRITONMQ_BOOTSTRAP": "",
-            "PYSPARK_SUBMIT_ARGS": "--conf spark.ui.showConsoleProgress=false --conf spark.ui.enabled=false pyspark-shell",
+            "PYSPARK_SUBMIT_ARGS": (
+                "--conf spark.ui.showConsoleProgress=false --conf spark.ui.enabled=false pyspark-shell"
+            ),
         }
         del self._environment["TRITONMQ_BOOTSTRAP"]
         self._running: dict[str, subprocess.Popen[str]] = {}

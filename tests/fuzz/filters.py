@@ -14,9 +14,10 @@ from mq_protocol.sql.ddl import parse_schema
 from mq_protocol.sql.row_filter import parse_filter
 
 SCHEMA = parse_schema(
-    "flag boolean, tiny byte, small short, id int, big long, single float, delay double, price decimal(8,2), whole decimal(38,0), "
-    "fine decimal(38,38), digit decimal(1,1), carrier string, raw binary, day date, at timestamp, plain timestamp_ntz, "
-    "many array<int>, pairs map<string,decimal(5,1)>, inner struct<x: double>, `and so` int, `é` string, `null` int"
+    "flag boolean, tiny byte, small short, id int, big long, single float, delay double, price decimal(8,2), whole "
+    "decimal(38,0), fine decimal(38,38), digit decimal(1,1), carrier string, raw binary, day date, at timestamp, plain "
+    "timestamp_ntz, many array<int>, pairs map<string,decimal(5,1)>, inner struct<x: double>, `and so` int, `é` "
+    "string, `null` int"
 )
 ROWS = pa.RecordBatch.from_pylist(
     [

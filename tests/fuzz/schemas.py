@@ -12,8 +12,9 @@ from mq_protocol.evolution import check_extension, versions
 from mq_protocol.sql.ddl import check_column_names, check_schema, format_schema, parse_schema
 
 _STORABLE = parse_schema(
-    "flag boolean, tiny byte, id int NOT NULL, big long, single float, price decimal(8,2), carrier string, raw binary, day date, "
-    "at timestamp, plain timestamp_ntz, many array<int>, pairs map<string,decimal(5,1)>, inner struct<x: double, y: array<string>>"
+    "flag boolean, tiny byte, id int NOT NULL, big long, single float, price decimal(8,2), carrier string, raw binary, "
+    "day date, at timestamp, plain timestamp_ntz, many array<int>, pairs map<string,decimal(5,1)>, inner struct<x: "
+    "double, y: array<string>>"
 )
 _OTHER = (
     pa.uint64(),

@@ -1,7 +1,8 @@
-"""Judges a history: was what a queue of partitions promises kept? In the manner of Jepsen's workload for Kafka-like systems.
+"""Judges a history: was what a queue of partitions promises kept? In the manner of Jepsen's workload for Kafka-like
+systems.
 
-What is known of a partition's log is put together from every acknowledgement and every reading. What cannot be reconciled is an
-anomaly, reported with the records that show it:
+What is known of a partition's log is put together from every acknowledgement and every reading. What cannot be
+reconciled is an anomaly, reported with the records that show it:
 
     lost-write           acknowledged, and not in the log though the log goes on past its place
     unseen               acknowledged, and the log ends before its place
@@ -12,19 +13,21 @@ anomaly, reported with the records that show it:
     inconsistent-offsets two records at one place
     dropped              the log at the end starts later than retention allows; at all where there is none
     false-trim           a reader was told that retention took what is there at the end
-    hole                 the log at the end has no record at an offset, and none is known to belong there (offsets are dense)
+    hole                 the log at the end has no record at an offset, and none is known to belong there (offsets are
+                         dense)
     torn                 of what is written all together or not at all, a part is there
     poll-skip            a reader's next reading left out offsets that exist
     nonmonotonic-poll    a reader's next reading went back
-    nonmonotonic-send    a process sent to a partition in one order, and they are there in another; sends whose outcome is
-                         unknown count as well, once somebody has seen their records
+    nonmonotonic-send    a process sent to a partition in one order, and they are there in another; sends whose outcome
+                         is unknown count as well, once somebody has seen their records
     realtime-order       acknowledged before another's sending began, and behind it in the log
     int-…                the same within one operation
     queue-lost           in the log, and never given to the group
     queue-unexpected     given to the group, though nobody sent it or its sending was refused
     queue-duplicated     given to the group again after it was known to be done with it
 
-Unknown outcomes may have happened or not: either is fine, but not both. One pass over the lines and one over the records.
+Unknown outcomes may have happened or not: either is fine, but not both. One pass over the lines and one over the
+records.
 """
 
 from __future__ import annotations
@@ -371,7 +374,8 @@ class _Judge:
                 process, partition, offset = read[value]
                 self.verdict.add(
                     "aborted-read",
-                    f"{value!r} was refused to {write.name}, and {process} read it at {write.topic}-{partition} offset {offset}",
+                    f"{value!r} was refused to {write.name}, and {process} read it at {write.topic}-{partition} offset "
+                    f"{offset}",
                     (write.topic, partition, offset, value),
                 )
 
@@ -475,7 +479,10 @@ class _Judge:
                 self.verdict.add("dropped", what, (topic, partition, final.start))
             told, process = self.trimmed.get((topic, partition), (0, ""))
             if told > final.start:
-                what = f"{process} was told that {topic}-{partition} is kept from {told} on only, and it starts at {final.start}"
+                what = (
+                    f"{process} was told that {topic}-{partition} is kept from {told} on only, and it starts at "
+                    f"{final.start}"
+                )
                 self.verdict.add("false-trim", what, (topic, partition, told))
 
     def _judge_order(self) -> None:
@@ -502,7 +509,10 @@ class _Judge:
             earliest: _Write | None = None  # acknowledged, of those that are further on
             for _, invoked, ended, write in reversed(writes):
                 if earliest is not None and earliest.ended < invoked and earliest.process != write.process:
-                    what = f"{earliest.name} was acknowledged before {write.name} was sent, and is behind it in {topic}-{partition}"
+                    what = (
+                        f"{earliest.name} was acknowledged before {write.name} was sent, and is behind it in "
+                        f"{topic}-{partition}"
+                    )
                     self.verdict.add(
                         "realtime-order", f"{what}: {earliest.offsets} and {write.offsets}", earliest, write
                     )

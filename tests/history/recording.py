@@ -1,12 +1,13 @@
 """Histories: what clients did and saw, as lines of JSON, written as it happens and read again to be judged.
 
-Nothing here judges. Each process writes a file of its own, a line at a time, so that a killed one leaves all but what it was about
-to write. `at` is the machine's monotonic clock in nanoseconds, which all processes of one machine share.
+Nothing here judges. Each process writes a file of its own, a line at a time, so that a killed one leaves all but what
+it was about to write. `at` is the machine's monotonic clock in nanoseconds, which all processes of one machine share.
 
     op       state    says
-    send     invoke   `process` is about to send `values` (never sent before) to `topic`; `id` is new in the process. `partition`
-                      None: the cluster chooses, and the values may be spread
-             ok       of that `id`: acknowledged, at `offsets` (left out: nobody said where), of `partition` if it was not known
+    send     invoke   `process` is about to send `values` (never sent before) to `topic`; `id` is new in the process.
+                      `partition` None: the cluster chooses, and the values may be spread
+             ok       of that `id`: acknowledged, at `offsets` (left out: nobody said where), of `partition` if it was
+                      not known
              fail     of that `id`: refused, it never happened
              unknown  of that `id`: it may have happened; so may one without any outcome
     txn      invoke   an attempt to write all of `values` to `topic`, or none, whatever their partitions; `id` names the
@@ -16,12 +17,13 @@ to write. `at` is the machine's monotonic clock in nanoseconds, which all proces
     poll              `process` read `values` at `offsets` of `topic`-`partition`
     deliver           `group` was given `values` at `offsets` of `topic`-`partition`, through `process`
     settle            `group` is done with all below `offset` of `topic`-`partition`, and has been told so
-    trimmed           `process` was told, and goes on reading there: below `offset` of `topic`-`partition` nothing is kept
-    retention         of each partition of `topic` the oldest may be dropped, and at least the newest `records` stay; a topic of
-                      which nobody says so keeps everything
+    trimmed           `process` was told, and goes on reading there: below `offset` of `topic`-`partition` nothing is
+                      kept
+    retention         of each partition of `topic` the oldest may be dropped, and at least the newest `records` stay; a
+                      topic of which nobody says so keeps everything
     drained           `group` was given all the time that it needed to be given the whole of `topic`
-    final             when all was over: `values` at `offsets` of `topic`-`partition`, whose log is `start` .. `end` - 1.
-                      With `replica`: what that broker alone has
+    final             when all was over: `values` at `offsets` of `topic`-`partition`, whose log is `start` .. `end` -
+                      1. With `replica`: what that broker alone has
     note              anything else; not judged
 """
 

@@ -111,8 +111,8 @@ def test_rows_are_json_whatever_they_hold() -> None:
 
 
 MAPS = (
-    "m map<string,int>, numbered map<int,string>, inner struct<tags: map<string,map<string,long>>>, many array<map<string,int>>, "
-    "a array<int>"
+    "m map<string,int>, numbered map<int,string>, inner struct<tags: map<string,map<string,long>>>, many "
+    "array<map<string,int>>, a array<int>"
 )
 
 

@@ -26,7 +26,9 @@ with Producer(bootstrap) as producer:
     busy = threading.Thread(target=work, args=(producer,))
     busy.start()
     try:  # as PySpark starts Java
-        ended = [subprocess.run(["/bin/true"], preexec_fn=lambda: None, stderr=subprocess.DEVNULL) for _ in range(count)]
+        ended = [
+            subprocess.run(["/bin/true"], preexec_fn=lambda: None, stderr=subprocess.DEVNULL) for _ in range(count)
+        ]
     finally:
         over.set()
         busy.join()

@@ -13,16 +13,19 @@ NAMES = {
     "Admin", "Producer", "Consumer", "Reader", "Lock",
     "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue",
     "PartitionMove", "Recovery", "Upgrade",
-    "TopicDescription", "PartitionDescription", "ClusterDescription", "BrokerDescription", "GroupDescription", "GroupCursor",
+    "TopicDescription", "PartitionDescription",
+    "ClusterDescription", "BrokerDescription", "GroupDescription", "GroupCursor",
     "TransactionDescription", "StagedSum", "AbortedTransaction",
     "NotDeserialized",
     "NotSent",
 }  # fmt: skip
 
 METHODS = {
-    "Admin": "create_topic list_topics describe_topic alter_topic delete_topic describe_cluster offsets"
-    " move_partition cancel_move moves start_moves plan_drain plan_balance needed_by transfer_leadership recover_partition"
-    " transactions abort_transaction upgrade_cluster",
+    "Admin": (
+        "create_topic list_topics describe_topic alter_topic delete_topic describe_cluster offsets "
+        "move_partition cancel_move moves start_moves plan_drain plan_balance needed_by transfer_leadership "
+        "recover_partition transactions abort_transaction upgrade_cluster"
+    ),
     "Producer": "publish publish_batch flush close",
     "Consumer": "subscribe unsubscribe subscription start stop records",
     "Reader": "read",

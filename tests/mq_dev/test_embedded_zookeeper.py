@@ -116,7 +116,8 @@ def test_of_two_that_are_started_together_on_one_port_one_says_that_it_is_taken(
 def test_what_a_killed_owner_left_running_is_ended_and_what_a_live_one_has_is_not(tmp_path: Path) -> None:
     code = (
         "import sys, time; from mq_dev.embedded_zookeeper import EmbeddedZooKeeper;"
-        f"s = EmbeddedZooKeeper({str(tmp_path)!r}, {free_port()}); s.start(); print(s.port, s.pid, flush=True); time.sleep(600)"
+        f"s = EmbeddedZooKeeper({str(tmp_path)!r}, {free_port()}); s.start(); print(s.port, s.pid, flush=True); "
+        "time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None

@@ -63,8 +63,8 @@ def main() -> int:
         if time.monotonic() - started > arguments.minutes * 60:
             break
     print(
-        f"{total['seeds']} seeds, {failed} failed: {total['ms'] / 3_600_000:.2f} cluster-hours, {total['events']:,} events "
-        f"in {time.monotonic() - started:.0f} s; the last seed was {report.seed}"
+        f"{total['seeds']} seeds, {failed} failed: {total['ms'] / 3_600_000:.2f} cluster-hours, {total['events']:,} "
+        f"events in {time.monotonic() - started:.0f} s; the last seed was {report.seed}"
     )
     for name, counts in (("faults", faults), ("done", done)):
         print(f"{name}: " + ", ".join(f"{kind} {count:,}" for kind, count in sorted(counts.items())))

@@ -51,7 +51,8 @@ def planted(mutation: Mutation) -> Iterator[None]:
     source = textwrap.dedent(inspect.getsource(original))
     if source.count(mutation.old) != 1:
         raise ValueError(
-            f"{mutation.name!r}: {mutation.old!r} occurs {source.count(mutation.old)} times in {mutation.where}, not once"
+            f"{mutation.name!r}: {mutation.old!r} occurs {source.count(mutation.old)} times in {mutation.where}, not "
+            "once"
         )
     names: dict[str, Any] = {}
     exec(compile(source.replace(mutation.old, mutation.new), f"<{mutation.name}>", "exec"), vars(module), names)

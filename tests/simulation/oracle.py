@@ -99,8 +99,8 @@ class Oracle:
                 replica = host.replica
                 role = "leads" if replica.leading else f"follows {replica.leader}"
                 line += (
-                    f", {role} in epoch {replica.leader_epoch}, hw {replica.high_watermark}, flushed {replica.flushed}, "
-                    f"end {replica.last_index}" + (", closed" if host.closed else "")
+                    f", {role} in epoch {replica.leader_epoch}, hw {replica.high_watermark}, flushed "
+                    f"{replica.flushed}, end {replica.last_index}" + (", closed" if host.closed else "")
                 )
             after = f"snapshot up to {journal.base}, " if journal.base else ""
             lines.append(line + ": " + after + self.story.epochs(journal.entries))
@@ -185,7 +185,8 @@ class Oracle:
         if replica.machine.next_offset != host.next_offset and not host.closed:
             raise self.violation(
                 host.partition,
-                f"the next offset of broker {host.broker.number} is {replica.machine.next_offset}, told were {host.next_offset}",
+                f"the next offset of broker {host.broker.number} is {replica.machine.next_offset}, told were "
+                f"{host.next_offset}",
             )
 
     def commits(self, host: Host) -> None:
@@ -242,8 +243,8 @@ class Oracle:
             if seen != life.remembered[high_watermark]:
                 raise self.violation(
                     host.partition,
-                    f"at entry {high_watermark} broker {host.broker.number} remembers {len(seen)} UUIDs from {seen[:1]} on; "
-                    f"the journal says {len(life.remembered[high_watermark])}",
+                    f"at entry {high_watermark} broker {host.broker.number} remembers {len(seen)} UUIDs from "
+                    f"{seen[:1]} on; the journal says {len(life.remembered[high_watermark])}",
                 )
             if life.states.setdefault(high_watermark, state) != state:
                 raise self.violation(
@@ -473,7 +474,8 @@ class Oracle:
         ):
             raise self.violation(
                 host.partition,
-                f"batch {propose.uuid!r} is acknowledged as written at {index}, and is not surely kept: {journal.durable_end} is",
+                f"batch {propose.uuid!r} is acknowledged as written at {index}, and is not surely kept: "
+                f"{journal.durable_end} is",
             )
 
     def _check_promise(self, host: Host, propose: Propose, result: Done | Decided | RecordsThere) -> None:
@@ -488,7 +490,8 @@ class Oracle:
                 if isinstance(propose.operation, Append) and life.placed.get(index) != base_offset:
                     raise self.violation(
                         host.partition,
-                        f"batch {propose.uuid!r} is acknowledged at offset {base_offset}, it is at {life.placed.get(index)}",
+                        f"batch {propose.uuid!r} is acknowledged at offset {base_offset}, it is at "
+                        f"{life.placed.get(index)}",
                     )
             case Append() as append, RecordsThere(records):
                 told = {append.uuids()[record.position]: record.offset for record in records}

@@ -212,7 +212,8 @@ REPLICATION = (
         "replication.replica:Replica._dispatch",
         "self._election.reconsider()",
         "self._election.reconsider()\n"
-        "            if shared.registered and not self.leading and shared.node and shared.node.state.leader == shared.my_name:\n"
+        "            if shared.registered and not self.leading and shared.node "
+        "and shared.node.state.leader == shared.my_name:\n"
         "                self._take_up(shared.node.state)",
     ),
     Mutation(
@@ -458,7 +459,9 @@ REPLICATION = (
         "trap 18",
         "replication.replica:Replica._node_read",
         "if state is None:",
-        "if state is None:\n        shared.log.truncate(shared.log.applied)\n        shared.emit(Truncate(shared.log.applied))",
+        "if state is None:\n"
+        "        shared.log.truncate(shared.log.applied)\n"
+        "        shared.emit(Truncate(shared.log.applied))",
         ("coordination_forgets",),
     ),
     # ------------------------------------------------------------------ rule 14 and traps

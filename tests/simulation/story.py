@@ -165,7 +165,10 @@ class Story:
                 if message.snapshot
                 else "of its journal"
             )
-            return f"#{message.sequence} of {message.leader}.{message.incarnation} epoch {message.leader_epoch}: snapshot {what}"
+            return (
+                f"#{message.sequence} of {message.leader}.{message.incarnation} epoch {message.leader_epoch}: snapshot "
+                f"{what}"
+            )
         if isinstance(message, AppendEntries):
             entries = self.entries(message.entries) if message.entries else f"up to {message.last_index}"
             heir = f", successor {message.successor}" if message.successor else ""

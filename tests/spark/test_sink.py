@@ -183,8 +183,8 @@ def test_a_stream_whose_columns_do_not_fit_ends_with_an_error_that_names_the_col
 
 
 EVERY_TYPE = (
-    "a boolean, b byte, c short, d int, e long, f float, g double, h decimal(12,3), i string, j binary, k date, l timestamp, "
-    "m timestamp_ntz, n array<string>, o map<string,double>, p struct<x: int, y: array<struct<z: binary>>>"
+    "a boolean, b byte, c short, d int, e long, f float, g double, h decimal(12,3), i string, j binary, k date, l "
+    "timestamp, m timestamp_ntz, n array<string>, o map<string,double>, p struct<x: int, y: array<struct<z: binary>>>"
 )
 
 

@@ -262,8 +262,8 @@ class _Broker:
             needed = topic.settings.batch_bytes_max + MESSAGE_OVERHEAD_BYTES
             if needed > self._message_bytes_max:
                 log.error(
-                    "topic %s has batches of up to %d bytes, and this broker takes messages of %d: producers of larger ones are "
-                    "disconnected. Start it with --message-bytes-max %d, or lower the topic's batch_bytes_max",
+                    "topic %s has batches of up to %d bytes, and this broker takes messages of %d: producers of larger "
+                    "ones are disconnected. Start it with --message-bytes-max %d, or lower the topic's batch_bytes_max",
                     topic.spec.name,
                     topic.settings.batch_bytes_max,
                     self._message_bytes_max,

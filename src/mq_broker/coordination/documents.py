@@ -268,8 +268,8 @@ def check_topic_size(topic: TopicSpec, before: TopicSpec | None = None) -> None:
         raise InvalidRequest(
             f"topic {quoted(topic.name)} would take {size} bytes in the coordination service, and at most "
             f"{TOPIC_DOCUMENT_BYTES_MAX} are allowed: {len(topic.schema)} of them are its schema before encoding, "
-            f"{len(topic.assignment)} partitions and {len(topic.moving)} moves have their lines. Give it fewer columns or shorter "
-            "names of them, fewer partitions, or move fewer of them at a time"
+            f"{len(topic.assignment)} partitions and {len(topic.moving)} moves have their lines. Give it fewer columns "
+            "or shorter names of them, fewer partitions, or move fewer of them at a time"
         )
 
 

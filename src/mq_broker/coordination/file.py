@@ -200,7 +200,8 @@ class FileCoordination:
         for other in self._registrations.values():
             if other.broker != registration.broker:
                 raise InvalidRequest(
-                    f"broker {other.broker} stands alone: for more than one give each --zookeeper instead of --standalone"
+                    f"broker {other.broker} stands alone: for more than one give each --zookeeper instead of "
+                    "--standalone"
                 )
             if other.incarnation > registration.incarnation:
                 raise InvalidRequest(f"a newer start of broker {other.broker} is registered: stop this one")

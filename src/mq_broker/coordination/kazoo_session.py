@@ -96,7 +96,8 @@ class KazooSession:
         except TimeoutError:
             await self.close()
             raise CoordinationUnavailable(
-                f"no ZooKeeper answers at {self.hosts} within {self._connect_timeout_s:g} s: start it, or correct --zookeeper"
+                f"no ZooKeeper answers at {self.hosts} within {self._connect_timeout_s:g} s: start it, or correct "
+                "--zookeeper"
             ) from None
 
     async def close(self) -> None:

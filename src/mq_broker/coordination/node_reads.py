@@ -99,7 +99,8 @@ class NodeReads:
                 return await read.found
         except TimeoutError:
             raise CoordinationUnavailable(
-                f"no answer from ZooKeeper at {self._session.hosts} in time: check that ZooKeeper is running and reachable"
+                f"no answer from ZooKeeper at {self._session.hosts} in time: check that ZooKeeper is running and "
+                "reachable"
             ) from None
 
     async def read_many(self, paths: Sequence[str], deadline: float) -> list[tuple[str, bytes]]:

@@ -37,7 +37,10 @@ class Unreadable:
         try:
             found = documents.load(data, parse, path)
         except InternalError as error:
-            what = f"ZooKeeper: {error} Put back what was there; to delete the node instead is to delete what it stands for"
+            what = (
+                f"ZooKeeper: {error} Put back what was there; to delete the node instead is to delete what it stands "
+                "for"
+            )
             if self._told.get(path) != hash(data):
                 self._told[path] = hash(data)
                 _log.error("%s. Everything else continues", what)

@@ -5,18 +5,19 @@
     <root>/brokers/live/<broker>             ephemeral: BrokerRegistration
     <root>/brokers/lives/<broker>            its version is the newest incarnation of that broker
     <root>/topics/<name>                     TopicSpec
-    <root>/topic_changes                     changed with every change of <root>/topics: watched instead of each of them. Its
-                                             version counts them, and it says which topics the last ones were (change_notes.py)
+    <root>/topic_changes                     changed with every change of <root>/topics: watched instead of each of
+                                             them. Its version counts them, and it says which topics the last ones were
+                                             (change_notes.py)
     <root>/states/<topic id>/<partition>     NodeState, changed by compare-and-set only
     <root>/features                          Features: the level that an operator has raised; empty until then
     <root>/locks/<name>/<mark>-<number>      ephemeral: a place in the queue for that lock (zookeeper_locks.py)
 
-A topic is made in two steps, so that thousands of partitions need not fit one transaction: first the states, under the topic's
-fresh id where nobody looks, then in one transaction the topic itself and the change counter. What fails in between leaves states
-that no topic names: they are removed again, and harmless where that is not possible.
+A topic is made in two steps, so that thousands of partitions need not fit one transaction: first the states, under the
+topic's fresh id where nobody looks, then in one transaction the topic itself and the change counter. What fails in
+between leaves states that no topic names: they are removed again, and harmless where that is not possible.
 
-Once a transaction's answer is lost, only the server can say what became of it. Each is therefore such that it can be settled: by
-reading something it alone writes, after closing the door on it (see `_withdraw`), or by asking again.
+Once a transaction's answer is lost, only the server can say what became of it. Each is therefore such that it can be
+settled: by reading something it alone writes, after closing the door on it (see `_withdraw`), or by asking again.
 """
 
 from __future__ import annotations
@@ -172,8 +173,8 @@ class ZooKeeperCoordination:
         found = await self._made_once("cluster_id", uuid.uuid4().hex.encode())
         if not _CLUSTER_ID.fullmatch(found):
             raise InternalError(
-                f"{self._path('cluster_id')} does not hold 32 hex digits, as TritonMQ writes there: was it edited? Put back what "
-                "was there; broker.json in each broker's data directory has it"
+                f"{self._path('cluster_id')} does not hold 32 hex digits, as TritonMQ writes there: was it edited? Put "
+                "back what was there; broker.json in each broker's data directory has it"
             )
         return found.decode()
 
@@ -181,8 +182,8 @@ class ZooKeeperCoordination:
         found = await self._made_once("security/peer_secret", secrets.token_hex(_SECRET_BYTES).encode())
         if not _SECRET.fullmatch(found):
             raise InternalError(
-                f"{self._path('security/peer_secret')} does not hold {2 * _SECRET_BYTES} hex digits, as TritonMQ writes there: was "
-                "it edited? Stop all brokers, delete the node, and start them again"
+                f"{self._path('security/peer_secret')} does not hold {2 * _SECRET_BYTES} hex digits, as TritonMQ "
+                "writes there: was it edited? Stop all brokers, delete the node, and start them again"
             )
         return bytes.fromhex(found.decode())
 

@@ -249,8 +249,8 @@ class Links:
                 peer = self._peer(broker)
                 if not address.address and peer.address != address:
                     log.warning(
-                        "broker %d is registered without a peer port, as older versions are: nothing is replicated to or from it "
-                        "until it runs this version",
+                        "broker %d is registered without a peer port, as older versions are: nothing is replicated to "
+                        "or from it until it runs this version",
                         broker,
                     )
                 peer.address = address
@@ -444,7 +444,8 @@ class Links:
         theirs = await _next_hello(messages)
         if theirs.broker != peer.broker or theirs.to != self._me:
             raise PeerRefused(
-                f"{address} is broker {theirs.broker}, not {peer.broker}: its --peer-listen or --peer-advertise is wrong",
+                f"{address} is broker {theirs.broker}, not {peer.broker}: its --peer-listen or --peer-advertise is "
+                "wrong",
                 pb.PEER_WRONG_BROKER,
             )
         _check_nonce(theirs)
@@ -583,7 +584,8 @@ def _check_speaker(header: pb.LinkHeader, broker: int, incarnation: int) -> None
     for other, life in speakers:
         if (other, life) != (broker, incarnation):
             raise PeerRefused(
-                f"a message in the name of broker {other}, start {life}, on the link of broker {broker}, start {incarnation}",
+                f"a message in the name of broker {other}, start {life}, on the link of broker {broker}, start "
+                f"{incarnation}",
                 pb.PEER_NOT_ITSELF,
             )
 

@@ -77,8 +77,8 @@ class _Room:
     def __enter__(self) -> None:
         if self._open >= self._most:
             raise Overloaded(
-                f"this broker has {self._most} streams open, as many as it serves: close some, or ask again; share one client "
-                "among threads instead of making one for each"
+                f"this broker has {self._most} streams open, as many as it serves: close some, or ask again; share one "
+                "client among threads instead of making one for each"
             )
         self._open += 1
 

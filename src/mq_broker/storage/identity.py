@@ -112,7 +112,7 @@ def load_identity(directory: Path, place: Place) -> LogIdentity | None:
         raise StorageFailed(f"{path} does not name a log ({error}): move {directory} away and restart") from error
     if (identity.topic_id, identity.partition) != (place.topic_id, place.partition):
         raise StorageFailed(
-            f"{directory} holds partition {identity.partition} of topic id {identity.topic_id}, not {place.partition} of"
-            f" {place.topic_id}: it was moved or renamed; put it back under its own name"
+            f"{directory} holds partition {identity.partition} of topic id {identity.topic_id}, not {place.partition} "
+            f"of {place.topic_id}: it was moved or renamed; put it back under its own name"
         )
     return identity

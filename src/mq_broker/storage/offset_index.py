@@ -217,7 +217,8 @@ class OffsetIndex:
         for first, next_offset in self._gaps:
             if first <= offset < next_offset:
                 raise OffsetOutOfRange(
-                    f"offsets {first} to {next_offset - 1} were lost when the partition was recovered: go on at {next_offset}",
+                    f"offsets {first} to {next_offset - 1} were lost when the partition was recovered: go on at "
+                    f"{next_offset}",
                     next_offset,
                 )
         return self._first_from(offset)

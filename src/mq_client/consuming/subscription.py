@@ -367,7 +367,8 @@ class Subscriptions:
         self._told_of_start.add(place.topic)
         why = f"it ends at offset {offset}" if asked > offset else f"what is before offset {offset} is no longer kept"
         log.warning(
-            "%s-%d: consumed from offset %d, not %d: %s (start=%d is for each partition; this is told once for a topic)",
+            "%s-%d: consumed from offset %d, not %d: %s (start=%d is for each partition; this is told once for a "
+            "topic)",
             place.topic,
             place.partition,
             offset,

@@ -173,7 +173,8 @@ def _conform_column(
         if not _same_values(column.type, field.type):
             wanted = format_type(field.type)
             raise SchemaMismatch(
-                f"column {field.name!r} is {format_type(column.type)}, topic {topic!r} has it as {wanted}: cast it to {wanted}"
+                f"column {field.name!r} is {format_type(column.type)}, topic {topic!r} has it as {wanted}: cast it to "
+                f"{wanted}"
             )
         try:
             column = column.cast(field.type)

@@ -171,7 +171,8 @@ class Lane:
         if batch.in_doubt:
             reason = f", last: {batch.last_error}" if batch.last_error else ""
             return OutcomeUnknown(
-                f"batch for {where} was sent and not acknowledged {spent}{reason}; what is published with a uuid can be sent again"
+                f"batch for {where} was sent and not acknowledged {spent}{reason}; what is published with a uuid can "
+                "be sent again"
             )
         if batch.last_error is None or not batch.last_error.definite:
             reason = f": {batch.last_error}" if batch.last_error else ": no leader was known"

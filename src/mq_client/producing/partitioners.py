@@ -1,13 +1,15 @@
 """Which partition a record goes to when its publisher names none: the choices of `Producer(partitioner=…)`.
 
-    key           by the hash of the key, as Kafka's default; records without a key to the partitions in turn, a few dozen each
+    key           by the hash of the key, as Kafka's default; records without a key to the partitions in turn, a few
+                  dozen each
     sticky        whatever the key: to one partition until its batch is full or sent, then to the next
     round_robin   whatever the key: each record to the next partition
     random        whatever the key: each record to any partition
     a callable    `partitioner(topic, key, partitions)` answers 0 to partitions - 1. `key`: bytes or None
     another name  a callable that an installed package has under the entry point group `tritonmq.partitioners`
 
-A record with a UUID and without a key of which the choice depends goes by its UUID, or it would not meet its first copy.
+A record with a UUID and without a key of which the choice depends goes by its UUID, or it would not meet its first
+copy.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ def _plugin(given: str) -> Partitioner:
     if found is None:
         known = (*_BUILT_IN, *plugin_names(GROUP))
         raise InvalidSetting(
-            f"partitioner={given!r} is not known{did_you_mean(str(given), known)} (it is one of {', '.join(known)}, or a callable)"
+            f"partitioner={given!r} is not known{did_you_mean(str(given), known)} (it is one of {', '.join(known)}, or "
+            "a callable)"
         )
     if not callable(found):
         raise InvalidSetting(

@@ -123,7 +123,8 @@ class RowShape:
             shown = f"{shown[:_SHOWN_CHARACTERS_MAX]}…"
         kind = format_type(self._schema.field(name).type)
         return SchemaMismatch(
-            f"column {name!r} of topic {self._topic!r} is {kind}, and {shown} ({type(unfit.value).__name__}) {unfit.reason}"
+            f"column {name!r} of topic {self._topic!r} is {kind}, and {shown} ({type(unfit.value).__name__}) "
+            f"{unfit.reason}"
         )
 
     def _unknown(self, row: Mapping[str, object]) -> SchemaMismatch:

@@ -100,8 +100,9 @@ class Sender:
         while self.accumulator.pending_bytes and self.accumulator.pending_bytes + size > bytes_max:
             if deadline.expired:
                 raise Overloaded(
-                    f"producer holds {self.accumulator.pending_bytes} unacknowledged bytes, more than buffer_bytes_max={bytes_max} "
-                    f"allows, for {deadline.timeout_ms:.0f} ms: publish more slowly or raise it"
+                    f"producer holds {self.accumulator.pending_bytes} unacknowledged bytes, more than "
+                    f"buffer_bytes_max={bytes_max} allows, for {deadline.timeout_ms:.0f} ms: publish more slowly or "
+                    "raise it"
                 )
             self.progress.wait(deadline.remaining_s)
 
@@ -114,8 +115,8 @@ class Sender:
             while waiting:
                 if deadline.expired:
                     raise OutcomeUnknown(
-                        f"{len(waiting)} batches have no answer after {deadline.timeout_ms:.0f} ms: they are still being sent, "
-                        "flush again"
+                        f"{len(waiting)} batches have no answer after {deadline.timeout_ms:.0f} ms: they are still "
+                        "being sent, flush again"
                     )
                 self.progress.wait(deadline.remaining_s)
                 waiting = [batch for batch in waiting if not batch.done]

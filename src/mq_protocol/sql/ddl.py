@@ -222,7 +222,8 @@ class _Parser:
         if not (1 <= precision <= _DECIMAL_PRECISION_MAX and 0 <= scale <= precision):
             self._start = start
             self._fail(
-                f"decimal({precision},{scale}) needs 1 <= precision <= {_DECIMAL_PRECISION_MAX} and 0 <= scale <= precision"
+                f"decimal({precision},{scale}) needs 1 <= precision <= {_DECIMAL_PRECISION_MAX} and 0 <= scale <= "
+                "precision"
             )
         return pa.decimal128(precision, scale)
 

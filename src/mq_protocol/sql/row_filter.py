@@ -32,7 +32,8 @@ from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
 
 _TOKEN: Final = re.compile(
-    r"(?P<blank>\s+)|(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.]))|(?P<text>'(?:[^']|'')*')"
+    r"(?P<blank>\s+)|(?P<number>[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?(?![\w.]))"
+    r"|(?P<text>'(?:[^']|'')*')"
     r"|(?P<name>[^\W\d]\w*)|(?P<quoted>`[^`]+`)|(?P<compare><=|>=|<>|!=|==|=|<|>)|(?P<sign>[(),])"
 )
 _SHOWN_CHARACTERS: Final = 100

@@ -94,7 +94,8 @@ def _planned(options: SourceOptions, work: Ranges, topic: Topic) -> Topic:
     """The topic, if it is the one that was planned, and not another that has been made under its name since."""
     if topic.topic_id != work.topic_ids[topic.name] and options.fail_on_data_loss:
         raise DataLoss(
-            f"data was lost: topic {topic.name} was deleted and made again while it was read; begin with a new checkpoint"
+            f"data was lost: topic {topic.name} was deleted and made again while it was read; begin with a new "
+            "checkpoint"
         )
     return topic
 

@@ -49,8 +49,8 @@ class Fit:
         self._at = {field.name.lower(): place for place, field in enumerate(columns)}
         if not topic.typed and "value" not in self._at:
             raise SchemaMismatch(
-                f"column 'value' is missing: topic {topic.name} stores records; give the rows a column value (binary or string), "
-                "and key, headers, topic, partition as needed"
+                f"column 'value' is missing: topic {topic.name} stores records; give the rows a column value (binary "
+                "or string), and key, headers, topic, partition as needed"
             )
         for stored in topic.schema:
             self._check_column(stored)
@@ -139,7 +139,8 @@ class Fit:
         for number in (bounds["min"], bounds["max"]):
             if number is not None and not 0 <= number < self._topic.partitions:
                 raise InvalidRequest(
-                    f"column 'partition' holds {number}: topic {self._topic.name} has partitions 0 to {self._topic.partitions - 1}"
+                    f"column 'partition' holds {number}: topic {self._topic.name} has partitions 0 to "
+                    f"{self._topic.partitions - 1}"
                 )
 
 
@@ -148,15 +149,17 @@ def _key_field(topic: Topic, key_column: str | None) -> pa.Field | None:
     if not topic.typed:
         if key_column is not None and key_column.lower() != "key":
             raise SchemaMismatch(
-                f"keyColumn={key_column!r} has no meaning for topic {topic.name}, whose records have a column key: leave it out"
+                f"keyColumn={key_column!r} has no meaning for topic {topic.name}, whose records have a column key: "
+                "leave it out"
             )
         return topic.schema.field("key")
     if key_column is None:
         return None
     if not _has(topic, key_column):
         raise SchemaMismatch(
-            f"keyColumn={key_column!r} is no column of topic {topic.name}{did_you_mean(key_column, topic.schema.names)} "
-            f"(its columns are: {', '.join(topic.schema.names)})"
+            f"keyColumn={key_column!r} is no column of topic "
+            f"{topic.name}{did_you_mean(key_column, topic.schema.names)} (its columns are: "
+            f"{', '.join(topic.schema.names)})"
         )
     field = next(field for field in topic.schema if field.name.lower() == key_column.lower())
     if not any(applies(field.type) for applies in _HASHED):
@@ -210,7 +213,8 @@ def by_topic(names: pa.Array, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.Re
     """The rows of each topic, in their order. `names` is the column `topic`. Raises `InvalidRequest` for a null."""
     if names.null_count:
         raise InvalidRequest(
-            f"column 'topic' has nulls, {names.null_count} of {len(names)}: name a topic in every row, or use the option topic"
+            f"column 'topic' has nulls, {names.null_count} of {len(names)}: name a topic in every row, or use the "
+            "option topic"
         )
     found = names.dictionary_encode()
     topics = found.dictionary.to_pylist()

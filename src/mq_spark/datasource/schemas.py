@@ -104,8 +104,8 @@ def stream_schema(topics: Sequence[Topic], *, include_headers: bool, include_met
     for other in rest:
         if other.schema != first.schema:
             raise SchemaMismatch(
-                f"topics {first.name} and {other.name} have different schemas: read each by a stream of its own, or name in "
-                ".schema(...) columns that both have"
+                f"topics {first.name} and {other.name} have different schemas: read each by a stream of its own, or "
+                "name in .schema(...) columns that both have"
             )
     known = _sources(first)
     if not first.typed:
@@ -198,8 +198,8 @@ def _chosen(topic: Topic, field: spark.StructField, known: dict[str, _Source]) -
     kind = spark_type(known[found].kind)
     if kind != field.dataType:
         raise SchemaMismatch(
-            f"column {field.name!r} is {kind.simpleString()} in topic {topic.name} and {field.dataType.simpleString()} in "
-            ".schema(...), nullability within it counted: read it as it is and cast it afterwards"
+            f"column {field.name!r} is {kind.simpleString()} in topic {topic.name} and {field.dataType.simpleString()} "
+            "in .schema(...), nullability within it counted: read it as it is and cast it afterwards"
         )
     return known[found]
 

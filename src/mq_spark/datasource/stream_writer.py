@@ -75,7 +75,7 @@ def _property(context: TaskContext, name: str) -> str:
     value = context.getLocalProperty(name)
     if not value:
         raise InvalidRequest(
-            f"Spark names no streaming query in this task ({name} is not set), and without one a write cannot be exactly once: "
-            "use writeStream with a checkpointLocation, or df.write"
+            f"Spark names no streaming query in this task ({name} is not set), and without one a write cannot be "
+            "exactly once: use writeStream with a checkpointLocation, or df.write"
         )
     return value

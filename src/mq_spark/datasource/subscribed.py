@@ -44,8 +44,8 @@ def topics_meant(cluster: Cluster, options: SourceOptions, *, or_none: bool = Fa
         names = meant.matching(cluster.topic_names())
         if not names and not or_none:
             raise InvalidSetting(
-                f"subscribePattern={meant.pattern!r} matches no topic, and so there is nothing to take columns from: create a "
-                "topic first, or give .schema(...)"
+                f"subscribePattern={meant.pattern!r} matches no topic, and so there is nothing to take columns from: "
+                "create a topic first, or give .schema(...)"
             )
     topics = [cluster.topic(name) for name in names]
     for topic in topics:
@@ -63,8 +63,8 @@ def check_filter(topic: Topic, options: SourceOptions) -> None:
     """Raises `InvalidSetting` if the option filter cannot be carried out on the topic."""
     if options.filter and not topic.typed:
         raise InvalidSetting(
-            f"filter needs a topic with columns of its own, and {topic.name} holds records: leave it out, and use .filter(...) on "
-            "the DataFrame"
+            f"filter needs a topic with columns of its own, and {topic.name} holds records: leave it out, and use "
+            ".filter(...) on the DataFrame"
         )
     if options.filter:
         parse_filter(options.filter, topic.schema)

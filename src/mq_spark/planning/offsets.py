@@ -87,8 +87,8 @@ def from_json(found: Any) -> Offsets:
         type(offset) is int and offset >= 0 for inner in offsets.values() for offset in inner.values()
     ):
         raise InvalidRequest(
-            f'the checkpoint holds offsets that are not of this source: {str(found)[:200]} (expected {{"topic": {{"0": 23}}}}); '
-            "give the query a checkpointLocation of its own"
+            f"the checkpoint holds offsets that are not of this source: {str(found)[:200]} "
+            '(expected {"topic": {"0": 23}}); give the query a checkpointLocation of its own'
         )
     return canonical(offsets)
 

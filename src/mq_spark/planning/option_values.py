@@ -90,7 +90,8 @@ def subscription(options: Mapping[str, str]) -> Subscription:
     given = [name for name in ("subscribe", "subscribePattern", "assign") if name in options]
     if not given:
         raise InvalidSetting(
-            "subscribe is missing: .option('subscribe', 'topic,…') names the topics to read (or subscribePattern, or assign)"
+            "subscribe is missing: .option('subscribe', 'topic,…') names the topics to read (or subscribePattern, or "
+            "assign)"
         )
     if len(given) > 1:
         raise InvalidSetting(f"{' and '.join(given)} are given together: each says which topics to read, leave one out")

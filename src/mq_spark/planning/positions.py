@@ -175,15 +175,24 @@ def data_loss(
     first = f"data was lost: offset {wanted} of topic {topic} partition {partition} is wanted"
     subscribed = meant.covers(topic, partition)
     if not subscribed:
-        there = f"by the checkpoint, and {meant.option} no longer names that {'partition' if topic in meant.topics else 'topic'}"
+        there = (
+            f"by the checkpoint, and {meant.option} no longer names that "
+            f"{'partition' if topic in meant.topics else 'topic'}"
+        )
     elif bound is None:
         there = "and that partition is gone"
     elif wanted < bound.log_start_offset:
         there = f"and only {bound.log_start_offset} to {bound.log_end_offset} is kept: retention has removed the rest"
     elif wanted < goes_on <= bound.log_end_offset:
-        there = f"and what came after it, up to offset {goes_on - 1}, was lost in part or whole when that partition was recovered"
+        there = (
+            f"and what came after it, up to offset {goes_on - 1}, was lost in part or whole when that partition was "
+            "recovered"
+        )
     else:
-        there = f"and only {bound.log_start_offset} to {bound.log_end_offset} is there (was the topic deleted and made again?)"
+        there = (
+            f"and only {bound.log_start_offset} to {bound.log_end_offset} is there (was the topic deleted and made "
+            "again?)"
+        )
     may_come = subscribed and (bound is None or wanted > bound.log_end_offset)
     remedy = "to continue without them, set option failOnDataLoss=false, or begin with a new checkpoint"
     return (BeyondTheEnd if may_come else DataLoss)(f"{first} {there}; {remedy}")
@@ -238,7 +247,8 @@ def _check_partitions(name: str, given: ByPartition, bounds: AllBounds) -> None:
     for topic, inner in bounds.items():
         if sorted(given[topic]) != sorted(inner):
             raise InvalidSetting(
-                f"{name} names partitions {listed(given[topic])} of topic {topic}, which has {listed(inner)}: name every one, once"
+                f"{name} names partitions {listed(given[topic])} of topic {topic}, which has {listed(inner)}: name "
+                "every one, once"
             )
 
 
@@ -248,8 +258,8 @@ def _at(at: AtTime, topic: str, partition: int, found: Found, bound: Bounds) -> 
         return offset
     if not at.otherwise_latest:
         raise InvalidSetting(
-            f"{at.option} finds nothing in topic {topic} partition {partition}, where all is older: give an earlier time, or set "
-            "startingOffsetsByTimestampStrategy=latest to begin there at the end"
+            f"{at.option} finds nothing in topic {topic} partition {partition}, where all is older: give an earlier "
+            "time, or set startingOffsetsByTimestampStrategy=latest to begin there at the end"
         )
     return bound.log_end_offset
 
@@ -264,8 +274,9 @@ def _exact(name: str, topic: str, partition: int, offset: int, bound: Bounds, fa
     inside = min(max(offset, bound.log_start_offset), bound.log_end_offset)
     if fail and inside != offset:
         raise InvalidSetting(
-            f"{name} has offset {offset} for topic {topic} partition {partition}, which keeps {bound.log_start_offset} to "
-            f"{bound.log_end_offset}: choose one between, -2 for earliest or -1 for latest, or set failOnDataLoss=false"
+            f"{name} has offset {offset} for topic {topic} partition {partition}, which keeps {bound.log_start_offset} "
+            f"to {bound.log_end_offset}: choose one between, -2 for earliest or -1 for latest, or set "
+            "failOnDataLoss=false"
         )
     return inside
 

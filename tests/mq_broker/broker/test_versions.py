@@ -44,8 +44,8 @@ def test_a_mismatch_names_both_versions_and_which_of_them_to_upgrade() -> None:
     with pytest.raises(IncompatibleVersion) as older:
         check_overlap("broker 1", MINE, "broker 2", Versions())
     assert str(older.value).startswith(
-        "broker 1 (release 0.4.0, protocol 2 to 3) and broker 2 (release 0.2.0 or older, protocol 1) have no protocol in "
-        "common: upgrade broker 2"
+        "broker 1 (release 0.4.0, protocol 2 to 3) and broker 2 (release 0.2.0 or older, protocol 1) have no protocol "
+        "in common: upgrade broker 2"
     )
     with pytest.raises(IncompatibleVersion, match="upgrade broker 1"):
         check_overlap("broker 1", MINE, "broker 2", Versions(5, 4, "0.6.0"))
@@ -171,8 +171,8 @@ def test_a_broker_that_does_not_know_the_level_takes_no_part(tmp_path: Path, cap
         assert sorted(cluster.brokers) == [1, 3]
         told = [record.getMessage() for record in caplog.records if "takes no part" in record.getMessage()]
         assert told == [
-            "broker 2 (release 0.2.0 or older, protocol 1) knows features up to level 1, and the cluster is at level 2: it "
-            "takes no part. Start a newer release there"
+            "broker 2 (release 0.2.0 or older, protocol 1) knows features up to level 1, and the cluster is at level "
+            "2: it takes no part. Start a newer release there"
         ]
         await service.stop()
 

@@ -10,9 +10,9 @@ from mq_protocol.errors import InvalidRequest
 from mq_protocol.sql.ddl import check_schema, format_schema, parse_schema
 
 EVERYTHING = (
-    "a boolean, b byte, c short, d int, e long, f float, g double, h string, i binary, j date, k timestamp, l timestamp_ntz, "
-    "m decimal(10,2), n array<int>, o map<string,long>, p struct<x: double NOT NULL, y: array<map<string,struct<z: int>>>>, "
-    "`q r` string NOT NULL"
+    "a boolean, b byte, c short, d int, e long, f float, g double, h string, i binary, j date, k timestamp, l "
+    "timestamp_ntz, m decimal(10,2), n array<int>, o map<string,long>, p struct<x: double NOT NULL, y: "
+    "array<map<string,struct<z: int>>>>, `q r` string NOT NULL"
 )
 
 
@@ -33,7 +33,8 @@ def test_a_schema_is_what_spark_makes_of_the_same_words() -> None:
         ]
     )
     ours = parse_schema(
-        "a tinyint, b decimal(10,2) NOT NULL, c array<timestamp_ntz>, d map<string,timestamp>, e struct<x: date not null>"
+        "a tinyint, b decimal(10,2) NOT NULL, c array<timestamp_ntz>, d map<string,timestamp>, e struct<x: date not "
+        "null>"
     )
     theirs = conversion.to_arrow_schema(spark, timezone="UTC")
     assert ours.equals(theirs, check_metadata=True)

@@ -21,8 +21,8 @@ FLIGHTS = Topic(
     "flights", "id", parse_schema("id long NOT NULL, carrier string, stops array<int>"), typed=True, partitions=2
 )
 EVERY_TYPE = parse_schema(
-    "a boolean, b byte, c short, d int, e long, f float, g double, h decimal(12,3), i string, j binary, k date, l timestamp, "
-    "m timestamp_ntz, n array<string>, o map<string,double>, p struct<x: int, y: array<struct<z: binary>>>"
+    "a boolean, b byte, c short, d int, e long, f float, g double, h decimal(12,3), i string, j binary, k date, l "
+    "timestamp, m timestamp_ntz, n array<string>, o map<string,double>, p struct<x: int, y: array<struct<z: binary>>>"
 )
 
 

@@ -77,7 +77,8 @@ WRITING = {
     "keyColumn": ["where: test_typed_rows_go_where_the_producer_would_put_them_by_the_same_key_column"],
     "a column partition of typed rows": ["where: test_typed_rows_go_to_the_partition_that_they_name"],
     "onReplayMismatch": [
-        "crashes: test_a_micro_batch_whose_log_was_lost_and_that_is_planned_again_wider_is_refused_or_kept_and_never_doubled"
+        "crashes: "
+        "test_a_micro_batch_whose_log_was_lost_and_that_is_planned_again_wider_is_refused_or_kept_and_never_doubled"
     ],
     "txnAppId, txnVersion": ["sink: test_a_batch_write_with_an_application_and_a_version_is_written_once"],
 }

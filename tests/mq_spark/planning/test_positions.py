@@ -193,8 +193,8 @@ def test_removed_data_is_an_error_that_names_everything() -> None:
     with pytest.raises(DataLoss) as caught:
         stream.latest({"t": {0: 3}}, bounds((5, 10)), None)
     assert str(caught.value) == (
-        "data was lost: offset 3 of topic t partition 0 is wanted and only 5 to 10 is kept: retention has removed the rest; "
-        "to continue without them, set option failOnDataLoss=false, or begin with a new checkpoint"
+        "data was lost: offset 3 of topic t partition 0 is wanted and only 5 to 10 is kept: retention has removed the "
+        "rest; to continue without them, set option failOnDataLoss=false, or begin with a new checkpoint"
     )
     with pytest.raises(DataLoss, match="offset 3 of topic t partition 0 is wanted and only 5 to 10 is kept"):
         stream.planned({"t": {0: 3}}, {"t": {0: 9}}, bounds((5, 10)))

@@ -58,8 +58,8 @@ def main() -> int:
         if time.monotonic() - started > arguments.minutes * 60:
             break
     print(
-        f"{total['seeds']} seeds, {total['failed']} failed: {virtual_s / 3600:.2f} cluster-hours, {total['calls']:,} callbacks "
-        f"in {time.monotonic() - started:.0f} s"
+        f"{total['seeds']} seeds, {total['failed']} failed: {virtual_s / 3600:.2f} cluster-hours, {total['calls']:,} "
+        f"callbacks in {time.monotonic() - started:.0f} s"
     )
     for name, counts in (("faults", faults), ("done", done)):
         print(f"{name}: " + ", ".join(f"{kind} {count:,}" for kind, count in sorted(counts.items())))

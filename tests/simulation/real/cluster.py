@@ -1,8 +1,10 @@
-"""A simulated cluster of real brokers: machines, network, coordination service, clients and nemesis. One seed, start to end.
+"""A simulated cluster of real brokers: machines, network, coordination service, clients and nemesis. One seed, start to
+end.
 
 boot      the brokers start, topics are made
 chaos     clients work, the nemesis breaks things
-calm      everything is repaired; within `Plan.calm_s` seconds every partition must be whole again, and every batch acknowledged
+calm      everything is repaired; within `Plan.calm_s` seconds every partition must be whole again, and every batch
+          acknowledged
 judgement the history, and what every replica holds
 """
 

@@ -60,7 +60,8 @@ class Oracle:
             epoch = shared.log.epoch_at(index)
             if epoch >= 0 and committed.setdefault(index, epoch) != epoch:
                 self.cluster.fail(
-                    f"{place}: entry {index} was committed as one of epoch {committed[index]}, and {process} commits one of {epoch}"
+                    f"{place}: entry {index} was committed as one of epoch {committed[index]}, and {process} commits "
+                    f"one of {epoch}"
                 )
 
     # ------------------------------------------------------------------ the end

@@ -58,7 +58,8 @@ SHELL = (
         "an unanswered write of the state node is told as refused",
         "broker.host.partition:Partition._write_node",
         "self.feed(CasAnswer(state.token, outcome, version))",
-        "self.feed(CasAnswer(state.token, type(outcome).REFUSED if outcome is type(outcome).UNKNOWN else outcome, version))",
+        "self.feed(CasAnswer(state.token, "
+        "type(outcome).REFUSED if outcome is type(outcome).UNKNOWN else outcome, version))",
         ("coordination",),
     ),
     Fault(

@@ -99,8 +99,8 @@ def main() -> int:
                 )
     crashes, duplicates, losses, others = totals(results)
     print(
-        f"{crashes} crashes in {len(results)} cases, {ground.lives} lives of drivers, {time.monotonic() - began:.0f} s: "
-        f"{duplicates} duplicates, {losses} losses, {others} other failures"
+        f"{crashes} crashes in {len(results)} cases, {ground.lives} lives of drivers, {time.monotonic() - began:.0f} "
+        f"s: {duplicates} duplicates, {losses} losses, {others} other failures"
     )
     return 0 if results and all(result.exact for result in results) else 1
 

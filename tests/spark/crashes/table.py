@@ -33,13 +33,14 @@ def table(results: Sequence[Result], seconds: float, lives: int, asked: int, see
 {crashes} injected crashes{early}, {duplicates} duplicates, {losses} losses, {others_word}.
 {seconds / 60:.0f} minutes on {cores} cores, {lives} lives of drivers, {hangs} hanging tasks beside the crashes.
 
-Each crash is a `kill -9` (or an answer dropped) while a process is held at the point. Afterwards the output equals the input as a
-multiset, and in each output partition no micro-batch stands behind a later one. Before the decision no row may be visible; after
-it all must become so while no driver lives. Spark runs in threads of the driver (`local`), on two executors that it starts
-(`local-cluster[2,1,1024]`), or on a master and two workers with speculation on (`standalone`). The queries copy a topic into one
-or two, or files into one or two through a repartition that deals the rows out differently each time.
-`python -m tests.spark.crashes --help` shows how one case is run again, and how to plant a fault (`--forgetful`, a new query id at
-each start): a driver killed after the decision then leaves every row of its micro-batch twice, and the harness says so.
+Each crash is a `kill -9` (or an answer dropped) while a process is held at the point. Afterwards the output equals the
+input as a multiset, and in each output partition no micro-batch stands behind a later one. Before the decision no row
+may be visible; after it all must become so while no driver lives. Spark runs in threads of the driver (`local`), on two
+executors that it starts (`local-cluster[2,1,1024]`), or on a master and two workers with speculation on (`standalone`).
+The queries copy a topic into one or two, or files into one or two through a repartition that deals the rows out
+differently each time. `python -m tests.spark.crashes --help` shows how one case is run again, and how to plant a fault
+(`--forgetful`, a new query id at each start): a driver killed after the decision then leaves every row of its
+micro-batch twice, and the harness says so.
 
 | held at | killed | {" | ".join(MODES)} | duplicates | losses |
 |---|---|{"---:|" * (len(MODES) + 2)}

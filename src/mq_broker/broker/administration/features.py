@@ -49,8 +49,9 @@ class Features:
             return response
         if response.absent and not request.force:
             raise IncompatibleVersion(
-                f"brokers {list(response.absent)} hold replicas and are not registered, so nobody knows their release: start them, "
-                f"or use --force. With --force they can join again only with a release that knows level {target}"
+                f"brokers {list(response.absent)} hold replicas and are not registered, so nobody knows their release: "
+                "start them, or use --force. With --force they can join again only with a release that knows level "
+                f"{target}"
             )
         response.level = await self._coordination.raise_level(target)
         log.warning("the cluster's level of features was raised from %d to %d", level, response.level)

@@ -145,7 +145,8 @@ class Moves:
         for move in request.moves:
             if len(move.target) > REPLICAS_MAX:  # each takes a byte of the request
                 raise InvalidRequest(
-                    f"{quoted(move.topic)}-{move.partition} cannot be on {len(move.target)} brokers: name at most {REPLICAS_MAX}"
+                    f"{quoted(move.topic)}-{move.partition} cannot be on {len(move.target)} brokers: name at most "
+                    f"{REPLICAS_MAX}"
                 )
             by_topic.setdefault(move.topic, {})[move.partition] = tuple(move.target)
         for name, wanted in by_topic.items():
@@ -251,7 +252,8 @@ class Moves:
         members = topic.spec.assignment[request.partition]
         if to not in members:
             raise InvalidRequest(
-                f"broker {to} holds no replica of {partition.name}, brokers {list(members)} do: `tritonmq partition move` it first"
+                f"broker {to} holds no replica of {partition.name}, brokers {list(members)} do: `tritonmq partition "
+                "move` it first"
             )
         if to not in self._cluster.brokers or to not in partition.replica.isr:
             raise NotEnoughReplicas(

@@ -29,7 +29,8 @@ def place(
     if len(racks) < replicas:
         live = ", ".join(map(str, sorted(racks))) or "none"
         raise NotEnoughBrokers(
-            f"{replicas} replicas need {replicas} live brokers and there are {len(racks)} ({live}): start more, or ask for fewer"
+            f"{replicas} replicas need {replicas} live brokers and there are {len(racks)} ({live}): start more, or ask "
+            "for fewer"
         )
     existing = list(existing)
     leads = Counter(members[0] for members in existing)

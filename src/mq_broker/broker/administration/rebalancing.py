@@ -41,8 +41,9 @@ def drained(broker: int, racks: Mapping[int, str], layout: Layout) -> dict[Place
         if chosen is None:
             live = ", ".join(map(str, sorted(load.racks))) or "none"
             raise NotEnoughBrokers(
-                f"topic {place[0]!r} has {len(members)} replicas and without broker {broker} only {len(load.racks)} brokers are "
-                f"live ({live}): start another one, or give the topic fewer (`tritonmq topic alter {place[0]} --replicas N`)"
+                f"topic {place[0]!r} has {len(members)} replicas and without broker {broker} only {len(load.racks)} "
+                f"brokers are live ({live}): start another one, or give the topic fewer (`tritonmq topic alter "
+                f"{place[0]} --replicas N`)"
             )
         if members[0] == broker:
             first = load.least_leading(kept) or chosen
@@ -66,8 +67,8 @@ def resized(replicas: int, racks: Mapping[int, str], layout: Layout, topic: str)
             chosen = load.best(wanted)
             if chosen is None:
                 raise NotEnoughBrokers(
-                    f"{replicas} replicas of topic {topic!r} need {replicas} brokers and {len(racks)} are live: start more, or ask "
-                    "for fewer"
+                    f"{replicas} replicas of topic {topic!r} need {replicas} brokers and {len(racks)} are live: start "
+                    "more, or ask for fewer"
                 )
             wanted = (*wanted, chosen)
         if wanted != members:

@@ -88,19 +88,19 @@ def choose(
             whole.append(broker)
     if whole and not force:
         raise InvalidRequest(
-            f"{name}: broker {whole[0]} has a log that is in sync and leads with it by itself in a moment: see `tritonmq partition "
-            "describe`; --force continues with another log, and loses what only this one has"
+            f"{name}: broker {whole[0]} has a log that is in sync and leads with it by itself in a moment: see "
+            "`tritonmq partition describe`; --force continues with another log, and loses what only this one has"
         )
     if unknown and not force:
         raise InvalidRequest(
-            f"{name}: broker {unknown[0]} was in sync and does not answer for its replica: its log may be whole, so start it and "
-            "wait; --force gives up what only it has"
+            f"{name}: broker {unknown[0]} was in sync and does not answer for its replica: its log may be whole, so "
+            "start it and wait; --force gives up what only it has"
         )
     opening = sorted(broker for broker, status in statuses.items() if not status.open)
     if opening and not force:
         raise InvalidRequest(
-            f"{name}: broker {opening[0]} has not opened its replica yet, which may have more than the others: ask again in a "
-            "moment, or see that broker's log; --force continues without it"
+            f"{name}: broker {opening[0]} has not opened its replica yet, which may have more than the others: ask "
+            "again in a moment, or see that broker's log; --force continues without it"
         )
     # A replica never gives up an epoch that it has seen: the new one is above all of them, though the node's own be
     # lower.
@@ -108,8 +108,8 @@ def choose(
     candidates = {b: status for b, status in statuses.items() if status.open and status.log_id and b not in beyond}
     if beyond and not candidates:
         raise InvalidRequest(
-            f"{name}: the logs of brokers {beyond} name epoch {EPOCH_MAX} or more, after which there is none: stop those brokers, "
-            "and move the partition's directory aside on one of them"
+            f"{name}: the logs of brokers {beyond} name epoch {EPOCH_MAX} or more, after which there is none: stop "
+            "those brokers, and move the partition's directory aside on one of them"
         )
     if from_broker and from_broker not in candidates:
         raise InvalidRequest(
@@ -193,7 +193,8 @@ class TotalLoss:
             if outcome is CasOutcome.DONE:
                 kept = choice.kept
                 log.warning(
-                    "%s: recovered from the log of broker %d (epoch %d, entry %d); offsets %d to %d are lost; given up: brokers %s",
+                    "%s: recovered from the log of broker %d (epoch %d, entry %d); offsets %d to %d are lost; given "
+                    "up: brokers %s",
                     name,
                     kept.broker,
                     kept.last_epoch,

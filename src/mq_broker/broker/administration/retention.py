@@ -69,8 +69,8 @@ class RetentionClock:
             if self._ahead_since is None:
                 self._ahead_since = passed_s
                 log.error(
-                    "the wall clock jumped %.0f s forward: set it right within %.0f s, for then retention goes by it and drops what"
-                    " is old by it",
+                    "the wall clock jumped %.0f s forward: set it right within %.0f s, for then retention goes by it "
+                    "and drops what is old by it",
                     ahead_us / 1e6,
                     BELIEVED_AFTER_S,
                 )

@@ -38,8 +38,8 @@ def begun(spec: TopicSpec, wanted: Mapping[int, Members], live: Collection[int])
         _check_target(f"{spec.name}-{number}", target, members, live)
         if len(members) + len(target) > MEMBERS_MAX:
             raise InvalidRequest(
-                f"{spec.name}-{number} is on {len(members)} brokers, since it was sent on before it had arrived: wait until it has "
-                "(`tritonmq cluster moves`), or call the move off"
+                f"{spec.name}-{number} is on {len(members)} brokers, since it was sent on before it had arrived: wait "
+                "until it has (`tritonmq cluster moves`), or call the move off"
             )
         assignment[number] = (*members, *(broker for broker in target if broker not in members))
         moving[number] = replace(present, target=target) if present is not None else Move(target, members)
@@ -96,8 +96,8 @@ def check_partitions(spec: TopicSpec, partitions: int) -> None:
     """Raises `InvalidRequest` unless the topic may have so many."""
     if partitions < len(spec.assignment):
         raise InvalidRequest(
-            f"topic {spec.name} has {len(spec.assignment)} partitions and cannot have fewer: its keys and offsets would mean other "
-            "records; make another topic"
+            f"topic {spec.name} has {len(spec.assignment)} partitions and cannot have fewer: its keys and offsets "
+            "would mean other records; make another topic"
         )
     if partitions > PARTITIONS_PER_TOPIC_MAX:
         raise InvalidRequest(f"partitions={partitions} is out of range: at most {PARTITIONS_PER_TOPIC_MAX}")
@@ -108,8 +108,8 @@ def with_columns(spec: TopicSpec, wanted: pa.Schema) -> TopicSpec:
     any other change, and for a topic of records."""
     if not spec.schema:
         raise InvalidRequest(
-            f"topic {spec.name} holds records, whose columns are fixed: put more into their values or headers, or make a topic "
-            "with a schema of its own"
+            f"topic {spec.name} holds records, whose columns are fixed: put more into their values or headers, or make "
+            "a topic with a schema of its own"
         )
     before = schema_from_bytes(spec.schema)
     check_extension(spec.name, before, wanted)

@@ -187,8 +187,8 @@ class Admin:
         async with self._making_topics:
             if self._topics.find(name) is None and len(self._topics.all()) >= AUTO_CREATED_TOPICS_MAX:
                 raise InvalidRequest(
-                    f"topic {name!r} is not made by itself: there are {AUTO_CREATED_TOPICS_MAX} topics already; create it, or "
-                    "delete topics that are not needed"
+                    f"topic {name!r} is not made by itself: there are {AUTO_CREATED_TOPICS_MAX} topics already; create "
+                    "it, or delete topics that are not needed"
                 )
             try:
                 return await self._create(name, self._auto_create.partitions, self._auto_create.replicas, b"", {})

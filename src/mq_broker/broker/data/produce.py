@@ -297,11 +297,13 @@ def _check_record_uuids(header: pb.ProduceHeader) -> None:
         raise InvalidRequest("a batch that is staged has no UUIDs of its records: its own is enough")
     if header.record_count > RECORD_UUIDS_MAX:
         raise InvalidRequest(
-            f"a batch whose records have UUIDs may have {RECORD_UUIDS_MAX} of them, not {header.record_count}: send smaller batches"
+            f"a batch whose records have UUIDs may have {RECORD_UUIDS_MAX} of them, not {header.record_count}: send "
+            "smaller batches"
         )
     if len(header.record_uuids) != header.record_count * UUID_BYTES:
         raise InvalidRequest(
-            f"`record_uuids` has {len(header.record_uuids)} bytes: {UUID_BYTES} for each of {header.record_count} records, or none"
+            f"`record_uuids` has {len(header.record_uuids)} bytes: {UUID_BYTES} for each of {header.record_count} "
+            "records, or none"
         )
     if any(uuid == NO_UUID for uuid in Append(header.record_uuids).uuids()):
         raise InvalidRequest("a record's UUID must not be all zero")

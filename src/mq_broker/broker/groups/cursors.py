@@ -150,8 +150,8 @@ class Groups:
             raise InvalidRequest(f"kind {request.kind!r} is not known: one of {', '.join(KINDS)}")
         if request.kind in OF_CONSUMERS and not request.reset and not request.member_id:
             raise InvalidRequest(
-                f"only a member of group {request.group!r} moves its cursor: name the member, or let an administrator move the "
-                "group (Admin.move_group)"
+                f"only a member of group {request.group!r} moves its cursor: name the member, or let an administrator "
+                "move the group (Admin.move_group)"
             )
         check_member_key(request.member_key)
         moved = await asked_of_each(lambda position: self._move(request, position, deadline), request.positions)
@@ -194,8 +194,8 @@ class Groups:
             return None
         if cursor is not None and cursor.kind in OF_CONSUMERS:
             raise InvalidRequest(
-                f"group {group!r} is one of consumers in {partition.name}: a query's progress would move their place. Give the "
-                "query another kafka.group.id"
+                f"group {group!r} is one of consumers in {partition.name}: a query's progress would move their place. "
+                "Give the query another kafka.group.id"
             )
         return MoveCursor(group, offset, kind)
 
@@ -220,8 +220,8 @@ class Groups:
             members = self._members_of(partition, group)
             if members and not force:
                 raise GroupInUse(
-                    f"group {group!r} has members in {partition.name} ({', '.join(members[:5])}): stop them first, or delete it by "
-                    "force"
+                    f"group {group!r} has members in {partition.name} ({', '.join(members[:5])}): stop them first, or "
+                    "delete it by force"
                 )
             self._end_of(
                 partition, group, UnknownGroup(f"group {group!r} was deleted: subscribe anew to begin as a new one")

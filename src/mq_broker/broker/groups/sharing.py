@@ -113,8 +113,8 @@ class Share:
         member = self._members.get(member_id)
         if member is not None and member.member_key and not hmac.compare_digest(member.member_key, member_key):
             raise MemberInUse(
-                f"group {self._group!r} has a living member {member_id!r} with another key: choose another member id, or none. "
-                "If that member is yours and its machine was lost, its id is free in 15 s"
+                f"group {self._group!r} has a living member {member_id!r} with another key: choose another member id, "
+                "or none. If that member is yours and its machine was lost, its id is free in 15 s"
             )
 
     def end(self, error: TritonMQError) -> None:
@@ -199,8 +199,8 @@ class Shares:
             )
         if share is not None and not share.has_room_for(member.member_id):
             raise TooManyMembers(
-                f"group {group!r} has {len(share.members)} members at {partition.name}, as many as it takes: stop some of them, or "
-                "consume in another group"
+                f"group {group!r} has {len(share.members)} members at {partition.name}, as many as it takes: stop some "
+                "of them, or consume in another group"
             )
         if share is None:
             share = self._shares[partition, group] = Share(partition, group, kind, self._moves)

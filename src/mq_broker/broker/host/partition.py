@@ -580,6 +580,6 @@ class Partition:
 
 def _not_yet(operation: str, needed: int, level: int) -> IncompatibleVersion:
     return IncompatibleVersion(
-        f"{operation} needs level {needed} of the cluster's features, and the cluster is at level {level}: once every broker "
-        "runs a release that knows it, raise the level with `tritonmq cluster upgrade`"
+        f"{operation} needs level {needed} of the cluster's features, and the cluster is at level {level}: once every "
+        "broker runs a release that knows it, raise the level with `tritonmq cluster upgrade`"
     )

@@ -169,7 +169,8 @@ class Shell:
         if self.broker in topic.spec.assignment[number]:
             raise NotLeader(f"broker {self.broker} is opening its replica of {topic.spec.name}-{number}: ask again")
         raise NotLeader(
-            f"broker {self.broker} holds no replica of {topic.spec.name}-{number}: ask for its metadata, then its leader"
+            f"broker {self.broker} holds no replica of {topic.spec.name}-{number}: ask for its metadata, then its "
+            "leader"
         )
 
     def leader(self, topic: Topic, number: int) -> Partition:

@@ -45,9 +45,9 @@ class WindowBudget:
                 f"{name} {_mib(taken[name])}" for name in sorted(taken, key=lambda name: -taken[name])[:3]
             )
             log.error(
-                "the UUIDs that partitions remember take %s of memory, and --dedup-memory-max is %s. None is forgotten for that, "
-                "and nothing is refused: move partitions to other brokers, make topics with a smaller dedup_uuids_max or a "
-                "dedup_ms, or raise the option. The largest: %s",
+                "the UUIDs that partitions remember take %s of memory, and --dedup-memory-max is %s. None is forgotten "
+                "for that, and nothing is refused: move partitions to other brokers, make topics with a smaller "
+                "dedup_uuids_max or a dedup_ms, or raise the option. The largest: %s",
                 _mib(total),
                 _mib(self._bytes_max),
                 largest,

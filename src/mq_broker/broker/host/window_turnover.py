@@ -155,9 +155,10 @@ class WindowTurnover:
 
     def _tell(self, partition: Partition) -> None:
         log.error(
-            "%s remembers the last %d UUIDs (dedup_uuids_max), and these turned over within a minute: a batch or a record "
-            "that is sent again later than that may be stored twice. Most of them came from %s. Let clients that write so "
-            "much have a topic of their own, or make a topic with a larger dedup_uuids_max: that of %s cannot be changed",
+            "%s remembers the last %d UUIDs (dedup_uuids_max), and these turned over within a minute: a batch or a "
+            "record that is sent again later than that may be stored twice. Most of them came from %s. Let clients "
+            "that write so much have a topic of their own, or make a topic with a larger dedup_uuids_max: that of %s "
+            "cannot be changed",
             partition.name,
             partition.topic.settings.dedup_uuids_max,
             self._fillers.described(partition),

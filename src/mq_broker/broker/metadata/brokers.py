@@ -80,7 +80,8 @@ class Cluster:
                 self.topics_changed.set()
             case CoordinationEvent.SESSION_LOST:
                 log.warning(
-                    "the session with the coordination service ended: this broker leads nothing until it is registered again"
+                    "the session with the coordination service ended: this broker leads nothing until it is registered "
+                    "again"
                 )
                 self._registered = False
                 self.brokers.pop(self._me.broker, None)
@@ -119,7 +120,8 @@ class Cluster:
         if self.level > self._me.versions.level:
             raise IncompatibleVersion(
                 f"the cluster is at level {self.level} of features, and this broker ({self._me.versions}) knows up to "
-                f"{self._me.versions.level}: start a release that knows it; `tritonmq cluster status` names those that run"
+                f"{self._me.versions.level}: start a release that knows it; `tritonmq cluster status` names those that "
+                "run"
             )
 
     def _knows_level(self, registration: BrokerRegistration) -> bool:
@@ -131,8 +133,8 @@ class Cluster:
         if life not in self._too_old:
             self._too_old.add(life)
             log.error(
-                "broker %d (%s) knows features up to level %d, and the cluster is at level %d: it takes no part. Start a newer "
-                "release there",
+                "broker %d (%s) knows features up to level %d, and the cluster is at level %d: it takes no part. Start "
+                "a newer release there",
                 registration.broker,
                 registration.versions,
                 registration.versions.level,

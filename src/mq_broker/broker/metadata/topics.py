@@ -173,8 +173,9 @@ class Topics:
         # Nor is one deleted that an earlier state does not have yet (trap 18)
         if absent and changes.version < self._version:
             log.error(
-                "the coordination service went back to an earlier state (topic change %d after %d), without topics %s: they stay "
-                "as they were while this broker runs, and their files after that. Restore a newer backup; do not make them again",
+                "the coordination service went back to an earlier state (topic change %d after %d), without topics %s: "
+                "they stay as they were while this broker runs, and their files after that. Restore a newer backup; do "
+                "not make them again",
                 changes.version,
                 self._version,
                 sorted(absent - set(changes.unreadable)),

@@ -140,8 +140,8 @@ class Transactions:
             stale = topic is not None and line.topic_id not in ("", topic.spec.topic_id)
             if stale or ids.setdefault(line.topic, line.topic_id) != line.topic_id:
                 raise UnknownTopic(
-                    f"topic {line.topic!r} was deleted and made again while micro-batch {request.batch_id} was written to it: "
-                    "start the query again, and the micro-batch goes into the new one"
+                    f"topic {line.topic!r} was deleted and made again while micro-batch {request.batch_id} was written "
+                    "to it: start the query again, and the micro-batch goes into the new one"
                 )
 
     async def _check_staged(self, decide: Decide, deadline: float) -> None:
@@ -214,7 +214,8 @@ class Transactions:
                 await done
         except TimeoutError as error:
             raise OutcomeUnknown(
-                f"micro-batch {decide.batch_id} of query {decide.key.query_id!r} is decided and still being published: ask again"
+                f"micro-batch {decide.batch_id} of query {decide.key.query_id!r} is decided and still being published: "
+                "ask again"
             ) from error
 
     def _discard_attempt(self, partition: Partition, decide: Decide) -> None:

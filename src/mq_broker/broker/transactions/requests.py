@@ -59,7 +59,8 @@ def check_manifest(request: pb.DecideRequest) -> None:
     check_id("run id", request.run_id)
     if request.ByteSize() > MANIFEST_BYTES_MAX:
         raise InvalidRequest(
-            f"the manifest has {request.ByteSize()} bytes, at most {MANIFEST_BYTES_MAX} are allowed: write fewer, larger batches"
+            f"the manifest has {request.ByteSize()} bytes, at most {MANIFEST_BYTES_MAX} are allowed: write fewer, "
+            "larger batches"
         )
     for line in request.manifest:
         if not line.topic or line.topic.startswith(INTERNAL_PREFIX):

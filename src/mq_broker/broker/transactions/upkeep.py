@@ -82,8 +82,8 @@ class Upkeep:
         }
         for name, key in self._held_up.look(held, now_ms):
             log.error(
-                "%s: its journal grows, because batches that query %r staged for %r have held up retention for an hour. If the"
-                " query is dead, free it with `tritonmq transaction abort %s`",
+                "%s: its journal grows, because batches that query %r staged for %r have held up retention for an "
+                "hour. If the query is dead, free it with `tritonmq transaction abort %s`",
                 name,
                 key.query_id,
                 key.sink,

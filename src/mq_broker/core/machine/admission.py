@@ -156,7 +156,8 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
             if not 0 <= move.offset <= machine.next_offset:
                 return _refuse(
                     InvalidRequest(
-                        f"group {move.group!r} cannot move to offset {move.offset}: the log ends at {machine.next_offset}"
+                        f"group {move.group!r} cannot move to offset {move.offset}: the log ends at "
+                        f"{machine.next_offset}"
                     ),
                     of_absence=True,
                 )
@@ -190,8 +191,8 @@ def too_many_groups(group: str, machine: PartitionMachine) -> TooManyGroups | No
     if group in machine.cursors or len(machine.cursors) < GROUPS_PER_PARTITION_MAX:
         return None
     return TooManyGroups(
-        f"the partition keeps the cursors of {len(machine.cursors)} groups, as many as it takes, and group {group} is not among "
-        "them: use one of those, or delete unused groups (Admin.delete_group)"
+        f"the partition keeps the cursors of {len(machine.cursors)} groups, as many as it takes, and group {group} is "
+        "not among them: use one of those, or delete unused groups (Admin.delete_group)"
     )
 
 
@@ -292,8 +293,9 @@ def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay
         if index is None:
             return _refuse(
                 StagedBatchMissing(
-                    f"staged batch {uuid.hex()} of query {publish.key.query_id!r} micro-batch {publish.batch_id} is not in this "
-                    "partition: it was discarded, or the manifest was not made by this query's tasks for this micro-batch"
+                    f"staged batch {uuid.hex()} of query {publish.key.query_id!r} micro-batch {publish.batch_id} is "
+                    "not in this partition: it was discarded, or the manifest was not made by this query's tasks for "
+                    "this micro-batch"
                 ),
                 of_absence=True,
             )
@@ -341,9 +343,10 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
     if decide.row_count != known.row_count and not keep_on_mismatch:
         return _refuse(
             ReplayMismatch(
-                f"micro-batch {decide.batch_id} of query {decide.key.query_id!r} was decided with {known.row_count} rows and comes "
-                f"again with {decide.row_count}: its input changed between two runs (a nondeterministic source, or Spark's "
-                "offset log was lost). Set onReplayMismatch=keep to keep what was decided, or use a new checkpoint"
+                f"micro-batch {decide.batch_id} of query {decide.key.query_id!r} was decided with {known.row_count} "
+                f"rows and comes again with {decide.row_count}: its input changed between two runs (a nondeterministic "
+                "source, or Spark's offset log was lost). Set onReplayMismatch=keep to keep what was decided, or use a "
+                "new checkpoint"
             )
         )
     if decide.run_id != known.run_id and not known.aborted:
@@ -353,8 +356,9 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
 
 def _stale(decide: Decide, known: TransactionState) -> StaleMicroBatch:
     return StaleMicroBatch(
-        f"micro-batch {decide.batch_id} of query {decide.key.query_id!r} is below the last decided one, {known.batch_id}: the "
-        "checkpoint went back. Start the query with a new checkpoint directory, or restore the one that it had"
+        f"micro-batch {decide.batch_id} of query {decide.key.query_id!r} is below the last decided one, "
+        f"{known.batch_id}: the checkpoint went back. Start the query with a new checkpoint directory, or restore the "
+        "one that it had"
     )
 
 
@@ -395,13 +399,14 @@ def _is_over(known: TransactionState) -> bool:
 
 def _aborted(key: TransactionKey) -> TransactionAborted:
     return TransactionAborted(
-        f"query {key.query_id!r} was aborted by an administrator (tritonmq transaction abort), and nothing is written under its "
-        "key any more: start it with a new checkpoint directory; a batch write, with another txnAppId"
+        f"query {key.query_id!r} was aborted by an administrator (tritonmq transaction abort), and nothing is written "
+        "under its key any more: start it with a new checkpoint directory; a batch write, with another txnAppId"
     )
 
 
 def _too_many(machine: PartitionMachine) -> TooManyTransactions:
     return TooManyTransactions(
-        f"this transaction coordinator keeps {len(machine.transactions)} keys and takes no more: use one txnAppId for an "
-        "application, not one for each write; keys of writes without one are forgotten an hour after they are published"
+        f"this transaction coordinator keeps {len(machine.transactions)} keys and takes no more: use one txnAppId for "
+        "an application, not one for each write; keys of writes without one are forgotten an hour after they are "
+        "published"
     )

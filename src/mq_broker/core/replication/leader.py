@@ -182,7 +182,8 @@ class Leader:
                 )
         if shared.log.tail_count >= settings.tail_entries_max or shared.log.tail_bytes >= settings.tail_bytes_max:
             return Overloaded(
-                f"{shared.name} has {shared.log.tail_count} uncommitted entries: its followers are behind; ask again later"
+                f"{shared.name} has {shared.log.tail_count} uncommitted entries: its followers are behind; ask again "
+                "later"
             )
         return None
 
@@ -440,7 +441,8 @@ class Leader:
         if self._sent_last >= event.first_index or event.first_index <= self.epoch_start:
             return False
         error = DiskFull(
-            f"broker {shared.me.broker} is full: {shared.name} ({event.reason}): free some space; what is acknowledged stays"
+            f"broker {shared.me.broker} is full: {shared.name} ({event.reason}): free some space; what is acknowledged "
+            "stays"
         )
         for index in range(event.first_index, log.last_index + 1):
             for request, _ in self._waiting.pop(index, ()):

@@ -389,7 +389,8 @@ class Replica:
         shared = self._shared
         floor = event.min_insync_replicas or shared.settings.min_insync_replicas
         shared.audit(
-            f"assigned to brokers {list(event.replicas)}, before to {list(shared.settings.replicas)}; at least {floor} in sync"
+            f"assigned to brokers {list(event.replicas)}, before to {list(shared.settings.replicas)}; at least {floor} "
+            "in sync"
         )
         shared.settings = dataclasses.replace(shared.settings, replicas=event.replicas, min_insync_replicas=floor)
         self._election.reconsider()

@@ -1,17 +1,20 @@
 """Frames: a journal entry as bytes, the same on every disk and on every link between brokers.
 
    crc32c u32 | magic u16 | kind u8 | flags u8 | index u64 | leader_epoch u32 | timestamp_us i64 | uuid 16 bytes
-   | record_count u32 | meta_bytes u32 | payload_bytes u32 | decoded_bytes u32     60 bytes, little-endian; then meta, then payload
+   | record_count u32 | meta_bytes u32 | payload_bytes u32 | decoded_bytes u32
 
-The checksum starts from the place (topic id and partition), then covers the header after itself, the meta and the payload: a frame
-that is whole but in another partition's journal fails as a damaged one does. The index and the epoch are in the header, so a frame
-cannot pass for its neighbour either.
+These are 60 bytes, little-endian. The meta follows, then the payload.
+
+The checksum starts from the place (topic id and partition), then covers the header after itself, the meta and the
+payload: a frame that is whole but in another partition's journal fails as a damaged one does. The index and the epoch
+are in the header, so a frame cannot pass for its neighbour either.
 
 The magic's first byte is T, its second one is the format: 1. Every later format keeps the header's size, the
 checksum's rule, and the places of the magic and of the sizes of meta and payload. So a whole frame of a later format
 is known as such (`NewerFrame`), and is not taken for a damaged one.
 
-This module knows no files and no order among frames; whether indexes follow one another is for those who have more than one.
+This module knows no files and no order among frames; whether indexes follow one another is for those who have more than
+one.
 """
 
 from __future__ import annotations
@@ -164,7 +167,8 @@ def decode(place: Place, data: Buffer, at: int = 0) -> tuple[Entry, memoryview, 
         )
     if _extend(place.seed, view[at + MAGIC_POSITION : end]) != header.crc:
         raise CorruptBatch(
-            f"checksum does not hold for entry {header.entry_index} of {place}: damaged, or of another partition; send it again"
+            f"checksum does not hold for entry {header.entry_index} of {place}: damaged, or of another partition; send "
+            "it again"
         )
     if header.magic != _MAGIC:
         raise NewerFrame(f"a frame is of format {header.format}, and this version reads format {FORMAT}: {_UPGRADE}")

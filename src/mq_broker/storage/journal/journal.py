@@ -212,7 +212,8 @@ class DiskJournal:
         self._writer.caches.forget(self)  # last: a shortening gives back what it drops
         if not self._closed.done() or (self._shortening is not None and not self._shortening.done()):
             raise StorageFailed(
-                f"{self._files.directory} did not close: its disk does not answer; the log is recovered at the next start"
+                f"{self._files.directory} did not close: its disk does not answer; the log is recovered at the next "
+                "start"
             )
 
     # -------------------------------------------------------------- what the writer found

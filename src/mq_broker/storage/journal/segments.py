@@ -3,14 +3,15 @@
 On disk, one directory per partition:
 
     00000000000000000001.log    segments, named by their first index; frames one after another, nothing else
-    snapshot                    what stands for all entries before the first segment (snapshot.py); not there while that is entry 1
+    snapshot                    what stands for all entries before the first segment (snapshot.py); not there while that
+                                is entry 1
     log.json                    identity.py
     aside-1/                    what was damaged or given up (quarantine.py)
     flushed                     the mark: the index up to which the log was synced when it was last told
 
-The mark is what lets recovery tell a torn tail from damage: an entry at or below it was once safely on the disk, so if it is bad or
-missing now, that is damage, wherever it lies. It is written after each sync, not synced itself (it may be behind the truth, never
-ahead of it), and lowered, durably, before a truncation.
+The mark is what lets recovery tell a torn tail from damage: an entry at or below it was once safely on the disk, so if
+it is bad or missing now, that is damage, wherever it lies. It is written after each sync, not synced itself (it may be
+behind the truth, never ahead of it), and lowered, durably, before a truncation.
 
 What is kept true here:
 - a segment is synced before the next one is made, so only the last one can have a torn tail;

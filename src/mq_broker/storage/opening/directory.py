@@ -1,7 +1,8 @@
 """A broker's data directory: whose it is, that nobody else uses it, and where each partition lives in it.
 
     broker.json                          broker id and cluster id: a directory is never taken for another's
-    broker.lock                          held (flock) while a process uses the directory; gone with the process, however it ends
+    broker.lock                          held (flock) while a process uses the directory; gone with the process, however
+                                         it ends
     broker.pid                           the process id, for people and scripts; removed at a clean stop
     partitions/<topic id>-<partition>/   one journal (segments.py); its log.json also names the topic, for people
 
@@ -99,8 +100,8 @@ class DataDirectory:
         touched."""
         if self.cluster_id not in ("", cluster_id):
             raise InvalidSetting(
-                f"data directory {self.path} belongs to cluster {self.cluster_id}, not {cluster_id}: check --zookeeper, or"
-                " give --data an empty directory"
+                f"data directory {self.path} belongs to cluster {self.cluster_id}, not {cluster_id}: check "
+                "--zookeeper, or give --data an empty directory"
             )
         if not self.cluster_id:
             self.cluster_id = cluster_id
@@ -194,7 +195,10 @@ class DataDirectory:
         path = self.partition_path(place)
         with self._at_work(), _failing(path, "cannot be put aside"):
             identity = fresh_identity(path, place, durability, topic, recovery, self._boot)
-            reason = f"the partition was recovered from another log (recovery {recovery}); this one lacks, or has more than, that"
+            reason = (
+                f"the partition was recovered from another log (recovery {recovery}); this one lacks, or has more "
+                "than, that"
+            )
             return start_over(path, place, identity, reason, self._files)
 
     def open_index(self, place: Place, durability: str, log_start_offset: int = 0, next_offset: int = 0) -> OffsetIndex:
@@ -220,7 +224,8 @@ class DataDirectory:
                 shutil.rmtree(doomed)
         except OSError as error:
             raise StorageFailed(
-                f"{path} cannot be removed ({error}): remove it, or {doomed.name} beside it, by hand once this broker has stopped"
+                f"{path} cannot be removed ({error}): remove it, or {doomed.name} beside it, by hand once this broker "
+                "has stopped"
             ) from error
 
     def _write_owner(self) -> None:
@@ -277,7 +282,7 @@ def _read_owner(path: Path, broker: int) -> _Owner:
         )
     if owner.broker != broker:
         raise InvalidSetting(
-            f"data directory {path} belongs to broker {owner.broker}, not {broker}: start it with --id {owner.broker}, or change "
-            "--data"
+            f"data directory {path} belongs to broker {owner.broker}, not {broker}: start it with --id {owner.broker}, "
+            "or change --data"
         )
     return owner

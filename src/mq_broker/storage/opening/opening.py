@@ -150,7 +150,8 @@ def _repair(directory: Path, place: Place, identity: LogIdentity, damage: LogDam
         else "nothing follows"
     )
     _logger.error(
-        "%s; %s. The log continues after entry %d under the new id %s, and the partition's leader sends the rest. Check the disk",
+        "%s; %s. The log continues after entry %d under the new id %s, and the partition's leader sends the rest. "
+        "Check the disk",
         damage,
         kept,
         damage.last_index,

@@ -131,9 +131,7 @@ def test_a_leader_that_is_to_go_hands_over_to_the_first_of_the_target_as_soon_as
     )
 
 
-def test_a_leader_that_is_to_go_hands_over_to_another_of_the_target_where_its_first_is_gone_and_the_rest_have_arrived() -> (
-    None
-):
+def test_a_leader_that_is_to_go_hands_over_to_a_live_one_of_the_target_once_it_has_arrived() -> None:
     away = Move((3, 4), (1, 3))
     assert decided(away, 1, 3, 4, live=(1, 4)) == ([False], [4])
     assert decided(away, 1, 3, 4, live=(1, 2)) == ([False], [])

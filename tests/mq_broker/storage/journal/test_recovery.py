@@ -452,7 +452,8 @@ class Tell:
 async def main():
     writer = Writer()
     writer.start()
-    journal = open_disk_journal(Path(sys.argv[1]), PLACE, sys.argv[2], Tell(), writer, segment_bytes_max=1 << 20).journal
+    opened = open_disk_journal(Path(sys.argv[1]), PLACE, sys.argv[2], Tell(), writer, segment_bytes_max=1 << 20)
+    journal = opened.journal
     while True:
         index = journal.last_index + 1
         journal.append(frames_of(index, index + 30, size=1000))
