@@ -195,14 +195,7 @@ def broker(
     stop_at_eof: bool,
 ) -> int:
     """Run one broker until SIGTERM or Ctrl-C, at which it hands over what it leads and ends with status 0."""
-    if standalone and (peer_listen or peer_advertise):
-        raise click.UsageError(
-            "a broker that stands alone serves no other: leave out --peer-listen and --peer-advertise"
-        )
-    if standalone == bool(zookeeper):
-        raise click.UsageError(
-            "give either --zookeeper HOSTS, for a broker of a cluster, or --standalone, for one without"
-        )
+    _check_company(zookeeper, peer_listen or peer_advertise, standalone=standalone)
     _log_to_stderr("debug" if verbose else log_level)
     wait_without_event_engine()  # before anything of ours imports gRPC
     from mq_broker.broker.config import AutoCreate, BrokerConfig
@@ -233,6 +226,19 @@ def broker(
         except InvalidSetting as error:
             raise click.UsageError(str(error)) from error
         return _run(config, stop_at_eof=stop_at_eof)
+
+
+def _check_company(zookeeper: str | None, peer_option: str, *, standalone: bool) -> None:
+    """A broker either belongs to a cluster or stands alone: refuse options of both. `peer_option`: the value of any
+    that is about other brokers."""
+    if standalone and peer_option:
+        raise click.UsageError(
+            "a broker that stands alone serves no other: leave out --peer-listen and --peer-advertise"
+        )
+    if standalone == bool(zookeeper):
+        raise click.UsageError(
+            "give either --zookeeper HOSTS, for a broker of a cluster, or --standalone, for one without"
+        )
 
 
 def _run(config: BrokerConfig, *, stop_at_eof: bool) -> int:

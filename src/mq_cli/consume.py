@@ -102,14 +102,7 @@ def consume(
     """
     from mq_client import Consumer, Reader
 
-    if exit_at_end and group is not None:
-        raise click.UsageError(
-            "--exit-at-end reads by offset and touches no group: leave out --group, or end with --max or --timeout"
-        )
-    if tail is not None and (group is not None or start != LATEST):
-        raise click.UsageError(
-            "--tail says where to begin, as --from does, and a group begins where it is: give one of them"
-        )
+    _check_options(start, tail, group, exit_at_end=exit_at_end)
     if as_json and template is not None:
         raise click.UsageError("--json and --format are two ways to say the same: give one")
     ask_ms = min(milliseconds(idle_s), REQUEST_TIMEOUT_MS) if idle_s is not None else REQUEST_TIMEOUT_MS
@@ -147,6 +140,18 @@ def consume(
                 hint = start == LATEST and group is None and tail is None
                 _write_as_they_come(consumer, writer, end, count_max, idle_s, count=count, written=written, hint=hint)
         writer.flush()
+
+
+def _check_options(start: Start, tail: int | None, group: str | None, *, exit_at_end: bool) -> None:
+    """Refuse two options that both say where to begin or where to end."""
+    if exit_at_end and group is not None:
+        raise click.UsageError(
+            "--exit-at-end reads by offset and touches no group: leave out --group, or end with --max or --timeout"
+        )
+    if tail is not None and (group is not None or start != LATEST):
+        raise click.UsageError(
+            "--tail says where to begin, as --from does, and a group begins where it is: give one of them"
+        )
 
 
 def _write_as_they_come(

@@ -58,6 +58,21 @@ _METADATA_AGE_MS: Final = 30_000.0
 _partition_of_key = functools.lru_cache(maxsize=1 << 16)(partition_for_key)
 
 
+def _check_known(setting: str, given: str, known: Collection[str]) -> None:
+    if given not in known:
+        hint = did_you_mean(str(given), known)
+        raise InvalidSetting(f"{setting}={given!r} is not known{hint} (it is one of {', '.join(known)})")
+
+
+def _check_sending(retries: int, max_in_flight: int, linger_ms: float) -> None:
+    if retries < 0:
+        raise InvalidSetting(f"retries={retries} is negative: 0 means to try once")
+    if max_in_flight < 1:
+        raise InvalidSetting(f"max_in_flight={max_in_flight} must be at least 1")
+    if linger_ms < 0:
+        raise InvalidSetting(f"linger_ms={linger_ms} is negative: 0 means to send at once")
+
+
 class Producer:
     """Publishes records and tables to topics. Thread-safe: one producer for a process is enough.
 
@@ -105,21 +120,10 @@ class Producer:
         key_serializer: str | Serializer | None = None,
         value_serializer: str | Serializer | None = None,
     ) -> None:
-        if acks not in _ACKS:
-            raise InvalidSetting(
-                f"acks={acks!r} is not known{did_you_mean(str(acks), _ACKS)} (it is one of {', '.join(_ACKS)})"
-            )
-        if compression is not None and compression not in _COMPRESSIONS:
-            hint = did_you_mean(str(compression), _COMPRESSIONS)
-            raise InvalidSetting(
-                f"compression={compression!r} is not known{hint} (it is one of {', '.join(_COMPRESSIONS)})"
-            )
-        if retries < 0:
-            raise InvalidSetting(f"retries={retries} is negative: 0 means to try once")
-        if max_in_flight < 1:
-            raise InvalidSetting(f"max_in_flight={max_in_flight} must be at least 1")
-        if linger_ms < 0:
-            raise InvalidSetting(f"linger_ms={linger_ms} is negative: 0 means to send at once")
+        _check_known("acks", acks, _ACKS)
+        if compression is not None:
+            _check_known("compression", compression, _COMPRESSIONS)
+        _check_sending(retries, max_in_flight, linger_ms)
         if not 1 <= batch_bytes_max <= limits.BATCH_BYTES_CEILING:
             raise InvalidSetting(
                 f"batch_bytes_max={batch_bytes_max} is out of range: give 1 to {limits.BATCH_BYTES_CEILING}"

@@ -230,6 +230,10 @@ class Oracle:
             )
         if high_watermark == life.end:
             self.check_named(host.partition)
+        self._compare_state(host, life, high_watermark)
+
+    def _compare_state(self, host: Host, life: Life, high_watermark: int) -> None:
+        """What the machine holds after entry `high_watermark` is what the journal says, and what every other has."""
         cursors = {group: cursor.offset for group, cursor in host.replica.machine.cursors.items()}
         if cursors != life.cursors[high_watermark]:
             raise self.violation(

@@ -144,6 +144,12 @@ class _Hints:
             self.to.hear(event)
 
 
+def _registration(config: BrokerConfig, incarnation: int, address: str, peer_address: str) -> BrokerRegistration:
+    return BrokerRegistration(
+        config.broker, incarnation, address, config.rack, peer_address, config.message_bytes_max, ours()
+    )
+
+
 class _Broker:
     """Owns the parts of one running broker, and the order in which they begin and end. `secret` None: it stands alone,
     and has no port for other brokers."""
@@ -175,15 +181,7 @@ class _Broker:
             peer_server, peer_port = rpc_server.listen(config.peers_at, "--peer-listen")
             self._servers.append(peer_server)
             self._peer_address = config.peer_address(peer_port)
-        me = BrokerRegistration(
-            config.broker,
-            shell.incarnation,
-            self.address,
-            config.rack,
-            self._peer_address,
-            config.message_bytes_max,
-            ours(),
-        )
+        me = _registration(config, shell.incarnation, self.address, self._peer_address)
         self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost)
         self._admin = Admin(
             shell, self.cluster, self._topics, coordination, self._calls, config.topic_name_max, config.auto_create

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -79,29 +79,13 @@ def choose(
     `InvalidRequest` where nothing needs recovering, or more than is known might be lost and `force` is not given."""
     if state.leader is not None and (leader := statuses.get(state.leader.broker)) is not None and leader.leading:
         raise InvalidRequest(f"{name} is led by broker {state.leader.broker}: there is nothing to recover")
-    whole, unknown = [], []
-    for broker, log_id in state.isr:
-        status = statuses.get(broker)
-        if status is None or not status.open:
-            unknown.append(broker)
-        elif log_id in ("", status.log_id):
-            whole.append(broker)
-    if whole and not force:
-        raise InvalidRequest(
-            f"{name}: broker {whole[0]} has a log that is in sync and leads with it by itself in a moment: see "
-            "`tritonmq partition describe`; --force continues with another log, and loses what only this one has"
-        )
-    if unknown and not force:
-        raise InvalidRequest(
-            f"{name}: broker {unknown[0]} was in sync and does not answer for its replica: its log may be whole, so "
-            "start it and wait; --force gives up what only it has"
-        )
-    opening = sorted(broker for broker, status in statuses.items() if not status.open)
-    if opening and not force:
-        raise InvalidRequest(
-            f"{name}: broker {opening[0]} has not opened its replica yet, which may have more than the others: ask "
-            "again in a moment, or see that broker's log; --force continues without it"
-        )
+    whole = [
+        broker
+        for broker, log_id in state.isr
+        if (status := statuses.get(broker)) is not None and status.open and log_id in ("", status.log_id)
+    ]
+    if not force:
+        _refuse_needless_loss(name, state, statuses, whole)
     # A replica never gives up an epoch that it has seen: the new one is above all of them, though the node's own be
     # lower.
     beyond = sorted(broker for broker, status in statuses.items() if status.seen_epoch >= EPOCH_MAX)
@@ -134,6 +118,28 @@ def choose(
     )
     given_up = tuple(broker for broker, _ in state.isr if broker != kept.broker)
     return Choice(after, kept, given_up)
+
+
+def _refuse_needless_loss(name: str, state: NodeState, statuses: Statuses, whole: Sequence[int]) -> None:
+    """Raise `InvalidRequest` while a log may come that has more than those that are known. `whole`: brokers whose logs
+    are in sync."""
+    if whole:
+        raise InvalidRequest(
+            f"{name}: broker {whole[0]} has a log that is in sync and leads with it by itself in a moment: see "
+            "`tritonmq partition describe`; --force continues with another log, and loses what only this one has"
+        )
+    unknown = [broker for broker, _ in state.isr if (status := statuses.get(broker)) is None or not status.open]
+    if unknown:
+        raise InvalidRequest(
+            f"{name}: broker {unknown[0]} was in sync and does not answer for its replica: its log may be whole, so "
+            "start it and wait; --force gives up what only it has"
+        )
+    opening = sorted(broker for broker, status in statuses.items() if not status.open)
+    if opening:
+        raise InvalidRequest(
+            f"{name}: broker {opening[0]} has not opened its replica yet, which may have more than the others: ask "
+            "again in a moment, or see that broker's log; --force continues without it"
+        )
 
 
 class TotalLoss:

@@ -180,20 +180,7 @@ def recover(
                 kept.last_index,
                 f"it begins at entry {first}, what is before it ends at {kept.last_index}",
             )
-        fd = files.open(path)
-        try:
-            size = files.size(fd)
-            kept.segments.append((first, kept.ends[-1]))
-            bad = _scan(files, fd, size, place, kept)
-            if bad is not None:
-                reason = _damage(
-                    files, fd, place, bad, kept.last_index + 1, mark, last=first == firsts[-1], clean=clean, lossy=lossy
-                )
-                if reason:
-                    raise LogDamaged(path, first, bad.position, kept.last_index, reason)
-                torn = bad
-        finally:
-            files.close(fd)
+        torn = _scan_segment(files, path, first, place, kept, mark, last=first == firsts[-1], clean=clean, lossy=lossy)
     if mark is not None and mark > kept.last_index:
         tail = kept.tail
         path = segment_path(directory, tail.segment) if tail.segment else directory
@@ -210,6 +197,33 @@ def recover(
         _settle_tail(files, segment_path(directory, firsts[-1]), kept, torn, synced)
     files.sync_directory(directory)
     return kept
+
+
+def _scan_segment(
+    files: Files,
+    path: Path,
+    first: int,
+    place: Place,
+    kept: Recovered,
+    mark: int | None,
+    *,
+    last: bool,
+    clean: bool,
+    lossy: bool,
+) -> _Bad | None:
+    """Add the entries of the segment to `kept`. Returns where its torn tail begins, if it has one."""
+    fd = files.open(path)
+    try:
+        size = files.size(fd)
+        kept.segments.append((first, kept.ends[-1]))
+        bad = _scan(files, fd, size, place, kept)
+        if bad is not None:
+            reason = _damage(files, fd, place, bad, kept.last_index + 1, mark, last=last, clean=clean, lossy=lossy)
+            if reason:
+                raise LogDamaged(path, first, bad.position, kept.last_index, reason)
+        return bad
+    finally:
+        files.close(fd)
 
 
 def _settle_tail(files: Files, path: Path, kept: Recovered, torn: _Bad | None, synced: int) -> None:

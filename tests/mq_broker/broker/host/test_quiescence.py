@@ -102,6 +102,11 @@ def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
     asyncio.run(scenario())
 
 
+def heartbeats_are_due(leader: Leader) -> bool:
+    now_ms = time.monotonic_ns() // 1_000_000
+    return all(now_ms - follower.last_sent_ms > 250 and not follower.sent for follower in leader.followers.values())
+
+
 def test_a_leader_at_rest_stays_so_while_answers_take_long(
     zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,13 +147,10 @@ def test_a_leader_at_rest_stays_so_while_answers_take_long(
             leader = led.replica._role
             assert isinstance(leader, Leader)
 
-            async def heartbeats_are_due() -> bool:
-                now_ms = time.monotonic_ns() // 1_000_000
-                return all(
-                    now_ms - follower.last_sent_ms > 250 and not follower.sent for follower in leader.followers.values()
-                )
+            async def due() -> bool:
+                return heartbeats_are_due(leader)
 
-            await until(heartbeats_are_due)
+            await until(due)
             monkeypatch.setattr(Partition, "wake", noted_wake)
             monkeypatch.setattr(PeerMessages, "hear_ack", noted_ack)
             led.tick(time.monotonic_ns() // 1_000_000, asyncio.get_running_loop().time())
