@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline, positive_ms
+from mq_client.cluster.listening import REFUSED_S
 from mq_client.cluster.requests import ask_offsets, delete_group, move_cursors, purge
 from mq_client.cluster_descriptions import BrokerDescription as BrokerDescription
 from mq_client.cluster_descriptions import ClusterDescription as ClusterDescription
@@ -114,7 +115,7 @@ class Admin:
 
     def __init__(self, bootstrap: str | Sequence[str], timeout_ms: float = limits.REQUEST_TIMEOUT_MS) -> None:
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
-        self._connection = Connection(bootstrap)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S)
 
     # ------------------------------------------------------------------ topics
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, positive_ms
+from mq_client.cluster.listening import REFUSED_S
 from mq_client.consuming.record_queue import ConsumerRecord, RecordQueue
 from mq_client.consuming.subscription import SetStart, Subscriptions
 from mq_client.errors import InvalidRequest, InvalidSetting
@@ -78,7 +79,7 @@ class Consumer:
             raise InvalidSetting(f"buffer_bytes_max={buffer_bytes_max} must be positive")
         self._idle_ms = None if idle_ms is None else positive_ms("idle_ms", idle_ms)
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
-        self._connection = Connection(bootstrap)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S)
         self._subscriptions = Subscriptions(
             self._connection,
             group or "",

@@ -22,6 +22,7 @@ from mq_client import forks
 from mq_client.cluster.channels import Client
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import LONGEST_MS, Backoff, Deadline
+from mq_client.cluster.listening import REFUSED_S
 from mq_client.consuming.push_streams import EventLoop, this_process
 from mq_client.errors import InvalidRequest, InvalidSetting, LockLost, LockNotAcquired, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
@@ -74,7 +75,7 @@ class Lock:
         self.name = name
         self._timeout_ms = _wait_ms(timeout_ms)
         self._on_lost = on_lost
-        self._connection = Connection(bootstrap)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S)
         self._busy = threading.Lock()
         self._place: _Place | None = None
         self._queued: _Place | None = None

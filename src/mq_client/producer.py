@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline, positive_ms
+from mq_client.cluster.listening import REFUSED_S
 from mq_client.cluster.requests import topic_with
 from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, SchemaMismatch, TritonMQError
 from mq_client.producing.accumulator import AccumulatorSettings, Target
@@ -138,7 +139,7 @@ class Producer:
         )
         self._buffer_bytes_max = buffer_bytes_max
         self._metadata_age_s_max = positive_ms("metadata_age_ms_max", metadata_age_ms_max) / 1000
-        self._connection = Connection(bootstrap)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S)
         self._choice = choice_of(partitioner)
         self._key_serializer = serializer_of("key_serializer", key_serializer)
         self._value_serializer = serializer_of("value_serializer", value_serializer)

@@ -13,6 +13,7 @@ import pyarrow as pa
 from mq_client.cluster.channels import open_fetch
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Backoff, Deadline, positive_ms
+from mq_client.cluster.listening import REFUSED_S
 from mq_client.cluster.replicas import Replicas
 from mq_client.cluster.requests import ask_offsets, topic_with
 from mq_client.consuming.slices import StoredSlice, Wanted, cut, up_to_bytes, wanted_of
@@ -80,7 +81,9 @@ class Reader:
         rack: str = "",
     ) -> None:
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
-        self._connection = bootstrap if isinstance(bootstrap, Connection) else Connection(bootstrap)
+        self._connection = (
+            bootstrap if isinstance(bootstrap, Connection) else Connection(bootstrap, refused_s=REFUSED_S)
+        )
         self._replicas = Replicas(self._connection, read_from, rack)
         self.payload_bytes = 0
 

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 
 from mq_client.cluster.channels import Client, call_unary
 from mq_client.cluster.deadline import Backoff, Deadline
+from mq_client.cluster.listening import PATIENT, refuses
 from mq_client.errors import (
     InvalidSetting,
     NotLeader,
@@ -126,10 +127,12 @@ def _view(info: pb.TopicInfo) -> TopicView:
 
 
 class Connection:
-    """Owns what is known of one cluster, reached through its bootstrap addresses."""
+    """Owns what is known of one cluster, reached through its bootstrap addresses. `refused_s`: a cluster that has never
+    answered is given up when all of its addresses have refused connections for so long."""
 
-    def __init__(self, bootstrap: str | Sequence[str]) -> None:
+    def __init__(self, bootstrap: str | Sequence[str], *, refused_s: float = PATIENT) -> None:
         self.bootstrap = parse_bootstrap(bootstrap)
+        self._refused_s = refused_s
         self.client = Client(self.bootstrap)
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
@@ -392,6 +395,7 @@ class Connection:
         backoff = Backoff()
         tried: dict[str, str] = {}
         last: TritonMQError | None = None
+        began = time.monotonic()
         while True:
             candidates = list(dict.fromkeys([*self.addresses(), *self.bootstrap]))
             candidates.sort(key=lambda address: (address in asked, address != self._answered))
@@ -417,7 +421,19 @@ class Connection:
                 reasons = "; ".join(f"{address}: {_brief(reason)}" for address, reason in tried.items())
                 told = f"no broker answered within {deadline.timeout_ms:.0f} ms at {', '.join(tried)} ({reasons})"
                 raise Unreachable(told if self._answered else f"{told}: {_NEVER_ANSWERED}")
+            if isinstance(last, Unreachable) and time.monotonic() - began >= self._refused_s and self._answered is None:
+                self._check_somebody_listens(candidates)
             backoff.sleep(deadline)
+
+    def refuses(self, address: str) -> bool:
+        """Whether nobody listens there, for sure."""
+        return refuses(address)
+
+    def _check_somebody_listens(self, addresses: Sequence[str]) -> None:
+        """Raises `Unreachable` if all of them refuse connections."""
+        if all(self.refuses(address) for address in addresses):
+            told = "; ".join(f"{address}: connection refused" for address in addresses)
+            raise Unreachable(f"no broker listens at {told}: {_NEVER_ANSWERED}")
 
 
 _NEVER_ANSWERED = (

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.listening import PATIENT
 from mq_client.errors import OutcomeUnknown
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, schema_to_bytes
@@ -60,12 +61,13 @@ def topic_info(
 class Scripted(Connection):
     """`brokers[address]` answers metadata with that, or raises it, or is asked if it is a function. `answers[method]`
     is asked for all other methods. Every question takes `takes_s` of the clock; a longer one than its deadline ends as
-    such questions do.
+    such questions do. `refusing`: addresses at which nobody listens.
     """
 
-    def __init__(self, clock: Clock, bootstrap: str = "b:1") -> None:
-        super().__init__(bootstrap)
+    def __init__(self, clock: Clock, bootstrap: str = "b:1", refused_s: float = PATIENT) -> None:
+        super().__init__(bootstrap, refused_s=refused_s)
         self.clock = clock
+        self.refusing: set[str] = set()
         self.takes_s: dict[str, float] = {}
         self.brokers_say: dict[str, Any] = {}
         self.answers: dict[str, Callable[[str, Any], Message]] = {}
@@ -88,6 +90,9 @@ class Scripted(Connection):
             raise answer
         assert isinstance(answer, response)
         return answer
+
+    def refuses(self, address: str) -> bool:
+        return address in self.refusing
 
     def addresses_asked(self) -> list[str]:
         """Since this was last called."""

@@ -78,6 +78,37 @@ def test_a_cluster_that_has_never_answered_is_given_up_soon(scripted: Scripted, 
     assert clock.now - began == pytest.approx(limits.CONNECT_TIMEOUT_MS / 1000)
 
 
+def test_a_cluster_of_which_all_addresses_refuse_is_given_up_after_two_seconds(clock: Clock) -> None:
+    scripted = Scripted(clock, "b:1,b:2", refused_s=2.0)
+    scripted.brokers_say = {"b:1": GONE, "b:2": GONE}
+    scripted.refusing = {"b:1", "b:2"}
+    began = clock.now
+    with pytest.raises(Unreachable, match=r"no broker listens at b:[12]: connection refused; b:[12]: .*: start one"):
+        scripted.metadata(Deadline(1e6))
+    assert 2.0 <= clock.now - began < 3.0
+
+
+def test_an_address_that_is_silent_is_waited_for_while_another_refuses(clock: Clock) -> None:
+    scripted = Scripted(clock, "b:1,b:2", refused_s=2.0)
+    scripted.brokers_say = {"b:1": GONE, "b:2": GONE}
+    scripted.refusing = {"b:1"}
+    began = clock.now
+    with pytest.raises(Unreachable, match="no broker answered within"):
+        scripted.metadata(Deadline(1e6))
+    assert clock.now - began == pytest.approx(limits.CONNECT_TIMEOUT_MS / 1000)
+
+
+def test_a_cluster_that_has_answered_is_waited_for_though_all_addresses_refuse(clock: Clock) -> None:
+    scripted = Scripted(clock, "b:1", refused_s=2.0)
+    scripted.brokers_say = {"b:1": told(brokers=1)}
+    scripted.metadata(Deadline(1_000))
+    scripted.brokers_say, scripted.refusing = {"b:1": GONE}, {"b:1"}
+    began = clock.now
+    with pytest.raises(Unreachable, match="no broker answered within"):
+        scripted.metadata(Deadline(20_000))
+    assert clock.now - began == pytest.approx(20.0)
+
+
 def test_a_cluster_that_has_answered_before_is_asked_until_the_deadline(scripted: Scripted, clock: Clock) -> None:
     scripted.brokers_say = {"b:1": told(brokers=1)}
     scripted.metadata(Deadline(1_000))

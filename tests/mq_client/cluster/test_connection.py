@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +12,10 @@ import pytest
 from mq_client.admin import Admin
 from mq_client.cluster.connection import Connection, _brief, parse_bootstrap
 from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.listening import refuses
+from mq_client.consumer import Consumer
 from mq_client.errors import InvalidSetting, InvalidTopicName, NotLeader, UnknownTopic, Unreachable
+from mq_client.producer import Producer
 from mq_protocol import mq_pb2 as pb
 
 
@@ -58,6 +61,30 @@ def test_nobody_there_is_told_with_every_address_tried_within_the_deadline(refus
     assert refused in str(caught.value)
     assert silent in str(caught.value)
     assert "start one (`tritonmq dev`" in str(caught.value)
+
+
+ASKED: list[Callable[[str], object]] = [
+    lambda address: Admin(address).list_topics(),
+    lambda address: Producer(address).publish("t", b"v"),
+    lambda address: Consumer(address).subscribe("t"),
+]
+
+
+@pytest.mark.parametrize("ask", ASKED, ids=["admin", "producer", "consumer"])
+def test_a_client_says_at_once_that_nobody_listens_and_what_to_do(
+    ask: Callable[[str], object], refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("admin", "producer", "consumer"):
+        monkeypatch.setattr(f"mq_client.{module}.REFUSED_S", 0.1)
+    with pytest.raises(Unreachable) as caught:
+        ask(refused)
+    assert f"no broker listens at {refused}: connection refused: start one (`tritonmq dev`" in str(caught.value)
+
+
+def test_a_silent_address_does_not_count_as_refusing(refused: str, silent: str) -> None:
+    assert refuses(refused)
+    assert not refuses(silent)
+    assert not refuses("nosuch.invalid:7400")
 
 
 def test_an_address_that_refuses_is_passed_over(bootstrap: str, refused: str) -> None:
