@@ -13,13 +13,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import grpc
 from grpc import aio
 
+from mq_broker.rpc.outgoing import FIXED_BYTES, Outgoing, Peer
+from mq_broker.rpc.outgoing import PeerAddress as PeerAddress
 from mq_broker.rpc.peer_proof import NONCE_BYTES, PeerProof, require
 from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.server import dial
@@ -27,7 +28,7 @@ from mq_broker.rpc.service import EOF, Incoming, Send, sender, stream_handler
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope, decode, encode, split
 from mq_protocol.errors import IncompatibleVersion, InvalidRequest, PeerRefused, TritonMQError, Unreachable
-from mq_protocol.limits import CONNECT_TIMEOUT_MS, LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES, SNAPSHOT_PART_BYTES
+from mq_protocol.limits import CONNECT_TIMEOUT_MS
 from mq_protocol.methods import PEER
 from mq_protocol.transport import from_call
 from mq_protocol.versions import Versions, check_overlap
@@ -42,9 +43,6 @@ BEAT_S: Final = 1.0
 
 REGISTRATION_TIMEOUT_S: Final = 2.0
 """A broker that was just started may dial before its registration has been read here."""
-
-_FIXED_BYTES: Final = 150
-"""About what a message takes beside its payload, so that a flood of empty ones is bounded too."""
 
 HELLO_BYTES_MAX: Final = 1 << 10
 """Of each message before the far side has proved who it is: a hello has some hundred bytes. What is longer is not
@@ -79,144 +77,6 @@ class LinkListener(Protocol):
         """Who hears messages for that partition; None, and they are dropped, if it is not open here."""
 
 
-class PeerAddress(NamedTuple):
-    """`address` is that of the broker's peer port; empty if it has none, as brokers of older versions have not."""
-
-    address: str
-    incarnation: int
-
-
-class _Outgoing(NamedTuple):
-    append: pb.AppendEntries | None
-    ack: pb.AppendAck | None
-    parts: Sequence[Buffer]
-    size: int
-
-
-class _Snapshot:
-    """A snapshot on its way. `head` is what its parts have in common; `sent` how many of them have gone."""
-
-    def __init__(self, head: pb.SnapshotPart, data: bytes) -> None:
-        self.head = head
-        self.sent = 0
-        self._data = data
-
-    @property
-    def parts(self) -> int:
-        return -(-len(self._data) // SNAPSHOT_PART_BYTES)
-
-    def next_part(self) -> pb.SnapshotPart:
-        part = pb.SnapshotPart(part=self.sent, parts=self.parts)
-        part.MergeFrom(self.head)
-        part.data = self._data[self.sent * SNAPSHOT_PART_BYTES : (self.sent + 1) * SNAPSHOT_PART_BYTES]
-        self.sent += 1
-        return part
-
-
-class _Peer:
-    """What is known of one other broker, and what waits to go to it. `ended` is set while a conversation runs."""
-
-    def __init__(self, broker: int) -> None:
-        self.broker = broker
-        self.address: PeerAddress | None = None
-        self.registered = asyncio.Event()
-        self.news = asyncio.Event()
-        self.incarnation = 0
-        self.waiting: deque[_Outgoing] = deque()
-        self.waiting_bytes = 0
-        self.dropped = 0
-        self.beat_due = False
-        self.beat_tells_dropped = False
-        self.snapshots: dict[tuple[str, int], _Snapshot] = {}
-        self._part_is_next = True
-        self.something = asyncio.Event()
-        self.written = asyncio.Event()
-        self.written.set()
-        self.ended: asyncio.Event | None = None
-
-    def put(self, outgoing: _Outgoing) -> None:
-        if self.ended is None:
-            return
-        # Alone, the largest batch goes too
-        if self.waiting and self.waiting_bytes + outgoing.size > LINK_BUFFER_BYTES_MAX:
-            if self.dropped == 0:
-                log.warning(
-                    "the link to broker %d is full: it reads slower than it is sent to; entries wait and go again",
-                    self.broker,
-                )
-            self.dropped += 1
-            self.beat_tells_dropped = True
-            return
-        self.waiting.append(outgoing)
-        self.waiting_bytes += outgoing.size
-        self.something.set()
-        self.written.clear()
-
-    def beat(self) -> None:
-        """With the next message."""
-        if self.ended is not None:
-            self.beat_due = True
-            self.something.set()
-
-    def put_snapshot(self, head: pb.SnapshotPart, data: bytes) -> None:
-        """One a partition: what has begun to go is not begun again, however long it takes. It is cut into parts as they
-        go, so it takes no room in the buffer, may be larger than that, and keeps no entries and acknowledgements out of
-        it."""
-        place = head.topic_id, head.partition
-        present = self.snapshots.get(place)
-        if self.ended is None or not data:
-            return
-        if present is not None and present.sent and present.head.leader_epoch == head.leader_epoch:
-            return
-        self.snapshots[place] = _Snapshot(head, data)
-        self.something.set()
-
-    def take(self) -> Envelope[pb.LinkHeader]:
-        """The next message: all that waits, up to a bound. What is larger goes alone: with company it might be more
-        than gRPC takes, and end the link. Of snapshots every other message has a part."""
-        header = pb.LinkHeader()
-        if self.beat_due:
-            header.beat.dropped = self.beat_tells_dropped
-            header.beat.SetInParent()
-            self.beat_due = self.beat_tells_dropped = False
-        parts: list[Buffer] = []
-        taken = 0
-        if self.snapshots and (self._part_is_next or not self.waiting):
-            taken = self._take_part(header)
-        self._part_is_next = not taken
-        size = taken
-        while self.waiting and (not size or size + self.waiting[0].size <= LINK_MESSAGE_BYTES):
-            outgoing = self.waiting.popleft()
-            size += outgoing.size
-            if outgoing.append is not None:
-                header.append.append(outgoing.append)
-                parts.extend(outgoing.parts)
-            if outgoing.ack is not None:
-                header.ack.append(outgoing.ack)
-        self.waiting_bytes -= size - taken
-        if not self.waiting:
-            self.dropped = 0
-            if not self.snapshots:
-                self.something.clear()
-        return Envelope(header, tuple(parts))
-
-    def _take_part(self, header: pb.LinkHeader) -> int:
-        place, snapshot = next(iter(self.snapshots.items()))
-        part = snapshot.next_part()
-        header.snapshot.append(part)
-        if snapshot.sent == snapshot.parts:
-            del self.snapshots[place]
-        return _FIXED_BYTES + len(part.data)
-
-    def forget(self) -> None:
-        self.waiting.clear()
-        self.snapshots.clear()
-        self.waiting_bytes = self.dropped = 0
-        self.beat_due = self.beat_tells_dropped = False
-        self.something.clear()
-        self.written.set()
-
-
 class Links:
     """Owns the connections to every other broker. `proof` says who this is, and proves it; `spawn` makes a task whose
     failure is not missed; `read_brokers` has the registrations read again, soon.
@@ -236,7 +96,7 @@ class Links:
         self._spawn = spawn
         self._read_brokers = read_brokers
         self._refusals = refusals or Refusals()
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, Peer] = {}
         self._dialling: dict[int, asyncio.Task[None]] = {}
         self._closed = False
 
@@ -275,12 +135,12 @@ class Links:
 
     def send_entries(self, to: int, message: pb.AppendEntries, parts: Sequence[Buffer]) -> None:
         """Dropped when there is no link or its buffer is full."""
-        size = _FIXED_BYTES + sum(message.frame_bytes)
-        self._peer(to).put(_Outgoing(message, None, parts, size))
+        size = FIXED_BYTES + sum(message.frame_bytes)
+        self._peer(to).put(Outgoing(message, None, parts, size))
 
     def send_ack(self, to: int, message: pb.AppendAck) -> None:
         """As `send_entries`."""
-        self._peer(to).put(_Outgoing(None, message, (), _FIXED_BYTES))
+        self._peer(to).put(Outgoing(None, message, (), FIXED_BYTES))
 
     def send_snapshot(self, to: int, head: pb.SnapshotPart, data: bytes) -> None:
         """In parts that are like `head`. Dropped when there is no link, or while an earlier one of that partition is on
@@ -333,10 +193,10 @@ class Links:
 
     # -- conversations
 
-    def _peer(self, broker: int) -> _Peer:
+    def _peer(self, broker: int) -> Peer:
         peer = self._peers.get(broker)
         if peer is None:
-            peer = self._peers[broker] = _Peer(broker)
+            peer = self._peers[broker] = Peer(broker)
         return peer
 
     async def _accept(self, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> None:
@@ -350,7 +210,7 @@ class Links:
             raise
         await self._converse(peer, incarnation, messages, send)
 
-    async def _greet(self, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> tuple[_Peer, int]:
+    async def _greet(self, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> tuple[Peer, int]:
         """Who dialled, once that is proved. Nothing about that broker is believed, or remembered, before."""
         theirs = await _next_hello(messages)
         if theirs.broker == self._me:
@@ -377,7 +237,7 @@ class Links:
         await send(Envelope(pb.LinkHeader(hello=pb.LinkHello())))
         return peer, theirs.incarnation
 
-    async def _known(self, peer: _Peer, incarnation: int) -> None:
+    async def _known(self, peer: Peer, incarnation: int) -> None:
         """Returns once that life of the broker is the newest one known, and registered. Raises `PeerRefused` if it is
         not."""
         if self.is_former(peer.broker, incarnation):
@@ -400,7 +260,7 @@ class Links:
                 f"broker {peer.broker} has been started again since this one: restart it", pb.PEER_FORMER_LIFE
             )
 
-    async def _dial_for_ever(self, peer: _Peer) -> None:
+    async def _dial_for_ever(self, peer: Peer) -> None:
         failures = 0
         while True:
             await peer.registered.wait()
@@ -414,7 +274,7 @@ class Links:
             failures = 0 if asyncio.get_running_loop().time() - began > BACKOFF_S[-1] else failures + 1
             await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
-    async def _dial(self, peer: _Peer, address: str) -> None:
+    async def _dial(self, peer: Peer, address: str) -> None:
         async with dial(address) as channel:
             method: Any = channel.stream_stream(LINK, None, None)
             call = method()
@@ -436,7 +296,7 @@ class Links:
                 call.cancel()
 
     async def _introduce(
-        self, peer: _Peer, address: str, messages: Messages, send: Send[Envelope[pb.LinkHeader]]
+        self, peer: Peer, address: str, messages: Messages, send: Send[Envelope[pb.LinkHeader]]
     ) -> int:
         """Say who this is, and be told who answers, both with proofs. Returns the life of the broker that answered."""
         mine = self._proof.hello(peer.broker)
@@ -457,7 +317,7 @@ class Links:
         return theirs.incarnation
 
     async def _converse(
-        self, peer: _Peer, incarnation: int, messages: Messages, send: Send[Envelope[pb.LinkHeader]]
+        self, peer: Peer, incarnation: int, messages: Messages, send: Send[Envelope[pb.LinkHeader]]
     ) -> None:
         """Until either side ends. A newer connection of the same peer ends this one: the peer knows which is the good
         one."""
@@ -490,7 +350,7 @@ class Links:
                 job.cancel()
             await asyncio.gather(*jobs, return_exceptions=True)
 
-    def _end(self, peer: _Peer) -> None:
+    def _end(self, peer: Peer) -> None:
         if peer.ended is not None:
             ended, peer.ended = peer.ended, None
             peer.forget()
@@ -523,7 +383,7 @@ class Links:
                 if (hearer := hearer_of(part.topic_id, part.partition)) is not None:
                     hearer.hear_snapshot(part)
 
-    async def _write(self, peer: _Peer, send: Send[Envelope[pb.LinkHeader]], ended: asyncio.Event) -> None:
+    async def _write(self, peer: Peer, send: Send[Envelope[pb.LinkHeader]], ended: asyncio.Event) -> None:
         while not ended.is_set():
             await peer.something.wait()
             if not ended.is_set():
@@ -537,7 +397,7 @@ class Links:
                     peer.written.set()
 
 
-async def _beat(peer: _Peer, ended: asyncio.Event) -> None:
+async def _beat(peer: Peer, ended: asyncio.Event) -> None:
     while not ended.is_set():
         await asyncio.sleep(BEAT_S)
         peer.beat()

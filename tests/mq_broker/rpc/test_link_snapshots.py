@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from mq_broker.rpc.links import _Outgoing, _Peer
+from mq_broker.rpc.outgoing import Outgoing, Peer
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import (
     LINK_BUFFER_BYTES_MAX,
@@ -44,7 +44,7 @@ def test_a_snapshot_larger_than_the_buffer_arrives_whole_and_keeps_nothing_else_
 
 
 def test_a_snapshot_that_is_on_its_way_is_not_begun_again() -> None:
-    peer = _Peer(2)
+    peer = Peer(2)
     peer.ended = asyncio.Event()
     peer.put_snapshot(head(1), bytes(2 * SNAPSHOT_PART_BYTES))
     peer.put_snapshot(head(2), bytes(2 * SNAPSHOT_PART_BYTES))
@@ -65,11 +65,11 @@ def test_a_snapshot_that_is_on_its_way_is_not_begun_again() -> None:
 
 
 def test_parts_of_a_snapshot_take_turns_with_what_waits_and_are_not_counted_as_waiting() -> None:
-    peer = _Peer(2)
+    peer = Peer(2)
     peer.ended = asyncio.Event()
     peer.put_snapshot(head(1), bytes(3 * SNAPSHOT_PART_BYTES))
     # With a part beside it, it is too much for one message
-    large = _Outgoing(pb.AppendEntries(), None, (), LINK_MESSAGE_BYTES)
+    large = Outgoing(pb.AppendEntries(), None, (), LINK_MESSAGE_BYTES)
     for _ in range(2):
         peer.put(large)
     taken = []
@@ -82,7 +82,7 @@ def test_parts_of_a_snapshot_take_turns_with_what_waits_and_are_not_counted_as_w
 
 
 def test_of_a_snapshot_that_was_on_its_way_when_a_link_ended_nothing_goes_over_the_next_one() -> None:
-    peer = _Peer(2)
+    peer = Peer(2)
     peer.ended = asyncio.Event()
     peer.put_snapshot(head(1), bytes(3 * SNAPSHOT_PART_BYTES))
     peer.take()

@@ -10,7 +10,8 @@ import pytest
 from grpc import aio
 
 from mq_broker.rpc import links
-from mq_broker.rpc.links import LINK, PeerAddress, _Outgoing
+from mq_broker.rpc.links import LINK, PeerAddress
+from mq_broker.rpc.outgoing import Outgoing
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.service import stream_handler
@@ -83,7 +84,7 @@ def test_the_largest_batch_goes_whatever_comes_before_it() -> None:
             peer = one.links._peer(2)
             for sequence, frame in ((4, before), (5, largest)):
                 peer.waiting.append(
-                    _Outgoing(pb.AppendEntries(sequence=sequence, frame_bytes=[len(frame)]), None, [frame], len(frame))
+                    Outgoing(pb.AppendEntries(sequence=sequence, frame_bytes=[len(frame)]), None, [frame], len(frame))
                 )
             assert [append.sequence for append in peer.take().header.append] == [4]
             assert len(encode(peer.take())) <= MESSAGE_BYTES_MAX
