@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from types import TracebackType
 
@@ -31,10 +30,15 @@ from mq_client.errors import (
 from mq_client.group_descriptions import GroupDescription, described_group, freshness
 from mq_client.peek import PEEK_RECORDS_MAX, peek
 from mq_client.producing.batches import to_timestamp_us
+from mq_client.topic_descriptions import PartitionDescription as PartitionDescription
+from mq_client.topic_descriptions import PartitionMove as PartitionMove
+from mq_client.topic_descriptions import Recovery as Recovery
+from mq_client.topic_descriptions import TopicDescription as TopicDescription
+from mq_client.topic_descriptions import described_move, described_topic
 from mq_client.transaction_admin import AbortedTransaction, TransactionDescription, abort_transaction, list_transactions
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
+from mq_protocol.arrow import schema_to_bytes
 from mq_protocol.evolution import extended
 from mq_protocol.names import (
     INTERNAL_PREFIX,
@@ -54,57 +58,6 @@ _TRANSFER_MS = 6_000.0
 
 _LEADER_MS = 1_000.0
 """A broker's time to say what it knows of its partitions, when others know something of them too."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionDescription:
-    """`leader` 0: none at the moment. `replicas` in order of rank. `moving_to`: where they will be once the partition's
-    move is over; empty if it does not move. `unheard_ms`: of replicas that are not in sync, for how long their leader
-    has heard nothing."""
-
-    partition: int
-    leader: int
-    leader_epoch: int
-    replicas: tuple[int, ...]
-    isr: tuple[int, ...]
-    moving_to: tuple[int, ...] = ()
-    unheard_ms: dict[int, int] = field(default_factory=dict, compare=False)
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionMove:
-    """A partition on its way (or to be sent on its way) from the brokers `origin` to `target`, whose first is to lead.
-    `leader` and `isr` are as of now where the move is under way."""
-
-    topic: str
-    partition: int
-    origin: tuple[int, ...]
-    target: tuple[int, ...]
-    leader: int = 0
-    isr: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """What a recovery kept: the log of `broker`, up to `next_offset`. Offsets from there to below `offset_floor` were
-    given to records that are lost. `given_up`: brokers whose logs are in sync no more and begin anew."""
-
-    broker: int
-    next_offset: int
-    offset_floor: int
-    given_up: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TopicDescription:
-    """`typed` False: a topic of records. `settings`: those that were given when it was made."""
-
-    name: str
-    topic_id: str
-    schema: pa.Schema = field(repr=False)
-    typed: bool
-    settings: dict[str, str]
-    partitions: tuple[PartitionDescription, ...]
 
 
 class Admin:
@@ -205,7 +158,7 @@ class Admin:
                     if told.leader == answer.answered_by and told.leader_epoch >= known.leader_epoch:
                         # Only a leader knows its in-sync set exactly; others learn of it when they ask
                         known.CopyFrom(told)
-        return _describe(info)
+        return described_topic(info)
 
     def alter_topic(
         self,
@@ -241,7 +194,7 @@ class Admin:
         self._connection.forget(name)
         if partitions or schema:
             self._wait_until_known(name, deadline, len(answer.topic.partitions), schema)
-        return _describe(answer.topic)
+        return described_topic(answer.topic)
 
     def delete_topic(self, name: str, *, if_empty: bool = False) -> None:
         """Delete the topic and everything in it. Raises `UnknownTopic`.
@@ -354,7 +307,7 @@ class Admin:
     def _moves(self, broker: int) -> tuple[list[PartitionMove], int]:
         request = pb.MovesRequest(broker=broker)
         found = self._connection.ask_any("Moves", request, pb.MovesResponse, Deadline(self._timeout_ms), [])
-        return [_move(move) for move in found.moves], found.held
+        return [described_move(move) for move in found.moves], found.held
 
     def plan_drain(self, broker: int) -> list[PartitionMove]:
         """The moves that would leave nothing on that broker, alive or dead. Raises `NotEnoughBrokers` naming the topic
@@ -370,7 +323,7 @@ class Admin:
     def _plan(self, drain: int) -> list[PartitionMove]:
         request = pb.PlanMovesRequest(drain=drain)
         found = self._connection.ask_any("PlanMoves", request, pb.PlanMovesResponse, Deadline(self._timeout_ms), [])
-        return [_move(move) for move in found.moves]
+        return [described_move(move) for move in found.moves]
 
     def transfer_leadership(self, topic: str, partition: int, to: int) -> None:
         """Hand leadership over to broker `to`, and return once it leads. Raises `InvalidRequest` if it holds no
@@ -591,35 +544,6 @@ class Admin:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _move(move: pb.PartitionMove) -> PartitionMove:
-    return PartitionMove(
-        move.topic, move.partition, tuple(move.origin), tuple(move.target), move.leader, tuple(move.isr)
-    )
-
-
-def _describe(info: pb.TopicInfo) -> TopicDescription:
-    partitions = [
-        PartitionDescription(
-            p.partition,
-            p.leader,
-            p.leader_epoch,
-            tuple(p.replicas),
-            tuple(p.isr),
-            tuple(p.moving_to),
-            dict(p.unheard_ms),
-        )
-        for p in info.partitions
-    ]
-    return TopicDescription(
-        name=info.name,
-        topic_id=info.topic_id,
-        schema=schema_from_bytes(info.schema),
-        typed=info.typed,
-        settings=dict(info.settings),
-        partitions=tuple(sorted(partitions, key=lambda partition: partition.partition)),
-    )
 
 
 def _with_columns(view: TopicView, added: pa.Schema | str) -> pa.Schema:

@@ -1,0 +1,90 @@
+"""What is told of topics, their partitions, and what is done to these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import schema_from_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDescription:
+    """`leader` 0: none at the moment. `replicas` in order of rank. `moving_to`: where they will be once the partition's
+    move is over; empty if it does not move. `unheard_ms`: of replicas that are not in sync, for how long their leader
+    has heard nothing."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    moving_to: tuple[int, ...] = ()
+    unheard_ms: dict[int, int] = field(default_factory=dict, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMove:
+    """A partition on its way (or to be sent on its way) from the brokers `origin` to `target`, whose first is to lead.
+    `leader` and `isr` are as of now where the move is under way."""
+
+    topic: str
+    partition: int
+    origin: tuple[int, ...]
+    target: tuple[int, ...]
+    leader: int = 0
+    isr: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a recovery kept: the log of `broker`, up to `next_offset`. Offsets from there to below `offset_floor` were
+    given to records that are lost. `given_up`: brokers whose logs are in sync no more and begin anew."""
+
+    broker: int
+    next_offset: int
+    offset_floor: int
+    given_up: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """`typed` False: a topic of records. `settings`: those that were given when it was made."""
+
+    name: str
+    topic_id: str
+    schema: pa.Schema = field(repr=False)
+    typed: bool
+    settings: dict[str, str]
+    partitions: tuple[PartitionDescription, ...]
+
+
+def described_move(move: pb.PartitionMove) -> PartitionMove:
+    return PartitionMove(
+        move.topic, move.partition, tuple(move.origin), tuple(move.target), move.leader, tuple(move.isr)
+    )
+
+
+def described_topic(info: pb.TopicInfo) -> TopicDescription:
+    partitions = [
+        PartitionDescription(
+            p.partition,
+            p.leader,
+            p.leader_epoch,
+            tuple(p.replicas),
+            tuple(p.isr),
+            tuple(p.moving_to),
+            dict(p.unheard_ms),
+        )
+        for p in info.partitions
+    ]
+    return TopicDescription(
+        name=info.name,
+        topic_id=info.topic_id,
+        schema=schema_from_bytes(info.schema),
+        typed=info.typed,
+        settings=dict(info.settings),
+        partitions=tuple(sorted(partitions, key=lambda partition: partition.partition)),
+    )
