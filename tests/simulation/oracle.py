@@ -10,12 +10,11 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from mq_broker.core.entries import Append, Decide, Discard, Entry, Fence, Publish, Stage
+from mq_broker.core.entries import Append, Decide, Entry, Fence, Publish, Stage
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
-    Decided,
     Done,
     Effect,
     Event,
@@ -25,7 +24,6 @@ from mq_broker.core.messages import (
     OffsetsSkipped,
     Propose,
     Published,
-    RecordsThere,
     RecoveredLog,
     Refused,
     Result,
@@ -33,6 +31,7 @@ from mq_broker.core.messages import (
     Wait,
 )
 from tests.simulation.journal import Journal
+from tests.simulation.promises import check_promise, check_written
 from tests.simulation.story import Line, Story
 from tests.simulation.truth import STATES_COMPARED_EVERY, Life, PartitionTruth
 
@@ -463,67 +462,10 @@ class Oracle:
             )
         propose = waiting[0]
         if propose.wait is Wait.COMMITTED and not isinstance(result, Refused):
-            self._check_promise(host, propose, result)
+            check_promise(self, host, propose, result)
         elif propose.wait is Wait.WRITTEN and isinstance(result, Done) and not result.duplicate:
-            self._check_written(host, propose, result.index)
+            check_written(self, host, propose, result.index)
         return waiting
-
-    def _check_written(self, host: Host, propose: Propose, index: int) -> None:
-        """acks=leader: the leader's own disk has it, though others may not."""
-        journal = host.journal
-        if host.replica.identity.log_id != journal.log_id:
-            return  # damaged a moment ago, as in `acknowledged`
-        if index > journal.durable_end or (
-            index > journal.durable_base and journal.durable_entry(index).uuid != propose.uuid
-        ):
-            raise self.violation(
-                host.partition,
-                f"batch {propose.uuid!r} is acknowledged as written at {index}, and is not surely kept: "
-                f"{journal.durable_end} is",
-            )
-
-    def _check_promise(self, host: Host, propose: Propose, result: Done | Decided | RecordsThere) -> None:
-        life = self.life_of(host)
-        match propose.operation, result:
-            case ((Append() | Stage()), Done(index, base_offset)):
-                at = life.uuid_at.get(propose.uuid)
-                if at != index:
-                    raise self.violation(
-                        host.partition, f"batch {propose.uuid!r} is acknowledged at {index}, committed is it at {at}"
-                    )
-                if isinstance(propose.operation, Append) and life.placed.get(index) != base_offset:
-                    raise self.violation(
-                        host.partition,
-                        f"batch {propose.uuid!r} is acknowledged at offset {base_offset}, it is at "
-                        f"{life.placed.get(index)}",
-                    )
-            case Append() as append, RecordsThere(records):
-                told = {append.uuids()[record.position]: record.offset for record in records}
-                wrong = {uuid: offset for uuid, offset in told.items() if life.record_at.get(uuid) != offset}
-                if wrong:
-                    raise self.violation(
-                        host.partition,
-                        f"records are said to be at {wrong}: they are at {[life.record_at.get(u) for u in wrong]}",
-                    )
-            case Decide(key, batch_id) as decide, Decided(row_count):
-                decided = life.decided.get((key, batch_id))
-                if decided is None or not decided.row_count == row_count == decide.row_count:
-                    raise self.violation(
-                        host.partition, f"{propose.operation} is answered {result}, decided is {decided}"
-                    )
-            case Discard(uuids=uuids), Done(index, duplicate=False):
-                discard = life.committed[index - 1].operation if index <= life.end else None
-                if not isinstance(discard, Discard) or not set(discard.uuids) <= set(uuids):
-                    raise self.violation(
-                        host.partition, f"{propose.operation} is acknowledged at {index}, and is not there"
-                    )
-            case _, Done(index, duplicate=False):
-                if index > life.end or life.committed[index - 1].operation != propose.operation:
-                    raise self.violation(
-                        host.partition, f"{propose.operation} is acknowledged at {index}, and is not there"
-                    )
-            case _:
-                pass
 
     def published(self, host: Host, batch: Published) -> None:
         """Offsets are dense, what is at one never changes, whoever is asked, and what may be read is here (trap 32)."""

@@ -38,10 +38,8 @@ from mq_broker.core.messages import (
     BrokersSeen,
     CasAnswer,
     CasOutcome,
-    Decided,
     DecisionCommitted,
     DiskRefused,
-    Done,
     Effect,
     Event,
     Flushed,
@@ -61,15 +59,12 @@ from mq_broker.core.messages import (
     Propose,
     Published,
     ReadNode,
-    RecordsThere,
     RecoveredLog,
     RecoveryAdopted,
-    Refused,
     Reopen,
     ReplicasChanged,
     ReplicaSettings,
     Reply,
-    Result,
     RoleChanged,
     Send,
     SessionLost,
@@ -84,6 +79,7 @@ from mq_broker.core.messages import (
     WriteNode,
 )
 from mq_broker.core.replication.replica import Replica
+from tests.mq_broker.core.words import name_of, uuid, words_of_entry, words_of_message, words_of_result, words_of_state
 
 KEY = TransactionKey("query", "out")
 
@@ -109,14 +105,6 @@ class Host:
     @property
     def base(self) -> int:
         return self.snapshot.last_index if self.snapshot is not None else 0
-
-
-def uuid(name: str) -> bytes:
-    return name.encode().ljust(16, b"\0")
-
-
-def name_of(identifier: bytes) -> str:
-    return identifier.rstrip(b"\0").decode() or "-"
 
 
 class World:
@@ -162,7 +150,7 @@ class World:
         match effect:
             case WriteEntries(entries):
                 host.disk += entries
-                self.say(host, "write " + " ".join(self.entry(e) for e in entries))
+                self.say(host, "write " + " ".join(words_of_entry(e) for e in entries))
             case Truncate(last_index):
                 del host.disk[last_index - host.base :]
                 host.synced = min(host.synced, len(host.disk))
@@ -174,15 +162,15 @@ class World:
                 elif isinstance(message, InstallSnapshot):
                     message = replace(message, snapshot=host.snapshot)
                 self.links[host.broker, to].append(message)
-                self.say(host, f"send to {to}: {self.message(message)}")
+                self.say(host, f"send to {to}: {words_of_message(message)}")
             case Reply(request, result):
-                self.say(host, f"reply {request}: {self.result(result)}")
+                self.say(host, f"reply {request}: {words_of_result(result)}")
             case ReadNode():
                 host.reading = True
                 self.say(host, "read node")
             case WriteNode(version, state):
                 host.writes.append(effect)
-                self.say(host, f"write node if version {version}: {self.state(state)}")
+                self.say(host, f"write node if version {version}: {words_of_state(state)}")
             case Published(base, count, index):
                 self.say(host, f"readable: offsets {base}..{base + count - 1} from entry {index}")
             case Trimmed(start):
@@ -219,75 +207,6 @@ class World:
 
     def say(self, host: Host, text: str) -> None:
         self.out.append(f"{host.broker} {text}")
-
-    # -- printing
-
-    def entry(self, entry: Entry) -> str:
-        match entry.operation:
-            case EpochStart():
-                what = "epoch-start"
-            case Append() as append:
-                records = "".join(f" {name_of(u)}" for u in append.uuids())
-                what = f"append({name_of(entry.uuid)}{':' if records else ''}{records})"
-            case Stage(batch_id=batch_id):
-                what = f"stage({name_of(entry.uuid)} of {batch_id})"
-            case Publish(uuids=uuids) | Discard(uuids=uuids):
-                what = f"{type(entry.operation).__name__.lower()}({','.join(name_of(u) for u in uuids)})"
-            case MoveCursor(group, offset, forward=forward):
-                what = f"cursor({group}{'>' if forward else ''}={offset})"
-            case DeleteGroup(group):
-                what = f"delete-group({group})"
-            case Trim(start):
-                what = f"trim({start})"
-            case Abort():
-                what = "abort"
-            case Fence(kept=kept):
-                what = f"fence(keeps {','.join(name_of(u) for u in kept) or 'nothing'})"
-            case Forget(keys):
-                what = f"forget({','.join(key.query_id for key in keys)})"
-            case Decide(batch_id=batch_id) | Finish(batch_id=batch_id):
-                what = f"{type(entry.operation).__name__.lower()}({batch_id})"
-            case _:
-                assert_never(entry.operation)
-        return f"{entry.index}/{entry.leader_epoch}:{what}"
-
-    def message(self, message: AppendEntries | AppendAck | InstallSnapshot) -> str:
-        if isinstance(message, InstallSnapshot):
-            assert message.snapshot is not None
-            return f"epoch {message.leader_epoch} snapshot up to entry {message.snapshot.last_index}"
-        if isinstance(message, AppendEntries):
-            entries = " ".join(self.entry(e) for e in message.entries) or "nothing"
-            after = f"after {message.prev_index}/{message.prev_epoch}"
-            heir = f" successor {message.successor}" if message.successor else ""
-            return f"epoch {message.leader_epoch} {after}: {entries}, hw {message.high_watermark}{heir}"
-        verdict = (
-            f"conflict, try {message.hint_index}/{message.hint_epoch}"
-            if message.conflict
-            else f"ack {message.acknowledged_index}"
-        )
-        return f"epoch {message.leader_epoch} {verdict}"
-
-    def state(self, state: NodeState) -> str:
-        leader = f"{state.leader.broker}.{state.leader.incarnation}" if state.leader else "none"
-        isr = ",".join(f"{b}:{log_id or '?'}" for b, log_id in state.isr)
-        return f"leader {leader} epoch {state.leader_epoch} isr {isr}"
-
-    def result(self, result: Result) -> str:
-        match result:
-            case Done(index, base_offset, _, duplicate):
-                return f"done at entry {index}, offset {base_offset}" + (", duplicate" if duplicate else "")
-            case RecordsThere(records):
-                return "nothing written, there are " + ", ".join(
-                    f"record {r.position} at offset {r.offset}" for r in records
-                )
-            case Decided(row_count, already, finished):
-                return (
-                    f"decided {row_count} rows" + (", already" if already else "") + (", finished" if finished else "")
-                )
-            case Refused(error):
-                return type(error).__name__
-            case _:
-                assert_never(result)
 
     # -- what a script can say
 
@@ -619,13 +538,13 @@ class World:
             replica = host.replica
             role = "leader" if replica.leading else "follower"
             log = (f"snapshot({host.base}) " if host.base else "") + (
-                " ".join(self.entry(e) for e in host.disk) or "empty"
+                " ".join(words_of_entry(e) for e in host.disk) or "empty"
             )
             offsets = f"offsets {replica.machine.log_start_offset}..{replica.machine.next_offset}"
             cursors = "".join(f" {group}={cursor.offset}" for group, cursor in replica.machine.cursors.items())
             log += cursors and " cursors" + cursors
             self.say(host, f"{role} epoch {replica.leader_epoch} hw {replica.high_watermark} {offsets} log {log}")
-        self.out.append(f"node version {self.version}: {self.state(self.node)}")
+        self.out.append(f"node version {self.version}: {words_of_state(self.node)}")
 
     def do_start(self) -> None:
         """All brokers registered, a leader elected, every log in sync."""

@@ -1,0 +1,110 @@
+"""How golden scripts print entries, messages, states and results."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from mq_broker.core.entries import (
+    Abort,
+    Append,
+    Decide,
+    DeleteGroup,
+    Discard,
+    Entry,
+    EpochStart,
+    Fence,
+    Finish,
+    Forget,
+    MoveCursor,
+    Publish,
+    Stage,
+    Trim,
+)
+from mq_broker.core.messages import (
+    AppendAck,
+    AppendEntries,
+    Decided,
+    Done,
+    InstallSnapshot,
+    NodeState,
+    RecordsThere,
+    Refused,
+    Result,
+)
+
+
+def uuid(name: str) -> bytes:
+    return name.encode().ljust(16, b"\0")
+
+
+def name_of(identifier: bytes) -> str:
+    return identifier.rstrip(b"\0").decode() or "-"
+
+
+def words_of_entry(entry: Entry) -> str:
+    match entry.operation:
+        case EpochStart():
+            what = "epoch-start"
+        case Append() as append:
+            records = "".join(f" {name_of(u)}" for u in append.uuids())
+            what = f"append({name_of(entry.uuid)}{':' if records else ''}{records})"
+        case Stage(batch_id=batch_id):
+            what = f"stage({name_of(entry.uuid)} of {batch_id})"
+        case Publish(uuids=uuids) | Discard(uuids=uuids):
+            what = f"{type(entry.operation).__name__.lower()}({','.join(name_of(u) for u in uuids)})"
+        case MoveCursor(group, offset, forward=forward):
+            what = f"cursor({group}{'>' if forward else ''}={offset})"
+        case DeleteGroup(group):
+            what = f"delete-group({group})"
+        case Trim(start):
+            what = f"trim({start})"
+        case Abort():
+            what = "abort"
+        case Fence(kept=kept):
+            what = f"fence(keeps {','.join(name_of(u) for u in kept) or 'nothing'})"
+        case Forget(keys):
+            what = f"forget({','.join(key.query_id for key in keys)})"
+        case Decide(batch_id=batch_id) | Finish(batch_id=batch_id):
+            what = f"{type(entry.operation).__name__.lower()}({batch_id})"
+        case _:
+            assert_never(entry.operation)
+    return f"{entry.index}/{entry.leader_epoch}:{what}"
+
+
+def words_of_message(message: AppendEntries | AppendAck | InstallSnapshot) -> str:
+    if isinstance(message, InstallSnapshot):
+        assert message.snapshot is not None
+        return f"epoch {message.leader_epoch} snapshot up to entry {message.snapshot.last_index}"
+    if isinstance(message, AppendEntries):
+        entries = " ".join(words_of_entry(e) for e in message.entries) or "nothing"
+        after = f"after {message.prev_index}/{message.prev_epoch}"
+        heir = f" successor {message.successor}" if message.successor else ""
+        return f"epoch {message.leader_epoch} {after}: {entries}, hw {message.high_watermark}{heir}"
+    verdict = (
+        f"conflict, try {message.hint_index}/{message.hint_epoch}"
+        if message.conflict
+        else f"ack {message.acknowledged_index}"
+    )
+    return f"epoch {message.leader_epoch} {verdict}"
+
+
+def words_of_state(state: NodeState) -> str:
+    leader = f"{state.leader.broker}.{state.leader.incarnation}" if state.leader else "none"
+    isr = ",".join(f"{b}:{log_id or '?'}" for b, log_id in state.isr)
+    return f"leader {leader} epoch {state.leader_epoch} isr {isr}"
+
+
+def words_of_result(result: Result) -> str:
+    match result:
+        case Done(index, base_offset, _, duplicate):
+            return f"done at entry {index}, offset {base_offset}" + (", duplicate" if duplicate else "")
+        case RecordsThere(records):
+            return "nothing written, there are " + ", ".join(
+                f"record {r.position} at offset {r.offset}" for r in records
+            )
+        case Decided(row_count, already, finished):
+            return f"decided {row_count} rows" + (", already" if already else "") + (", finished" if finished else "")
+        case Refused(error):
+            return type(error).__name__
+        case _:
+            assert_never(result)

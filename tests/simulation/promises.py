@@ -1,0 +1,72 @@
+"""What clients were answered, held against what is true."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mq_broker.core.entries import Append, Decide, Discard, Stage
+from mq_broker.core.messages import Decided, Done, Propose, RecordsThere
+
+if TYPE_CHECKING:
+    from tests.simulation.host import Host
+    from tests.simulation.oracle import Oracle
+
+
+def check_written(oracle: Oracle, host: Host, propose: Propose, index: int) -> None:
+    """acks=leader: the leader's own disk has it, though others may not."""
+    journal = host.journal
+    if host.replica.identity.log_id != journal.log_id:
+        return  # damaged a moment ago, as in `acknowledged`
+    if index > journal.durable_end or (
+        index > journal.durable_base and journal.durable_entry(index).uuid != propose.uuid
+    ):
+        raise oracle.violation(
+            host.partition,
+            f"batch {propose.uuid!r} is acknowledged as written at {index}, and is not surely kept: "
+            f"{journal.durable_end} is",
+        )
+
+
+def check_promise(oracle: Oracle, host: Host, propose: Propose, result: Done | Decided | RecordsThere) -> None:
+    """What the answer says is what the log has."""
+    life = oracle.life_of(host)
+    match propose.operation, result:
+        case ((Append() | Stage()), Done(index, base_offset)):
+            at = life.uuid_at.get(propose.uuid)
+            if at != index:
+                raise oracle.violation(
+                    host.partition, f"batch {propose.uuid!r} is acknowledged at {index}, committed is it at {at}"
+                )
+            if isinstance(propose.operation, Append) and life.placed.get(index) != base_offset:
+                raise oracle.violation(
+                    host.partition,
+                    f"batch {propose.uuid!r} is acknowledged at offset {base_offset}, it is at "
+                    f"{life.placed.get(index)}",
+                )
+        case Append() as append, RecordsThere(records):
+            told = {append.uuids()[record.position]: record.offset for record in records}
+            wrong = {uuid: offset for uuid, offset in told.items() if life.record_at.get(uuid) != offset}
+            if wrong:
+                raise oracle.violation(
+                    host.partition,
+                    f"records are said to be at {wrong}: they are at {[life.record_at.get(u) for u in wrong]}",
+                )
+        case Decide(key, batch_id) as decide, Decided(row_count):
+            decided = life.decided.get((key, batch_id))
+            if decided is None or not decided.row_count == row_count == decide.row_count:
+                raise oracle.violation(
+                    host.partition, f"{propose.operation} is answered {result}, decided is {decided}"
+                )
+        case Discard(uuids=uuids), Done(index, duplicate=False):
+            discard = life.committed[index - 1].operation if index <= life.end else None
+            if not isinstance(discard, Discard) or not set(discard.uuids) <= set(uuids):
+                raise oracle.violation(
+                    host.partition, f"{propose.operation} is acknowledged at {index}, and is not there"
+                )
+        case _, Done(index, duplicate=False):
+            if index > life.end or life.committed[index - 1].operation != propose.operation:
+                raise oracle.violation(
+                    host.partition, f"{propose.operation} is acknowledged at {index}, and is not there"
+                )
+        case _:
+            pass
