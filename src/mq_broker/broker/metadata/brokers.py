@@ -45,6 +45,7 @@ class Cluster:
         self.topics_changed = asyncio.Event()
         self.brokers: dict[int, BrokerRegistration] = {}
         self.level = FIRST
+        self._level_read = False
         self._too_old: set[tuple[int, int]] = set()  # lives of brokers that the log has told of
 
     @property
@@ -96,7 +97,7 @@ class Cluster:
         await self._read()
 
     async def _read(self) -> None:
-        await self._read_level()
+        level_unread = await self._read_level()
         await self._register()
         found = await self._coordination.brokers()
         if self._registered and self._me.broker not in found:
@@ -112,17 +113,27 @@ class Cluster:
             broker: registration for broker, registration in found.items() if self._knows_level(registration)
         }
         self._on_brokers()
+        if level_unread is not None:
+            raise level_unread  # so that it is read again soon
 
-    async def _read_level(self) -> None:
-        """Raises `IncompatibleVersion` if this broker does not know the level: its journals may hold what it cannot
-        read."""
-        self.level = await self._coordination.level()
+    async def _read_level(self) -> CoordinationUnavailable | None:
+        """Returns why the level cannot be read now: then the one that was read last holds, since no level is ever
+        lowered, and this broker goes on. Raises it if none was read yet, and `IncompatibleVersion` if this broker does
+        not know the level: its journals may hold what it cannot read."""
+        try:
+            self.level = max(self.level, await self._coordination.level())
+        except CoordinationUnavailable as error:
+            if not self._level_read:
+                raise
+            return error
+        self._level_read = True
         if self.level > self._me.versions.level:
             raise IncompatibleVersion(
                 f"the cluster is at level {self.level} of features, and this broker ({self._me.versions}) knows up to "
                 f"{self._me.versions.level}: start a release that knows it; `tritonmq cluster status` names those that "
                 "run"
             )
+        return None
 
     def _knows_level(self, registration: BrokerRegistration) -> bool:
         """Whether that broker may take part: one that does not know the level cannot read all that leaders may
@@ -157,6 +168,7 @@ class Cluster:
 
         Raises `InvalidRequest` when another process has taken this broker's id: this one must stop.
         """
+        told = ""
         while True:
             try:
                 async with asyncio.timeout(SWEEP_S):
@@ -167,6 +179,10 @@ class Cluster:
             try:
                 await self._read()
             except CoordinationUnavailable as error:
-                log.warning("the list of brokers cannot be read: %s", error)
+                if str(error) != told:
+                    log.warning("not all is known of the cluster's brokers, asked again: %s", error)
+                    told = str(error)
                 await asyncio.sleep(RETRY_S)
                 self._changed.set()
+            else:
+                told = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from mq_broker.broker.metadata import brokers as cluster
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent
 from mq_broker.core.messages import LeaderName
-from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, TritonMQError
+from mq_protocol.errors import CoordinationUnavailable, IncompatibleVersion, InvalidRequest, TritonMQError
+from mq_protocol.versions import Versions
 
 ME = BrokerRegistration(1, 7, "here:1", "rack-1", "here:2")
 OTHER = BrokerRegistration(2, 3, "there:1", "rack-2", "there:2")
@@ -26,6 +28,7 @@ class Service:
         self.registered: dict[int, BrokerRegistration] = {2: OTHER, 3: ALONE}
         self.registrations = 0
         self.fails: TritonMQError | None = None
+        self.level_said: int | TritonMQError = 1
         self.meanwhile: list[Callable[[], None]] = []
         self.seen: list[list[int]] = []
         self.lost = 0
@@ -47,7 +50,9 @@ class Service:
         self.registered[me.broker] = me
 
     async def level(self) -> int:
-        return 1
+        if isinstance(self.level_said, TritonMQError):
+            raise self.level_said
+        return self.level_said
 
     async def brokers(self) -> dict[int, BrokerRegistration]:
         found = dict(self.registered)
@@ -193,5 +198,56 @@ def test_without_a_hint_the_list_is_read_now_and_then(monkeypatch: pytest.Monkey
         await service.read.wait()
         following.cancel()
         await asyncio.wait({following})
+
+    run(scenario)
+
+
+UNREADABLE = CoordinationUnavailable("/features does not hold what TritonMQ writes there")
+
+
+def test_a_level_that_cannot_be_read_keeps_no_broker_from_registering_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cluster, "RETRY_S", 0.0)
+
+    async def scenario(service: Service) -> None:
+        await service.cluster.join()
+        following = asyncio.create_task(service.cluster.follow())
+        service.level_said = UNREADABLE
+        del service.registered[1]
+        service.cluster.hear(CoordinationEvent.SESSION_LOST)
+        service.read.clear()
+        await service.read.wait()
+        assert service.seen[-1] == [1, 2, 3]
+        assert service.registrations == 2
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert sum("/features" in told for told in caplog.messages) == 1, "said once, though asked often"
+        service.level_said = 2  # repaired: this broker does not know that level, and hears of it without a hint
+        with pytest.raises(IncompatibleVersion):
+            await following
+
+    run(scenario)
+
+
+def test_a_broker_that_has_never_read_the_level_does_not_join() -> None:
+    async def scenario(service: Service) -> None:
+        service.level_said = UNREADABLE
+        with pytest.raises(CoordinationUnavailable, match="/features"):
+            await service.cluster.join()
+        assert not service.registrations
+
+    run(scenario)
+
+
+def test_a_level_is_never_lowered_whatever_is_read() -> None:
+    async def scenario(service: Service) -> None:
+        anything: Any = service
+        service.cluster = Cluster(anything, replace(ME, versions=Versions(level=2)), service._saw, service._lost)
+        service.level_said = 2
+        await service.cluster.join()
+        service.level_said = 1
+        await service.cluster.join()
+        assert service.cluster.level == 2
 
     run(scenario)
