@@ -117,7 +117,7 @@ class Rest:
         self._times = times
         self._stirred = True  # something happened since the last tick that was no heartbeat
         self._calm_since_ms = 0
-        self._heard = (0, 0)  # who spoke last as a leader, and of which epoch
+        self._heard: tuple[int, int] | None = None  # who spoke last as a leader, and of which epoch
         self._heard_ms = 0  # when that was
 
     def told(self, event: Event, now_ms: int) -> tuple[Event, ...]:
@@ -157,7 +157,7 @@ class Rest:
         if replica.leading and ack.leader_epoch == epoch:
             return False
         if ack.follower == leader:
-            self._heard = (0, 0)
+            self._heard = None
         return self.asleep
 
     def settled(self, replica: AtRest, now_ms: int) -> bool:
@@ -218,6 +218,8 @@ class Ticking:
         self._asleep: list[dict[Ticked, None]] = [{} for _ in range(_REST_SLICES)]
         self._slices: dict[Ticked, int] = {}
         self._next_slice = itertools.cycle(range(_REST_SLICES))
+        self._at_once = TICKS_AT_ONCE_MAX
+        self._ticked = 0  # the slice of those at rest that was ticked last, counted from the beginning of the clock
 
     def add(self, partition: Ticked) -> None:
         """From now on, until it is closed."""
@@ -241,26 +243,28 @@ class Ticking:
     async def run(self) -> None:
         """Runs until cancelled."""
         loop = asyncio.get_running_loop()
-        at_once = TICKS_AT_ONCE_MAX
-        ticked = int(loop.time() / _REST_SLICE_S)
         while True:
             due = loop.time() + _SLICE_S
             await asyncio.sleep(_SLICE_S)
-            now_ms, now = time.monotonic_ns() // 1_000_000, loop.time()
-            late = now - due > LATE_S
-            at_once = (
-                max(at_once // 2, TICKS_AT_ONCE_MIN) if late else min(at_once + TICKS_AT_ONCE_MIN, TICKS_AT_ONCE_MAX)
-            )
-            for _ in range(min(-(-len(self._awake) // SLICES), at_once)):
-                self._tick(next(iter(self._awake)), now_ms, now)
-            # By the clock, not by turns: a late loop's heartbeats would come too seldom for its followers' patience.
-            turn_now = int(now / _REST_SLICE_S)
-            for turn in range(max(ticked, turn_now - _REST_SLICES) + 1, turn_now + 1):
-                rounds, place = divmod(turn, _REST_SLICES)
-                audit = (rounds + place) % AUDIT_ROUNDS == 0
-                for partition in list(self._asleep[place]):
-                    self._tick_at_rest(partition, now_ms, now, audit=audit)
-            ticked = turn_now
+            self.turn(time.monotonic_ns() // 1_000_000, loop.time(), due)
+
+    def turn(self, now_ms: int, now: float, due: float) -> None:
+        """Tick whoever's turn it is. `due`: when this was to happen, by the loop's clock, as `now`."""
+        if now - due > LATE_S:
+            self._at_once = max(self._at_once // 2, TICKS_AT_ONCE_MIN)
+        else:
+            self._at_once = min(self._at_once + TICKS_AT_ONCE_MIN, TICKS_AT_ONCE_MAX)
+        for _ in range(min(-(-len(self._awake) // SLICES), self._at_once)):
+            self._tick(next(iter(self._awake)), now_ms, now)
+        # By the clock, not by turns: a late loop's heartbeats would come too seldom for its followers' patience. At
+        # most a whole round is made up for.
+        last = int(now / _REST_SLICE_S)
+        for number in range(max(self._ticked, last - _REST_SLICES) + 1, last + 1):
+            rounds, place = divmod(number, _REST_SLICES)
+            audit = (rounds + place) % AUDIT_ROUNDS == 0
+            for partition in list(self._asleep[place]):
+                self._tick_at_rest(partition, now_ms, now, audit=audit)
+        self._ticked = last
 
     def _tick(self, partition: Ticked, now_ms: int, now: float) -> None:
         if partition.closed:

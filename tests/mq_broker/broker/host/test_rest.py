@@ -113,6 +113,17 @@ def test_an_answer_of_who_leads_no_more_or_to_another_epoch_wakes_and_that_leade
     assert follower.settled(FOLLOWER, 3_502)
 
 
+def test_who_rests_by_contact_must_hear_again_a_leader_that_leads_no_more_and_nobody_else() -> None:
+    in_contact = replica(leading=False, contact_ms=0)
+    for answers, rests in ((3, True), (2, False)):
+        rest = awake()
+        rest.told(HEARTBEAT, 100)
+        rest.spoken_to(replace(ACK, follower=answers), in_contact)
+        assert rest.settled(in_contact, 9_000) is rests
+    rest.told(HEARTBEAT, 9_001)
+    assert rest.settled(in_contact, 9_001)
+
+
 def test_who_has_something_under_way_does_not_go_to_rest() -> None:
     for leading in (True, False):
         rest = awake()
