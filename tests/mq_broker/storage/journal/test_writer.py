@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
 import signal
 import subprocess
@@ -483,14 +482,8 @@ def test_many_idle_journals_hold_few_files_open_and_take_entries_all_the_same(
     monkeypatch.setattr(writer_module, "OPEN_LOGS_MAX", 4)
 
     def open_logs() -> int:
-        names = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-        return len(
-            {
-                Path(name).parent
-                for name in names
-                if name.startswith(str(tmp_path)) and name.endswith((".log", "flushed"))
-            }
-        )
+        names = open_files_under(tmp_path)
+        return len({Path(name).parent for name in names if name.endswith((".log", "flushed"))})
 
     async def test(bed: Bed) -> None:
         places = [bed.path / str(n) for n in range(20)]
