@@ -15,14 +15,14 @@ SIDE_BY_SIDE ?= 4
 test: style floors            ## everything that must hold; most tests wait for processes, so several run side by side
 	$(MAKE) -j 2 --no-print-directory types tests
 
-quick: style floors           ## a quick answer: everything that starts no broker, no ZooKeeper and no Spark, with few seeds of the simulator
+quick: style floors           ## a quick answer: everything that starts no broker, no ZooKeeper and no Spark, with few seeds and sizes
 	$(MAKE) -j 2 --no-print-directory types quick-tests
 
 tests: $(VENV)/.ready
 	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder
 
 quick-tests: $(VENV)/.ready
-	$(BIN)/python -m pytest -n 2 --dist load -m "not processes and not more_seeds"
+	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist load -m "not processes and not more_seeds"
 
 style: $(VENV)/.ready
 	$(BIN)/ruff check .

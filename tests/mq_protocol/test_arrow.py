@@ -274,7 +274,7 @@ def test_a_null_struct_may_have_anything_below_it() -> None:
     assert check(payload, parse_schema("a struct<x: int NOT NULL>"), count=2)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.more_seeds)])
 def test_thousands_of_mutated_payloads_neither_crash_nor_hang_nor_raise_anything_else(seed: int) -> None:
     fuzz = Path(__file__).with_name("fuzz_batches.py")
     done = subprocess.run(

@@ -24,11 +24,14 @@ QUICKLY_FOUND = [
     "a conflict cuts to the high watermark",
     "the ISR shrinks below the floor",
     "a broker claims whose log is not named",
-    "a leader resumes its epoch",
     "a UUID is not looked up in the uncommitted tail",
-    "the tail's UUIDs stay when the disk refuses their entries",
     "entries that do not follow the one before are admitted",
 ]
+FOUND_LATER = [
+    "a leader resumes its epoch",
+    "the tail's UUIDs stay when the disk refuses their entries",
+]
+"""Found by a later seed: `make quick` leaves them out."""
 
 
 def failure(report: Report) -> str:
@@ -49,8 +52,11 @@ def test_every_invariant_holds_under_plans_that_are_narrower(profile: str) -> No
     assert report.violation is None, failure(report)
 
 
-def test_no_broker_dies_of_what_a_liar_says() -> None:
-    for seed in range(2, 12):
+@pytest.mark.parametrize(
+    "seeds", [range(2, 4), pytest.param(range(4, 12), marks=pytest.mark.more_seeds)], ids=["few", "more"]
+)
+def test_no_broker_dies_of_what_a_liar_says(seeds: range) -> None:
+    for seed in seeds:
         report = simulate(seed, plan_of(seed, "liar"))
         assert report.violation is None, failure(report)
         assert report.faults["lie"] > report.faults["lie refused"] > 0, "some lies are refused, others reach the core"
@@ -97,7 +103,11 @@ def test_the_readme_counts_every_planted_fault_and_each_was_found() -> None:
     assert all(counts.values())
 
 
-@pytest.mark.parametrize("name", QUICKLY_FOUND, ids=lambda name: name.replace(" ", "_"))
+@pytest.mark.parametrize(
+    "name",
+    [*QUICKLY_FOUND, *(pytest.param(name, marks=pytest.mark.more_seeds) for name in FOUND_LATER)],
+    ids=lambda name: name.replace(" ", "_"),
+)
 def test_a_planted_fault_is_found(name: str) -> None:
     [mutation] = [mutation for mutation in MUTATIONS if mutation.name == name]
     assert hunt(mutation, 1, 25, stop_at_first=True), f"no seed finds that {name} ({mutation.breaks})"
