@@ -199,14 +199,13 @@ class Admin:
     def delete_topic(self, name: str, *, if_empty: bool = False) -> None:
         """Delete the topic and everything in it. Raises `UnknownTopic`.
 
-        `if_empty`: only if it holds no record, else raises `TopicNotEmpty`. That is asked before the deletion: a record
-        that is published at the same time may be deleted with the topic.
+        `if_empty`: only if it holds no record and no query has staged rows for it, else raises `TopicNotEmpty`; only
+        leaders are believed, so a partition without one raises `PartitionUnavailable`. That is asked before the
+        deletion: a record that is published at the same time may be deleted with the topic.
         """
         check_topic_name(name)
         if if_empty:
-            held = sum(end - start for start, end in self.offsets(name).values())
-            if held:
-                raise TopicNotEmpty(f"topic {name!r} holds {held} records: purge it first, or delete it with them")
+            self._check_empty(name)
         unclear: list[str] = []
         request, deadline = pb.DeleteTopicRequest(name=name), Deadline(self._timeout_ms)
         try:
@@ -215,6 +214,19 @@ class Admin:
             if not unclear:  # else an attempt whose answer was lost has done it
                 raise
         self._connection.forget(name)
+
+    def _check_empty(self, name: str) -> None:
+        found = ask_offsets(self._connection, name, Deadline(self._timeout_ms)).values()
+        held = sum(each.log_end_offset - each.log_start_offset for each in found)
+        if held:
+            raise TopicNotEmpty(f"topic {name!r} holds {held} records: purge it first, or delete it with them")
+        for each in self.transactions():
+            rows = sum(part.rows for part in each.staged if part.topic == name)
+            if rows:
+                raise TopicNotEmpty(
+                    f"query {each.query} has staged {rows} rows for topic {name!r}: stop the query, or abort it if "
+                    f"it is dead (`tritonmq transaction abort {each.key}`)"
+                )
 
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """`{partition: (log_start_offset, log_end_offset)}` of what is committed; `end - start` is the number of

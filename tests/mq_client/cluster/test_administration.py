@@ -179,6 +179,7 @@ def test_a_topic_deleted_by_an_attempt_whose_answer_was_lost_is_deleted(admin: A
 
 def test_a_topic_is_deleted_if_empty_only_without_a_record(admin: Admin, scripted: Scripted) -> None:
     requests = answers(scripted, "DeleteTopic", pb.DeleteTopicResponse())
+    answers(scripted, "Transactions", pb.TransactionsResponse())
     offsets(scripted, (3, 5, 0))
     with pytest.raises(TopicNotEmpty, match="'t' holds 2 records"):
         admin.delete_topic("t", if_empty=True)
@@ -186,6 +187,27 @@ def test_a_topic_is_deleted_if_empty_only_without_a_record(admin: Admin, scripte
     offsets(scripted, (5, 5, 0))
     admin.delete_topic("t", if_empty=True)
     assert len(requests) == 1
+
+
+def test_a_topic_for_which_a_query_has_staged_rows_is_not_empty(admin: Admin, scripted: Scripted) -> None:
+    requests = answers(scripted, "DeleteTopic", pb.DeleteTopicResponse())
+    offsets(scripted, (0, 0, 0))
+    staged = [pb.StagedSum(query="q1", sink="t", topic=topic, batches=1, rows=7) for topic in ("t", "other")]
+    answers(scripted, "Transactions", pb.TransactionsResponse(staged=staged))
+    with pytest.raises(TopicNotEmpty, match=r"query q1 has staged .* rows for topic 't'.*transaction abort q1:t"):
+        admin.delete_topic("t", if_empty=True)
+    assert requests == []
+
+
+def test_a_topic_is_not_taken_for_empty_because_a_replica_knows_of_no_record(admin: Admin, scripted: Scripted) -> None:
+    requests = answers(scripted, "DeleteTopic", pb.DeleteTopicResponse())
+    answers(scripted, "Transactions", pb.TransactionsResponse())
+    say(scripted, topic_info(0))
+    scripted.learn(topic_info(0, epoch=2))
+    offsets(scripted, (0, 0, 0))
+    with pytest.raises(PartitionUnavailable):
+        admin.delete_topic("t", if_empty=True)
+    assert requests == []
 
 
 def test_offsets_bytes_and_times_are_told_by_partition(admin: Admin, scripted: Scripted) -> None:
