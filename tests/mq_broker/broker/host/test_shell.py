@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -200,6 +201,28 @@ def test_what_a_full_link_dropped_wakes_those_at_rest_at_both_ends(tmp_path: Pat
             assert broker.contacts.since(2) is not None
             broker.link_down(2)
             assert broker.contacts.since(2) is None
+
+    asyncio.run(main())
+
+
+def test_the_link_of_a_broker_that_has_fallen_silent_is_made_anew_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shells, "BEAT_S", 0.0)
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            ended: list[int] = []
+            times = itertools.count(broker.now_ms(), 1000)
+            monkeypatch.setattr(broker.links, "end", ended.append)
+            monkeypatch.setattr(broker, "now_ms", lambda: next(times))
+            for silent in (2, 3):
+                broker.link_beat(silent, dropped=False)
+            broker.link_down(3)  # the link has ended by itself: there is nobody to blame
+            listening = asyncio.create_task(broker.listen())
+            await until(lambda: bool(ended))
+            listening.cancel()
+            assert set(ended) == {2}
 
     asyncio.run(main())
 
