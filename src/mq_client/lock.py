@@ -21,7 +21,7 @@ from grpc import aio
 from mq_client import forks
 from mq_client.cluster.channels import Client
 from mq_client.cluster.connection import Connection
-from mq_client.cluster.deadline import LONGEST_MS, Backoff, Deadline
+from mq_client.cluster.deadline import LONGEST_MS, Deadline, attempts
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.consuming.push_streams import EventLoop, this_process
 from mq_client.errors import InvalidRequest, InvalidSetting, LockLost, LockNotAcquired, TritonMQError, Unreachable
@@ -164,11 +164,13 @@ class Lock:
             ).start()
 
     def _queue(self, waiting: Deadline, reaching: Deadline) -> _Place:
-        backoff = Backoff()
         last: TritonMQError | None = None
         if not self._connection.brokers():
             self._connection.metadata(reaching)
-        while True:
+        for attempt in attempts(reaching):
+            if attempt:
+                with contextlib.suppress(TritonMQError):  # who lives now
+                    self._connection.metadata(reaching.at_most(_FIRST_ANSWER_S * 1000))
             for address in self._anywhere():
                 place = self._queued = _Place(
                     address, self.name, int(waiting.remaining_s * 1000), self._connection.client
@@ -186,10 +188,9 @@ class Lock:
                 finally:
                     self._queued = None
                 if reaching.expired:
-                    raise _not_had(self.name, reaching, last)
-            backoff.sleep(reaching)
-            with contextlib.suppress(TritonMQError):  # who lives now
-                self._connection.metadata(reaching.at_most(_FIRST_ANSWER_S * 1000))
+                    break
+        assert last is not None
+        raise _not_had(self.name, reaching, last)
 
     def _anywhere(self) -> list[str]:
         """Every address, in any order: places are spread over the brokers."""

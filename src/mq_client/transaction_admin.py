@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from mq_client.cluster.connection import Connection
-from mq_client.cluster.deadline import Backoff, Deadline
+from mq_client.cluster.deadline import Deadline, attempts
 from mq_client.errors import InvalidRequest, TritonMQError, UnknownTransaction, Unreachable
 from mq_protocol import mq_pb2 as pb
 
@@ -108,8 +108,8 @@ def abort_transaction(connection: Connection, query: str, deadline: Deadline) ->
     deadline."""
     if not query:
         raise InvalidRequest("name the query to abort, as `transactions` lists it")
-    backoff = Backoff()
-    while True:
+    last: TritonMQError | None = None
+    for _ in attempts(deadline):
         found, where = _ask_all(connection, query, deadline)
         chosen = _only(found.values(), query)
         request = pb.AbortTransactionRequest(
@@ -119,8 +119,9 @@ def abort_transaction(connection: Connection, query: str, deadline: Deadline) ->
         try:
             answer = connection.ask(address, "AbortTransaction", request, pb.AbortTransactionResponse, deadline)
         except TritonMQError as error:
-            if not error.retriable or deadline.expired:
+            if not error.retriable:
                 raise
+            last = error
         else:
             if answer.known:
                 return AbortedTransaction(
@@ -131,9 +132,10 @@ def abort_transaction(connection: Connection, query: str, deadline: Deadline) ->
                     answer.discarded,
                     tuple(answer.unreached),
                 )
-            if deadline.expired:  # whoever told of it did not know it a moment later: another leads by now
-                raise UnknownTransaction(f"transaction {chosen.key} was not found again: ask once more")
-        backoff.sleep(deadline)
+            # Whoever told of it did not know it a moment later: another leads by now.
+            last = UnknownTransaction(f"transaction {chosen.key} was not found again: ask once more")
+    assert last is not None
+    raise last
 
 
 def _only(found: Iterable[TransactionDescription], query: str) -> TransactionDescription:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from mq_client.cluster.connection import Connection
-from mq_client.cluster.deadline import Backoff, Deadline, positive_ms
+from mq_client.cluster.deadline import Deadline, attempts, positive_ms
 from mq_client.cluster.requests import topic_with
 from mq_client.errors import BatchTooLarge, InvalidRequest, OutcomeUnknown, Unreachable
 from mq_client.producing.accumulator import AccumulatorSettings
@@ -282,18 +282,20 @@ class TransactionClient:
 
         Raises `Unreachable` if one that is registered cannot be reached until the time is over.
         """
-        deadline, backoff = self.deadline(timeout_ms), Backoff()
-        while True:
+        deadline = self.deadline(timeout_ms)
+        gone: Unreachable | None = None
+        for _ in attempts(deadline):
             self._connection.refresh(topic, deadline)
             try:
                 told = [
                     b for address in self._connection.addresses() for b in self._staged_at(address, topic, deadline)
                 ]
                 break
-            except Unreachable:  # it restarts, or it is gone and will not be registered for long
-                if deadline.expired:
-                    raise
-                backoff.sleep(deadline)
+            except Unreachable as error:  # it restarts, or it is gone and will not be registered for long
+                gone = error
+        else:
+            assert gone is not None
+            raise gone
         found = [
             StagedBatch(b.topic, b.partition, b.query, b.sink, b.batch_id, b.row_count, b.timestamp_us) for b in told
         ]

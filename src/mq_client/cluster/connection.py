@@ -19,7 +19,7 @@ import pyarrow as pa
 from google.protobuf.message import Message
 
 from mq_client.cluster.channels import Client, call_unary
-from mq_client.cluster.deadline import Backoff, Deadline
+from mq_client.cluster.deadline import Deadline, attempts
 from mq_client.cluster.listening import PATIENT, refuses
 from mq_client.errors import (
     InvalidSetting,
@@ -208,9 +208,8 @@ class Connection:
             self._refreshing.release()
 
     def _refresh(self, name: str, deadline: Deadline, doubted: Collection[str], *, auto_create: bool) -> TopicView:
-        backoff = Backoff()
         asked: set[str] = set()
-        while True:
+        for _ in attempts(deadline):
             request = pb.MetadataRequest(topics=[name], auto_create=auto_create)
             address, response = self._ask_any(request, deadline, asked.union(doubted))
             self._learn(response)
@@ -219,10 +218,10 @@ class Connection:
                 return found[1]
             asked.add(address)
             internal = name.startswith(INTERNAL_PREFIX)  # made by the brokers when first asked for
-            if deadline.expired or (not internal and asked >= set(self.addresses())):
-                self.forget(name)
-                raise UnknownTopic(f"unknown topic {name!r}{self._suggestion(name, deadline)}")
-            backoff.sleep(deadline)
+            if not internal and asked >= set(self.addresses()):
+                break
+        self.forget(name)
+        raise UnknownTopic(f"unknown topic {name!r}{self._suggestion(name, deadline)}")
 
     def _suggestion(self, name: str, deadline: Deadline) -> str:
         try:
@@ -337,9 +336,12 @@ class Connection:
         """Ask the partition's leader, following it where it goes, each for at most `attempt_ms`. For requests that may
         be asked twice.
         """
-        backoff = Backoff()
+        address: str | None = None
         last: TritonMQError | None = None
-        while True:
+        for attempt in attempts(deadline):
+            if attempt:
+                silent = self._look_again(name, deadline, () if address is None else (address,))
+                last = last or silent
             topic = self.topic(name, deadline)
             if partition >= topic.partitions:
                 raise UnknownPartition(
@@ -355,15 +357,17 @@ class Connection:
                     last = error
                     if isinstance(error, NotLeader):
                         self.note_leader(name, partition, error)
-            if deadline.expired:
-                raise _late(f"{method} of {name!r} partition {partition}", deadline, last)
-            backoff.sleep(deadline)
-            try:
-                self.refresh(name, deadline, () if address is None else (address,))
-            except TritonMQError as error:
-                if not error.retriable:
-                    raise
-                last = last or error
+        raise _late(f"{method} of {name!r} partition {partition}", deadline, last)
+
+    def _look_again(self, name: str, deadline: Deadline, doubted: Collection[str]) -> TritonMQError | None:
+        """Ask who leads; the error, if nobody can say it now."""
+        try:
+            self.refresh(name, deadline, doubted)
+        except TritonMQError as error:
+            if not error.retriable:
+                raise
+            return error
+        return None
 
     def _ask_any(
         self, request: pb.MetadataRequest, deadline: Deadline, asked: Collection[str] = ()
@@ -392,11 +396,10 @@ class Connection:
         # Nobody has ever answered: more likely a wrong address than a cluster that is just restarting.
         if self._answered is None:
             deadline = deadline.at_most(limits.CONNECT_TIMEOUT_MS)
-        backoff = Backoff()
         tried: dict[str, str] = {}
         last: TritonMQError | None = None
         began = time.monotonic()
-        while True:
+        for _ in attempts(deadline):
             candidates = list(dict.fromkeys([*self.addresses(), *self.bootstrap]))
             candidates.sort(key=lambda address: (address in asked, address != self._answered))
             for place, address in enumerate(candidates):
@@ -415,15 +418,15 @@ class Connection:
                     return address, answer
                 if deadline.expired:
                     break
-            if deadline.expired:
-                if last is not None and not isinstance(last, Unreachable | OutcomeUnknown):
-                    raise last
-                reasons = "; ".join(f"{address}: {_brief(reason)}" for address, reason in tried.items())
-                told = f"no broker answered within {deadline.timeout_ms:.0f} ms at {', '.join(tried)} ({reasons})"
-                raise Unreachable(told if self._answered else f"{told}: {_NEVER_ANSWERED}")
-            if isinstance(last, Unreachable) and time.monotonic() - began >= self._refused_s and self._answered is None:
-                self._check_somebody_listens(candidates)
-            backoff.sleep(deadline)
+            else:
+                waited_s = time.monotonic() - began
+                if isinstance(last, Unreachable) and waited_s >= self._refused_s and self._answered is None:
+                    self._check_somebody_listens(candidates)
+        if last is not None and not isinstance(last, Unreachable | OutcomeUnknown):
+            raise last
+        reasons = "; ".join(f"{address}: {_brief(reason)}" for address, reason in tried.items())
+        told = f"no broker answered within {deadline.timeout_ms:.0f} ms at {', '.join(tried)} ({reasons})"
+        raise Unreachable(told if self._answered else f"{told}: {_NEVER_ANSWERED}")
 
     def refuses(self, address: str) -> bool:
         """Whether nobody listens there, for sure."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Iterator
 from typing import Final
 
 from mq_client.errors import InvalidSetting
@@ -62,6 +63,18 @@ class Backoff:
     def sleep(self, deadline: Deadline) -> None:
         """Wait, but not past the deadline."""
         time.sleep(min(self.next_ms() / 1000, deadline.remaining_s))
+
+
+def attempts(deadline: Deadline) -> Iterator[int]:
+    """Numbers of attempts from 0 on, with a wait before each but the first (`Backoff`). The first is always made. They
+    end once an attempt is over and the deadline has passed: what follows the loop says what was not had."""
+    backoff = Backoff()
+    number = 0
+    yield number
+    while not deadline.expired:
+        backoff.sleep(deadline)
+        number += 1
+        yield number
 
 
 def positive_ms(name: str, value: float) -> float:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from mq_client.cluster.connection import Connection, TopicView
-from mq_client.cluster.deadline import Backoff, Deadline
+from mq_client.cluster.deadline import Backoff, Deadline, attempts
 from mq_client.cluster.replicas import known_offsets
 from mq_client.errors import (
     InvalidSetting,
@@ -169,15 +169,17 @@ def ask_leaders(
     view = topic_with(connection, topic, partitions or (), deadline)
     missing = list(range(view.partitions)) if partitions is None else list(dict.fromkeys(partitions))
     answers: dict[int, pb.PartitionOffsets] = {}
-    backoff = Backoff()
+    last: TritonMQError | None = None
     election = Deadline(min(_ELECTION_MS, deadline.timeout_ms / 2))
-    while True:
+    for attempt in attempts(deadline):
+        if attempt:
+            view = connection.refresh(topic, deadline)
         by_address: dict[str, list[int]] = {}
         for number in _checked(view, missing):
             address = connection.leader_address(view, number)
             if address is not None:
                 by_address.setdefault(address, []).append(number)
-        last: TritonMQError | None = None
+        last = None
         for address, numbers in by_address.items():
             try:
                 found = ask(address, numbers, deadline.at_most(_ATTEMPT_MS))
@@ -201,13 +203,10 @@ def ask_leaders(
             missing = [number for number in missing if number not in answers]
         if not missing:
             return answers
-        if deadline.expired:
-            known = f", last: {last}" if last else ": no leader was known"
-            raise late(
-                f"topic {topic!r}: partitions {missing[:10]} did not answer within {deadline.timeout_ms:.0f} ms{known}"
-            ) from last
-        backoff.sleep(deadline)
-        view = connection.refresh(topic, deadline)
+    known = f", last: {last}" if last else ": no leader was known"
+    raise late(
+        f"topic {topic!r}: partitions {missing[:10]} did not answer within {deadline.timeout_ms:.0f} ms{known}"
+    ) from last
 
 
 def topic_with(

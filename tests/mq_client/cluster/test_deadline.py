@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mq_client.cluster.deadline import Backoff, Deadline, positive_ms
+from mq_client.cluster.deadline import Backoff, Deadline, attempts, positive_ms
 from mq_client.errors import InvalidSetting
 from tests.mq_client.cluster.scripted import Clock
 
@@ -71,3 +71,19 @@ def test_a_wait_takes_as_long_as_it_says_but_not_past_the_deadline(clock: Clock)
     assert clock.slept == pytest.approx([0.02, 0.03, 0.0])
     Deadline(500).pause(0.2)
     assert clock.slept[-1] == pytest.approx(0.2)
+
+
+def test_attempts_go_on_until_one_is_over_after_the_deadline(clock: Clock) -> None:
+    deadline = Deadline(100)
+    made = []
+    for attempt in attempts(deadline):
+        made.append(attempt)
+        clock.now += 0.01
+    assert made == list(range(len(clock.slept) + 1))
+    assert 0.01 <= clock.slept[0] <= 0.02
+    assert clock.now == pytest.approx(1_000.0 + 0.1 + 0.01), "the last wait ends at the deadline, one attempt follows"
+
+
+def test_one_attempt_is_made_though_the_deadline_has_passed(clock: Clock) -> None:
+    assert list(attempts(Deadline(0))) == [0]
+    assert clock.slept == []
