@@ -100,8 +100,7 @@ class _Subscription:
 
     def leave(self) -> None:
         self.pushing = False
-        if self.joined and self._session.group:
-            self._session.shares.leave(self.partition, self._session.group, self)
+        self._session.shares.leave(self.partition, self._session.group, self)  # nothing, for who is no member
 
     def settle(self, offset: int) -> None:
         if self.settled < offset <= self.position:

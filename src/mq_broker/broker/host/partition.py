@@ -227,8 +227,6 @@ class Partition:
     def lag(self, offset: int) -> tuple[int, int]:
         """How far a reader at `offset` is behind: stored bytes, and microseconds since the oldest record that it has
         not read."""
-        if offset >= self.next_offset:
-            return 0, 0
         start = self.index.kept_from(offset)
         if start >= self.next_offset:
             return 0, 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, TypeAlias, assert_never
+from typing import Any, Final, TypeAlias, assert_never
 
 from mq_broker.broker.host.arriving import ArrivingSnapshots
 from mq_broker.core.messages import AppendAck, AppendEntries, Event, InstallSnapshot
@@ -23,6 +23,9 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused, StorageFailed, TritonMQError
 
 log = logging.getLogger(__name__)
+
+_ANY_BYTES: Final = 1 << 62
+"""The core has bounded what it sends at once."""
 
 Judge: TypeAlias = Callable[[AppendEntries | AppendAck | InstallSnapshot], Judgement]
 Feed: TypeAlias = Callable[[Event], None]
@@ -155,7 +158,7 @@ class PeerMessages:
         frames: list[Frame] = []
         if message.last_index > message.prev_index:
             try:
-                frames = self._journal.read(message.prev_index + 1, message.last_index, 1 << 62)
+                frames = self._journal.read(message.prev_index + 1, message.last_index, _ANY_BYTES)
             except StorageFailed as error:
                 log.warning("%s: entries for broker %d cannot be read: %s", self._name, to, error)
                 return

@@ -388,3 +388,84 @@ def test_what_cannot_be_watched_is_told_once() -> None:
     ]
     assert watch.refused == 0
     assert watch.take() is None
+
+
+# ---------------------------------------------------------------- a watcher's stream
+
+
+def watched(places: int, there: dict[int, Any]) -> tuple[Reading, pb.WatchOffsetsRequest]:
+    """A broker that has these partitions of `t`, and a request for all numbers below `places`."""
+    ours = reading(None)
+
+    def partition(_topic: object, number: int) -> Any:
+        if number not in there:
+            raise UnknownTopic("there is none")
+        return there[number]
+
+    shell: Any = SimpleNamespace(broker=1, partition=partition)
+    ours._shell = shell
+    named = [pb.TopicPartition(topic="t", partition=number) for number in range(places)]
+    return ours, pb.WatchOffsetsRequest(partitions=named)
+
+
+def test_a_watcher_is_told_refusals_in_parts_and_then_each_end_that_moves_until_it_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch, "YIELD_EVERY", 2)
+    monkeypatch.setattr(fetch, "WATCH_GATHER_S", 0.0)
+
+    async def scenario() -> None:
+        partition = Replica(4)
+        ours, request = watched(6, {4: partition})
+        sent: list[list[tuple[int, int]]] = []
+        told = asyncio.Event()
+
+        async def send(answer: pb.WatchOffsetsResponse) -> None:
+            sent.append([(each.offsets.partition, each.offsets.log_end_offset) for each in answer.offsets])
+            told.set()
+
+        watching = asyncio.create_task(ours.watch_offsets(request, send))
+        for end in (10, 11, 12):
+            async with asyncio.timeout(20):
+                while (4, end) not in [each for part in sent for each in part]:
+                    told.clear()
+                    await told.wait()
+            partition.changes()  # not its end
+            for _ in range(5):
+                await asyncio.sleep(0)
+            partition.next_offset = end + 1
+            partition.changes()
+        async with asyncio.timeout(20):
+            while len(sent) < 6:
+                told.clear()
+                await told.wait()
+        assert sent == [[(0, 0), (1, 0)], [(2, 0), (3, 0)], [(5, 0), (4, 10)], [(4, 11)], [(4, 12)], [(4, 13)]]
+        assert len(partition.observers) == 1
+        watching.cancel()
+        await asyncio.wait({watching})
+        assert not partition.observers
+
+    asyncio.run(scenario())
+
+
+def test_a_watcher_whose_partitions_never_stop_changing_lets_others_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        partition = Replica(0)
+        ours, request = watched(1, {0: partition})
+        slept: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            slept.append(seconds)
+            partition.changes()
+            if len(slept) == 5:
+                raise asyncio.CancelledError
+
+        async def send(_answer: pb.WatchOffsetsResponse) -> None:
+            pass
+
+        monkeypatch.setattr(fetch, "asyncio", SimpleNamespace(sleep=sleep, Event=asyncio.Event))
+        with pytest.raises(asyncio.CancelledError):
+            await ours.watch_offsets(request, send)
+        assert slept == [fetch.WATCH_GATHER_S, 0, 0, 0, 0]
+
+    asyncio.run(scenario())

@@ -355,3 +355,18 @@ def test_a_batch_whose_check_fails_by_our_own_mistake_is_answered_and_holds_up_n
             assert (await broker.produce("t", 1)).base_offset == 0
 
     asyncio.run(scenario())
+
+
+def test_a_batch_at_which_its_stream_breaks_off_is_held_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        world = World()
+
+        async def broken(_name: str) -> Any:
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(world, "get", broken)
+        with pytest.raises(asyncio.CancelledError):
+            await world.hear(world.request(1))
+        assert world.held.bytes == 0
+
+    asyncio.run(scenario())

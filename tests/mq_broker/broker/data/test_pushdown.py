@@ -107,3 +107,13 @@ def test_a_turn_ends_after_so_many_bytes_and_after_so_long(
     )
     picked = Pushdown(SCHEMA, pb.FetchRequest(topic="t", filter="n > 1"), typed=True).apply([(stored, payload)] * 5)
     assert len(picked) == count
+
+
+def test_a_schema_that_lacks_columns_of_one_batch_does_not_know_them_all() -> None:
+    old = parse_schema("n long")
+    narrow = memoryview(encode_batch(pa.RecordBatch.from_pylist([{"n": 1}], schema=old)))
+    wide = memoryview(encode_batch(ROWS))
+    stored: Any = None
+    request = pb.FetchRequest(topic="t", columns=["n"], project=True)
+    for schema, knows in ((old, False), (SCHEMA, True)):
+        assert Pushdown(schema, request, typed=True).knows([(stored, narrow), (stored, wide)]) is knows

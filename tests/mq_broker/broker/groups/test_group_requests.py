@@ -245,3 +245,14 @@ def test_of_a_cursor_is_told_how_far_behind_it_is_and_who_says_so(monkeypatch: p
     for room, told in ((cursors.CURSOR_TOLD_BYTES + 101, 1), (cursors.CURSOR_TOLD_BYTES + 102, 2)):
         monkeypatch.setattr(cursors, "ANSWER_BYTES_MAX", room)
         assert len(asyncio.run(world.groups.groups(pb.GroupsRequest(), 0.0)).cursors) == told
+
+
+@pytest.mark.parametrize("group", ["", "g" * 1_000])
+def test_a_name_that_no_group_can_have_refuses_the_whole_request(group: str) -> None:
+    async def scenario() -> None:
+        with pytest.raises(InvalidRequest, match="group name"):
+            await World().groups.move_cursors(pb.MoveCursorsRequest(group=group, kind="spark"), 5.0)
+        with pytest.raises(InvalidRequest, match="group name"):
+            await World().groups.delete_group(pb.DeleteGroupRequest(group=group), 5.0)
+
+    run(scenario)

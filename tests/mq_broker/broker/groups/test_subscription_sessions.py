@@ -571,3 +571,28 @@ def test_nothing_more_is_heard_from_a_client_that_holds_more_than_its_share() ->
         assert [opened.active for opened in stream.told()] == [True]
 
     run(Stream(), scenario)
+
+
+@pytest.mark.parametrize(
+    "opened",
+    [pb.SubscribeOpen(group="g" * 1_000, member_id="a"), pb.SubscribeOpen(group="g", member_id="a" * 1_000)],
+    ids=["group", "member"],
+)
+def test_a_stream_that_names_what_cannot_be_a_member_is_refused(opened: pb.SubscribeOpen) -> None:
+    async def scenario(stream: Stream) -> None:
+        with pytest.raises(InvalidRequest):
+            await stream.say(pb.SubscribeRequest(open=opened))
+
+    run(Stream(), scenario)
+
+
+def test_a_partition_that_was_closed_before_there_was_credit_leaves_nothing_to_send() -> None:
+    async def scenario(stream: Stream) -> None:
+        await stream.open(wanted(), credit=0)
+        assert stream.message() == ([(0, 0)], [])
+        place = pb.TopicPartition(topic="t", partition=0)
+        await stream.say(pb.SubscribeRequest(close=pb.SubscribeClose(partitions=[place])))
+        await stream.credit(100)
+        assert stream.session._gather() is None, "an empty message would be sent"
+
+    run(Stream(), scenario)

@@ -42,3 +42,12 @@ def test_who_slept_itself_blames_nobody() -> None:
     assert contacts.silent(60_000) == []
     assert contacts.since(2) == 0, "what was sent meanwhile is on its way"
     assert [contacts.silent(now) for now in (61_000, 62_000, 63_000, 64_000)] == [[], [], [], [2]]
+
+
+def test_a_pause_of_half_the_patience_is_no_sleep() -> None:
+    for pause_ms, slept in ((1_500, False), (1_501, True)):
+        contacts = Contacts(0, patience_ms=3_000)
+        contacts.beat(2, 0, dropped=False)
+        assert contacts.silent(1_000) == []
+        assert contacts.silent(2_000) == []
+        assert contacts.silent(2_000 + pause_ms) == ([] if slept else [2])

@@ -70,3 +70,13 @@ def test_a_broker_beyond_its_budget_says_so_and_goes_on_recognising_every_uuid(
 def test_a_budget_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="--dedup-memory-max=0 is out of range"):
         BrokerConfig(1, "127.0.0.1:0", tmp_path, dedup_memory_max=0)
+
+
+def test_the_three_largest_partitions_are_named_the_largest_first(caplog: pytest.LogCaptureFixture) -> None:
+    def partition(number: int) -> Any:
+        return SimpleNamespace(name=f"t-{number}", replica=SimpleNamespace(window_bytes=number << 20))
+
+    shell: Any = SimpleNamespace(partitions=lambda: [partition(number) for number in (1, 5, 3, 4, 2)])
+    WindowBudget(shell, 15 << 20).look()
+    [words] = caplog.messages
+    assert words.endswith("The largest: t-5 5.0 MiB, t-4 4.0 MiB, t-3 3.0 MiB")

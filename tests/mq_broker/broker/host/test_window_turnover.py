@@ -142,3 +142,40 @@ def test_a_partition_that_was_closed_is_forgotten() -> None:
     assert not watched.fillers._of
     assert not watched.watch._told
     assert not watched.watch._seen_us
+
+
+def test_a_newcomer_among_as_many_clients_as_are_counted_takes_from_all_and_only_those_with_nothing_left_go() -> None:
+    fillers, partition = Fillers(), Watched().partitions[0]
+    for number in range(FILLERS_MAX):
+        fillers.count(partition, f"ipv4:10.0.0.{number}:1", "", 3 if number else 2)
+    fillers.count(partition, "ipv4:10.9.9.9:1", "", 2)
+    counted = {key[0]: filler.uuids for key, filler in fillers._of[partition].items()}
+    assert counted == {f"ipv4:10.0.0.{number}": 1 for number in range(1, FILLERS_MAX)}, "it used up all that it brought"
+    fillers.count(partition, "ipv4:10.9.9.9:1", "", 2)
+    assert len(fillers._of[partition]) == FILLERS_MAX
+    fillers.count(partition, "ipv4:10.8.8.8:1", "", 2)
+    assert {key[0]: filler.uuids for key, filler in fillers._of[partition].items()} == {
+        "ipv4:10.9.9.9": 1,
+        "ipv4:10.8.8.8": 1,
+    }
+
+
+def test_at_most_three_clients_are_named_those_that_brought_most_first() -> None:
+    fillers, partition = Fillers(), Watched().partitions[0]
+    for number in (2, 4, 1, 3):
+        fillers.count(partition, f"ipv4:10.0.0.{number}:1", "", 10 * number)
+    assert fillers.described(partition) == (
+        "'ipv4:10.0.0.4:1' (40 UUIDs), 'ipv4:10.0.0.3:1' (30 UUIDs), 'ipv4:10.0.0.2:1' (20 UUIDs)"
+    )
+    fillers.age()
+    assert fillers.described(partition).startswith("'ipv4:10.0.0.4:1' (20 UUIDs)")
+
+
+def test_what_is_calm_at_the_very_end_of_its_time_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched()
+    watched.turn_over()
+    watched.look()
+    watched.look(CALM_S)
+    watched.turn_over()
+    watched.look()
+    assert len(caplog.messages) == 2

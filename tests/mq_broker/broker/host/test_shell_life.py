@@ -1,0 +1,182 @@
+"""What a broker does for all its partitions: its clock, its links, its background work, and how it begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.host import shell as shells
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.metadata.topics import Topic
+from mq_broker.core.messages import LeaderName
+from tests.mq_broker.broker.host.test_partition_life import run
+from tests.mq_broker.broker.host.test_shell import HERE, shell, until
+
+
+def test_its_clock_counts_whole_milliseconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(broker: Shell, _partition: Partition) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(shells, "time", SimpleNamespace(monotonic_ns=lambda: 8_000_000_999_999))
+            assert broker.now_ms() == 8_000_000
+
+    run(tmp_path, scenario)
+
+
+def test_a_replica_that_begins_anew_already_is_not_begun_twice(tmp_path: Path) -> None:
+    async def scenario(broker: Shell, partition: Partition) -> None:
+        prepared: list[str] = []
+        broker.reopen(partition, "its disk failed", lambda: prepared.append("once"))
+        broker.reopen(partition, "its disk failed", lambda: prepared.append("twice"))
+        await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
+        assert prepared == ["once"]
+        begun = broker.hosted(HERE, 0)
+        broker.reopen(partition, "too late", lambda: prepared.append("late"))
+        assert broker.hosted(HERE, 0) is begun is not partition
+        assert not broker._settling
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("durability", ["memory", "fsync"])
+def test_a_new_log_was_never_recovered(tmp_path: Path, durability: str) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            topic = Topic.of(replace(HERE.spec, settings={"durability": durability}))
+            broker.follow_topics({"id": topic})
+            await until(lambda: broker.hosted(topic, 0) is not None)
+            identity = broker.partition(topic, 0).replica.identity
+            assert (identity.broker, identity.incarnation, identity.recovery) == (1, 1, 0)
+            assert broker.partition(topic, 0).journal.first_index == 1
+
+    asyncio.run(main())
+
+
+def test_a_broker_waits_for_what_it_opens_and_says_what_takes_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            await broker.wait_until_open(0.0)
+            may_open = asyncio.Event()
+            opens = broker._open
+
+            async def slowly(topic: Topic, number: int) -> None:
+                await may_open.wait()
+                await opens(topic, number)
+
+            monkeypatch.setattr(broker, "_open", slowly)
+            broker.follow_topics({"id": HERE})
+            assert not caplog.messages
+            await broker.wait_until_open(0.0)
+            assert caplog.messages == ["1 partitions are not open yet after 0 s; they will be"]
+            caplog.clear()
+            may_open.set()
+            await broker.wait_until_open(20.0)
+            assert broker.hosted(HERE, 0) is not None
+            assert not caplog.messages
+
+    asyncio.run(main())
+
+
+def test_a_link_that_is_silent_is_ended_and_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shells, "BEAT_S", 0.0)
+
+    async def scenario(broker: Shell, _partition: Partition) -> None:
+        silent = iter([[], [2], [], [2, 3]])
+        ended: list[int] = []
+        contacts: Any = SimpleNamespace(silent=lambda _now_ms: next(silent, []), since=lambda _broker: None)
+        monkeypatch.setattr(broker, "contacts", contacts)
+        monkeypatch.setattr(broker.links, "end", ended.append)
+        broker.spawn(broker.listen(), "listen")
+        await until(lambda: len(ended) == 3)
+        assert ended == [2, 2, 3]
+
+    run(tmp_path, scenario)
+
+
+def test_who_lost_its_session_is_not_live_itself_and_the_others_are(tmp_path: Path) -> None:
+    async def scenario(broker: Shell, partition: Partition) -> None:
+        broker.brokers_seen((LeaderName(1, 1), LeaderName(2, 1)))
+        assert [broker.is_live(number) for number in (1, 2, 3)] == [True, True, False]
+        assert partition.leading
+        broker.session_lost()
+        assert [broker.is_live(number) for number in (1, 2, 3)] == [False, True, False]
+        assert not partition.leading
+
+    run(tmp_path, scenario)
+
+
+def test_partitions_have_until_the_deadline_to_hand_over_and_one_that_hangs_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(broker: Shell, _partition: Partition) -> None:
+        deadlines: list[int] = []
+        hang = False
+
+        async def hand_over(_partition: Partition, deadline_ms: int) -> int:
+            deadlines.append(deadline_ms)
+            if hang:
+                await asyncio.Event().wait()
+            return 0
+
+        monkeypatch.setattr(Partition, "hand_over", hand_over)
+        monkeypatch.setattr(broker, "now_ms", lambda: 7_000)
+        await broker.hand_over(2.5)
+        assert deadlines == [9_500]
+        assert not caplog.messages
+        hang = True
+        await broker.hand_over(-0.99)  # a hundredth of a second is left of the one that it may take longer
+        assert caplog.messages == ["not every partition was handed over in -0.99 s"]
+        monkeypatch.undo()
+
+    run(tmp_path, scenario)
+
+
+def test_a_broker_that_is_stopping_opens_nothing(tmp_path: Path) -> None:
+    async def scenario(broker: Shell, partition: Partition) -> None:
+        await broker.hand_over(1.0)
+        broker.follow_topics({})
+        broker.reopen(partition, "its disk failed")
+        assert not broker._settling
+        assert broker.hosted(HERE, 0) is partition
+
+    run(tmp_path, scenario)
+
+
+def test_the_first_failure_stops_the_broker_and_later_ones_change_nothing(tmp_path: Path) -> None:
+    async def scenario(broker: Shell, _partition: Partition) -> None:
+        async def broken() -> None:
+            raise ZeroDivisionError
+
+        await asyncio.wait({broker.spawn(broken(), "broken")})
+        broker.fail(KeyError("later"))
+        assert isinstance(broker.failure.exception(), ZeroDivisionError)
+
+    run(tmp_path, scenario)
+
+
+def test_partitions_are_told_in_order_also_after_one_has_come_or_gone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            assert broker.partitions() == []
+            topics = {
+                name: Topic.of(replace(HERE.spec, name=name, topic_id=name, assignment=((1,), (1,)))) for name in "ba"
+            }
+            broker.follow_topics(topics)
+            await until(lambda: not broker._settling)
+            assert [each.name for each in broker.partitions()] == ["a-0", "a-1", "b-0", "b-1"]
+            broker.follow_topics({"b": topics["b"]})
+            await until(lambda: not broker._settling)
+            assert [each.name for each in broker.partitions()] == ["b-0", "b-1"]
+            former = broker.partitions()
+            broker.reopen(former[0], "its disk failed")
+            assert [each.name for each in broker.partitions()] == ["b-1"]
+            assert len(former) == 2, "a list that somebody has stays as it is"
+
+    asyncio.run(main())
