@@ -86,10 +86,11 @@ def test_a_stream_speaks_while_its_place_stands_waiting_or_held(
         locks = Locks(coordination)
         holder, waiter = Stream(locks, wanted()), Stream(locks, wanted())
         async with asyncio.timeout(WAIT_S):
-            held = [await holder.answers.get() for _ in range(4)]
+            await holder.token()  # a busy machine may be told that it waits before
+            held = [await holder.answers.get() for _ in range(3)]
             waiting = [await waiter.answers.get() for _ in range(4)]
         assert {answer.silence_ms for answer in held + waiting} == {200}
-        assert [bool(answer.token) for answer in held[1:]] == [True] * 3
+        assert [bool(answer.token) for answer in held] == [True] * 3
         assert [answer.token for answer in waiting] == [0] * 4
         await holder.finish()
         await waiter.token()
