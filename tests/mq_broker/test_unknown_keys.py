@@ -27,6 +27,7 @@ from mq_protocol.arrow import schema_to_bytes
 from mq_protocol.errors import InternalError
 from mq_protocol.limits import TOPIC_DOCUMENT_BYTES_MAX
 from mq_protocol.unknown_keys import STATE_UNKNOWN_BYTES_MAX, unknown_keys, with_unknown
+from mq_protocol.versions import LEVEL
 from tests.mq_broker.broker.administration.test_recovery import chosen, status
 from tests.mq_broker.broker.cluster import SCHEMA, Broker, standalone, until
 from tests.mq_broker.coordination.wire import id_of
@@ -143,18 +144,21 @@ def test_what_a_broker_with_zookeeper_writes_keeps_them(
         broker = await Broker(config).start()
         await until(lambda: broker.end("t", 1))
         await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=3, settings={"retention_ms": "7d"}))
+        await broker.ask("Upgrade", pb.UpgradeRequest())
         await broker.stop()
 
     try:
         asyncio.run(first_life())
         (topic_id,) = client.get_children(f"{root}/states")
         paths = [f"{root}/topics/t", f"{root}/states/{topic_id}/0", f"{root}/states/{topic_id}/1"]
+        paths.append(f"{root}/features")
+        client.set(paths[-1], b'{"level":1}')
         before = [client.get(path)[0] for path in paths]
         for path, data in zip(paths, before, strict=True):
             client.set(path, json.dumps({**json.loads(data), **NEWER}).encode())
         asyncio.run(second_life())
         after = [json.loads(client.get(path)[0]) for path in paths]
-        assert [{key: document[key] for key in NEWER} for document in after] == [NEWER] * 3
+        assert [{key: document[key] for key in NEWER} for document in after] == [NEWER] * 4
         assert all(document != {**json.loads(data), **NEWER} for document, data in zip(after, before, strict=True)), (
             "all written"
         )
@@ -172,7 +176,8 @@ def test_what_a_broker_that_stands_alone_writes_keeps_them(tmp_path: Path) -> No
             await broker.produce("t", 1)
         document = json.loads(path.read_text())
         (states,) = document["states"].values()
-        for place in (document, document["topics"][0], states["0"]):
+        document["features"] = {"level": 1}
+        for place in (document, document["topics"][0], states["0"], document["features"]):
             place.update(NEWER)
         path.write_text(json.dumps(document))
         owner = {**json.loads((tmp_path / "broker.json").read_text()), **NEWER}
@@ -180,6 +185,7 @@ def test_what_a_broker_that_stands_alone_writes_keeps_them(tmp_path: Path) -> No
         async with standalone(tmp_path) as broker:
             await until(lambda: broker.end("t"))
             await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=2))
+            await broker.ask("Upgrade", pb.UpgradeRequest())
         after = json.loads(path.read_text())
         (states,) = after["states"].values()
         assert states["0"]["leader_epoch"] > 1
@@ -187,7 +193,9 @@ def test_what_a_broker_that_stands_alone_writes_keeps_them(tmp_path: Path) -> No
             "a key of the file, not of the topic"
         )
         assert len(after["topics"][0]["assignment"]) == 2
-        for place in (after, after["topics"][0], states["0"], json.loads((tmp_path / "broker.json").read_text())):
+        assert after["features"]["level"] == LEVEL
+        owner = json.loads((tmp_path / "broker.json").read_text())
+        for place in (after, after["topics"][0], states["0"], after["features"], owner):
             assert {key: place.get(key) for key in NEWER} == NEWER
 
     asyncio.run(scenario())

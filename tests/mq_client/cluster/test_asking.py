@@ -10,6 +10,7 @@ import pytest
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import (
+    IncompatibleVersion,
     InvalidRequest,
     NotEnoughReplicas,
     NotLeader,
@@ -21,6 +22,7 @@ from mq_client.errors import (
 )
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
 
 GONE = Unreachable("x: gone")
@@ -86,6 +88,26 @@ def test_a_cluster_of_which_all_addresses_refuse_is_given_up_after_two_seconds(c
     with pytest.raises(Unreachable, match=r"no broker listens at b:[12]: connection refused; b:[12]: .*: start one"):
         scripted.metadata(Deadline(1e6))
     assert 2.0 <= clock.now - began < 3.0
+
+
+def test_a_broker_that_speaks_no_common_protocol_is_named_with_what_to_upgrade(scripted: Scripted) -> None:
+    newer = told()
+    newer.protocol, newer.protocol_oldest, newer.release = PROTOCOL + 2, PROTOCOL + 1, "9.0.0"
+    scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), newer)
+    with pytest.raises(
+        IncompatibleVersion, match=r"the broker at b:1 \(release 9\.0\.0, .* in common: upgrade this client"
+    ):
+        scripted.metadata(Deadline(5_000))
+    asked = scripted.asked[0][2]
+    assert (asked.protocol, asked.protocol_oldest) == (PROTOCOL, PROTOCOL_OLDEST)
+
+
+def test_a_client_works_with_brokers_that_also_speak_its_protocol_or_say_none(scripted: Scripted) -> None:
+    newer = told()
+    newer.protocol, newer.protocol_oldest = PROTOCOL + 2, PROTOCOL
+    for answer in (newer, told()):
+        scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), answer)
+        assert scripted.metadata(Deadline(5_000)).brokers
 
 
 def test_an_address_that_is_silent_is_waited_for_while_another_refuses(clock: Clock) -> None:
