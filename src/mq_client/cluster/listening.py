@@ -17,12 +17,14 @@ _CONNECT_S: Final = 0.5
 
 
 def refuses(address: str) -> bool:
-    """Whether a connection to `HOST:PORT` is refused now. Takes half a second at most once the host is found."""
+    """Whether a connection to `HOST:PORT` is refused now. A host may have several addresses: one refuses, and none is
+    silent. Takes half a second for each at most, once the host is found."""
     host, _, port = address.rpartition(":")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S, all_errors=True):
             return False
-    except ConnectionRefusedError:
-        return True
+    except ExceptionGroup as failed:
+        refused = any(isinstance(error, ConnectionRefusedError) for error in failed.exceptions)
+        return refused and not any(isinstance(error, TimeoutError) for error in failed.exceptions)
     except OSError:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -85,6 +86,25 @@ def test_a_silent_address_does_not_count_as_refusing(refused: str, silent: str) 
     assert refuses(refused)
     assert not refuses(silent)
     assert not refuses("nosuch.invalid:7400")
+
+
+@pytest.mark.parametrize("refused_last", [False, True])
+def test_a_host_of_which_one_address_is_silent_does_not_count_as_refusing(
+    refused: str, refused_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(port: int) -> tuple[Any, ...]:
+        return socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port)
+
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as held:
+        for _ in range(3):  # the queue is full: who comes next hears nothing
+            waiting = held.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        both = [found(full.getsockname()[1]), found(int(refused.rpartition(":")[2]))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both if refused_last else both[::-1])
+        assert not refuses("two.example:7400")
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: both[1:] * 2)
+        assert refuses("two.example:7400")
 
 
 def test_an_address_that_refuses_is_passed_over(bootstrap: str, refused: str) -> None:
