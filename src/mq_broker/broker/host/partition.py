@@ -12,9 +12,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, assert_never, cast
+from typing import Final, NamedTuple, TypeAlias, assert_never, cast
 
 from mq_broker.broker.host.arriving import bytes_max
+from mq_broker.broker.host.interface import Host
 from mq_broker.broker.host.peer_messages import PeerMessages
 from mq_broker.broker.host.quiescence import IN_EARNEST, Rest
 from mq_broker.broker.metadata.topics import Topic
@@ -81,9 +82,6 @@ from mq_protocol.errors import (
 from mq_protocol.limits import READ_BATCHES_MAX
 from mq_protocol.names import OnTotalLoss
 
-if TYPE_CHECKING:
-    from mq_broker.broker.host.shell import Shell
-
 log = logging.getLogger(__name__)
 
 OnReply: TypeAlias = Callable[[Result], None]
@@ -112,7 +110,7 @@ class Partition:
     staged before it. `rest` says when it is ticked seldom (quiescence.py).
     """
 
-    def __init__(self, shell: Shell, topic: Topic, number: int) -> None:
+    def __init__(self, host: Host[Partition], topic: Topic, number: int) -> None:
         self.topic = topic
         self.number = number
         self.name = f"{topic.spec.name}-{number}"
@@ -121,7 +119,7 @@ class Partition:
         self.shorten_due = False
         self.could_begin = 0
         self.rest = Rest(IN_EARNEST)
-        self._shell = shell
+        self._host = host
         self._place = Place(topic.spec.topic_id, number)
         self._waiting: dict[RequestId, _Waiting] = {}
         self._inbox: deque[Event] = deque()
@@ -141,12 +139,12 @@ class Partition:
         self.journal: Journal = opened.journal
         self.peers = PeerMessages(
             self._place,
-            self._shell.links,
+            self._host.links,
             opened.journal,
             self.feed,
-            self._shell.spawn,
+            self._host.spawn,
             lambda message: judge(self.replica, message),
-            self._shell.arriving,
+            self._host.arriving,
             lambda: bytes_max(self.topic.settings.dedup_uuids_max),
         )
         self.index = index
@@ -161,10 +159,10 @@ class Partition:
         self.replica = Replica(
             self.topic.spec.name,
             self.number,
-            Identity(self._shell.broker, self._shell.incarnation, opened.journal.log_id, opened.recovery),
+            Identity(self._host.broker, self._host.incarnation, opened.journal.log_id, opened.recovery),
             self._settings,
             opened.recovered,
-            self._shell.now_ms(),
+            self._host.now_ms(),
         )
 
     # ------------------------------------------------------------------ what it knows
@@ -195,15 +193,15 @@ class Partition:
 
     @property
     def contact_ms(self) -> int | None:
-        return self._shell.contacts.since(self.replica.leader)
+        return self._host.contacts.since(self.replica.leader)
 
     @property
     def in_contact(self) -> bool:
         if not self.replica.leading:
             return self.contact_ms is not None
-        since = self._shell.contacts.since
-        others = (broker for broker in self.replica.replicas if broker != self._shell.broker)
-        return all(since(broker) is not None or not self._shell.is_live(broker) for broker in others)
+        since = self._host.contacts.since
+        others = (broker for broker in self.replica.replicas if broker != self._host.broker)
+        return all(since(broker) is not None or not self._host.is_live(broker) for broker in others)
 
     @property
     def next_offset(self) -> int:
@@ -246,7 +244,7 @@ class Partition:
     def not_leader(self) -> NotLeader:
         """The error for a request that only a serving leader answers."""
         leader = self.replica.leader
-        if leader == self._shell.broker:
+        if leader == self._host.broker:
             text = f"broker {leader} is taking up the leadership of {self.name}: ask again"
         elif leader:
             text = f"{self.name} is led by broker {leader}: ask there"
@@ -277,8 +275,8 @@ class Partition:
             on_reply(Refused(self._ended))
             return
         needed = level_of(operation)
-        if needed > self._shell.level:
-            on_reply(Refused(_not_yet(type(operation).__name__, needed, self._shell.level)))
+        if needed > self._host.level:
+            on_reply(Refused(_not_yet(type(operation).__name__, needed, self._host.level)))
             return
         request = next(_request_ids)
         self._waiting[request] = _Waiting(on_reply, deadline)
@@ -332,14 +330,14 @@ class Partition:
             return
         if not self._touched:
             self._touched = True
-            self._shell.touch(self)
+            self._host.touch(self)
         if isinstance(event, AppendAck) and self.rest.spoken_to(event, self):
-            self.wake(self._shell.now_ms())
+            self.wake(self._host.now_ms())
         asleep = self.rest.asleep
-        for told in self.rest.told(event, self._shell.now_ms()):
+        for told in self.rest.told(event, self._host.now_ms()):
             self._step(told)
         if asleep and not self.rest.asleep:
-            self._shell.ticking.woke(self)
+            self._host.ticking.woke(self)
 
     def speak(self) -> None:
         """Wake the partition's other replicas, which may be at rest and count on this one: it leads no more, or it has
@@ -351,7 +349,7 @@ class Partition:
 
     def wake(self, now_ms: int) -> None:
         self._step(self.rest.wake(now_ms))
-        self._shell.ticking.woke(self)
+        self._host.ticking.woke(self)
 
     def end_turn(self, now_ms: int) -> None:
         """Everything that is ready now has been fed: what was gathered goes out."""
@@ -361,7 +359,7 @@ class Partition:
         self._step(self.rest.turn_ended(now_ms))
         if not self.rest.asleep:
             if self.rest.settled(self, now_ms):
-                self._shell.ticking.slept(self)
+                self._host.ticking.slept(self)
         elif not self.at_rest:  # a heartbeat, its answer or the node brought something new
             self.wake(now_ms)
         if self._changed:
@@ -390,7 +388,7 @@ class Partition:
                     self._carry_out(effect)
         except Exception as error:  # a broken invariant: a broker that stops is safer than one that goes on
             log.exception("%s: a step failed on %s", self.name, type(event).__name__)
-            self._shell.fail(error)
+            self._host.fail(error)
         finally:
             self._stepping = False
 
@@ -426,10 +424,10 @@ class Partition:
                 if self._led and not leading:
                     self.speak()
                 self._led = leading
-                self._shell.role_changed(self)
+                self._host.role_changed(self)
             case DecisionCommitted(decision):
                 assert isinstance(decision, Decide)
-                self._shell.decision_committed(self, decision)
+                self._host.decision_committed(self, decision)
             case Reopen() | Install() | StartOver() | RecoveryAdopted():
                 self._begin_anew(effect)
             case HandedOver(successor):
@@ -456,13 +454,13 @@ class Partition:
         """The log is another from here on, or goes on as another."""
         match effect:
             case Reopen(reason):
-                self._shell.reopen(self, reason)
+                self._host.reopen(self, reason)
             case Install(snapshot, recovery):
-                self._shell.install(self, snapshot, recovery)
+                self._host.install(self, snapshot, recovery)
             case StartOver(recovery):
-                self._shell.start_over(self, recovery)
+                self._host.start_over(self, recovery)
             case RecoveryAdopted(recovery):
-                self._shell.spawn(self.journal.adopt(recovery), f"remember that {self.name} was recovered")
+                self._host.spawn(self.journal.adopt(recovery), f"remember that {self.name} was recovered")
 
     def _go_out(self, effect: Send | ReadNode | WriteNode) -> None:
         """To other brokers, to the coordination service."""
@@ -472,9 +470,9 @@ class Partition:
             case ReadNode():
                 if not self._reading_node:
                     self._reading_node = True
-                    self._shell.spawn(self._read_node(), f"read the node of {self.name}")
+                    self._host.spawn(self._read_node(), f"read the node of {self.name}")
             case WriteNode():
-                self._shell.write_node(self._write_node(effect), f"write the node of {self.name}")
+                self._host.write_node(self._write_node(effect), f"write the node of {self.name}")
 
     def _frame(self, entry: Entry, body: object) -> Frame:
         """As it came from a leader, or made of what came from a client, if it has a payload."""
@@ -484,7 +482,7 @@ class Partition:
 
     async def _read_node(self) -> None:
         try:
-            found = await self._shell.coordination.read_state(self.topic.spec.topic_id, self.number)
+            found = await self._host.coordination.read_state(self.topic.spec.topic_id, self.number)
         except CoordinationUnavailable as error:  # the core asks again
             log.debug("%s: the node cannot be read: %s", self.name, error)
             return
@@ -495,7 +493,7 @@ class Partition:
 
     async def _write_node(self, effect: WriteNode) -> None:
         state = effect.state
-        outcome, version = await self._shell.coordination.write_state(
+        outcome, version = await self._host.coordination.write_state(
             self.topic.spec.topic_id, self.number, effect.expected_version, state
         )
         self.feed(CasAnswer(state.token, outcome, version))
@@ -534,7 +532,7 @@ class Partition:
             if first_index > begins and self._followed():
                 self.shorten_due = True
             elif first_index > begins:
-                self._shortened_ms = self._shell.now_ms()
+                self._shortened_ms = self._host.now_ms()
                 begins = await self.journal.shorten_to(first_index, self._settings.window)
         except StorageFailed:  # on a full disk this is what makes room: there may be some for it later
             asyncio.get_running_loop().call_later(SHORTEN_AGAIN_S, self._shorten_again)
@@ -546,10 +544,10 @@ class Partition:
     def _followed(self) -> bool:
         """Whether the journal must stay as it is for now, since somebody who lacks what went before follows from its
         beginning."""
-        if not self.replica.leading or self._shell.now_ms() - self._shortened_ms >= FOLLOW_S * 1000:
+        if not self.replica.leading or self._host.now_ms() - self._shortened_ms >= FOLLOW_S * 1000:
             return False
         members = self.topic.spec.assignment[self.number]
-        return any(self._shell.is_live(member) for member in members if member not in self.replica.isr)
+        return any(self._host.is_live(member) for member in members if member not in self.replica.isr)
 
     def _shorten_again(self) -> None:
         self.shorten_due = True

@@ -34,7 +34,7 @@ def test_what_is_not_committed_by_its_deadline_is_unknown_and_what_has_time_wait
         told: list[Result] = []
         for deadline in (100.0, 200.0):
             partition.propose(MoveCursor("g", 0, "consumer"), told.append, deadline)
-        now_ms = partition._shell.now_ms()
+        now_ms = partition._host.now_ms()
         partition.tick(now_ms, 99.9)
         assert told == []
         partition.tick(now_ms + partitions._SWEEP_MS, 100.0)

@@ -84,7 +84,7 @@ def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
 
             await until(there)
             await until(all_asleep)
-            for shell in {replica._shell for replica in replicas}:
+            for shell in {replica._host for replica in replicas}:
                 shell.brokers_seen(shell._live)
             assert await all_asleep(), "the list of brokers is read now and then: if nothing is new that wakes nobody"
             [led] = [replica for replica in replicas if replica.number == 0 and replica.replica.leading]
