@@ -65,9 +65,8 @@ def _starts_processes(item: pytest.Item) -> bool:
     if not isinstance(item, pytest.Function):
         return False
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    return bool(
-        STARTED & {*item.fixturenames, *map(str, parameters)} or STARTING & set(item.function.__code__.co_names)
-    )
+    named = {value for value in parameters if isinstance(value, str)}  # a fixture that the test asks for by its name
+    return bool(STARTED & {*item.fixturenames, *named} or STARTING & set(item.function.__code__.co_names))
 
 
 def _group(item: pytest.Item) -> str | None:
