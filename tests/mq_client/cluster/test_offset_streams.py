@@ -21,6 +21,7 @@ from mq_client.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overload
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
 from tests.mq_client.cluster.scripted import Scripted, told, topic_info
+from tests.mq_client.wakes import Wakes
 
 WAIT_S = 5.0
 
@@ -459,3 +460,19 @@ def test_no_thread_of_a_watch_keeps_the_process(scripted: Scripted, call: Any) -
     assert stream._thread.daemon
     stream.close()
     stream._thread.join(WAIT_S)
+
+
+def test_all_that_is_news_wakes_the_thread_and_who_waits_for_offsets(
+    scripted: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = OffsetWatch(scripted, ["t"])
+    wakes = Wakes(watch._changed, monkeypatch)
+    assert wakes.by(lambda: watch.heard(word(0, 3, 9)))
+    assert not wakes.by(lambda: watch.heard(word(0, 3, 9, epoch=0)))  # of a former leadership
+    assert wakes.by(watch.look_again)
+    assert wakes.by(lambda: watch.watch(["t", "gone"]))
+    scripted.clock.now += 1
+    gone = UnknownTopic("unknown topic 'gone'")
+    scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), gone)
+    assert wakes.by(watch._watch_leaders)
+    assert wakes.by(watch.close)

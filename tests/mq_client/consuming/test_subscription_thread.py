@@ -8,7 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from mq_client.cluster import deadline as deadline_module
+from mq_client.cluster.deadline import Deadline
+from mq_client.errors import NotLeader, UnknownTopic
+from tests.mq_client.cluster.scripted import topic_info
 from tests.mq_client.consuming.played_subscription import CREDIT, Client, big
+from tests.mq_client.wakes import Wakes
 
 
 @pytest.fixture
@@ -171,3 +175,31 @@ def test_the_last_word_on_a_stream_is_said_once_and_nothing_behind_it(client: Cl
     session.give_back(CREDIT)
     assert client.stream(1).last_words == 1
     assert client.stream(1).said == []
+
+
+# ---------------------------------------------------------------- who is woken
+
+
+def test_all_that_is_to_be_opened_wakes_the_thread(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    wakes = Wakes(client.subscriptions._work, monkeypatch)
+    view = client.connection.learn(topic_info(1, name="u"))
+    assert wakes.by(lambda: client.subscriptions.add(view))
+    assert not wakes.by(lambda: client.subscriptions.add(view))  # is subscribed to already
+    assert not wakes.by(lambda: client.opened(client.stream(1), 0))
+    assert wakes.by(lambda: client.opened(client.stream(2), 1, active=False, error=NotLeader("no longer")))
+    assert wakes.by(lambda: client.stream(1).over(None))
+    assert not wakes.by(lambda: client.stream(1).over(None))  # of a stream that was forgotten
+    assert wakes.by(lambda: client.subscriptions.stop(Deadline(0), last_is_done=True))
+
+
+def test_all_that_can_be_taken_or_ends_a_wait_wakes_who_waits_for_records(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wakes = Wakes(client.subscriptions.changed, monkeypatch)
+    assert wakes.by(lambda: client.opened(client.stream(1), 0))
+    assert wakes.by(lambda: client.push(client.stream(1), 0, 0, 1))
+    assert wakes.by(lambda: client.subscriptions.fail("t", UnknownTopic("gone")))
+    assert not wakes.by(lambda: client.subscriptions.fail("t", UnknownTopic("gone")))
+    assert wakes.by(lambda: client.subscriptions.remove("t"))
+    assert not wakes.by(lambda: client.subscriptions.remove("t"))
+    assert wakes.by(lambda: client.subscriptions.stop(Deadline(0), last_is_done=True))

@@ -33,6 +33,7 @@ from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA
 from tests.mq_client.producing.sender_turns import DELIVERY_S, STALL_S, T0, Clock, Stream, Turns
+from tests.mq_client.wakes import Wakes
 
 
 @pytest.fixture
@@ -497,6 +498,42 @@ def test_the_errors_of_a_table_are_seen_by_whoever_has_its_future(turns: Turns) 
     table.future.add_done_callback(lambda future: None)
     turns.sender._note([failed(table.piece())])
     assert len(turns.sender.failures) == 1
+
+
+# ---------------------------------------------------------------- who is woken
+
+
+def test_all_that_may_let_something_be_sent_wakes_the_thread(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    wakes = Wakes(turns.sender.work, monkeypatch)
+    turns.publish(partition=0)
+    turns.publish(partition=1)
+    turns.turn()
+    assert wakes.by(lambda: turns.results("b:1", placed(1, 0)))  # a lane has room
+    assert wakes.by(lambda: turns.breaks("b:1"))
+    assert wakes.by(turns.sender._wake)
+    turns.publish()
+    assert wakes.by(lambda: pytest.raises(OutcomeUnknown, turns.sender.flush, Deadline(0)))
+    assert wakes.by(lambda: turns.sender.stop(Deadline(1_000)))
+
+
+def test_a_look_at_all_topics_is_due_once_the_refresher_is_done(made: type[Turns]) -> None:
+    turns = made(metadata_age_s_max=10.0)
+    turns.publish()
+    turns.turn()
+    assert turns.sender._renew_at > T0
+    turns.sender._wake()
+    assert turns.sender._renew_at < T0
+
+
+def test_every_answer_wakes_who_waits_for_room_or_a_flush(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    wakes = Wakes(turns.sender.progress, monkeypatch)
+    outcome = turns.publish()
+    turns.turn()
+    assert wakes.by(lambda: turns.results("b:1", placed(1, 0)))
+    assert result(outcome).offset == 0
+    assert not wakes.by(lambda: turns.results("b:1", placed(1, 0)))  # answered before
+    turns.publish()
+    assert wakes.by(lambda: turns.sender.stop(Deadline(1_000)))
 
 
 # ---------------------------------------------------------------- a defect
