@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import grpc
 import pyarrow as pa
 import pytest
 
@@ -263,6 +264,32 @@ def test_a_stream_that_ends_leaves_its_partitions_to_be_opened_anew(client: Clie
     first.over(None)  # once more: another has taken its place
     assert client.place(0).address == "b:1"
     assert not client.subscriptions._failed
+
+
+class Broken(grpc.RpcError):
+    """A stream that broke, as gRPC says it."""
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "connection reset"
+
+
+def test_a_stream_that_breaks_is_logged_unless_it_was_to_end(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    first, second = client.stream(1), client.stream(2)
+    first.over(None)
+    assert caplog.text == ""
+    client.subscriptions._sessions["b:2"].end()
+    second.over(Broken())
+    assert caplog.text == ""
+    client.look()
+    client.stream(1).over(Broken())
+    assert "subscription at b:1 ended" in caplog.text
 
 
 # ---------------------------------------------------------------- columns that were added

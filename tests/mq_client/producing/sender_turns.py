@@ -44,7 +44,7 @@ class Stream:
         self.correlations: dict[int, int] = {}
         self.bytes = 0
         self.sent: list[pb.ProduceHeader] = []
-        self.closed = False
+        self.closed_within_s: float | None = None
         self.on_results = on_results
         self.on_broken = on_broken
 
@@ -52,7 +52,11 @@ class Stream:
         self.sent.append(request.header)
 
     def close(self, timeout_s: float) -> None:
-        self.closed = True
+        self.closed_within_s = timeout_s
+
+    @property
+    def closed(self) -> bool:
+        return self.closed_within_s is not None
 
 
 class Asked:

@@ -39,6 +39,7 @@ from mq_protocol.arrow import decode_batch
 from mq_protocol.partitioner import partition_for_key
 from mq_protocol.sql.ddl import parse_schema
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
+from tests.mq_client.wakes import Wakes
 
 OWN = uuids.UUID(int=5)
 
@@ -278,6 +279,30 @@ def test_publish_waits_for_room_and_says_when_there_is_none(publishing: Publishi
     with pytest.raises(Overloaded, match="for 1 ms"):
         producer.publish("t", b"", partition=0)
     assert producer._accumulator.pending_bytes == 2 * size
+
+
+def test_tables_and_rows_wait_for_room_as_well(publishing: Publishing) -> None:
+    producer = publishing.producer(batch_bytes_max=300, buffer_bytes_max=300, publish_ms_max=1)
+    producer.publish("t", b"x" * (300 - RECORD_OVERHEAD_BYTES), partition=0)
+    with pytest.raises(Overloaded, match="for 1 ms"):
+        producer.publish_batch("t", table(1), partition=0)
+    publishing.say(topic_info(1, name="typed", schema=parse_schema(WORDS)))
+    with pytest.raises(Overloaded, match="for 1 ms"):
+        producer.publish("typed", {"n": 1})
+    assert producer._accumulator.pending_bytes == 300
+
+
+def test_the_sender_is_woken_for_a_record_a_row_and_a_table(
+    publishing: Publishing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publishing.say(topic_info(1, 1, 1), topic_info(1, name="typed", schema=parse_schema(WORDS)))
+    producer = publishing.producer()
+    wakes = Wakes(producer._sender.work, monkeypatch)
+    assert wakes.by(lambda: producer.publish("t", b"x", partition=0))
+    assert not wakes.by(lambda: producer.publish("t", b"x", partition=0))  # its batch was told of already
+    assert wakes.by(lambda: producer.publish("typed", {"n": 1}))
+    assert not wakes.by(lambda: producer.publish("typed", {"n": 1}))
+    assert wakes.by(lambda: producer.publish_batch("t", table(1)))
 
 
 def test_a_closed_producer_publishes_nothing(publishing: Publishing) -> None:

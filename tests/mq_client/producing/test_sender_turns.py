@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -221,6 +222,17 @@ def test_a_sender_that_stops_gives_up_what_has_no_answer(turns: Turns) -> None:
     assert isinstance(error(waiting), NotSent)
     assert isinstance(error(sent), OutcomeUnknown)
     assert stream.closed
+
+
+def test_a_stop_takes_at_most_a_second_more_for_each_thread_than_it_was_given(turns: Turns) -> None:
+    joined: list[float] = []
+    turns.publish()
+    turns.turn()
+    thread: Any = SimpleNamespace(join=joined.append)
+    turns.sender._thread = thread
+    turns.sender.stop(Deadline(0))
+    assert joined == [1.0]
+    assert turns.stream("b:1").closed_within_s == 1.0
 
 
 def test_a_flush_that_is_too_short_says_how_many_batches_have_no_answer(turns: Turns) -> None:
@@ -512,7 +524,12 @@ def test_all_that_may_let_something_be_sent_wakes_the_thread(turns: Turns, monke
     assert wakes.by(lambda: turns.breaks("b:1"))
     assert wakes.by(turns.sender._wake)
     turns.publish()
-    assert wakes.by(lambda: pytest.raises(OutcomeUnknown, turns.sender.flush, Deadline(0)))
+
+    def flush() -> None:
+        with pytest.raises(OutcomeUnknown):
+            turns.sender.flush(Deadline(0))
+
+    assert wakes.by(flush)
     assert wakes.by(lambda: turns.sender.stop(Deadline(1_000)))
 
 
