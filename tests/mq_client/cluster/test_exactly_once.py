@@ -12,10 +12,12 @@ from mq_client.errors import (
     BatchTooLarge,
     InvalidRequest,
     InvalidSetting,
+    InvalidTopicName,
     OutcomeUnknown,
     Overloaded,
     SchemaMismatch,
     UnknownPartition,
+    UnknownTopic,
     Unreachable,
 )
 from mq_client.producing.accumulator import Answer
@@ -135,6 +137,9 @@ def test_rows_are_checked_before_they_are_staged(client: TransactionClient, scri
         stage.add("typed", 0, rows(b"a"))
     with pytest.raises(UnknownPartition):
         stage.add("t", -1, rows(b"a"))
+    for name in ("a/b", TRANSACTIONS_TOPIC):
+        with pytest.raises(InvalidTopicName):
+            stage.add(name, 0, rows(b"a"))
     assert len(waiting(client)) == 1
 
 
@@ -248,6 +253,30 @@ def test_what_is_staged_is_asked_again_of_a_broker_that_restarts_until_the_time_
     with pytest.raises(Unreachable):
         client.staged("t", 3_000)
     assert 3.0 <= scripted.clock.now - before < 4.0
+
+
+def test_what_is_staged_is_asked_of_the_brokers_that_are_registered_by_then(
+    client: TransactionClient, scripted: Scripted
+) -> None:
+    asked: list[str] = []
+
+    def answer(address: str, _request: pb.StagedRequest) -> Any:
+        asked.append(address)
+        if address != "b:1":
+            scripted.brokers_say = {"b:1": told(topic_info(1), brokers=1)}  # it was stopped
+            scripted.clock.now += 1
+            return Unreachable("refused")
+        return pb.StagedResponse()
+
+    scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), told(topic_info(1, 2), brokers=2))
+    scripted.answers["Staged"] = answer
+    scripted.clock.now += 1
+    assert client.staged("t") == []
+    assert asked == ["b:1", "b:2", "b:1"]
+    scripted.clock.now += 1
+    scripted.brokers_say = {"b:1": told(unknown=("t",), brokers=1)}
+    with pytest.raises(UnknownTopic):
+        client.staged("t")
 
 
 def test_times_are_positive_and_a_call_may_have_its_own(client: TransactionClient, scripted: Scripted) -> None:

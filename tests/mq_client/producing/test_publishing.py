@@ -23,6 +23,7 @@ from mq_client.errors import (
     BatchTooLarge,
     InvalidRequest,
     InvalidSetting,
+    InvalidTopicName,
     Overloaded,
     SchemaMismatch,
     TritonMQError,
@@ -198,6 +199,17 @@ def test_a_record_may_be_just_as_large_as_the_topic_allows(publishing: Publishin
         producer.publish("t", b"v" * 1_000, key=b"k" * 24)
         with pytest.raises(BatchTooLarge, match=r"record of 1025 bytes is above 't'.*record_bytes_max=1024"):
             producer.publish("t", b"v" * 1_001, key=b"k" * 24)
+
+
+@pytest.mark.parametrize("name", ["a/b", "__transactions"])
+def test_a_topic_that_cannot_be_the_users_takes_nothing(publishing: Publishing, name: str) -> None:
+    publishing.say(topic_info(1, name="__transactions"))
+    producer = publishing.producer()
+    with pytest.raises(InvalidTopicName):
+        producer.publish(name, b"x")
+    with pytest.raises(InvalidTopicName):
+        producer.publish_batch(name, table(1))
+    assert publishing.scripted.asked == []
 
 
 @pytest.mark.parametrize("partition", [3, -1])
