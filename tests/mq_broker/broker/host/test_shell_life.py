@@ -14,7 +14,9 @@ from mq_broker.broker.host import shell as shells
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic
-from mq_broker.core.messages import LeaderName
+from mq_broker.core.messages import LeaderName, NodeState, PeerConnected, PeerDisconnected
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import CoordinationUnavailable, StorageFailed
 from tests.mq_broker.broker.host.test_partition_life import run
 from tests.mq_broker.broker.host.test_shell import HERE, shell, until
 
@@ -121,6 +123,8 @@ def test_partitions_have_until_the_deadline_to_hand_over_and_one_that_hangs_ends
 
         async def hand_over(_partition: Partition, deadline_ms: int) -> int:
             deadlines.append(deadline_ms)
+            for _ in range(5):
+                await asyncio.sleep(0)
             if hang:
                 await asyncio.Event().wait()
             return 0
@@ -129,6 +133,8 @@ def test_partitions_have_until_the_deadline_to_hand_over_and_one_that_hangs_ends
         monkeypatch.setattr(broker, "now_ms", lambda: 7_000)
         await broker.hand_over(2.5)
         assert deadlines == [9_500]
+        assert not caplog.messages
+        await broker.hand_over(0.0)  # what is handed over at once has time for it all the same
         assert not caplog.messages
         hang = True
         await broker.hand_over(-0.99)  # a hundredth of a second is left of the one that it may take longer
@@ -180,3 +186,136 @@ def test_partitions_are_told_in_order_also_after_one_has_come_or_gone(tmp_path: 
             assert len(former) == 2, "a list that somebody has stays as it is"
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("state", "released"),
+    [
+        (CoordinationUnavailable("away"), False),
+        (None, False),
+        (NodeState(LeaderName(1, 1), 5, ((2, "other"),), 0, ""), False),
+        (NodeState(LeaderName(2, 1), 5, ((1, "mine"), (2, "other")), 0, ""), False),
+        (NodeState(LeaderName(2, 1), 5, ((2, "other"),), 0, ""), True),
+        (NodeState(None, 5, ((2, "other"), (3, "third")), 0, ""), True),
+        (NodeState(None, 5, ((2, "other"), (1, "mine")), 0, ""), False),
+    ],
+    ids=["nobody can say", "no node", "it leads", "it is in sync", "moved", "moved, none leads", "none leads"],
+)
+def test_a_replica_is_released_only_by_a_node_that_names_it_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: NodeState | Exception | None, released: bool
+) -> None:
+    async def scenario(broker: Shell, partition: Partition) -> None:
+        async def read_state(_topic_id: str, _number: int) -> tuple[int, NodeState] | None:
+            if isinstance(state, Exception):
+                raise state
+            return None if state is None else (1, state)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(broker.coordination, "read_state", read_state)
+            assert not await broker._released(partition), "it leads"
+            broker.session_lost()
+            assert not partition.leading
+            assert await broker._released(partition) is released
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("same_cluster", [True, False])
+def test_what_a_deleted_topic_held_is_removed_unless_the_cluster_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, same_cluster: bool
+) -> None:
+    async def scenario(broker: Shell, _partition: Partition) -> None:
+        files = tmp_path / "data" / "partitions" / "id-0"
+        assert files.exists()
+
+        async def cluster_id() -> str:
+            return "another"
+
+        if not same_cluster:
+            monkeypatch.setattr(broker.coordination, "cluster_id", cluster_id)
+        broker.follow_topics({})
+        await until(lambda: not broker._settling)
+        assert files.exists() is not same_cluster
+        assert any("holds another cluster now" in words for words in caplog.messages) is not same_cluster
+
+    run(tmp_path, scenario)
+
+
+def test_a_replica_that_the_disk_did_not_let_be_opened_or_begun_anew_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shells, "REOPEN_S", 0.0)
+
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            tries = 0
+            opens = broker._open
+
+            async def fails_twice(topic: Topic, number: int) -> None:
+                nonlocal tries
+                tries += 1
+                if tries < 3:
+                    raise StorageFailed("a bad sector")
+                await opens(topic, number)
+
+            monkeypatch.setattr(broker, "_open", fails_twice)
+            broker.follow_topics({"id": HERE})
+            await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
+            assert tries == 3
+            prepared = 0
+
+            def prepare() -> None:
+                nonlocal prepared
+                prepared += 1
+                if prepared < 3:
+                    raise StorageFailed("no room")
+
+            former = broker.partition(HERE, 0)
+            broker.reopen(former, "its disk failed", prepare)
+            await until(lambda: broker.hosted(HERE, 0) is not None and not broker._settling)
+            assert prepared == 3
+            assert former.closed
+            assert not broker.failure.done()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("durability", ["memory", "fsync"])
+def test_a_partition_that_was_recovered_from_another_log_begins_with_an_empty_log_of_its_own(
+    tmp_path: Path, durability: str
+) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((2, "other"),)) as broker:
+            topic = Topic.of(replace(HERE.spec, settings={"durability": durability}))
+            broker.follow_topics({"id": topic})
+            await until(lambda: broker.hosted(topic, 0) is not None)
+            former = broker.partition(topic, 0)
+            broker.start_over(former, 3)
+            await until(lambda: broker.hosted(topic, 0) is not None and not broker._settling)
+            partition = broker.partition(topic, 0)
+            assert (partition.journal.first_index, partition.replica.identity.recovery) == (1, 3)
+            assert partition.replica.identity.log_id != former.replica.identity.log_id
+            assert not broker._begin_with
+
+    asyncio.run(main())
+
+
+def test_every_partition_hears_of_a_link_and_what_was_arriving_on_it_is_gone_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(broker: Shell, partition: Partition) -> None:
+        heard: list[object] = []
+        part = pb.SnapshotPart(leader=2, part=0, parts=2, data=b"half")
+        with monkeypatch.context() as patched:
+            patched.setattr(partition, "feed", heard.append)
+            broker.link_up(2)
+            assert broker.arriving.take(part, 1 << 20) == []
+            assert broker.arriving.bytes_kept == 4
+            broker.link_down(2)
+            assert broker.arriving.bytes_kept == 0
+            broker.link_dropped(2)
+        assert heard == [PeerConnected(2), PeerDisconnected(2)], "who is awake sends again by itself"
+        assert broker.hearer("id", 0) is partition.peers
+        assert broker.hearer("id", 1) is None
+
+    run(tmp_path, scenario)
