@@ -208,7 +208,7 @@ TRANSACTIONS = (
         "a decision is published in the first of its partitions alone",
         "broker.transactions.coordinator:Transactions._publish_all",
         "lines = by_partition(decision.manifest)",
-        "lines = dict(list(by_partition(decision.manifest).items())[:1])",
+        "lines = by_partition(decision.manifest)[:1]",
         ("transactions",),
     ),
     Fault(

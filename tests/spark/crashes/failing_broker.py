@@ -35,9 +35,9 @@ class HeldTransactions(Transactions):
         await _reached("before_publish")
         await super()._publish_all(publishing)
 
-    async def _publish_line(self, publishing: Any, place: Any, uuids: list[bytes]) -> None:
-        await _reached(f"before_publish.{place[0]}")
-        await super()._publish_line(publishing, place, uuids)
+    async def _publish_line(self, publishing: Any, line: Any) -> None:
+        await _reached(f"before_publish.{line.topic}")
+        await super()._publish_line(publishing, line)
 
 
 async def _reached(point: str) -> None:

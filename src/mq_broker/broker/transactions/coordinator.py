@@ -35,7 +35,7 @@ from mq_broker.broker.transactions.requests import (
     listed_name,
     uuids_of,
 )
-from mq_broker.core.entries import Decide, Discard, Fence, Finish, Publish, TransactionKey
+from mq_broker.core.entries import Decide, Discard, Fence, Finish, Publish, StagedBatches, TransactionKey
 from mq_broker.core.machine.state import StagedBatch
 from mq_broker.core.messages import AreStaged, Decided
 from mq_broker.rpc.calls import Calls
@@ -148,31 +148,29 @@ class Transactions:
         """Before it is decided: what the manifest names must be staged, by this query for this micro-batch. What was
         not could never be published, and the query would stand still. Raises `StagedBatchMissing`, or why a partition
         did not say in time."""
-        lines = by_partition(decide.manifest)
-        asked = [self._check_line(decide, place, uuids, deadline) for place, uuids in lines.items()]
+        asked = [self._check_line(decide, line, deadline) for line in by_partition(decide.manifest)]
         for error in await asyncio.gather(*asked, return_exceptions=True):
             if error is not None:
                 raise error
 
-    async def _check_line(
-        self, decide: Decide, place: tuple[str, int, str], uuids: list[bytes], deadline: float
-    ) -> None:
-        topic, number, topic_id = place
+    async def _check_line(self, decide: Decide, line: StagedBatches, deadline: float) -> None:
         request = pb.AreStagedRequest(
-            topic=topic,
-            partition=number,
+            topic=line.topic,
+            partition=line.partition,
             key=key_to_wire(decide.key),
             batch_id=decide.batch_id,
-            uuids=uuids,
-            topic_id=topic_id,
+            uuids=line.uuids,
+            topic_id=line.topic_id,
         )
         attempt = 0
         while True:
             try:
-                await self._ask_leader(topic, number, "AreStaged", request, pb.AreStagedResponse, self.are_staged)
+                await self._ask_leader(
+                    line.topic, line.partition, "AreStaged", request, pb.AreStagedResponse, self.are_staged
+                )
                 return
             except (UnknownTopic, UnknownPartition):
-                if await self._is_gone(topic, number, topic_id):
+                if await self._is_gone(line):
                     return  # nothing is to be published there, and it holds up nothing else
                 if asyncio.get_running_loop().time() + _backoff(attempt) >= deadline:
                     raise
@@ -224,11 +222,12 @@ class Transactions:
         if known.batch_id != decide.batch_id:
             return
         kept = {uuid for line in known.manifest for uuid in line.uuids}
-        for (topic, number, _), uuids in by_partition(decide.manifest).items():
-            losers = [uuid for uuid in uuids if uuid not in kept]
+        for line in by_partition(decide.manifest):
+            losers = [uuid for uuid in line.uuids if uuid not in kept]
             if losers:
                 self._shell.spawn(
-                    self._discard_once(topic, number, decide.key, losers), f"discard from {topic}-{number}"
+                    self._discard_once(line.topic, line.partition, decide.key, losers),
+                    f"discard from {line.topic}-{line.partition}",
                 )
 
     async def _discard_once(self, topic: str, number: int, key: TransactionKey, uuids: list[bytes]) -> None:
@@ -270,7 +269,7 @@ class Transactions:
     async def _publish_all(self, publishing: _Publishing) -> None:
         decision = publishing.decision
         lines = by_partition(decision.manifest)
-        await asyncio.gather(*(self._publish_line(publishing, place, uuids) for place, uuids in lines.items()))
+        await asyncio.gather(*(self._publish_line(publishing, line) for line in lines))
         attempt = 0
         while True:
             deadline = asyncio.get_running_loop().time() + ATTEMPT_S
@@ -290,13 +289,13 @@ class Transactions:
             del self._publishing[publishing.partition, decision.key]
         publishing.tell(None)
 
-    async def _publish_line(self, publishing: _Publishing, place: tuple[str, int, str], uuids: list[bytes]) -> None:
+    async def _publish_line(self, publishing: _Publishing, line: StagedBatches) -> None:
         """One partition's part, asked for until it is done. Cancelled when the coordinator's leadership ends."""
         decision = publishing.decision
-        topic, number, topic_id = place
+        topic, number = line.topic, line.partition
         key = pb.TransactionKey(query_id=decision.key.query_id, sink=decision.key.sink)
         request = pb.PublishRequest(
-            topic=topic, partition=number, key=key, batch_id=decision.batch_id, uuids=uuids, topic_id=topic_id
+            topic=topic, partition=number, key=key, batch_id=decision.batch_id, uuids=line.uuids, topic_id=line.topic_id
         )
         attempt = 0
         while True:
@@ -304,7 +303,7 @@ class Transactions:
                 await self._ask_leader(topic, number, "Publish", request, pb.PublishResponse, self.publish)
                 return
             except (UnknownTopic, UnknownPartition) as error:
-                if await self._is_gone(topic, number, topic_id):
+                if await self._is_gone(line):
                     log.warning(
                         "micro-batch %d of %s: %s; nothing to publish there",
                         decision.batch_id,
@@ -328,11 +327,11 @@ class Transactions:
                 await asyncio.sleep(_backoff(attempt))
             attempt += 1
 
-    async def _is_gone(self, topic: str, number: int, topic_id: str) -> bool:
+    async def _is_gone(self, line: StagedBatches) -> bool:
         """Only the coordination service may say so: by a broker's copy of the list, a moment old, rows that were
         decided would be given up."""
         try:
-            return not await self._topics.exists(topic, number, topic_id)
+            return not await self._topics.exists(line.topic, line.partition, line.topic_id)
         except CoordinationUnavailable:
             return False
 

@@ -72,13 +72,22 @@ def check_manifest(request: pb.DecideRequest) -> None:
         raise InvalidRequest(f"the manifest's lines have {rows} rows, the decision claims {request.row_count}")
 
 
-def by_partition(manifest: Iterable[StagedBatches]) -> dict[tuple[str, int, str], list[bytes]]:
-    """One line a partition, by topic, number and topic id: it publishes everything of a micro-batch at once, or
-    nothing."""
-    lines: dict[tuple[str, int, str], list[bytes]] = {}
+def by_partition(manifest: Iterable[StagedBatches]) -> list[StagedBatches]:
+    """One line a partition, with the batches of all its lines in their order: it publishes everything of a micro-batch
+    at once, or nothing."""
+    parts: dict[tuple[str, int, str], list[StagedBatches]] = {}
     for line in manifest:
-        lines.setdefault((line.topic, line.partition, line.topic_id), []).extend(line.uuids)
-    return lines
+        parts.setdefault((line.topic, line.partition, line.topic_id), []).append(line)
+    return [
+        StagedBatches(
+            topic,
+            partition,
+            tuple(uuid for line in lines for uuid in line.uuids),
+            sum(line.row_count for line in lines),
+            topic_id,
+        )
+        for (topic, partition, topic_id), lines in parts.items()
+    ]
 
 
 def listed_name(query_id: str) -> str:
