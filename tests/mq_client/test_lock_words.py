@@ -200,6 +200,20 @@ def test_a_broker_that_falls_silent_is_given_up(loop: Loop, monkeypatch: pytest.
     assert loop.broker.cancelled.wait(WAIT_S)
 
 
+@pytest.mark.parametrize(("says_ms", "otherwise_s"), [(20, 60.0), (0, 0.02)])
+def test_a_broker_says_after_how_long_it_is_silent_and_else_it_is_as_for_the_first_answer(
+    loop: Loop, monkeypatch: pytest.MonkeyPatch, says_ms: int, otherwise_s: float
+) -> None:
+    monkeypatch.setattr(lock_module, "_SECOND_LOOK_S", 0.01)
+    one = place()
+    loop.say(granted(silence_ms=60_000))
+    one.wait_first(Deadline(5_000))
+    monkeypatch.setattr(lock_module, "_FIRST_ANSWER_S", otherwise_s)
+    loop.say(granted(silence_ms=says_ms))
+    assert one._ended.wait(WAIT_S)
+    assert "has fallen silent" in str(one.loss)
+
+
 def test_an_answer_that_is_at_the_door_when_time_is_over_is_heard(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_module, "_SECOND_LOOK_S", WAIT_S)
     one = place()
@@ -324,6 +338,13 @@ def test_a_broker_that_fails_is_passed_over(brokers: Brokers) -> None:
     assert [place.address for place in brokers.seen] == ["b:1", "b:2", "b:1", "b:2"]
     assert len(brokers.connection.clock.slept) == 1  # after all of them
     assert brokers.connection.addresses_asked() == ["b:1", "b:1"]  # who lives now
+
+
+def test_places_are_spread_over_the_brokers(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock_module, "random", SimpleNamespace(shuffle=lambda addresses: addresses.reverse()))
+    brokers.answers = [4]
+    brokers.lock.acquire()
+    assert [place.address for place in brokers.seen] == ["b:2"]
 
 
 @pytest.mark.parametrize("refusal", [LockNotAcquired("taken"), InvalidRequest("no")])

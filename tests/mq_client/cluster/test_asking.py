@@ -214,9 +214,11 @@ def test_many_who_ask_at_once_ask_once(scripted: Scripted, clock: Clock) -> None
     assert len(scripted.asked) == 1
     scripted.refresh("t", Deadline(5_000), age_ms_max=0)
     assert len(scripted.asked) == 2
+    scripted.refresh("t", Deadline(5_000), age_ms_max=0)  # not even what was told at this very moment will do
+    assert len(scripted.asked) == 3
     clock.now += 0.06
     scripted.refresh("t", Deadline(5_000))
-    assert len(scripted.asked) == 3
+    assert len(scripted.asked) == 4
 
 
 def test_who_waits_for_another_s_refresh_gives_up_at_the_deadline() -> None:
