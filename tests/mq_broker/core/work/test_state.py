@@ -1,0 +1,241 @@
+"""What each step of a `Work` entry does to a group, one rule a test."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq_broker.core.work import state as state_module
+from mq_broker.core.work.groups import WorkGroups
+from mq_broker.core.work.offset_set import OffsetSet
+from mq_broker.core.work.state import FrozenWork, Mark, WorkState
+from mq_broker.core.work.steps import (
+    Accept,
+    Begin,
+    Drop,
+    End,
+    Lease,
+    LeaseId,
+    OutputLine,
+    Park,
+    Reason,
+    Reject,
+    Reset,
+    Return,
+    Send,
+    Sent,
+    Step,
+)
+
+END = 1_000
+LINES = (OutputLine("id", 1, (bytes(16),)),)
+
+
+class Group:
+    """One group of a log of 1,000 records."""
+
+    def __init__(self) -> None:
+        self.groups = WorkGroups()
+        self.index = 0
+        self.take(Begin(0))
+
+    def take(self, *steps: Step, life: int = 1, epoch: int = 1) -> WorkState:
+        self.index += 1
+        self.groups.apply("g", life, steps, epoch, self.index, (0, END))
+        return self.groups["g"]
+
+    @property
+    def state(self) -> WorkState:
+        return self.groups["g"]
+
+
+def test_a_lease_is_named_by_the_entry_and_the_step_that_made_it() -> None:
+    group = Group()
+    state = group.take(Lease(((0, 5),), "a"), Lease(((5, 9),), "b"), epoch=7)
+    assert state.holder(4) == (LeaseId(7, 2, 0), "a")
+    assert state.holder(5) == (LeaseId(7, 2, 1), "b")
+    assert state.holder(9) is None
+    assert LeaseId(7, 2, 1) < LeaseId(8, 1, 0), "a later leader's leases are later, whatever its indexes are"
+
+
+def test_two_members_never_hold_one_record() -> None:
+    state = Group().take(Lease(((0, 5),), "a"), Lease(((3, 9),), "b"))
+    assert [state.holder(offset) for offset in (4, 5)] == [(LeaseId(1, 2, 0), "a"), (LeaseId(1, 2, 1), "b")]
+    assert state.leased == 9
+
+
+def test_settling_splits_no_run() -> None:
+    group = Group()
+    group.take(Lease(((0, 900),), "a"))
+    group.take(Return(((100, 900),), charged=True))
+    group.take(Lease(((100, 900),), "b"))
+    state = group.take(Accept(tuple((offset, offset + 1) for offset in range(1, 900, 2))))
+    assert state.runs == 3
+    assert (state.leased, state.totals.accepted, state.base) == (450, 450, 0)
+
+
+def test_deliveries_count_leases_and_failures_count_charged_returns() -> None:
+    group = Group()
+    counted = []
+    for step in (Return(((3, 4),)), Return(((3, 4),), True, 0, "bad"), Return(((3, 4),)), Reject(((3, 4),))):
+        group.take(Lease(((3, 4),), "a"))
+        counted.append(group.state.counts(3))
+        group.take(step)
+        counted.append(group.state.counts(3))
+    assert counted == [(1, 0), (1, 0), (2, 0), (2, 1), (3, 1), (3, 1), (4, 1), (4, 1)]
+    assert group.state.marks.at(3) == Mark(4, 1, 0, rejected=True, error="bad"), (
+        "an error is kept until there is another"
+    )
+
+
+def test_a_rejected_or_parked_record_is_lent_to_nobody_until_it_is_reset() -> None:
+    group = Group()
+    group.take(Lease(((0, 3),), "a"))
+    group.take(Reject(((0, 1),), "no"), Return(((1, 3),), charged=True, due_us=99, error="bad"))
+    group.take(Park(((1, 2),)))
+    assert group.take(Lease(((0, 3),), "b")).leased == 1
+    state = group.take(Reset(((0, 3),)))
+    assert list(state.ready(0, 1, 0, 3)) == [(0, 2, Mark(1))], "record 2 is leased: nothing about it is reset"
+    assert group.take(Lease(((0, 2),), "b")).leased == 3
+
+
+def test_a_record_that_failed_as_often_as_the_limit_says_is_doomed_and_a_limit_of_zero_dooms_none() -> None:
+    group = Group()
+    for _ in range(3):
+        group.take(Lease(((0, 1),), "a"), Return(((0, 1),), charged=True, due_us=5))
+    assert [len(list(group.state.doomed(limit))) for limit in (3, 4, 2, 0)] == [1, 0, 1, 0]
+    assert [len(list(group.state.delayed(4, limit))) for limit in (3, 4)] == [0, 1]
+    assert not list(group.state.delayed(5, 4))
+    assert list(group.state.ready(5, 4, 0, 1)) == [(0, 1, Mark(3, 3, 5))]
+
+
+def test_a_drop_takes_nothing_that_is_leased() -> None:
+    group = Group()
+    group.take(Lease(((2, 4),), "a"))
+    state = group.take(Drop(((0, END),), Reason.PURGED))
+    assert (state.base, state.leased) == (2, 2)
+    assert state.totals.dropped == ((Reason.PURGED, END - 2),)
+
+
+def test_a_send_is_whole_or_nothing() -> None:
+    group = Group()
+    group.take(Lease(((0, 4),), "a"), Lease(((4, 6),), "b"))
+    for wrong in (
+        Send(((0, 5),), Reason.OUTPUT, 9, LINES, "a", 1),  # one record is another's
+        Send(((0, 2),), Reason.REJECTED, 9, LINES),  # leased: no dead letter
+        Send(((6, 7),), Reason.OUTPUT, 9, LINES, "a", 1),  # nobody has it
+        Send(((0, 2), (END, END + 1)), Reason.OUTPUT, 9, LINES, "a", 1),
+    ):
+        before = group.state.frozen()
+        assert group.take(wrong).frozen() == before
+    state = group.take(Send(((0, 4),), Reason.OUTPUT, 9, LINES, "a", 1))
+    assert (state.base, list(state.outbox), state.totals.accepted) == (4, [9], 4)
+    before = state.frozen()
+    for again in (Send((), Reason.OUTPUT, 10, LINES, "a", 1), Send(((4, 6),), Reason.OUTPUT, 9, LINES, "b", 1)):
+        assert group.take(again).frozen() == before, "a number is taken once, and numbers of the outbox ascend"
+
+
+def test_a_dead_letter_is_settled_and_in_the_outbox_by_one_step_and_forgotten_when_it_is_published() -> None:
+    group = Group()
+    group.take(Lease(((0, 2),), "a"), Reject(((0, 2),), "no"))
+    state = group.take(Send(((0, 2),), Reason.REJECTED, 1 << 32, LINES))
+    assert (state.base, state.totals.dead, len(state.marks)) == (2, 2, 0)
+    assert state.outbox[1 << 32].lines == LINES
+    assert group.take(Sent(1 << 32)).outbox == {}
+    assert group.take(Send((), Reason.REJECTED, (1 << 32) + 1, LINES)).totals.dead == 2, "sent anew, without records"
+
+
+def test_the_members_whose_numbers_are_remembered_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "TAKEN_MAX", 2)
+    group = Group()
+    for n, member in enumerate("abac", start=1):
+        group.take(Lease(((n, n + 1),), member), Send(((n, n + 1),), Reason.OUTPUT, n, LINES, member, n))
+    assert list(group.state.taken.items()) == [("a", 3), ("c", 4)], "who has been silent longest is forgotten"
+
+
+def test_at_a_bound_fresh_records_wait_and_returned_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state_module, "RUNS_MAX", 4)
+    group = Group()
+    group.take(Lease(((0, 8),), "a"))
+    assert group.state.fresh_room() == state_module.SPAN_MAX
+    for offset in range(0, 8, 2):
+        group.take(Return(((offset, offset + 1),)))
+    state = group.state
+    assert state.runs == 8
+    assert state.fresh_room() == 0
+    assert [low for low, _, mark in state.ready(0, 3, 0, 8) if mark is not None] == [0, 2, 4, 6]
+    assert group.take(Accept(((0, 8),))).fresh_room() == state_module.SPAN_MAX, "settling is never refused"
+    monkeypatch.setattr(state_module, "OUTBOX_MAX", 1)
+    assert group.take(Send((), Reason.LENGTH, 5, LINES)).outbox_full()
+
+
+def test_the_span_goes_from_base_to_the_highest_record_ever_lent() -> None:
+    group = Group()
+    group.take(Lease(((500, 600),), "a"))
+    assert (group.state.span, group.state.frontier) == (600, 600)
+    group.take(Drop(((0, 450),), Reason.EXPIRED))
+    assert group.state.span == 150
+    assert group.take(Accept(((0, END),))).span == 0
+
+
+def test_steps_of_another_life_do_nothing_but_begin_a_later_one() -> None:
+    group = Group()
+    group.take(Lease(((0, 5),), "a"))
+    before = group.state.frozen()
+    for life, step in ((2, Accept(((0, 5),))), (2, End()), (0, End()), (1, Begin(7)), (0, Begin(7))):
+        assert group.take(step, life=life).frozen() == before
+    assert group.take(Begin(7), life=2).frozen() == FrozenWork(2, (7, (), ()), 7)
+    group.groups.apply("g", 2, [End()], 1, 99, (0, END))
+    assert not group.groups
+    group.groups.apply("g", 2, [Accept(((0, 5),))], 1, 100, (0, END))
+    assert not group.groups
+
+
+def test_a_group_begins_within_the_log() -> None:
+    groups = WorkGroups()
+    for life, offset in ((1, 5), (2, 70), (3, 40)):
+        groups.apply("g", life, [Begin(offset)], 1, life, (20, 50))
+        assert groups["g"].base == {5: 20, 70: 50, 40: 40}[offset]
+
+
+def test_no_step_touches_what_is_beyond_the_end_of_the_log() -> None:
+    state = Group().take(Accept(((END, END + 5),)), Lease(((END - 1, END + 5),), "a"))
+    assert (state.base, state.leased, state.totals.accepted) == (0, 1, 0)
+    assert list(state.unleased(END - 1, END + 5)) == [(END, END + 5, None)]
+
+
+def test_a_recovery_ends_every_lease_uncharged_and_settles_the_offsets_that_no_record_has() -> None:
+    group = Group()
+    group.take(Lease(((0, 5),), "a"), Lease(((5, 10),), "b"), Accept(((2, 3),)))
+    group.groups.recover()
+    group.groups.skip(END, 1 << 40)
+    state = group.state
+    assert (state.leases, state.leased, len(state.lent)) == ({}, 0, 0)
+    assert (state.totals.returned, state.totals.charged, state.counts(0)) == (9, 0, (1, 0))
+    assert list(state.settled.missing(5, 1 << 41)) == [(5, END), (1 << 40, 1 << 41)]
+    state.apply(Accept(((0, END),)), LeaseId(1, 9, 0), 1 << 40)
+    assert state.base == 1 << 40
+
+
+def test_what_retention_drops_is_settled_leases_too() -> None:
+    group = Group()
+    group.take(Lease(((0, 5),), "a"), Lease(((7, 10),), "b"), Accept(((5, 8),)))
+    group.groups.pass_to(4)
+    assert (group.state.base, group.state.leased) == (4, 3)
+    assert group.state.totals.dropped == ((Reason.RETENTION, 4),)
+    group.groups.pass_to(2)
+    assert group.state.totals.dropped == ((Reason.RETENTION, 4),)
+
+
+@pytest.mark.parametrize(
+    "frozen",
+    [
+        FrozenWork(1, OffsetSet(5).frozen(), 9, (), ((5, 9, LeaseId(1, 1, 0)),)),
+        FrozenWork(1, OffsetSet(5).frozen(), 9, ((LeaseId(1, 1, 0), "a"),)),
+        FrozenWork(1, OffsetSet(5).frozen(), 8, ((LeaseId(1, 1, 0), "a"),), ((5, 9, LeaseId(1, 1, 0)),)),
+        FrozenWork(1, OffsetSet(5).frozen(), 9, ((LeaseId(1, 1, 0), "a"),), ((4, 9, LeaseId(1, 1, 0)),)),
+        FrozenWork(1, OffsetSet(5).frozen(), 9, (), (), ((4, 9, Mark(1)),)),
+    ],
+)
+def test_a_state_that_contradicts_itself_is_refused(frozen: FrozenWork) -> None:
+    with pytest.raises(ValueError):
+        WorkState.thawed(frozen)
