@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,13 +23,15 @@ from mq_broker.core.entries import Append, Entry, Stage, StagedBatches, Transact
 from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Placed, SeenUuids
 from mq_broker.core.messages import LeaderName, NodeState
+from mq_broker.core.work.groups import WorkGroups
+from mq_broker.core.work.state import FrozenWork
 from mq_broker.storage.codec.frame import encode
 from mq_broker.storage.codec.snapshot import encode_snapshot
 from mq_broker.storage.identity import Cut, LogIdentity
 from mq_broker.storage.journal.segments import pack_mark
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol import mq_pb2 as pb
-from tests.mq_broker.storage.bed import KEY, PLACE, joined, one_of_each_operation, uuid_of
+from tests.mq_broker.storage.bed import KEY, PLACE, joined, one_of_each_operation, one_of_each_step, uuid_of
 
 DATA: Final = Path(__file__).parent / "data"
 UNRELEASED: Final = DATA / "unreleased.json"
@@ -98,7 +101,19 @@ def frames() -> dict[str, str]:
 
 def stored() -> dict[str, str]:
     """Other bytes in a partition's directory."""
-    return {"snapshot": encode_snapshot(PLACE, SNAPSHOT).hex(), "flushed": pack_mark(PLACE, 40).hex()}
+    queues = replace(SNAPSHOT, state=replace(SNAPSHOT.state, recovery=2, work=(("jobs", queue_group()),)))
+    return {
+        "snapshot": encode_snapshot(PLACE, SNAPSHOT).hex(),
+        "snapshot with a queue group": encode_snapshot(PLACE, queues).hex(),
+        "flushed": pack_mark(PLACE, 40).hex(),
+    }
+
+
+def queue_group() -> FrozenWork:
+    """What one of each step comes to, but for the end of the group."""
+    groups = WorkGroups()
+    groups.apply("jobs", 3, one_of_each_step()[:-1], 2, 17, (0, 10_000))
+    return groups["jobs"].frozen()
 
 
 class _Kept:

@@ -62,7 +62,8 @@ def test_a_frame_is_read_and_written_again(release: str, name: str) -> None:
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_snapshot_and_a_mark_are_read_and_written_again(release: str) -> None:
     stored = {name: bytes.fromhex(data) for name, data in kept(release, "stored").items()}
-    assert encode_snapshot(PLACE, decode_snapshot(PLACE, stored["snapshot"])) == stored["snapshot"]
+    for snapshot in (data for name, data in stored.items() if name.startswith("snapshot")):
+        assert encode_snapshot(PLACE, decode_snapshot(PLACE, snapshot)) == snapshot
     index = unpack_mark(PLACE, stored["flushed"])
     assert index is not None
     assert pack_mark(PLACE, index) == stored["flushed"]

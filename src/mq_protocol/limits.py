@@ -50,6 +50,9 @@ GROUPS_PER_PARTITION_MAX: Final = 10_000
 """Groups whose cursors a partition keeps, about half a kilobyte each on every replica: those of queries that ended
 stay."""
 
+QUEUE_GROUPS_PER_PARTITION_MAX: Final = 100
+"""Queue groups of a partition. The state of one may be 20 MB on every replica."""
+
 GROUP_MEMBERS_MAX: Final = 1_000
 """Members of a group at one partition. One of them has it; the others wait."""
 

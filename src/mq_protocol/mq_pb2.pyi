@@ -3335,17 +3335,20 @@ class EpochStartMeta(_message.Message):
 
     BROKER_FIELD_NUMBER: _builtins.int
     OFFSET_FLOOR_FIELD_NUMBER: _builtins.int
+    RECOVERY_FIELD_NUMBER: _builtins.int
     broker: _builtins.int
     offset_floor: _builtins.int
+    recovery: _builtins.int
     def __init__(
         self,
         *,
         broker: _builtins.int = ...,
         offset_floor: _builtins.int = ...,
+        recovery: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "offset_floor", b"offset_floor"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "offset_floor", b"offset_floor", "recovery", b"recovery"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3618,6 +3621,337 @@ class TrimMeta(_message.Message):
 Global___TrimMeta: _TypeAlias = TrimMeta  # noqa: Y015
 
 @_typing.final
+class WorkMeta(_message.Message):
+    """What happened to records of a queue group, in order. `ranges`: gap after the range before, and length, in turn."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    LIFE_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    life: _builtins.int
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkStep]: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        life: _builtins.int = ...,
+        steps: _abc.Iterable[Global___WorkStep] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "life", b"life", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkMeta: _TypeAlias = WorkMeta  # noqa: Y015
+
+@_typing.final
+class WorkStep(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANGES_FIELD_NUMBER: _builtins.int
+    BEGIN_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    DROP_FIELD_NUMBER: _builtins.int
+    GIVE_BACK_FIELD_NUMBER: _builtins.int
+    REJECT_FIELD_NUMBER: _builtins.int
+    SEND_FIELD_NUMBER: _builtins.int
+    SENT_FIELD_NUMBER: _builtins.int
+    PARK_FIELD_NUMBER: _builtins.int
+    RESET_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def begin(self) -> Global___WorkBegin: ...
+    @_builtins.property
+    def lease(self) -> Global___WorkLease: ...
+    @_builtins.property
+    def accept(self) -> Global___WorkAccept: ...
+    @_builtins.property
+    def drop(self) -> Global___WorkDrop: ...
+    @_builtins.property
+    def give_back(self) -> Global___WorkReturn: ...
+    @_builtins.property
+    def reject(self) -> Global___WorkReject: ...
+    @_builtins.property
+    def send(self) -> Global___WorkSend: ...
+    @_builtins.property
+    def sent(self) -> Global___WorkSent: ...
+    @_builtins.property
+    def park(self) -> Global___WorkPark: ...
+    @_builtins.property
+    def reset(self) -> Global___WorkReset: ...
+    @_builtins.property
+    def end(self) -> Global___WorkEnd: ...
+    def __init__(
+        self,
+        *,
+        ranges: _abc.Iterable[_builtins.int] | None = ...,
+        begin: Global___WorkBegin | None = ...,
+        lease: Global___WorkLease | None = ...,
+        accept: Global___WorkAccept | None = ...,
+        drop: Global___WorkDrop | None = ...,
+        give_back: Global___WorkReturn | None = ...,
+        reject: Global___WorkReject | None = ...,
+        send: Global___WorkSend | None = ...,
+        sent: Global___WorkSent | None = ...,
+        park: Global___WorkPark | None = ...,
+        reset: Global___WorkReset | None = ...,
+        end: Global___WorkEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "begin", b"begin", "drop", b"drop", "end", b"end", "give_back", b"give_back", "lease", b"lease", "park", b"park", "reject", b"reject", "reset", b"reset", "send", b"send", "sent", b"sent", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "begin", b"begin", "drop", b"drop", "end", b"end", "give_back", b"give_back", "lease", b"lease", "park", b"park", "ranges", b"ranges", "reject", b"reject", "reset", b"reset", "send", b"send", "sent", b"sent", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_step: _TypeAlias = _typing.Literal["begin", "lease", "accept", "drop", "give_back", "reject", "send", "sent", "park", "reset", "end"]  # noqa: Y015
+    _WhichOneofArgType_step: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_step) -> _WhichOneofReturnType_step | None: ...
+
+Global___WorkStep: _TypeAlias = WorkStep  # noqa: Y015
+
+@_typing.final
+class WorkBegin(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkBegin: _TypeAlias = WorkBegin  # noqa: Y015
+
+@_typing.final
+class WorkLease(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkLease: _TypeAlias = WorkLease  # noqa: Y015
+
+@_typing.final
+class WorkAccept(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkAccept: _TypeAlias = WorkAccept  # noqa: Y015
+
+@_typing.final
+class WorkDrop(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    reason: _builtins.int
+    def __init__(
+        self,
+        *,
+        reason: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkDrop: _TypeAlias = WorkDrop  # noqa: Y015
+
+@_typing.final
+class WorkReturn(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHARGED_FIELD_NUMBER: _builtins.int
+    DUE_US_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    charged: _builtins.bool
+    due_us: _builtins.int
+    error: _builtins.str
+    def __init__(
+        self,
+        *,
+        charged: _builtins.bool = ...,
+        due_us: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["charged", b"charged", "due_us", b"due_us", "error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkReturn: _TypeAlias = WorkReturn  # noqa: Y015
+
+@_typing.final
+class WorkReject(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    error: _builtins.str
+    def __init__(
+        self,
+        *,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkReject: _TypeAlias = WorkReject  # noqa: Y015
+
+@_typing.final
+class WorkSend(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    reason: _builtins.int
+    n: _builtins.int
+    member: _builtins.str
+    number: _builtins.int
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputLine]: ...
+    def __init__(
+        self,
+        *,
+        reason: _builtins.int = ...,
+        n: _builtins.int = ...,
+        lines: _abc.Iterable[Global___OutputLine] | None = ...,
+        member: _builtins.str = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "member", b"member", "n", b"n", "number", b"number", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkSend: _TypeAlias = WorkSend  # noqa: Y015
+
+@_typing.final
+class WorkSent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    N_FIELD_NUMBER: _builtins.int
+    n: _builtins.int
+    def __init__(
+        self,
+        *,
+        n: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["n", b"n"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkSent: _TypeAlias = WorkSent  # noqa: Y015
+
+@_typing.final
+class WorkPark(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkPark: _TypeAlias = WorkPark  # noqa: Y015
+
+@_typing.final
+class WorkReset(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkReset: _TypeAlias = WorkReset  # noqa: Y015
+
+@_typing.final
+class WorkEnd(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkEnd: _TypeAlias = WorkEnd  # noqa: Y015
+
+@_typing.final
+class OutputLine(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    UUIDS_FIELD_NUMBER: _builtins.int
+    topic_id: _builtins.str
+    partition: _builtins.int
+    uuids: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        topic_id: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        uuids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "topic_id", b"topic_id", "uuids", b"uuids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputLine: _TypeAlias = OutputLine  # noqa: Y015
+
+@_typing.final
 class PlacedUuids(_message.Message):
     """A partition's state without its payloads: what stands for every entry before its journal begins. Kept beside the journal and sent to
     a follower that lacks them.
@@ -3803,6 +4137,241 @@ class TransactionStateMeta(_message.Message):
 Global___TransactionStateMeta: _TypeAlias = TransactionStateMeta  # noqa: Y015
 
 @_typing.final
+class WorkPart(_message.Message):
+    """A piece of what is known of a queue group. The first one has its name and the numbers; the others are lists that go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    LIFE_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    FRONTIER_FIELD_NUMBER: _builtins.int
+    LAST_N_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
+    CHARGED_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    FULL_FIELD_NUMBER: _builtins.int
+    CHUNKS_FIELD_NUMBER: _builtins.int
+    BITS_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    LENT_FIELD_NUMBER: _builtins.int
+    LENT_BY_FIELD_NUMBER: _builtins.int
+    MARKED_FIELD_NUMBER: _builtins.int
+    MARK_FIELD_NUMBER: _builtins.int
+    MARKS_FIELD_NUMBER: _builtins.int
+    OUTBOX_FIELD_NUMBER: _builtins.int
+    TAKEN_FIELD_NUMBER: _builtins.int
+    group: _builtins.str
+    life: _builtins.int
+    base: _builtins.int
+    frontier: _builtins.int
+    last_n: _builtins.int
+    accepted: _builtins.int
+    dead: _builtins.int
+    returned: _builtins.int
+    charged: _builtins.int
+    bits: _builtins.bytes
+    """others, 512 bytes each"""
+    @_builtins.property
+    def dropped(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkDropped]: ...
+    @_builtins.property
+    def full(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """chunks of 4,096 offsets that are settled whole: gaps and lengths"""
+
+    @_builtins.property
+    def chunks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkHeld]: ...
+    @_builtins.property
+    def lent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def lent_by(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """gaps and lengths, and the number of each one's lease in all `members`"""
+
+    @_builtins.property
+    def marked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def mark(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def marks(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkMark]:
+        """the same, in `marks` of this piece"""
+
+    @_builtins.property
+    def outbox(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkOutgoing]: ...
+    @_builtins.property
+    def taken(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkTaken]: ...
+    def __init__(
+        self,
+        *,
+        group: _builtins.str = ...,
+        life: _builtins.int = ...,
+        base: _builtins.int = ...,
+        frontier: _builtins.int = ...,
+        last_n: _builtins.int = ...,
+        accepted: _builtins.int = ...,
+        dead: _builtins.int = ...,
+        returned: _builtins.int = ...,
+        charged: _builtins.int = ...,
+        dropped: _abc.Iterable[Global___WorkDropped] | None = ...,
+        full: _abc.Iterable[_builtins.int] | None = ...,
+        chunks: _abc.Iterable[_builtins.int] | None = ...,
+        bits: _builtins.bytes = ...,
+        members: _abc.Iterable[Global___WorkHeld] | None = ...,
+        lent: _abc.Iterable[_builtins.int] | None = ...,
+        lent_by: _abc.Iterable[_builtins.int] | None = ...,
+        marked: _abc.Iterable[_builtins.int] | None = ...,
+        mark: _abc.Iterable[_builtins.int] | None = ...,
+        marks: _abc.Iterable[Global___WorkMark] | None = ...,
+        outbox: _abc.Iterable[Global___WorkOutgoing] | None = ...,
+        taken: _abc.Iterable[Global___WorkTaken] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "base", b"base", "bits", b"bits", "charged", b"charged", "chunks", b"chunks", "dead", b"dead", "dropped", b"dropped", "frontier", b"frontier", "full", b"full", "group", b"group", "last_n", b"last_n", "lent", b"lent", "lent_by", b"lent_by", "life", b"life", "mark", b"mark", "marked", b"marked", "marks", b"marks", "members", b"members", "outbox", b"outbox", "returned", b"returned", "taken", b"taken"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkPart: _TypeAlias = WorkPart  # noqa: Y015
+
+@_typing.final
+class WorkDropped(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    reason: _builtins.int
+    count: _builtins.int
+    def __init__(
+        self,
+        *,
+        reason: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkDropped: _TypeAlias = WorkDropped  # noqa: Y015
+
+@_typing.final
+class WorkHeld(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    entry: _builtins.int
+    step: _builtins.int
+    member: _builtins.str
+    def __init__(
+        self,
+        *,
+        leader_epoch: _builtins.int = ...,
+        entry: _builtins.int = ...,
+        step: _builtins.int = ...,
+        member: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "leader_epoch", b"leader_epoch", "member", b"member", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkHeld: _TypeAlias = WorkHeld  # noqa: Y015
+
+@_typing.final
+class WorkMark(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    DUE_US_FIELD_NUMBER: _builtins.int
+    REJECTED_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    deliveries: _builtins.int
+    failures: _builtins.int
+    due_us: _builtins.int
+    rejected: _builtins.bool
+    parked: _builtins.bool
+    error: _builtins.str
+    def __init__(
+        self,
+        *,
+        deliveries: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        due_us: _builtins.int = ...,
+        rejected: _builtins.bool = ...,
+        parked: _builtins.bool = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "due_us", b"due_us", "error", b"error", "failures", b"failures", "parked", b"parked", "rejected", b"rejected"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkMark: _TypeAlias = WorkMark  # noqa: Y015
+
+@_typing.final
+class WorkOutgoing(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    N_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    n: _builtins.int
+    reason: _builtins.int
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputLine]: ...
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        n: _builtins.int = ...,
+        lines: _abc.Iterable[Global___OutputLine] | None = ...,
+        ranges: _abc.Iterable[_builtins.int] | None = ...,
+        reason: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "n", b"n", "ranges", b"ranges", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkOutgoing: _TypeAlias = WorkOutgoing  # noqa: Y015
+
+@_typing.final
+class WorkTaken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    number: _builtins.int
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkTaken: _TypeAlias = WorkTaken  # noqa: Y015
+
+@_typing.final
 class SnapshotState(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -3817,11 +4386,16 @@ class SnapshotState(_message.Message):
     CURSORS_FIELD_NUMBER: _builtins.int
     TRANSACTIONS_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
+    RECOVERY_FIELD_NUMBER: _builtins.int
+    WORK_PARTS_FIELD_NUMBER: _builtins.int
     last_index: _builtins.int
     last_epoch: _builtins.int
     timestamp_us: _builtins.int
     next_offset: _builtins.int
     log_start_offset: _builtins.int
+    recovery: _builtins.int
+    work_parts: _builtins.int
+    """so many WorkParts follow before the UUIDs"""
     @_builtins.property
     def uuids(self) -> Global___PlacedUuids: ...
     @_builtins.property
@@ -3848,10 +4422,12 @@ class SnapshotState(_message.Message):
         cursors: _abc.Iterable[Global___CursorState] | None = ...,
         transactions: _abc.Iterable[Global___TransactionStateMeta] | None = ...,
         fenced: _abc.Iterable[Global___TransactionKey] | None = ...,
+        recovery: _builtins.int = ...,
+        work_parts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["uuids", b"uuids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "fenced", b"fenced", "last_epoch", b"last_epoch", "last_index", b"last_index", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "published", b"published", "staged", b"staged", "timestamp_us", b"timestamp_us", "transactions", b"transactions", "uuids", b"uuids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "fenced", b"fenced", "last_epoch", b"last_epoch", "last_index", b"last_index", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "published", b"published", "recovery", b"recovery", "staged", b"staged", "timestamp_us", b"timestamp_us", "transactions", b"transactions", "uuids", b"uuids", "work_parts", b"work_parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,6 +21,7 @@ from mq_broker.core.entries import (
     Publish,
     Stage,
     Trim,
+    Work,
 )
 from mq_broker.core.messages import (
     AppendAck,
@@ -202,8 +203,8 @@ class Story:
                 what = f"delete-group({group})"
             case MoveCursor(group, offset):
                 what = f"cursor({group}={offset})"
-            case DeleteGroup(group):
-                what = f"delete-group({group})"
+            case Work(group, life, steps):
+                what = f"work({group}/{life}: {len(steps)})"
             case Trim(start):
                 what = f"trim({start})"
             case Abort(key) | Fence(key):

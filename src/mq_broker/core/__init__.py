@@ -63,6 +63,7 @@ replication/peer_admission  which messages of other brokers may reach a replica 
 machine/machine           what the committed journal means; window: the UUIDs seen lately
 machine/admission         may this operation enter the journal?
 machine/state             the machine's state as a value: a snapshot
+work/                     queue groups: the state of one, its steps, and what becomes of requests to settle
 
 What was left out, and why
 --------------------------

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
+from mq_broker.core.work.steps import Step, step_bytes
+
 UUID_BYTES = 16
 NO_UUID = bytes(UUID_BYTES)
 
@@ -30,6 +32,7 @@ class EntryKind(IntEnum):
     ABORT = 10
     FENCE = 11
     FORGET = 12
+    WORK = 13
     DELETE_GROUP = 20
 
 
@@ -59,10 +62,13 @@ class EpochStart:
 
     `offset_floor`: offsets below it may have been given to records that are lost (rule 15), so none of them is given
     again.
+
+    `recovery`: how often the log was recovered so far. A new number says that something may have been lost before it.
     """
 
     broker: int
     offset_floor: int = 0
+    recovery: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,15 @@ class Trim:
     log_start_offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What happened to records of a queue group, in order. `life` tells the group from a later one of its name."""
+
+    group: str
+    life: int
+    steps: tuple[Step, ...]
+
+
 Operation: TypeAlias = (
     EpochStart
     | Append
@@ -194,6 +209,7 @@ Operation: TypeAlias = (
     | Fence
     | Forget
     | DeleteGroup
+    | Work
 )
 
 
@@ -224,7 +240,7 @@ def offsets_given(entry: Entry, staged: Callable[[bytes], int]) -> int:
             return entry.record_count
         case Publish(uuids=uuids):
             return sum(map(staged, uuids))
-        case Stage() | Discard() | EpochStart() | Trim() | MoveCursor() | DeleteGroup():
+        case Stage() | Discard() | EpochStart() | Trim() | MoveCursor() | DeleteGroup() | Work():
             return 0
         case Decide() | Finish() | Abort() | Fence() | Forget():
             return 0
@@ -250,6 +266,8 @@ def stored_bytes(entry: Entry) -> int:
             named = sum(_bytes(key.query_id, key.sink) for key in keys)
         case Finish(key) | Abort(key):
             named = _bytes(key.query_id, key.sink)
+        case Work(group, _, steps):
+            named = _bytes(group) + sum(map(step_bytes, steps))
         case EpochStart() | Trim():
             named = 0
     return _FIXED_BYTES + named + entry.payload_bytes
@@ -258,7 +276,7 @@ def stored_bytes(entry: Entry) -> int:
 _FIXED_BYTES = 128  # header, lengths, numbers
 _UUID_LINE_BYTES = 18
 
-LEVELS: dict[type, int] = {}
+LEVELS: dict[type, int] = {Work: 2}
 """The level of features (`mq_protocol/versions.py`) from which on a leader may write an operation. Without a line it is
 1: brokers of release 0.2.0 know those."""
 

@@ -19,6 +19,7 @@ from mq_broker.core.entries import (
     Publish,
     Stage,
     Trim,
+    Work,
 )
 from mq_broker.core.messages import (
     AppendAck,
@@ -31,6 +32,8 @@ from mq_broker.core.messages import (
     Refused,
     Result,
 )
+from mq_broker.core.work import steps
+from mq_broker.core.work.state import WorkState
 
 
 def uuid(name: str) -> bytes:
@@ -56,6 +59,8 @@ def words_of_entry(entry: Entry) -> str:
             what = f"cursor({group}{'>' if forward else ''}={offset})"
         case DeleteGroup(group):
             what = f"delete-group({group})"
+        case Work(group, _, made):
+            what = f"work({group}: {', '.join(map(step_words, made))})"
         case Trim(start):
             what = f"trim({start})"
         case Abort():
@@ -108,3 +113,33 @@ def words_of_result(result: Result) -> str:
             return type(error).__name__
         case _:
             assert_never(result)
+
+
+def step_words(step: steps.Step) -> str:
+    """`return 2-4` is of records 2 and 3."""
+    ranges = " ".join(f"{first}-{end}" for first, end in steps.ranges_of(step))
+    return f"{type(step).__name__.lower()} {ranges}".rstrip()
+
+
+def step_of(what: str, named: tuple[str, ...], member: str) -> steps.Step:
+    """As a script writes it: `begin 0`, `lease 2-4 7-8`."""
+    if what == "begin":
+        return steps.Begin(int(named[0]))
+    ranges = tuple((int(low), int(high)) for low, _, high in (name.partition("-") for name in named))
+    made: dict[str, steps.Step] = {
+        "lease": steps.Lease(ranges, member),
+        "accept": steps.Accept(ranges),
+        "fail": steps.Return(ranges, charged=True),
+        "end": steps.End(),
+    }
+    return made[what]
+
+
+def queue_words(state: WorkState | None) -> str:
+    """What is known of a queue group: `3-9:m@2` is lent to member m by a leader of epoch 2, `0-3:2/1` was lent twice
+    and failed once."""
+    if state is None:
+        return "knows no queue group"
+    lent = " ".join(f"{low}-{end}:{state.leases[by].member}@{by.leader_epoch}" for low, end, by in state.lent)
+    marks = " ".join(f"{low}-{end}:{mark.deliveries}/{mark.failures}" for low, end, mark in state.marks)
+    return f"base {state.base} leased {lent or 'nothing'} came back {marks or 'nothing'}"

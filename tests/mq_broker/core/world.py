@@ -27,6 +27,7 @@ from mq_broker.core.entries import (
     StagedBatches,
     TransactionKey,
     Trim,
+    Work,
 )
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.state import MachineState, Snapshot
@@ -79,6 +80,7 @@ from mq_broker.core.messages import (
     WriteNode,
 )
 from mq_broker.core.replication.replica import Replica
+from tests.mq_broker.core import words
 from tests.mq_broker.core.words import name_of, uuid, words_of_entry, words_of_message, words_of_result, words_of_state
 
 KEY = TransactionKey("query", "out")
@@ -213,9 +215,9 @@ class World:
     def command(self, line: str) -> list[str]:
         """Carry out one line; returns what came of it."""
         self.out = []
-        words = line.split()
-        options = dict(word.split("=", 1) for word in words if "=" in word)
-        plain = [word for word in words if "=" not in word]
+        said = line.split()
+        options = dict(word.split("=", 1) for word in said if "=" in word)
+        plain = [word for word in said if "=" not in word]
         getattr(self, "do_" + plain[0].replace("-", "_"))(*plain[1:], **options)
         return self.out or ["ok"]
 
@@ -471,6 +473,16 @@ class World:
 
     def do_delete_group(self, broker: str, group: str) -> None:
         self._propose(broker, DeleteGroup(group))
+
+    def do_work(self, broker: str, what: str, *named: str, member: str = "m", life: str = "1") -> None:
+        """`work 1 lease 2-4 7-8`: one step of queue group q."""
+        self._propose(broker, Work("q", int(life), (words.step_of(what, named, member),)))
+
+    def do_queue(self, *brokers: str) -> None:
+        """What brokers know of queue group q."""
+        for broker in brokers:
+            host = self.hosts[int(broker)]
+            self.say(host, words.queue_words(host.replica.machine.work.get("q")))
 
     def do_begin_epoch(self, broker: str) -> None:
         """No client may ask for that: a leader does it by itself."""

@@ -36,10 +36,12 @@ from mq_broker.core.entries import (
     StagedBatches,
     TransactionKey,
     Trim,
+    Work,
 )
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.state import MachineState, Snapshot
 from mq_broker.core.machine.window import WindowBounds
+from mq_broker.core.work import steps
 from mq_broker.storage.codec.frame import Place, encode
 from mq_broker.storage.codec.snapshot import decode_snapshot
 from mq_broker.storage.files import OsFiles
@@ -80,7 +82,29 @@ def one_of_each_operation() -> list[Operation]:
         Decide(KEY, 2**62, "run-3", 0, (), once=True),
         MoveCursor("audit", 78, "consumer", forward=True),
         DeleteGroup("audit"),
+        Work("jobs", 3, one_of_each_step()),
+        Work("mail", 1, (steps.Begin(0), steps.Lease(((0, 3),), "w"), steps.Return(((1, 2),), True))),
+        EpochStart(4, 7, 2),
     ]
+
+
+def one_of_each_step() -> tuple[steps.Step, ...]:
+    lines = (steps.OutputLine("0c9a", 3, (uuid_of(5), uuid_of(6))), steps.OutputLine("0c9a", 4, ()))
+    return (
+        steps.Begin(0),
+        steps.Lease(((0, 5000), (5001, 5003)), "worker-1"),
+        steps.Accept(((0, 1), (2, 3), (4100, 4200))),
+        steps.Return(((1, 2), (3, 9)), True, 1_700_000_000_000_000, "no bed"),
+        steps.Return(((10, 20),)),
+        steps.Reject(((20, 21),), "not JSON"),
+        steps.Drop(((3, 4), (5100, 5200)), steps.Reason.EXPIRED),
+        steps.Send(((20, 21),), steps.Reason.REJECTED, 3 << 32, lines),
+        steps.Send(((30, 40),), steps.Reason.OUTPUT, (3 << 32) + 1, lines, "worker-1", 7),
+        steps.Sent(3 << 32),
+        steps.Park(((1, 2),)),
+        steps.Reset(((1, 2),)),
+        steps.End(),
+    )
 
 
 def frame_of(

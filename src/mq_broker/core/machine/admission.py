@@ -27,10 +27,12 @@ from mq_broker.core.entries import (
     Stage,
     TransactionKey,
     Trim,
+    Work,
 )
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.state import TransactionState
 from mq_broker.core.messages import AreStaged, Decided, Done, Propose, RecordsThere, RecordThere, Refused, Result
+from mq_broker.core.work.steps import why_not_one_entry
 from mq_protocol.errors import (
     FencedRun,
     InvalidRequest,
@@ -43,7 +45,7 @@ from mq_protocol.errors import (
     TransactionAborted,
     TritonMQError,
 )
-from mq_protocol.limits import GROUPS_PER_PARTITION_MAX
+from mq_protocol.limits import GROUPS_PER_PARTITION_MAX, QUEUE_GROUPS_PER_PARTITION_MAX
 
 TRANSACTION_KEYS_MAX = 20_000
 """Keys that one partition of the coordinators' topic keeps: some 10 MB of names, and what eight partitions forget in an
@@ -60,6 +62,7 @@ class Overlay:
         self._uuids: dict[bytes, int] = {}
         self._keys: dict[TransactionKey, int] = {}
         self._fences: dict[TransactionKey, int] = {}
+        self._work: dict[str, int] = {}
         for entry in tail:
             self.add(entry)
 
@@ -70,6 +73,8 @@ class Overlay:
             self._keys[key] = entry.index
         if isinstance(entry.operation, Fence):
             self._fences[entry.operation.key] = entry.index
+        if isinstance(entry.operation, Work):
+            self._work[entry.operation.group] = entry.index
 
     def remove(self, entry: Entry) -> None:
         """The entry was applied: the state machine knows it now."""
@@ -80,6 +85,8 @@ class Overlay:
             for known in (self._keys, self._fences):
                 if known.get(key) == entry.index:
                     del known[key]
+        if isinstance(entry.operation, Work) and self._work.get(entry.operation.group) == entry.index:
+            del self._work[entry.operation.group]
 
     def uuid_index(self, uuid: bytes) -> int | None:
         return self._uuids.get(uuid)
@@ -89,6 +96,10 @@ class Overlay:
 
     def fence_index(self, key: TransactionKey) -> int | None:
         return self._fences.get(key)
+
+    def work_index(self, group: str) -> int | None:
+        """Where the entry of a queue group is that is on its way."""
+        return self._work.get(group)
 
     @property
     def key_count(self) -> int:
@@ -109,7 +120,7 @@ def _keys_of(operation: Operation) -> tuple[TransactionKey, ...]:
             return (key,)
         case Forget(keys=keys):
             return keys
-        case Append() | Stage() | EpochStart() | Trim() | MoveCursor() | DeleteGroup():
+        case Append() | Stage() | EpochStart() | Trim() | MoveCursor() | DeleteGroup() | Work():
             return ()
 
 
@@ -153,18 +164,7 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
         case Discard() as discard:
             return _judge_discard(discard, machine, overlay)
         case MoveCursor() as move:
-            if not 0 <= move.offset <= machine.next_offset:
-                return _refuse(
-                    InvalidRequest(
-                        f"group {move.group!r} cannot move to offset {move.offset}: the log ends at "
-                        f"{machine.next_offset}"
-                    ),
-                    of_absence=True,
-                )
-            if machine.has_passed(move):
-                return Answer(Done(0, duplicate=True))
-            error = too_many_groups(move.group, machine)
-            return Admit(move) if error is None else _refuse(error, of_absence=True)
+            return _judge_move(move, machine)
         case DeleteGroup() as delete:
             return Admit(delete)  # also where it has no cursor: one may be on its way in the tail
         case Trim(log_start_offset=start) as trim:
@@ -176,6 +176,8 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
                     of_absence=True,
                 )
             return Admit(trim)
+        case Work() as work:
+            return _judge_work(work, machine, overlay)
         case AreStaged(key, batch_id, uuids):
             verdict = _judge_publish(Publish(key, batch_id, uuids), machine, overlay, first_index)
             return Answer(Done(0)) if isinstance(verdict, Admit) else verdict
@@ -183,6 +185,43 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
             return _judge_for_coordinator(operation, propose.keep_on_mismatch, machine, overlay)
         case EpochStart():
             return _refuse(InvalidRequest("an epoch start is written by a new leader alone"))
+
+
+def _judge_move(move: MoveCursor, machine: PartitionMachine) -> Verdict:
+    if not 0 <= move.offset <= machine.next_offset:
+        return _refuse(
+            InvalidRequest(
+                f"group {move.group!r} cannot move to offset {move.offset}: the log ends at {machine.next_offset}"
+            ),
+            of_absence=True,
+        )
+    if machine.has_passed(move):
+        return Answer(Done(0, duplicate=True))
+    error = too_many_groups(move.group, machine)
+    return Admit(move) if error is None else _refuse(error, of_absence=True)
+
+
+def _judge_work(work: Work, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    """One entry of a group at a time: what its steps do was worked out on the applied state. Behind another one they
+    might do something else than what those who asked are told."""
+    if not work.steps:
+        return Answer(Done(0, duplicate=True))
+    if overlay.work_index(work.group) is not None:
+        return _refuse(
+            OutOfOrder(f"another entry of queue group {work.group!r} is on its way: gather again once it is committed")
+        )
+    why = why_not_one_entry(work.steps)
+    if why:
+        return _refuse(InvalidRequest(f"the entry of queue group {work.group!r} is not written: {why}"))
+    if work.group not in machine.work and len(machine.work) >= QUEUE_GROUPS_PER_PARTITION_MAX:
+        return _refuse(
+            TooManyGroups(
+                f"the partition keeps {len(machine.work)} queue groups, as many as it takes, and {work.group!r} is not "
+                "among them: use one of those, or delete unused groups"
+            ),
+            of_absence=True,
+        )
+    return Admit(work)
 
 
 def too_many_groups(group: str, machine: PartitionMachine) -> TooManyGroups | None:

@@ -30,10 +30,12 @@ from mq_broker.core.entries import (
     Stage,
     TransactionKey,
     Trim,
+    Work,
 )
 from mq_broker.core.machine.state import EPHEMERAL, Cursor, MachineState, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Placed, UuidWindow, WindowBounds
 from mq_broker.core.messages import OffsetsSkipped, Published, Trimmed
+from mq_broker.core.work.groups import WorkGroups
 
 Change: TypeAlias = Published | Trimmed | OffsetsSkipped
 """What readers see of an entry that was applied."""
@@ -64,6 +66,8 @@ class PartitionMachine:
         self.ephemeral: set[str] = {group for group, cursor in state.cursors if cursor.kind == EPHEMERAL}
         self.transactions: dict[TransactionKey, TransactionState] = dict(state.transactions)
         self.fenced: OrderedDict[TransactionKey, None] = OrderedDict.fromkeys(state.fenced)
+        self.recovery = state.recovery
+        self.work = WorkGroups.thawed(state.work)
 
     def state(self) -> MachineState:
         """All of it as one value, from which a machine like this one can be made."""
@@ -76,6 +80,8 @@ class PartitionMachine:
             tuple(self.cursors.items()),
             tuple(self.transactions.items()),
             tuple(self.fenced),
+            self.recovery,
+            self.work.frozen(),
         )
 
     def staged_rows(self, uuid: bytes) -> int:
@@ -121,12 +127,17 @@ class PartitionMachine:
                 self._fence(fence)
             case Decide() | Finish() | Abort() | Forget() as operation:
                 self._coordinate(operation, entry.timestamp_us)
-            case EpochStart(offset_floor=floor):
+            case Work(group, life, steps):
+                log = self.log_start_offset, self.next_offset
+                self.work.apply(group, life, steps, entry.leader_epoch, entry.index, log)
+            case EpochStart(offset_floor=floor, recovery=recovery):
+                self._recover(recovery)
                 return self._skip_to(floor)
             case Trim(log_start_offset=offset):
                 start = min(offset, self.next_offset)  # there is nothing beyond to drop
                 if start > self.log_start_offset:
                     self.log_start_offset = start
+                    self.work.pass_to(start)
                     return [Trimmed(start)]
         return []
 
@@ -138,11 +149,18 @@ class PartitionMachine:
             self.cursors[change.group] = Cursor(change.offset, change.kind, timestamp_us)
             (self.ephemeral.add if change.kind == EPHEMERAL else self.ephemeral.discard)(change.group)
 
+    def _recover(self, recovery: int) -> None:
+        """After a recovery nobody knows what became of leases (rule 15): they end. Once for each recovery."""
+        if recovery > self.recovery:
+            self.recovery = recovery
+            self.work.recover()
+
     def _skip_to(self, floor: int) -> list[Change]:
         """After a recovery: offsets that the lost records may have had are not given to others (rule 15)."""
         if floor <= self.next_offset:
             return []
         first, self.next_offset = self.next_offset, floor
+        self.work.skip(first, floor)
         if self.log_start_offset < first:
             return [OffsetsSkipped(first, floor)]
         self.log_start_offset = floor  # nothing is left before it: the log starts where it goes on

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mq_broker.core.entries import StagedBatches, TransactionKey
 from mq_broker.core.machine.window import NO_UUIDS, SeenUuids
+from mq_broker.core.work.groups import FrozenGroups
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ class TransactionState:
 @dataclass(frozen=True, slots=True)
 class MachineState:
     """Everything that `PartitionMachine` knows, in the order in which it knows it (the oldest UUIDs are forgotten
-    first). `fenced`: keys under which nothing is staged here any more."""
+    first). `fenced`: keys under which nothing is staged here any more. `recovery`: the highest that an epoch start
+    told. `work`: queue groups."""
 
     next_offset: int = 0
     log_start_offset: int = 0
@@ -72,6 +74,8 @@ class MachineState:
     cursors: tuple[tuple[str, Cursor], ...] = ()
     transactions: tuple[tuple[TransactionKey, TransactionState], ...] = ()
     fenced: tuple[TransactionKey, ...] = ()
+    recovery: int = 0
+    work: FrozenGroups = ()
 
 
 @dataclass(frozen=True, slots=True)

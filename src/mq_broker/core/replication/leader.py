@@ -63,7 +63,7 @@ class Leader:
         self._awake_ms = shared.now_ms
         self._commit_moved_ms = shared.now_ms
         self.standing_back = StandingBack(shared, self.membership, self.followers)
-        start = EpochStart(shared.me.broker, state.offset_floor)
+        start = EpochStart(shared.me.broker, state.offset_floor, state.recovery)
         self.epoch_start = self._append(Propose(0, start, shared.log.last_timestamp_us), start)
 
     @property

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, NamedTuple, TypeAlias
 
-from mq_broker.core.work.ranges import Ranges
+from mq_broker.core.work.ranges import RANGES_MAX, Ranges, why_wrong
 
 ERROR_BYTES_MAX: Final = 256
 """Of the text that says why a record failed, in UTF-8."""
+
+
+ENTRY_BYTES_MAX: Final = 1 << 20
+"""Of all steps of an entry, about."""
 
 
 class LeaseId(NamedTuple):
@@ -167,6 +172,20 @@ def step_bytes(step: Step) -> int:
             return size + len(member.encode()) + names + 32
         case Begin() | Accept() | Drop() | Sent() | Park() | Reset() | End():
             return size
+
+
+def why_not_one_entry(steps: Iterable[Step]) -> str:
+    """Why these steps cannot be one entry; empty if they can."""
+    ranges = size = 0
+    for step in steps:
+        why = why_wrong(ranges_of(step))
+        if why:
+            return why
+        ranges += len(ranges_of(step))
+        size += step_bytes(step)
+    if ranges > RANGES_MAX or size > ENTRY_BYTES_MAX:
+        return f"{ranges} ranges and {size} bytes are more than {RANGES_MAX} or {ENTRY_BYTES_MAX}"
+    return ""
 
 
 _RANGE_BYTES: Final = 8

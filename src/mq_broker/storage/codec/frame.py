@@ -46,7 +46,9 @@ from mq_broker.core.entries import (
     StagedBatches,
     TransactionKey,
     Trim,
+    Work,
 )
+from mq_broker.storage.codec.work import LaterWork, work_from_wire, work_to_wire
 from mq_broker.storage.interface import Frame
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
@@ -272,10 +274,9 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
     match operation:
         case Append(record_uuids):
             return EntryKind.APPEND, record_uuids
-        case EpochStart(broker, offset_floor):
-            return EntryKind.EPOCH_START, pb.EpochStartMeta(
-                broker=broker, offset_floor=offset_floor
-            ).SerializeToString()
+        case EpochStart(broker, offset_floor, recovery):
+            start = pb.EpochStartMeta(broker=broker, offset_floor=offset_floor, recovery=recovery)
+            return EntryKind.EPOCH_START, start.SerializeToString()
         case Trim(log_start_offset):
             return EntryKind.TRIM, pb.TrimMeta(log_start_offset=log_start_offset).SerializeToString()
         case Stage(key, batch_id, run_id):
@@ -299,6 +300,15 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
                 key=_key_to_wire(key), batch_id=batch_id, run_id=run_id, row_count=row_count, manifest=lines, once=once
             )
             return EntryKind.DECIDE, meta.SerializeToString()
+        case Abort() | Fence() | Forget() | Finish():
+            return _encode_end(operation)
+        case Work() as work:
+            return EntryKind.WORK, work_to_wire(work)
+
+
+def _encode_end(operation: Abort | Fence | Forget | Finish) -> tuple[EntryKind, bytes]:
+    """What ends a transaction, or its key."""
+    match operation:
         case Abort(key):
             return EntryKind.ABORT, pb.AbortMeta(key=_key_to_wire(key)).SerializeToString()
         case Fence(key, kept):
@@ -315,7 +325,7 @@ def _key(key: pb.TransactionKey) -> TransactionKey:
 
 def _epoch_start(meta: bytes) -> Operation:
     m = pb.EpochStartMeta.FromString(meta)
-    return EpochStart(m.broker, m.offset_floor)
+    return EpochStart(m.broker, m.offset_floor, m.recovery)
 
 
 def _stage(meta: bytes) -> Operation:
@@ -384,6 +394,7 @@ _DECODERS: Final[dict[int, Callable[[bytes], Operation]]] = {
     EntryKind.FENCE: _fence,
     EntryKind.FORGET: _forget,
     EntryKind.DELETE_GROUP: _delete_group,
+    EntryKind.WORK: work_from_wire,
 }
 
 
@@ -393,5 +404,7 @@ def _decode_operation(kind: int, meta: bytes) -> Operation:
         raise NewerFrame(f"an entry is of kind {kind}, which this version does not know: {_UPGRADE}")
     try:
         return decoder(meta)
-    except DecodeError as error:
+    except LaterWork as error:
+        raise NewerFrame(f"an entry of kind {kind} cannot be read ({error}): {_UPGRADE}") from error
+    except (DecodeError, ValueError) as error:
         raise CorruptBatch(f"an entry of kind {kind} cannot be read ({error}): send it again") from error

@@ -7,8 +7,9 @@ The checksum starts from the place, as a frame's does (frame.py), and covers all
 partition's directory fails as a damaged one does.
 
 The body of version 2 is parts, each a u32 (its size in bytes) and a protobuf message: first a `SnapshotState` without
-its UUIDs, then `PlacedUuids` of up to 1,024 UUIDs each, the oldest first. The body of version 1, which is still read,
-is one `SnapshotState`. UUIDs are written by columns and as steps from one to the next: about 23 bytes each, 16 of which
+its UUIDs, then `PlacedUuids` of up to 1,024 UUIDs each, the oldest first. Version 3 is written where there are queue
+groups: between the two are as many `WorkPart` as the first part says. The body of version 1, which is still read, is
+one `SnapshotState`. UUIDs are written by columns and as steps from one to the next: about 23 bytes each, 16 of which
 are the UUID.
 
 Both directions run in a thread. They go part by part, and let other threads run between two: the event loop of a broker
@@ -20,7 +21,7 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterable, Iterator
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from pathlib import Path
 from typing import Final
 
@@ -30,7 +31,9 @@ from google.protobuf.message import DecodeError
 from mq_broker.core.entries import TransactionKey
 from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Columns, Placed, SeenUuids
+from mq_broker.core.work.groups import FrozenGroups
 from mq_broker.storage.codec.frame import Place, line_from_wire, line_to_wire
+from mq_broker.storage.codec.work import LaterWork, groups_from_wire, groups_to_wire
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CorruptBatch, StorageFailed
@@ -39,6 +42,7 @@ FILE_NAME: Final = "snapshot"
 
 _MAGIC: Final = b"TSn"
 _VERSION: Final = 2
+_WITH_WORK: Final = 3
 _WHOLE: Final = 1  # the version whose body is one message
 _PART: Final = struct.Struct("<I")
 _CRC_SLICE_BYTES: Final = 1 << 20
@@ -56,6 +60,7 @@ class NewerSnapshot(StorageFailed):
 def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
     """The bytes, about 2.3 MB for 100,000 UUIDs. Takes some 0.1 s for those: do it in a thread."""
     state = snapshot.state
+    work = list(groups_to_wire(state.work))
     message = pb.SnapshotState(
         last_index=snapshot.last_index,
         last_epoch=snapshot.last_epoch,
@@ -69,14 +74,16 @@ def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
         ],
         transactions=[_transaction_to_wire(key, transaction) for key, transaction in state.transactions],
         fenced=[_key_to_wire(key) for key in state.fenced],
+        recovery=state.recovery,
+        work_parts=len(work),
     )
     body = bytearray()
-    for part in chain((message,), map(_uuids_to_wire, state.uuids.columns())):
+    for part in chain((message,), work, map(_uuids_to_wire, state.uuids.columns())):
         written = part.SerializeToString()
         body += _PART.pack(len(written))
         body += written
         _let_others_run()
-    header = _HEADER.pack(0, _MAGIC, _VERSION, len(body))[_CRC_BYTES:]
+    header = _HEADER.pack(0, _MAGIC, _WITH_WORK if work else _VERSION, len(body))[_CRC_BYTES:]
     crc = _checksum(place, (header, body))
     return b"".join((crc.to_bytes(_CRC_BYTES, "little"), header, body))
 
@@ -93,17 +100,20 @@ def decode_snapshot(place: Place, data: Buffer) -> Snapshot:
     crc, magic, version, body_bytes = _HEADER.unpack_from(data)
     if magic != _MAGIC or len(data) != _HEADER.size + body_bytes or _checksum(place, (data[_CRC_BYTES:],)) != crc:
         raise CorruptBatch(f"the checksum of a snapshot of {place} does not hold: damaged, or of another partition")
-    if version not in (_WHOLE, _VERSION):
+    if version not in (_WHOLE, _VERSION, _WITH_WORK):
         raise NewerSnapshot(
-            f"a snapshot of {place} is of format {version}, not {_VERSION}: bring every broker to the newest version"
+            f"a snapshot of {place} is of format {version}, not {_WITH_WORK}: bring every broker to the newest version"
         )
     try:
-        parts = _parts(data[_HEADER.size :]) if version == _VERSION else iter((data[_HEADER.size :],))
+        parts = iter((data[_HEADER.size :],)) if version == _WHOLE else _parts(data[_HEADER.size :])
         message = pb.SnapshotState.FromString(bytes(next(parts)))
-        windows = map(pb.PlacedUuids.FromString, map(bytes, parts)) if version == _VERSION else iter((message.uuids,))
+        work = groups_from_wire(map(pb.WorkPart.FromString, map(bytes, islice(parts, message.work_parts))))
+        windows = map(pb.PlacedUuids.FromString, map(bytes, parts)) if version != _WHOLE else iter((message.uuids,))
         return _from_wire(
-            message, SeenUuids.of(_unhurried(pair for window in windows for pair in _uuids_from_wire(window)))
+            message, SeenUuids.of(_unhurried(pair for window in windows for pair in _uuids_from_wire(window))), work
         )
+    except LaterWork as error:
+        raise NewerSnapshot(f"a snapshot of {place} cannot be read ({error}): start the newest version") from error
     except (DecodeError, ValueError, OverflowError) as error:
         raise CorruptBatch(
             f"a snapshot of {place} cannot be read ({error}): it is to be sent or written again"
@@ -206,7 +216,7 @@ def _transaction_to_wire(key: TransactionKey, transaction: TransactionState) -> 
 # ------------------------------------------------------------------ from the wire
 
 
-def _from_wire(message: pb.SnapshotState, uuids: SeenUuids) -> Snapshot:
+def _from_wire(message: pb.SnapshotState, uuids: SeenUuids, work: FrozenGroups) -> Snapshot:
     return Snapshot(
         message.last_index,
         message.last_epoch,
@@ -220,6 +230,8 @@ def _from_wire(message: pb.SnapshotState, uuids: SeenUuids) -> Snapshot:
             tuple((line.group, Cursor(line.offset, line.kind, line.moved_us)) for line in message.cursors),
             tuple((_key(line.key), _transaction_from_wire(line)) for line in message.transactions),
             tuple(_key(key) for key in message.fenced),
+            message.recovery,
+            work,
         ),
     )
 
