@@ -1,0 +1,358 @@
+"""What becomes of requests to settle, and how requests become the steps of one entry.
+
+Requests are judged when their entry is made, one after another, each on the state that the steps before it leave.
+Nothing here changes the state: the steps do, once they are committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final, TypeAlias
+
+from mq_broker.core.work.ranges import RANGES_MAX, Range, Ranges, joined, why_wrong
+from mq_broker.core.work.run_map import RunMap
+from mq_broker.core.work.state import OUTBOX_MAX, WorkState
+from mq_broker.core.work.steps import (
+    ENTRY_BYTES_MAX,
+    Accept,
+    Lease,
+    LeaseId,
+    OutputLine,
+    Reason,
+    Reject,
+    Return,
+    Send,
+    Step,
+    ranges_of,
+    step_bytes,
+)
+from mq_protocol.errors import InvalidRequest, NotLeader, Overloaded, TritonMQError
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """They were worked on."""
+
+
+@dataclass(frozen=True, slots=True)
+class AckWithOutputs:
+    """They were worked on, and this is to be published. `number` grows with each such request of a member."""
+
+    lines: tuple[OutputLine, ...]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """They go back and are not charged."""
+
+    due_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """They go back and are charged. `due_us`: None for what the group's `Backoff` says."""
+
+    error: str = ""
+    due_us: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """They are doomed at once."""
+
+    error: str = ""
+
+
+Outcome: TypeAlias = Ack | AckWithOutputs | Release | Failed | Rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """A member's word on records that were lent to it."""
+
+    lease: LeaseId
+    member: str
+    ranges: Ranges
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Lend:
+    """These records are to be lent to a member. `accepted`: settled by the same entry, so delivered at most once."""
+
+    member: str
+    ranges: Ranges
+    accepted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a request, once the entry is committed: all of it is done but `lost`.
+
+    `lost`: those records are not the member's any more. That rests on something not being here, so it is said only once
+    the leader knows that it still leads. `error`: nothing of the request is done. `lent`: of a `Lend`, what the lease
+    has; `step` is its number in the entry, -1 where nothing is lent.
+    """
+
+    lost: Ranges = ()
+    error: TritonMQError | None = None
+    lent: Ranges = ()
+    step: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """The steps of one entry, none if nothing is to be written; an answer for each request that was taken, in order,
+    settles before lends; what did not fit and is to be gathered anew."""
+
+    steps: tuple[Step, ...]
+    settled: tuple[Answer, ...]
+    lent: tuple[Answer, ...]
+    settles_left: tuple[Settle, ...]
+    lends_left: tuple[Lend, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """When a record that failed is lent again: `first_ms` after its first failure, `factor` times as long after each
+    further one, at most `most_ms`."""
+
+    first_ms: int = 1_000
+    factor: float = 2.0
+    most_ms: int = 60_000
+
+    def due_us(self, now_us: int, failures: int) -> int:
+        """`failures`: those before this one."""
+        wait_ms = self.most_ms if failures > 64 else min(self.first_ms * self.factor**failures, self.most_ms)
+        return now_us + int(wait_ms * 1_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What requests are judged by, besides the state. `end`: of the log. `next_n`: the first number for the outbox that
+    was not given yet. `late`: whether a record may be acknowledged that nobody has any more; not where order counts."""
+
+    leader_epoch: int
+    end: int
+    now_us: int
+    next_n: int
+    backoff: Backoff = field(default_factory=Backoff)
+    late: bool = True
+
+
+def gather(state: WorkState, settles: Sequence[Settle], lends: Sequence[Lend], setting: Setting) -> Gathered:
+    """As many of these requests as fit into one entry: at most 50,000 ranges and 1 MiB. Settles stand before leases."""
+    entry = _Entry(state, setting)
+    settled: list[Answer] = []
+    for settle in settles:
+        answer = entry.settle(settle)
+        if answer is None:
+            return Gathered(entry.steps(), tuple(settled), (), tuple(settles[len(settled) :]), tuple(lends))
+        settled.append(answer)
+    lent: list[Answer] = []
+    for lend in lends:
+        answer = entry.lend(lend)
+        if answer is None:
+            break
+        lent.append(answer)
+    return Gathered(entry.steps(), tuple(settled), tuple(lent), (), tuple(lends[len(lent) :]))
+
+
+class _Now(Enum):
+    """What the steps before have made of a record."""
+
+    SETTLED = 1
+    BACK = 2
+    LENT = 3
+
+
+_TOO_MANY: Final = f"the request concerns more than {RANGES_MAX} ranges of records: settle fewer at once"
+
+
+class _Entry:
+    """Owns the steps so far, and what they change."""
+
+    def __init__(self, state: WorkState, setting: Setting) -> None:
+        self._state = state
+        self._setting = setting
+        self._touched: RunMap[_Now] = RunMap()
+        self._steps: list[Step] = []
+        self._open: list[Range] = []  # the ranges of the last step, which may grow
+        self._taken: dict[str, int] = {}
+        self._next_n = setting.next_n
+        self._outputs = 0
+        self._ranges = 0
+        self._bytes = 0
+
+    def steps(self) -> tuple[Step, ...]:
+        self._close()
+        return tuple(self._steps)
+
+    # ------------------------------------------------------------------ settling
+
+    def settle(self, settle: Settle) -> Answer | None:
+        """None if it does not fit into this entry."""
+        setting = self._setting
+        if settle.lease.leader_epoch > setting.leader_epoch:
+            return Answer(
+                error=NotLeader(
+                    f"the lease is of epoch {settle.lease.leader_epoch}, and this broker leads epoch "
+                    f"{setting.leader_epoch}: ask again, another broker may lead by now"
+                )
+            )
+        why = why_wrong(settle.ranges, setting.end)
+        if why:
+            return Answer(error=InvalidRequest(f"these records cannot be settled: {why}"))
+        if isinstance(settle.outcome, AckWithOutputs):
+            return self._settle_with_outputs(settle, settle.outcome)
+        mine, lost = self._judged(settle)
+        if mine is None or lost is None:
+            return Answer(error=InvalidRequest(_TOO_MANY))
+        steps = self._steps_of(settle.outcome, mine)
+        now = _Now.SETTLED if isinstance(settle.outcome, Ack) else _Now.BACK
+        return self._written(steps, mine, now, Answer(lost=joined(lost)))
+
+    def _written(self, steps: list[Step], mine: Sequence[Range], now: _Now, answer: Answer) -> Answer | None:
+        ranges = sum(len(ranges_of(step)) for step in steps)
+        size = sum(map(step_bytes, steps))
+        if ranges > RANGES_MAX or size > ENTRY_BYTES_MAX:
+            return Answer(error=InvalidRequest(_TOO_MANY))
+        if self._ranges + ranges > RANGES_MAX or self._bytes + size > ENTRY_BYTES_MAX:
+            return None
+        self._ranges += ranges
+        self._bytes += size
+        for step in steps:
+            self._add(step)
+        self._touched.assign([(low, high, now) for low, high in mine])
+        return answer
+
+    def _judged(self, settle: Settle) -> tuple[list[Range] | None, list[Range] | None]:
+        """Which unsettled records of these the outcome is for, and which are not the member's; None if they are in too
+        many pieces."""
+        state = self._state
+        late = isinstance(settle.outcome, Ack) and self._setting.late
+        mine: list[Range] = []
+        lost: list[Range] = []
+        for low, high, now in self._touched.pieces(settle.ranges):
+            if now is _Now.SETTLED:
+                continue
+            for first, end, lease in state.lent.pieces(((low, high),)):
+                if not state.settled.missing_count(first, end):
+                    continue
+                if lease is not None and now is None:
+                    theirs = lease == settle.lease and state.leases[lease].member == settle.member
+                    pieces = [(first, end, theirs)]
+                elif lease is not None:  # it went back by a step before this one
+                    pieces = [(first, end, late)]
+                else:
+                    marked = state.marks.pieces(((first, end),))
+                    pieces = [(a, b, late and mark is not None and mark.deliveries > 0) for a, b, mark in marked]
+                for a, b, done in pieces:
+                    if done:
+                        mine.append((a, b))
+                        continue
+                    for missing in state.settled.missing(a, b):
+                        lost.append(missing)
+                        if len(lost) > RANGES_MAX:
+                            return None, None
+        return mine, lost
+
+    def _steps_of(self, outcome: Outcome, mine: list[Range]) -> list[Step]:
+        if not mine:
+            return []
+        match outcome:
+            case Ack():
+                return [Accept(joined(mine))]
+            case Release(due_us):
+                return [Return(joined(mine), False, due_us)]
+            case Rejected(error):
+                return [Reject(joined(mine), error)]
+            case Failed(error, due_us):
+                return self._failed(mine, error, due_us)
+            case AckWithOutputs():
+                raise AssertionError("is settled otherwise")
+
+    def _failed(self, mine: list[Range], error: str, due_us: int | None) -> list[Step]:
+        if due_us is not None:
+            return [Return(joined(mine), True, due_us, error)]
+        due: dict[int, list[Range]] = {}
+        for low, high, mark in self._state.marks.pieces(mine):
+            at = self._setting.backoff.due_us(self._setting.now_us, mark.failures if mark is not None else 0)
+            due.setdefault(at, []).append((low, high))
+        return [Return(joined(ranges), True, at, error) for at, ranges in due.items()]
+
+    def _settle_with_outputs(self, settle: Settle, outcome: AckWithOutputs) -> Answer | None:
+        """All of it or nothing: the records are the member's and unsettled, or no output is published."""
+        state, member = self._state, settle.member
+        if outcome.number <= max(state.taken.get(member, -1), self._taken.get(member, -1)):
+            return Answer()  # asked again
+        for low, high, now in self._touched.pieces(settle.ranges):
+            for first, end, lease in state.lent.pieces(((low, high),)):
+                held = lease == settle.lease and state.leases[settle.lease].member == member
+                if now is not None or not held or state.settled.missing_count(first, end) < end - first:
+                    return Answer(lost=settle.ranges)
+        if not settle.ranges:
+            return Answer(
+                error=InvalidRequest("outputs are published with the records that they were made of: name some")
+            )
+        if len(state.outbox) + self._outputs >= OUTBOX_MAX:
+            return Answer(error=Overloaded("too many outputs are decided and not published yet: ask again in a moment"))
+        send = Send(settle.ranges, Reason.OUTPUT, self._next_n, outcome.lines, member, outcome.number)
+        answer = self._written([send], settle.ranges, _Now.SETTLED, Answer())
+        if answer is not None and answer.error is None:
+            self._next_n += 1
+            self._outputs += 1
+            self._taken[member] = outcome.number
+        return answer
+
+    # ------------------------------------------------------------------ lending
+
+    def lend(self, lend: Lend) -> Answer | None:
+        """None if it does not fit into this entry. What a step before has touched is not lent: whoever chose the
+        records did not know of that."""
+        why = why_wrong(lend.ranges, self._setting.end)
+        if why or not lend.member:
+            return Answer(error=InvalidRequest(f"these records cannot be lent: {why or 'to whom is not said'}"))
+        state = self._state
+        free = [
+            missing
+            for low, high, now in self._touched.pieces(lend.ranges)
+            if now is None
+            for first, end, lease in state.lent.pieces(((low, high),))
+            if lease is None
+            for a, b, mark in state.marks.pieces(((first, end),))
+            if not (mark and (mark.rejected or mark.parked))
+            for missing in state.settled.missing(a, b)
+        ]
+        if not free:
+            return Answer()
+        ranges = joined(free)
+        steps: list[Step] = [Lease(ranges, lend.member)]
+        if lend.accepted:
+            steps.append(Accept(ranges))
+        self._close()
+        return self._written(steps, ranges, _Now.LENT, Answer(lent=ranges, step=len(self._steps)))
+
+    # ------------------------------------------------------------------ steps
+
+    def _add(self, step: Step) -> None:
+        """Steps that say the same of different records are one."""
+        ranges = ranges_of(step)
+        if isinstance(step, Accept | Return | Reject):
+            bare = replace(step, ranges=())
+            if not self._steps or self._steps[-1] != bare:
+                self._close()
+                self._steps.append(bare)
+            self._open += ranges
+        else:
+            self._close()
+            self._steps.append(step)
+
+    def _close(self) -> None:
+        last = self._steps[-1] if self._steps else None
+        if self._open and isinstance(last, Accept | Return | Reject):
+            self._steps[-1] = replace(last, ranges=joined(self._open))
+        self._open = []

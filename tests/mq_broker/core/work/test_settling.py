@@ -1,0 +1,309 @@
+"""What becomes of requests to settle, one rule a test, and a random walk against a judge that looks at each record."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mq_broker.core.work import settling
+from mq_broker.core.work import state as state_module
+from mq_broker.core.work.groups import WorkGroups
+from mq_broker.core.work.ranges import Ranges
+from mq_broker.core.work.settling import (
+    Ack,
+    AckWithOutputs,
+    Answer,
+    Backoff,
+    Failed,
+    Gathered,
+    Lend,
+    Outcome,
+    Rejected,
+    Release,
+    Setting,
+    Settle,
+    gather,
+)
+from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.steps import (
+    Accept,
+    Begin,
+    Drop,
+    Lease,
+    LeaseId,
+    OutputLine,
+    Park,
+    Reason,
+    Reject,
+    Return,
+    Send,
+    Step,
+)
+from mq_protocol.errors import InvalidRequest, NotLeader, Overloaded
+from tests.mq_broker.core.work.model import Model, Record, offsets_of
+from tests.mq_broker.core.work.test_walk import random_ranges
+
+END = 1_000
+FIRST = LeaseId(1, 2, 0)
+"""Records 0 to 9, of member a. Records 10 to 19 are of b, by SECOND; 20 to 29 came back from a; the rest is fresh."""
+SECOND = LeaseId(1, 2, 1)
+LINES = (OutputLine("id", 1, (bytes(16),)),)
+N = 1 << 32
+
+
+class Group:
+    """A group whose leader is of epoch 1."""
+
+    def __init__(self) -> None:
+        self.groups = WorkGroups()
+        self.index = 0
+        self.take(Begin(0))
+        self.take(Lease(((0, 10),), "a"), Lease(((10, 20),), "b"), Lease(((20, 30),), "a"), Return(((20, 30),)))
+
+    @property
+    def state(self) -> WorkState:
+        return self.groups["g"]
+
+    def take(self, *steps: Step) -> None:
+        self.index += 1
+        self.groups.apply("g", 1, steps, 1, self.index, (0, END))
+
+    def gather(self, *settles: Settle, lends: tuple[Lend, ...] = (), late: bool = True, next_n: int = N) -> Gathered:
+        setting = Setting(1, END, now_us=0, next_n=next_n, late=late)
+        return gather(self.state, settles, lends, setting)
+
+    def ask(
+        self, ranges: Ranges, outcome: Outcome, lease: LeaseId = FIRST, member: str = "a", late: bool = True
+    ) -> Answer:
+        """Settle by an entry of its own."""
+        gathered = self.gather(Settle(lease, member, ranges, outcome), late=late)
+        self.take(*gathered.steps)
+        (answer,) = gathered.settled
+        return answer
+
+
+@pytest.mark.parametrize("outcome", [Ack(), Release(), Failed(), Rejected()])
+def test_what_is_in_the_lease_is_done_and_what_is_settled_already_is_done_again_without_an_entry(
+    outcome: Outcome,
+) -> None:
+    group = Group()
+    assert group.ask(((0, 4),), Ack()) == Answer()
+    assert group.state.base == 4
+    gathered = group.gather(Settle(FIRST, "a", ((0, 4),), outcome))
+    assert (gathered.steps, gathered.settled) == ((), (Answer(),))
+    assert group.ask(((0, 10),), outcome) == Answer()
+    assert group.state.leased == 10
+
+
+@pytest.mark.parametrize("outcome", [Ack(), Release(), Failed(), Rejected(), AckWithOutputs(LINES, 1)])
+def test_what_is_leased_to_anybody_else_is_lost_always(outcome: Outcome) -> None:
+    group = Group()
+    for lease, member in ((FIRST, "a"), (SECOND, "a"), (FIRST, "b")):
+        assert group.ask(((10, 12),), outcome, lease, member).lost == ((10, 12),)
+    assert group.ask(((0, 2),), outcome, FIRST, "b").lost == ((0, 2),), "another member's lease id"
+    assert group.state.leased == 20
+
+
+@pytest.mark.parametrize("outcome", [Release(), Failed(), Rejected(), AckWithOutputs(LINES, 1)])
+def test_of_what_nobody_has_only_a_plain_ack_is_welcome(outcome: Outcome) -> None:
+    group = Group()
+    lease = LeaseId(1, 2, 2)
+    assert group.ask(((20, 22),), outcome, lease).lost == ((20, 22),)
+    assert group.ask(((20, 22),), Ack(), lease, late=False).lost == ((20, 22),), "unless order counts"
+    assert group.state.totals.accepted == 0
+    assert group.ask(((20, 22),), Ack(), lease) == Answer()
+    assert group.state.totals.accepted == 2
+
+
+def test_a_record_that_was_never_lent_is_settled_by_nobody() -> None:
+    group = Group()
+    group.take(Park(((40, 41),)))
+    assert group.ask(((28, 50),), Ack()).lost == ((30, 50),)
+
+
+def test_each_record_of_a_request_is_judged_by_itself() -> None:
+    group = Group()
+    group.take(Accept(((11, 12), (35, 36))))
+    assert group.ask(((5, 40),), Ack()).lost == ((10, 11), (12, 20), (30, 35), (36, 40))
+    assert list(group.state.settled.missing(0, 40)) == [(0, 5), (10, 11), (12, 20), (30, 35), (36, 40)]
+
+
+def test_requests_are_judged_on_the_state_that_the_steps_before_them_leave() -> None:
+    group = Group()
+    gathered = group.gather(
+        Settle(FIRST, "a", ((0, 3),), Failed("bad", due_us=9)),
+        Settle(FIRST, "a", ((2, 5),), Release()),  # record 2 went back
+        Settle(FIRST, "a", ((1, 2),), Ack()),  # late, and welcome
+        Settle(FIRST, "a", ((1, 2),), Rejected()),  # settled already
+        Settle(FIRST, "a", ((0, 1), (5, 6)), AckWithOutputs(LINES, 1)),  # record 0 went back
+        Settle(FIRST, "a", ((5, 7),), AckWithOutputs(LINES, 2)),
+        Settle(FIRST, "a", ((5, 7),), AckWithOutputs(LINES, 2)),  # asked again
+        Settle(FIRST, "a", ((6, 8),), Ack()),
+    )
+    lost: list[Ranges] = [(), ((2, 3),), (), (), ((0, 1), (5, 6)), (), (), ()]
+    assert [answer.lost for answer in gathered.settled] == lost
+    assert gathered.steps == (
+        Return(((0, 3),), True, 9, "bad"),
+        Return(((3, 5),)),
+        Accept(((1, 2),)),
+        Send(((5, 7),), Reason.OUTPUT, N, LINES, "a", 2),
+        Accept(((7, 8),)),
+    )
+
+
+def test_steps_that_say_the_same_of_different_records_are_one() -> None:
+    settles = [Settle(FIRST, "a", ((offset, offset + 1),), Ack()) for offset in (5, 2, 3, 9)]
+    assert Group().gather(*settles).steps == (Accept(((2, 4), (5, 6), (9, 10))),)
+
+
+def test_outputs_are_decided_with_their_lease_once_and_with_all_of_their_records() -> None:
+    group = Group()
+    assert group.ask(((8, 12),), AckWithOutputs(LINES, 1)).lost == ((8, 12),)
+    assert not group.state.outbox
+    assert group.ask(((8, 10),), AckWithOutputs(LINES, 1)) == Answer()
+    assert group.ask(((8, 10),), AckWithOutputs(LINES, 1)) == Answer(), "asked again"
+    assert list(group.state.outbox) == [N]
+    assert isinstance(group.ask((), AckWithOutputs(LINES, 2)).error, InvalidRequest)
+
+
+def test_when_the_outbox_is_full_outputs_are_refused_and_acks_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "OUTBOX_MAX", 1)
+    group = Group()
+    gathered = group.gather(
+        *(Settle(FIRST, "a", ((n, n + 1),), AckWithOutputs(LINES, n)) for n in (1, 2)),
+        Settle(FIRST, "a", ((3, 4),), Ack()),
+    )
+    assert [type(answer.error) for answer in gathered.settled] == [type(None), Overloaded, type(None)]
+    assert state_module.OUTBOX_MAX == 1_000
+
+
+def test_a_lease_of_a_future_epoch_is_for_another_leader_and_wrong_ranges_are_refused_whole() -> None:
+    group = Group()
+    assert isinstance(group.ask(((0, 1),), Ack(), LeaseId(2, 1, 0)).error, NotLeader)
+    for ranges in (((0, 2), (1, 3)), ((3, 4), (0, 1)), ((2, 2),), ((0, END + 1),), ((0, 1),) * 50_001):
+        assert isinstance(group.ask(ranges, Ack()).error, InvalidRequest)
+    assert group.state.totals.accepted == 0
+
+
+def test_a_failed_record_comes_back_later_each_time_up_to_a_bound() -> None:
+    backoff = Backoff(1_000, 2, 5_000)
+    assert [backoff.due_us(7, failures) for failures in (0, 1, 2, 3, 10**6)] == [
+        7 + seconds * 1_000_000 for seconds in (1, 2, 4, 5, 5)
+    ]
+    group = Group()
+    group.take(Return(((0, 2),), True), Lease(((0, 2),), "a"))
+    gathered = group.gather(Settle(LeaseId(1, 3, 1), "a", ((0, 2),), Failed("x")))
+    assert gathered.steps == (Return(((0, 2),), True, 2_000_000, "x"),)
+    mixed = gather(
+        group.state,
+        [Settle(FIRST, "a", ((2, 3),), Failed("x")), Settle(LeaseId(1, 3, 1), "a", ((1, 2),), Failed("x"))],
+        (),
+        Setting(1, END, 0, N),
+    )
+    assert [step.due_us for step in mixed.steps if isinstance(step, Return)] == [1_000_000, 2_000_000]
+
+
+def test_settles_stand_before_leases_and_what_they_touched_is_not_lent_by_the_same_entry() -> None:
+    group = Group()
+    group.take(Lease(((50, 52),), "a"), Reject(((50, 51),)), Drop(((60, 61),), Reason.EXPIRED))
+    gathered = group.gather(
+        Settle(FIRST, "a", ((0, 2),), Release()),
+        lends=(Lend("c", ((0, 70),)), Lend("d", ((65, 75),), accepted=True), Lend("d", ((65, 75),))),
+    )
+    assert gathered.steps == (
+        Return(((0, 2),)),
+        Lease(((20, 50), (52, 60), (61, 70)), "c"),
+        Lease(((70, 75),), "d"),
+        Accept(((70, 75),)),
+    )
+    assert [(answer.lent, answer.step) for answer in gathered.lent] == [
+        (((20, 50), (52, 60), (61, 70)), 1),
+        (((70, 75),), 2),
+        ((), -1),
+    ]
+    group.take(*gathered.steps)
+    assert group.state.leases[LeaseId(1, group.index, 1)].records == 47, "the step is the lease's number"
+    assert isinstance(group.gather(lends=(Lend("", ((70, 71),)),)).lent[0].error, InvalidRequest)
+
+
+def test_what_does_not_fit_into_an_entry_is_left_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "RANGES_MAX", 3)
+    group = Group()
+    settles = [Settle(FIRST, "a", ((n, n + 1), (n + 4, n + 5)), Ack()) for n in range(2)]
+    lend = Lend("c", ((50, 51),))
+    gathered = group.gather(*settles, lends=(lend,))
+    assert (gathered.steps, len(gathered.settled)) == ((Accept(((0, 1), (4, 5))),), 1)
+    assert (gathered.settles_left, gathered.lends_left) == ((settles[1],), (lend,))
+    assert group.gather(settles[0], lends=(lend, lend)).lends_left == ()
+    big = Settle(FIRST, "a", tuple((n, n + 1) for n in range(0, 8, 2)), Ack())
+    assert isinstance(group.gather(big).settled[0].error, InvalidRequest), "what fits into none is refused whole"
+    monkeypatch.setattr(settling, "RANGES_MAX", 50_000)
+    monkeypatch.setattr(settling, "ENTRY_BYTES_MAX", 50)
+    assert len(group.gather(*settles).settled) == 1
+
+
+def naive(model: Model, settle: Settle) -> set[int]:
+    """The records of the request that are lost, record by record."""
+    lost = set()
+    for offset in offsets_of(settle.ranges):
+        record = model.records[offset]
+        if record.settled:
+            continue
+        mine = record.lease == settle.lease and model.members[settle.lease] == settle.member
+        lent_before = record.lease is None and record.mark is not None and record.mark.deliveries > 0
+        if not mine and not (lent_before and isinstance(settle.outcome, Ack)):
+            lost.add(offset)
+    return lost
+
+
+def step_of(settle: Settle, done: Ranges) -> Step:
+    match settle.outcome:
+        case Ack():
+            return Accept(done)
+        case Release(due_us):
+            return Return(done, False, due_us)
+        case Failed(error, due_us):
+            return Return(done, True, due_us or 0, error)
+        case Rejected(error):
+            return Reject(done, error)
+        case AckWithOutputs():
+            raise AssertionError("not walked")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_whole_entry_leaves_the_state_that_its_requests_leave_one_by_one(seed: int) -> None:
+    rng = random.Random(seed)
+    end = 60
+    groups, model = WorkGroups(), Model({offset: Record() for offset in range(end)})
+    groups.apply("g", 1, [Begin(0)], 1, 1, (0, end))
+    for index in range(2, 60):
+        model.records |= {offset: Record() for offset in range(end, end + 10)}
+        end += 10
+        state = groups["g"]
+        known = [*state.leases, LeaseId(1, 1, 9)]
+        settles = []
+        for _ in range(rng.choice([0, 1, 3, 8])):
+            lease = rng.choice(known)
+            member = state.leases[lease].member if lease in state.leases and rng.random() < 0.9 else "x"
+            outcome = rng.choice([Ack(), Ack(), Release(), Failed("bad", 0), Rejected("no")])
+            ranges = tuple((a, min(b, end)) for a, b in random_ranges(rng, state.base, end) if a < end)
+            settles.append(Settle(lease, member, ranges, outcome))
+        lends = tuple(Lend(rng.choice("abc"), ((low, min(low + 9, end)),)) for low in rng.sample(range(end), 3))
+        gathered = gather(state, settles, lends, Setting(1, end, 0, N))
+        assert gathered.settles_left == gathered.lends_left == ()
+        for settle, answer in zip(settles, gathered.settled, strict=True):
+            lost = naive(model, settle)
+            assert set(offsets_of(answer.lost)) == lost
+            done = [(offset, offset + 1) for offset in offsets_of(settle.ranges) if offset not in lost]
+            for offset, _ in done:
+                record = model.records[offset]
+                if record.settled or record.lease is not None or isinstance(settle.outcome, Ack):
+                    model.apply(step_of(settle, ((offset, offset + 1),)), LeaseId(1, index, 0))
+        groups.apply("g", 1, gathered.steps, 1, index, (0, end))
+        for answer in gathered.lent:
+            lease = LeaseId(1, index, answer.step)
+            assert sum(held == lease for held in state.leases) == bool(answer.lent)
+            if answer.lent:
+                model.apply(Lease(answer.lent, state.leases[lease].member), lease)
+        model.agrees_with(state)
