@@ -18,6 +18,7 @@ from mq_broker.core import entries
 from mq_broker.core.entries import MoveCursor
 from mq_broker.core.messages import (
     Audit,
+    CasOutcome,
     DiskRefused,
     Done,
     Event,
@@ -137,6 +138,26 @@ class World:
 
     def role_changed(self, partition: Partition) -> None:
         self.did.append(("role", partition.name))
+
+    def decision_committed(self, _partition: Partition, decision: object) -> None:
+        self.did.append(("decided", decision))
+
+    def reopen(self, _partition: Partition, *why: object) -> None:
+        self.did.append(("reopen", *why))
+
+    def install(self, _partition: Partition, *what: object) -> None:
+        self.did.append(("install", *what))
+
+    def start_over(self, _partition: Partition, *recovery: object) -> None:
+        self.did.append(("start over", *recovery))
+
+    def write_node(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self.did.append(("write node",))
+        self.spawn(work, name)
+
+    async def write_state(self, *written: object) -> tuple[CasOutcome, int]:
+        self.did.append(("written", *written))
+        return CasOutcome.DONE, 8
 
     def spawn(self, work: Coroutine[Any, Any, None], _name: str) -> None:
         self.works.append(work)

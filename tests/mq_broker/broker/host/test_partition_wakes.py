@@ -14,21 +14,35 @@ from mq_broker.broker.host import partition as partitions
 from mq_broker.broker.host.arriving import bytes_max
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.metadata.topics import Topic
+from mq_broker.core.entries import Decide, TransactionKey
+from mq_broker.core.machine.state import MachineState, Snapshot
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
+    CasAnswer,
+    CasOutcome,
+    DecisionCommitted,
     Flushed,
+    Install,
+    NodeState,
     Propose,
     Published,
     Refused,
+    Reopen,
     ReplicasChanged,
     Reply,
+    Send,
+    StartOver,
     Tick,
+    Truncate,
     TurnEnded,
+    WriteNode,
 )
 from mq_protocol.errors import NotLeader, OffsetOutOfRange
 from tests.mq_broker.broker.host.test_partition_alone import MOVE, TOPIC, World
 
+SNAPSHOT = Snapshot(7, 1, 1_000_000, MachineState(next_offset=5))
+DECISION = Decide(TransactionKey("q", "t"), 1, "r", 0, ())
 ACK = AppendAck(3, 1, "log", 4, 0, 0, 0)
 HEARTBEAT = AppendEntries(2, 1, 5, 9, 5, 9, 9, 1)
 
@@ -202,3 +216,38 @@ def test_a_new_partition_has_changed_nothing_yet() -> None:
     world.partition.observers.add(lambda: looked.append(1))
     world.partition.end_turn(1)
     assert not looked
+
+
+def test_a_log_that_is_another_from_here_on_is_begun_by_the_broker() -> None:
+    for effect, done in (
+        (Reopen("damaged"), ("reopen", "damaged")),
+        (Install(SNAPSHOT, 3), ("install", SNAPSHOT, 3)),
+        (StartOver(4), ("start over", 4)),
+        (DecisionCommitted(DECISION), ("decided", DECISION)),
+        (Truncate(7), ("truncate", 7)),
+    ):
+        world = World()
+        world.answer(effect)
+        assert world.did == [("touch", "t-0"), done]
+
+
+def test_what_the_node_is_to_say_is_written_and_the_answer_told() -> None:
+    async def scenario() -> None:
+        world = World()
+        state = NodeState(None, 5, ((1, "log"),), 0, "token")
+        world.answer(WriteNode(7, state))
+        await world.work()
+        assert world.did[1:] == [("write node",), ("written", "id", 0, 7, state)]
+        assert world.events[-1] == CasAnswer("token", CasOutcome.DONE, 8)
+
+    asyncio.run(scenario())
+
+
+def test_a_message_of_the_core_goes_to_the_broker_that_it_names() -> None:
+    world = World()
+    sent: list[tuple[int, object]] = []
+    peers: Any = SimpleNamespace(send=lambda to, message: sent.append((to, message)))
+    world.partition.peers = peers
+    message = AppendAck(1, 1, "log", 5, 0, 0, 0)
+    world.answer(Send(2, message))
+    assert sent == [(2, message)]

@@ -16,7 +16,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.core.messages import LeaderName, NodeState, PeerConnected, PeerDisconnected
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import CoordinationUnavailable, StorageFailed
+from mq_protocol.errors import CoordinationUnavailable, OutcomeUnknown, StorageFailed
 from tests.mq_broker.broker.host.test_partition_life import run
 from tests.mq_broker.broker.host.test_shell import HERE, shell, until
 
@@ -317,5 +317,44 @@ def test_every_partition_hears_of_a_link_and_what_was_arriving_on_it_is_gone_wit
         assert heard == [PeerConnected(2), PeerDisconnected(2)], "who is awake sends again by itself"
         assert broker.hearer("id", 0) is partition.peers
         assert broker.hearer("id", 1) is None
+
+    run(tmp_path, scenario)
+
+
+def test_a_topic_that_changes_while_its_replica_is_opened_is_the_one_that_the_replica_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            opening, may_open = asyncio.Event(), asyncio.Event()
+            opens = broker._open
+
+            async def slowly(topic: Topic, number: int) -> None:
+                opening.set()
+                await may_open.wait()
+                await opens(topic, number)
+
+            monkeypatch.setattr(broker, "_open", slowly)
+            broker.follow_topics({"id": HERE})
+            async with asyncio.timeout(20):
+                await opening.wait()
+            wider = Topic.of(replace(HERE.spec, assignment=((1, 2),)))
+            broker.follow_topics({"id": wider})
+            may_open.set()
+            await until(lambda: not broker._settling)
+            partition = broker.partition(wider, 0)
+            assert partition.topic is wider
+            assert partition.replica.replicas == (1, 2)
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_is_closed_has_no_partitions(tmp_path: Path) -> None:
+    async def scenario(broker: Shell, partition: Partition) -> None:
+        assert broker.partitions() == [partition]
+        await broker.close(OutcomeUnknown("over"))
+        assert partition.closed
+        assert broker.partitions() == []
+        assert broker.hosted(HERE, 0) is None
 
     run(tmp_path, scenario)
