@@ -51,7 +51,7 @@ def begun(spec: TopicSpec, wanted: Mapping[int, Members], live: Collection[int])
                 f"every partition of topic {spec.name} has {spec.replicas} replicas: name as many brokers; "
                 f"`tritonmq topic alter {spec.name} --replicas N` changes how many"
             )
-        parse_settings(spec.settings, max(copies))
+        parse_settings(spec.settings, copies.pop())
     return after
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from mq_broker.broker.administration.recovery import Choice, TotalLoss, choose
+from mq_broker.broker.administration.recovery import Choice, TotalLoss, choose, describe
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.coordination.interface import BrokerRegistration
@@ -33,6 +35,31 @@ def status(
 
 def chosen(*statuses: pb.ReplicaStatusResponse, state: NodeState = LOST, **options: object) -> Choice:
     return choose("t-0", state, {s.broker: s for s in statuses}, "mine", **options)  # type: ignore[arg-type]
+
+
+def test_a_replica_says_all_that_a_recovery_is_chosen_by() -> None:
+    """Each value is another, so that none can stand in the place of another."""
+    replica: Any = SimpleNamespace(
+        identity=SimpleNamespace(log_id="log", recovery=3),
+        last_epoch=4,
+        last_index=5,
+        next_offset_at_most=6,
+        leading=True,
+        leader_epoch=7,
+    )
+    told = pb.ReplicaStatusResponse(broker=2)
+    describe(replica, told)
+    assert told == pb.ReplicaStatusResponse(
+        broker=2,
+        open=True,
+        log_id="log",
+        recovery=3,
+        last_epoch=4,
+        last_index=5,
+        next_offset=6,
+        leading=True,
+        seen_epoch=7,
+    )
 
 
 def test_the_log_of_the_highest_epoch_and_then_length_is_kept() -> None:

@@ -278,3 +278,15 @@ def test_a_wall_clock_that_is_set_back_or_drifts_is_believed_at_once() -> None:
     assert clocks.go_on(5) == 5 - YEAR_S
     clocks.wall_us += 9_000_000
     assert clocks.go_on(0) == 14 - YEAR_S
+
+
+def test_while_the_wall_clock_is_ahead_time_goes_on_to_the_microsecond() -> None:
+    clocks = Clocks()
+    before_us = clocks.believed.now_us()
+    clocks.passed_s += 1_000
+    clocks.wall_us = before_us + 1_000_000_000 + retention.JUMP_US
+    assert clocks.believed.now_us() == clocks.wall_us, "as far ahead as it may be"
+    before_us = clocks.wall_us
+    clocks.passed_s += 1_000
+    clocks.wall_us = before_us + 1_000_000_000 + retention.JUMP_US + 1
+    assert clocks.believed.now_us() == before_us + 1_000_000_000

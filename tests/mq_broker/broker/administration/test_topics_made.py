@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from mq_broker.broker.administration import topics as admin
 from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.config import AutoCreate
 from mq_broker.broker.metadata.topics import Topics
+from mq_broker.coordination import documents
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
+from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName, OutcomeUnknown
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 from tests.mq_broker.broker.cluster import Broker, standalone
 
@@ -77,6 +79,44 @@ def test_leaders_are_asked_once_whether_they_know_a_topic_that_is_about_to_be_us
             for name in "aab":
                 await named(broker, name)
             assert waited == ["a", "b"]
+
+    asyncio.run(scenario())
+
+
+def test_only_so_many_topics_are_remembered_as_known_to_their_leaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "AUTO_CREATED_TOPICS_MAX", 2)
+    waited: list[str] = []
+
+    async def noted(self: Admin, topic: Any, deadline: float) -> None:
+        waited.append(topic.spec.topic_id)
+        assert deadline <= asyncio.get_running_loop().time() + admin.LEADERS_KNOW_S
+        raise OutcomeUnknown("no leader yet")
+
+    monkeypatch.setattr(Admin, "_wait_until_led", noted)
+    there: Any = SimpleNamespace(broker=1)
+    request = pb.MetadataRequest(auto_create=True)
+
+    async def scenario() -> None:
+        one = Admin(there, there, there, there, there, auto_create=AutoCreate())
+        for name in "abcabcda":
+            topic: Any = SimpleNamespace(spec=SimpleNamespace(topic_id=name))
+            await one._until_leaders_know(topic, request, 1e9)
+        assert waited == ["a", "b", "c", "d", "a"], "all were forgotten for the fourth one"
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_that_is_too_large_for_the_coordination_service_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(documents, "TOPIC_DOCUMENT_BYTES_MAX", 1_000)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            with pytest.raises(InvalidRequest, match=r"topic 't' would take .* and at most 1000 are allowed"):
+                await broker.create_topic("t", partitions=1_000)
+            assert await named(broker, "t") == {}
+            await broker.create_topic("t")
 
     asyncio.run(scenario())
 
