@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
-from mq_client import Admin, forks
+from mq_client import Admin, InvalidRequest, forks
 
 _SPAWN = """
 import subprocess, sys, threading
@@ -97,3 +98,48 @@ def test_a_process_that_imported_grpc_first_is_told_what_to_do(variable: str | N
     ran = _run("import grpc, mq_client, mq_client.producer", variable=variable)
     assert ran.stderr.count("Import mq_client first, or set GRPC_ENABLE_FORK_SUPPORT=0") == (variable is None)
     assert _run("import mq_client, grpc").stderr == ""
+
+
+# ---------------------------------------------------------------- the same in this process, where nothing is forked
+
+
+@pytest.fixture
+def unsaid(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The environment says nothing of forks."""
+    monkeypatch.setenv(forks.VARIABLE, "")  # so that it is put back, whatever the test leaves
+    monkeypatch.delenv(forks.VARIABLE)
+    yield
+    os.environ.pop(forks.VARIABLE, None)
+
+
+@pytest.mark.usefixtures("unsaid")
+def test_grpc_is_told_to_leave_forks_alone_only_if_it_still_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", sys)
+    with pytest.warns(RuntimeWarning, match="grpc was imported before mq_client"):
+        forks.leave_children_alone()
+    assert forks.VARIABLE not in os.environ  # it would be true of the children only
+    monkeypatch.delitem(sys.modules, "grpc")
+    forks.leave_children_alone()
+    assert os.environ[forks.VARIABLE] == "0"
+    monkeypatch.setenv(forks.VARIABLE, "1")
+    forks.leave_children_alone()
+    assert os.environ[forks.VARIABLE] == "1"
+
+
+def test_only_a_child_of_a_process_that_used_a_client_cannot_use_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_used_here", False)
+    monkeypatch.setattr(forks, "_used_before_the_fork", False)
+    monkeypatch.setenv(forks.VARIABLE, "0")
+    forks._after_fork()
+    forks.check_usable()
+    forks.note_used()
+    forks.check_usable()
+    forks._after_fork()
+    for _ in range(2):  # nor can its own children
+        with pytest.raises(InvalidRequest, match="was forked from one"):
+            forks.check_usable()
+        forks._after_fork()
+    monkeypatch.setenv(forks.VARIABLE, "True")  # gRPC looks after it
+    forks.check_usable()
+    monkeypatch.delenv(forks.VARIABLE)
+    forks.check_usable()

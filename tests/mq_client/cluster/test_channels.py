@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -95,3 +96,20 @@ def test_a_channel_belongs_to_one_process(monkeypatch: pytest.MonkeyPatch) -> No
     forked = channels.channel("127.0.0.1:1")
     assert forked is not mine
     forked.close()
+
+
+def test_at_the_end_of_a_process_its_own_channels_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[str] = []
+
+    def opened(name: str) -> Any:
+        return SimpleNamespace(close=lambda: closed.append(name))
+
+    known: Any = {
+        (os.getpid(), channels.NOBODY, "b:1"): opened("mine"),
+        (os.getpid(), channels.NOBODY, "b:2"): opened("mine too"),
+        (-1, channels.NOBODY, "b:1"): opened("of the process that this one was forked from"),
+    }
+    monkeypatch.setattr(channels, "_channels", known)
+    channels._close_channels()
+    assert closed == ["mine", "mine too"]
+    assert known == {}

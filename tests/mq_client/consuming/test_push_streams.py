@@ -12,6 +12,8 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
 import grpc
 import pytest
@@ -195,3 +197,14 @@ def test_a_process_that_leaves_its_consumers_open_ends_at_once_and_quietly(
         [sys.executable, "-c", LEFT_OPEN, bootstrap, topic], capture_output=True, text=True, timeout=30, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "here\n", "")
+
+
+def test_at_the_end_of_a_process_its_own_loop_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[str] = []
+    mine: Any = SimpleNamespace(stop=lambda: stopped.append("mine"))
+    parents: Any = SimpleNamespace(stop=lambda: stopped.append("of the process that this one was forked from"))
+    monkeypatch.setattr(push_streams, "_loops", {-1: parents})
+    push_streams._stop()
+    monkeypatch.setattr(push_streams, "_loops", {-1: parents, os.getpid(): mine})
+    push_streams._stop()
+    assert stopped == ["mine"]

@@ -152,6 +152,7 @@ def test_at_the_deadline_the_error_says_what_is_known(
     said = made.give_up(first)
     assert type(said) is outcome
     assert said.definite == (outcome is not OutcomeUnknown)
+    assert (str(errors[-1][0]) if errors else "no leader was known") in str(said)
 
 
 def test_given_up_in_flight_it_is_unknown() -> None:
@@ -167,7 +168,10 @@ def test_a_refusal_after_an_unknown_attempt_is_unknown() -> None:
     list(send_all(made, 0.0))
     made.failed(first, Unreachable("broke"), 0.0)
     list(send_all(made, made.not_before))
-    assert type(made.failed(first, InvalidRequest("topic is gone"), 1.0)) is OutcomeUnknown
+    said = made.failed(first, InvalidRequest("topic is gone"), 1.0)
+    assert type(said) is OutcomeUnknown
+    assert "after 2 attempts" in str(said)
+    assert "last: topic is gone" in str(said)
 
 
 class Log:
