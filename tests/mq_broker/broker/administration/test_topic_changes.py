@@ -61,7 +61,8 @@ def test_a_partition_that_stays_can_be_led_by_its_first_again() -> None:
 @pytest.mark.parametrize(
     ("number", "target", "error", "says"),
     [
-        (7, (1, 2, 3), UnknownPartition, "partitions 0 to 1, not 7"),
+        (2, (1, 2, 3), UnknownPartition, "partitions 0 to 1, not 2"),
+        (-1, (1, 2, 3), UnknownPartition, "partitions 0 to 1, not -1"),
         (0, (), InvalidRequest, "each once"),
         (0, (1, 1, 2), InvalidRequest, "each once"),
         (0, (1, 2, 9), InvalidRequest, "broker 9, which is not live: start it first"),

@@ -102,6 +102,10 @@ def test_only_so_many_topics_are_remembered_as_known_to_their_leaders(monkeypatc
             topic: Any = SimpleNamespace(spec=SimpleNamespace(topic_id=name))
             await one._until_leaders_know(topic, request, 1e9)
         assert waited == ["a", "b", "c", "d", "a"], "all were forgotten for the fourth one"
+        waited.clear()
+        makes_none = Admin(there, there, there, there, there)
+        await makes_none._until_leaders_know(topic, request, 1e9)
+        assert waited == [], "a topic that somebody created has leaders already"
 
     asyncio.run(scenario())
 
