@@ -503,6 +503,33 @@ def test_errors_that_nobody_looks_at_are_kept_up_to_a_bound(turns: Turns, monkey
     assert turns.sender.failures[0].outcome is outcomes[1]  # the first error is the one to raise
 
 
+def test_an_error_is_kept_for_the_next_flush_wherever_it_comes_from(
+    made: type[Turns], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = made(retries=0)
+    kept = turns.sender.failures
+
+    def end(_timeout: float) -> None:
+        turns.sender._stopping = True
+
+    monkeypatch.setattr(turns.sender.work, "wait", end)
+    expired = turns.publish()
+    turns.lead(0, 1, epoch=2)
+    Clock.now = T0 + DELIVERY_S
+    turns.sender._send_for_ever()
+    assert [answer.outcome for answer in kept] == [expired]
+    turns.lead(1, 1, epoch=3)
+    refused, lost, given_up = turns.publish(Clock.now), turns.publish(Clock.now), turns.publish(Clock.now, 1)
+    turns.turn(Clock.now)
+    turns.refuse("b:1", 1, InvalidRequest("no"))
+    assert [answer.outcome for answer in kept] == [expired, refused]
+    turns.stream("b:1").correlations.pop(3)
+    turns.breaks("b:1")
+    assert [answer.outcome for answer in kept] == [expired, refused, lost]
+    turns.sender.stop(Deadline(0))
+    assert [answer.outcome for answer in kept] == [expired, refused, lost, given_up]
+
+
 def test_the_errors_of_a_table_are_seen_by_whoever_has_its_future(turns: Turns) -> None:
     table = TableOutcome("t", 1)
     turns.sender._note([failed(table.piece())])
