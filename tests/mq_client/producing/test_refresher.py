@@ -111,3 +111,12 @@ def test_no_thread_of_a_producer_keeps_the_process(turns: Turns, refresher: Refr
     assert refresher._thread.daemon
     metadata.answers.put(None)
     metadata.told.get(timeout=5)
+
+
+def test_a_look_at_all_topics_is_due_once_the_refresher_is_done(made: type[Turns]) -> None:
+    turns = made(metadata_age_s_max=10.0)
+    turns.publish()
+    turns.turn()
+    assert turns.sender._renew_at > T0
+    turns.sender._wake()
+    assert turns.sender._renew_at < T0

@@ -560,15 +560,6 @@ def test_all_that_may_let_something_be_sent_wakes_the_thread(turns: Turns, monke
     assert wakes.by(lambda: turns.sender.stop(Deadline(1_000)))
 
 
-def test_a_look_at_all_topics_is_due_once_the_refresher_is_done(made: type[Turns]) -> None:
-    turns = made(metadata_age_s_max=10.0)
-    turns.publish()
-    turns.turn()
-    assert turns.sender._renew_at > T0
-    turns.sender._wake()
-    assert turns.sender._renew_at < T0
-
-
 def test_every_answer_wakes_who_waits_for_room_or_a_flush(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
     wakes = Wakes(turns.sender.progress, monkeypatch)
     outcome = turns.publish()
