@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import functools
-import multiprocessing
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 
-from tests.simulation.real.cluster import Report, simulate
-from tests.simulation.real.plan import Plan
+from tests.simulation.real.cluster import Report
+from tests.simulation.real.seeds import one, run
 
 PROGRESS_SEEDS = 10
 
@@ -64,20 +61,6 @@ def main() -> int:
     for name, counts in (("faults", faults), ("done", done)):
         print(f"{name}: " + ", ".join(f"{kind} {count:,}" for kind, count in sorted(counts.items())))
     return 1 if total["failed"] else 0
-
-
-def one(short: bool, seed: int, *, verbose: bool = False) -> Report:
-    return simulate(seed, Plan.short(seed) if short else Plan.of(seed), verbose=verbose)
-
-
-def run(seeds: range, processes: int, *, short: bool = False) -> Iterator[Report]:
-    """Reports in order of the seeds."""
-    simulate_one = functools.partial(one, short)
-    if processes == 1:
-        yield from map(simulate_one, seeds)
-        return
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        yield from pool.imap(simulate_one, seeds)
 
 
 def tell(report: Report, *, story: bool = True) -> int:

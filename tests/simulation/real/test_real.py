@@ -46,6 +46,19 @@ def test_the_same_seed_gives_the_same_trace_of_real_brokers_however_strings_are_
     assert told[0] == told[1]
 
 
+@pytest.mark.more_seeds
+def test_seeds_are_spread_over_two_processes() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.simulation.real", "--short", "--seeds", "2", "--processes", "2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, "2 seeds, 0 failed" in done.stdout) == (0, True), done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "_"))
 def test_every_fault_planted_around_the_core_still_fits(fault: Fault) -> None:
     with planted(fault):
