@@ -125,7 +125,10 @@ class SimulatedSyncs(BackgroundSyncs):
         sync = _Sync(self._files, fd)
 
         def made() -> None:
-            sync.make()
+            try:
+                sync.make()
+            except Killed:
+                return
             self._wake()
             self.kick()
 

@@ -8,7 +8,7 @@ import pytest
 
 from mq_broker.broker.transactions import coordinator as transactions
 from mq_broker.core.entries import Discard, Finish, Publish
-from mq_broker.core.messages import AreStaged
+from mq_broker.core.messages import AreStaged, Decided
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
     InvalidRequest,
@@ -269,6 +269,39 @@ def test_who_cannot_say_for_now_is_asked_again_until_the_deadline() -> None:
                 await checked(world, (0, 1), seconds=-1.0)
             assert len(world.parts["t", 0].refuse) == 2, "asked once"
             world.parts["t", 0].refuse = []
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("error", [SOON, UnknownTopic("none")], ids=str)
+def test_nobody_is_asked_again_who_could_be_only_after_the_deadline(
+    error: TritonMQError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transactions, "BACKOFF_S", (1.0,))
+
+    async def scenario(world: World) -> None:
+        world.parts["t", 0].refuse = [error]
+        with pytest.raises(type(error)):
+            await checked(world, (0, 1), seconds=0.9)
+
+    run(scenario)
+
+
+def test_what_is_decided_already_is_not_looked_for_again() -> None:
+    """Its batches are published, and are not staged any more."""
+
+    async def scenario(world: World) -> None:
+        world.coordinator.machine.transactions[KEY] = known(4, line(0, 1))
+        world.coordinator.answer = Decided(already=True, finished=True, row_count=1)
+        manifest = [pb.StagedBatches(topic="t", partition=0, uuids=[uuid(1)], row_count=1)]
+        key = pb.TransactionKey(query_id=KEY.query_id, sink=KEY.sink)
+        request = pb.DecideRequest(key=key, batch_id=4, run_id="run", row_count=1, manifest=manifest)
+        answer = await world.transactions.decide(request, asyncio.get_running_loop().time() + 5)
+        assert answer.already_decided
+        assert not world.parts["t", 0].of(AreStaged)
+        request.batch_id = 5
+        await world.transactions.decide(request, asyncio.get_running_loop().time() + 5)
+        assert world.parts["t", 0].of(AreStaged)
 
     run(scenario)
 

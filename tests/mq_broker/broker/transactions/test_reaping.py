@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import pytest
@@ -106,7 +107,9 @@ def test_what_an_aborted_query_has_staged_is_fenced_once_its_last_decision_is_pu
     run(scenario)
 
 
-def test_a_discard_that_is_refused_holds_up_no_other() -> None:
+def test_a_discard_that_is_refused_holds_up_no_other_and_is_not_told_as_done(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
     async def scenario(world: World) -> None:
         world.coordinator.machine.transactions[KEY] = known(5)
         for number in (0, 1):
@@ -114,6 +117,8 @@ def test_a_discard_that_is_refused_holds_up_no_other() -> None:
         world.parts["t", 0].refuse = [NotEnoughReplicas("later")]
         await world.transactions.reap(60.0)
         assert sorted(reaped(world)) == [0, 1]
+        told = [record.getMessage() for record in caplog.records]
+        assert [text.split(":")[0] for text in told if "removed" in text] == ["t-1"]
 
     run(scenario)
 
@@ -148,6 +153,18 @@ def test_a_listing_in_any_number_of_answers_tells_each_batch_once(
         world.parts["t", 2].serving = False
         told, _ = await listed(world)
         assert told == [("t", 0, 8), ("t", 0, 9), ("t", 1, 2), ("t", 1, 3), ("t", 1, 1)]
+
+    run(scenario)
+
+
+def test_an_answer_ends_before_the_first_batch_that_begins_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    each = transactions.STAGED_TOLD_BYTES + len("t") + len(KEY.sink)
+    monkeypatch.setattr(transactions, "ANSWER_BYTES_MAX", 3 * each)
+
+    async def scenario(world: World) -> None:
+        world.parts["t", 0].stage(*(staged(number, number) for number in range(1, 6)))
+        answer = await world.transactions.staged(pb.StagedRequest(), 0.0)
+        assert ([batch.batch_id for batch in answer.staged], answer.more) == ([1, 2, 3], True)
 
     run(scenario)
 

@@ -1,0 +1,53 @@
+"""What a request about transactions may say, at the edge of what it may say."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq_broker.broker.transactions import requests
+from mq_broker.broker.transactions.requests import check_manifest, uuids_of
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest
+
+UUID = b"u" * 16
+
+
+def decision(**fields: object) -> pb.DecideRequest:
+    line = pb.StagedBatches(topic="t", partition=0, uuids=[UUID], row_count=2)
+    return pb.DecideRequest(**{"batch_id": 1, "run_id": "run", "row_count": 2, "manifest": [line], **fields})  # type: ignore[arg-type]
+
+
+def test_a_manifest_may_be_as_large_as_the_bound_and_no_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "MANIFEST_BYTES_MAX", decision().ByteSize())
+    check_manifest(decision())
+    with pytest.raises(InvalidRequest, match="write fewer, larger batches"):
+        check_manifest(decision(run_id="run 2"))
+
+
+@pytest.mark.parametrize("kind", [pb.PublishRequest, pb.DiscardRequest, pb.AreStagedRequest])
+def test_a_list_of_batches_may_be_as_large_as_the_bound_and_no_larger(
+    kind: type[pb.PublishRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requests, "MANIFEST_BYTES_MAX", kind(uuids=[UUID, UUID]).ByteSize())
+    assert uuids_of(kind(uuids=[UUID, UUID])) == (UUID, UUID)
+    with pytest.raises(InvalidRequest, match="3 batches are more than one entry holds: name fewer"):
+        uuids_of(kind(uuids=[UUID] * 3))
+
+
+@pytest.mark.parametrize("name", [b"", b"u" * 15, b"u" * 17])
+def test_a_batch_is_named_by_16_bytes(name: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="UUIDs of 16 bytes"):
+        uuids_of(pb.PublishRequest(uuids=[UUID, name]))
+    with pytest.raises(InvalidRequest, match="UUIDs of 16 bytes"):
+        check_manifest(decision(manifest=[pb.StagedBatches(topic="t", uuids=[name], row_count=2)]))
+
+
+@pytest.mark.parametrize("topic", ["", "__transactions"])
+def test_a_manifest_names_only_topics_of_users(topic: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot name topic"):
+        check_manifest(decision(manifest=[pb.StagedBatches(topic=topic, uuids=[UUID], row_count=2)]))
+
+
+def test_the_rows_of_a_manifest_add_up() -> None:
+    with pytest.raises(InvalidRequest, match="have 2 rows, the decision claims 3"):
+        check_manifest(decision(row_count=3))
