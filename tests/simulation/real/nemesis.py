@@ -94,8 +94,9 @@ class Nemesis:
             disk.kill_at = disk.ops + self.random.randint(1, 30)
 
             def kill() -> None:
-                disk.kill_at = 0
-                machine.kill()
+                if disk.kill_at:  # neither killed by an operation nor repaired meanwhile
+                    disk.kill_at = 0
+                    machine.kill()
                 self._start_later(machine)
 
             disk.on_kill = machine.kill
