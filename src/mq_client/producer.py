@@ -445,7 +445,6 @@ class Producer:
             if self._closed:
                 return
             self._closed = True
-            self._accumulator.close_all(time.monotonic())
         deadline = Deadline(self._timeout_ms + 1_000 if timeout_ms is None else positive_ms("timeout_ms", timeout_ms))
         try:
             self._sender.flush(deadline)

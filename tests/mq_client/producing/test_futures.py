@@ -107,6 +107,17 @@ def test_a_table_is_done_when_all_its_pieces_are() -> None:
     assert (future.result(0).partition, future.result(0).base_offset) == (0, 0)
 
 
+def test_a_table_is_not_done_before_it_has_its_last_piece() -> None:
+    outcome = TableOutcome("t", 5)
+    outcome.piece().settle(BatchPlace(0, 0, 3, 0, False), None)
+    assert not outcome.future.done()
+    last = outcome.piece()
+    future = outcome.complete()
+    assert not future.done()
+    last.settle(BatchPlace(1, 7, 2, 0, False), None)
+    assert len(future.result(0).places) == 2
+
+
 def test_a_table_of_which_a_piece_failed_says_what_is_in_the_log() -> None:
     outcome = TableOutcome("t", 5)
     first, second = outcome.piece(), outcome.piece()

@@ -126,3 +126,10 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(InvalidSetting, match=r"'broken' of tritonmq.partitioners cannot be imported .*no_such_thing"):
         choice_of("broken")
+
+
+def test_a_plug_in_that_is_no_callable_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, "tritonmq.partitioners", "number", "offered = 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(InvalidSetting, match=r"partitioner='number' is int in the package that has it, not a callable"):
+        choice_of("number")
