@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from mq_broker.broker.administration import topics as admin
@@ -162,5 +163,33 @@ def test_partitions_are_added_in_parts_behind_those_that_are_there(
             edits.clear()
             await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=7))
             assert edits == []
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["", "a\nb"])
+def test_a_broker_checks_the_names_of_columns_whatever_its_client_has_checked(tmp_path: Path, name: str) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            for column in (pa.field(name, pa.int64()), pa.field("s", pa.struct([pa.field(name, pa.int64())]))):
+                with pytest.raises(InvalidRequest, match="name"):
+                    await broker.create_topic("t", schema=pa.schema([column]))
+            assert not (await broker.metadata()).topics
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_is_altered_only_to_batches_that_every_broker_takes_and_by_a_name_that_a_topic_may_have(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            with pytest.raises(InvalidSetting, match="above what broker 1 takes"):
+                await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", settings={"batch_bytes_max": "32MiB"}))
+            with pytest.raises(InvalidTopicName):
+                await broker.ask(
+                    "AlterTopic", pb.AlterTopicRequest(name="__transactions", settings={"retention_ms": "1"})
+                )
 
     asyncio.run(scenario())
