@@ -3,7 +3,6 @@ asking."""
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -13,7 +12,6 @@ import click
 REFUSED_S: Final = 1.0
 """For so long it is tried again after each address has refused: a broker that is being restarted is back within it."""
 
-_CONNECT_S: Final = 0.5
 _PAUSE_S: Final = 0.1
 
 
@@ -22,11 +20,13 @@ def check_somebody_listens(addresses: Sequence[str]) -> None:
 
     An address that does not answer at all may be far away or busy: it is left to the client, which waits longer.
     """
+    from mq_client.cluster.listening import why_unreachable
+
     deadline = time.monotonic() + REFUSED_S
     while True:
         reasons: dict[str, str] = {}
         for address in addresses:
-            reason = _why_not(address)
+            reason = why_unreachable(address)
             if reason is None:
                 return
             reasons[address] = reason
@@ -37,24 +37,3 @@ def check_somebody_listens(addresses: Sequence[str]) -> None:
                 "Start one with `tritonmq dev`, or say where yours are: --bootstrap HOST:PORT or TRITONMQ_BOOTSTRAP"
             )
         time.sleep(_PAUSE_S)
-
-
-def _why_not(address: str) -> str | None:
-    """Why nobody can be reached there for sure; None if somebody listens, or may."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S):
-            return None
-    except ConnectionRefusedError:
-        return "connection refused"
-    except socket.gaierror as error:
-        return (
-            "no such host" if error.errno in (socket.EAI_NONAME, _EAI_NODATA) else f"host not found ({error.strerror})"
-        )
-    except TimeoutError:
-        return None
-    except OSError as error:
-        return (error.strerror or str(error)).lower()
-
-
-_EAI_NODATA: Final = getattr(socket, "EAI_NODATA", socket.EAI_NONAME)
