@@ -139,16 +139,17 @@ def test_a_full_disk_leaves_the_index_in_memory(tmp_path: Path, monkeypatch: pyt
     index.close()
 
 
-def test_ten_thousand_batches_cost_their_bytes_and_no_objects() -> None:
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.more_seeds)])
+def test_very_many_batches_cost_their_bytes_and_no_objects(count: int) -> None:
     index = OffsetIndex()
-    published = [Published(n, 1, n + 1, n, 100, 200) for n in range(10_000)]
+    published = [Published(n, 1, n + 1, n, 100, 200) for n in range(count)]
     tracemalloc.start()
     for one in published:
         index.append(one)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert size < 2 * 56 * 10_000 + 10_000
-    assert index.find(9_999).index == 10_000
+    assert size < 2 * 56 * count + 10_000
+    assert index.find(count - 1).index == count
 
 
 # ------------------------------------------------------------------ retention, snapshots, losses
