@@ -16,7 +16,12 @@ from mq_client import Admin, Producer
 from mq_dev.local_cluster import LocalCluster
 from tests.spark.harness import Collected
 from tests.spark.sink_driver import short_session
-from tests.spark.starting import FAILED_STARTS, start_session
+from tests.spark.starting import FAILED_STARTS, forget_interrupted_call, start_session
+
+
+def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
+    if call.excinfo is not None and not isinstance(call.excinfo.value, Exception):  # its time was over
+        forget_interrupted_call()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

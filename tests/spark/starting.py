@@ -1,6 +1,6 @@
-"""Starts the Spark session of the tests. A start that fails is tried once more, and what the JVM said is kept for the
-report.
+"""Starts the Spark session of the tests, and keeps it usable.
 
+A start that fails is tried once more, and what the JVM said is kept for the report.
 Dozens of tests share one session: without a second try one failed start of Java would fail them all.
 """
 
@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Final
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 FAILED_STARTS: Final[list[str]] = []
@@ -37,6 +38,18 @@ def start_session(builder: SparkSession.Builder, printed: Callable[[], str]) -> 
         for each in FAILED_STARTS:
             error.add_note(each)
         raise
+
+
+def forget_interrupted_call() -> None:
+    """Make this thread's connection to Java anew.
+
+    A test that ran out of time was interrupted while it waited for an answer. That answer comes later, and whoever asks
+    next on the same connection takes it for its own: one late test would fail all that come after it.
+    """
+    gateway = SparkContext._gateway
+    connection = None if gateway is None else gateway._gateway_client.get_thread_connection()
+    if connection is not None:
+        connection.close()
 
 
 def _told(which: str, error: Exception, printed: str) -> str:

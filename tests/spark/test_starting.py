@@ -5,11 +5,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.starting import forget_interrupted_call
 
 ROOT = Path(__file__).parents[2]
 ONE_TEST = "tests/spark/test_errors.py::test_an_unknown_option_is_answered_with_the_nearest_right_one"
@@ -38,3 +43,27 @@ def test_a_second_start_is_tried_and_the_report_has_what_java_printed(
     assert "the first start of Spark failed" in done.stdout
     assert "Java has no memory today" in done.stdout
     assert ("the second start of Spark failed" in done.stdout) == (failures == 2)
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def interrupt(*_: object) -> None:
+    raise Interrupted
+
+
+def test_what_java_answers_to_an_interrupted_call_is_not_taken_for_the_next_answer(
+    spark: SparkSession,
+) -> None:
+    java = spark._jvm.java.lang
+    former = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        here = threading.get_ident()
+        threading.Timer(0.3, signal.pthread_kill, (here, signal.SIGUSR1)).start()
+        with pytest.raises(Interrupted) as kept:  # as a report keeps it, and the connection with it
+            java.Thread.sleep(1_500)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    forget_interrupted_call()
+    assert (java.Math.max(1, 2), kept.type) == (2, Interrupted)
