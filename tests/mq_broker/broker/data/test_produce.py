@@ -23,7 +23,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import InvalidRequest, NotLeader, SchemaMismatch, TritonMQError
+from mq_protocol.errors import BatchTooLarge, InvalidRequest, NotLeader, SchemaMismatch, TritonMQError
 from mq_protocol.limits import RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
 from tests.mq_broker.broker.cluster import DEADLINE_S, FINGERPRINT, SCHEMA, rows, standalone
 
@@ -285,6 +285,39 @@ def test_a_batch_is_refused_where_the_partition_is_not_led_and_none_overtakes_it
         world.replies[0](Done(1, 5))
         await asyncio.wait_for(world.stream.write(), DEADLINE_S)
         assert [from_wire(r.error).leader if r.HasField("error") else r.base_offset for r in world.results] == [2, 5]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_batch_that_is_checked_in_a_thread_is_proposed_after_its_own_check_and_after_those_before_it(
+    order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    under_way: list[tuple[asyncio.Future[None], Any]] = []
+
+    def check(*_: Any, decoded_bytes_max: int, **__: Any) -> int:
+        if decoded_bytes_max == produce.CHECK_INLINE_DECODED_BYTES_MAX:
+            raise BatchTooLarge("for the loop")
+        return 7
+
+    def run(_caller: object, work: Any, *arguments: Any) -> asyncio.Future[None]:
+        under_way.append((asyncio.get_running_loop().create_future(), lambda: work(*arguments)))
+        return under_way[-1][0]
+
+    monkeypatch.setattr(produce, "check_untrusted", check)
+
+    async def scenario() -> None:
+        world: Any = World()
+        world.checks = SimpleNamespace(run=run)
+        await world.hear(world.request(1), world.request(2))
+        proposed = []
+        for place in order:
+            done, work = under_way[place]
+            work()
+            done.set_result(None)
+            await asyncio.sleep(0)  # a turn, in which it is heard of
+            proposed.append(len(world.proposed))
+        assert proposed == [1 if order == (0, 1) else 0, 2]
 
     asyncio.run(scenario())
 

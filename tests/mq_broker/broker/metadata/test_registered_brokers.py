@@ -68,12 +68,13 @@ def run(scenario: Callable[[Service], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_a_broker_that_joins_is_registered_once_and_knows_the_others() -> None:
+def test_a_broker_that_joins_is_registered_once_and_knows_the_others(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(service: Service) -> None:
         here = service.cluster
         await here.join()
         await here.join()
         assert service.registrations == 1
+        assert not caplog.records, "nothing was removed"
         assert service.seen == [[1, 2, 3], [1, 2, 3]]
         assert here.live == (LeaderName(1, 7), LeaderName(2, 3), LeaderName(3, 1))
         assert here.racks == {1: "rack-1", 2: "rack-2", 3: ""}
