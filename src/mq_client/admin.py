@@ -480,14 +480,15 @@ class Admin:
         self.move_group(name, {topic: places})
         return dict(sorted(places.items()))
 
-    def move_group(self, name: str, positions: Mapping[str, Mapping[int, int]]) -> None:
+    def move_group(self, name: str, positions: Mapping[str, Mapping[int, int]], *, unless_read: bool = False) -> None:
         """Move the group's cursors to `positions[topic][partition]`, forward or back. Running members continue from
-        where they are. A Spark query follows its checkpoint: it only shows another lag until its next report."""
+        where they are; with `unless_read`, a partition of which the group has members is not moved, and `GroupInUse`
+        is raised. A Spark query follows its checkpoint: it only shows another lag until its next report."""
         check_group_name(name)
         for topic, offsets in positions.items():
             if any(offset < 0 for offset in offsets.values()):
                 raise InvalidRequest(f"offsets of {topic!r} must not be negative: ask `offsets` where the log begins")
-        move_cursors(self._connection, name, positions, Deadline(self._timeout_ms), reset=True)
+        move_cursors(self._connection, name, positions, Deadline(self._timeout_ms), reset=True, unless_read=unless_read)
 
     def _cursors(self, group: str) -> tuple[list[pb.GroupCursor], list[str]]:
         """Every cursor, and which brokers did not answer. Each replica tells what it knows: the leader's word holds,

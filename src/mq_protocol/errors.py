@@ -214,7 +214,7 @@ class IncompatibleVersion(RefusedError):
 
 
 class GroupInUse(RefusedError):
-    """A group that has members is not deleted unless one insists."""
+    """A group that has members is not deleted, or moved, unless one insists."""
 
 
 class TopicNotEmpty(RefusedError):

@@ -1989,6 +1989,7 @@ class MoveCursorsRequest(_message.Message):
     MEMBER_ID_FIELD_NUMBER: _builtins.int
     RESET_FIELD_NUMBER: _builtins.int
     MEMBER_KEY_FIELD_NUMBER: _builtins.int
+    UNLESS_READ_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     kind: _builtins.str
     """who reads: "consumer" or "spark"; with `reset` it may be empty: as it is"""
@@ -1998,6 +1999,8 @@ class MoveCursorsRequest(_message.Message):
     """an administrator's word: to any offset of the log, also back"""
     member_key: _builtins.bytes
     """of a consumer: what its stream was opened with"""
+    unless_read: _builtins.bool
+    """with `reset`: refused (GROUP_IN_USE) where the group has members"""
     @_builtins.property
     def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___CursorPosition]: ...
     def __init__(
@@ -2009,10 +2012,11 @@ class MoveCursorsRequest(_message.Message):
         member_id: _builtins.str = ...,
         reset: _builtins.bool = ...,
         member_key: _builtins.bytes = ...,
+        unless_read: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "member_id", b"member_id", "member_key", b"member_key", "positions", b"positions", "reset", b"reset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "member_id", b"member_id", "member_key", b"member_key", "positions", b"positions", "reset", b"reset", "unless_read", b"unless_read"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.cluster.harness import wait_until
 from tests.mq_cli.processes import Command, tritonmq
 
 pytestmark = pytest.mark.cluster
@@ -226,6 +227,8 @@ def test_a_group_is_moved_shown_first_and_not_while_it_is_read(topic: str) -> No
         refused = tritonmq("group", "reset", group, topic, "--to", "earliest")
         assert refused.returncode == 1
         assert b"stop them first" in refused.stderr
+        # The group is told of once its first member has a place
+        wait_until(lambda: tritonmq("group", "describe", group).returncode == 0, "the group has a cursor")
         described = tritonmq("group", "describe", group)
         (member,) = json.loads(tritonmq("group", "describe", group, "--json").stdout)["cursors"][0]["members"]
         assert described.stdout.splitlines()[1].split(b"\t")[8] == member[:8].encode()

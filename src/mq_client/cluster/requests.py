@@ -119,12 +119,14 @@ def move_cursors(
     member_id: str = "",
     member_key: bytes = b"",
     reset: bool = False,
+    unless_read: bool = False,
 ) -> dict[str, dict[int, int]]:
     """Move the group's cursors to `positions[topic][partition]`, the next offsets to deliver. Where each log ends.
 
     `kind` says who reads: "consumer", "ephemeral" or "spark". A consumer names itself, by `member_id` and `member_key`:
     its word counts forward only, and not where another member has the partition. `reset`: an administrator's word,
-    which goes anywhere. Raises the first error that asking again did not mend.
+    which goes anywhere; with `unless_read` it raises `GroupInUse` where the group has members. Raises the first error
+    that asking again did not mend.
     """
     ends: dict[str, dict[int, int]] = {}
     for topic, offsets in positions.items():
@@ -140,6 +142,7 @@ def move_cursors(
                 member_id=member_id,
                 member_key=member_key,
                 reset=reset,
+                unless_read=unless_read,
                 positions=[
                     pb.CursorPosition(topic=topic, partition=number, offset=offsets[number]) for number in numbers
                 ],

@@ -143,7 +143,7 @@ class Groups:
         A consumer's counts only forward, and only from the member that has the partition; where no member is known to
         have it (its leader is new, or the last member's stream ended before this came), from any. Told by another one
         it is no error: what was settled since holds. A Spark query's may go back, since its checkpoint is the truth. An
-        administrator's goes anywhere.
+        administrator's goes anywhere; with `unless_read`, only where the group has no members.
         """
         check_group_name(request.group)
         if request.kind not in KINDS and not (request.reset and not request.kind):
@@ -180,6 +180,8 @@ class Groups:
         group, kind = request.group, request.kind
         cursor = partition.replica.machine.cursors.get(group)
         if request.reset:
+            if request.unless_read:
+                self._check_unread(partition, group, "move")
             return MoveCursor(group, offset, cursor.kind if cursor is not None else kind or CONSUMER)
         if kind in OF_CONSUMERS:
             if self._counts(partition, group, request.member_id, request.member_key, offset):
@@ -217,12 +219,8 @@ class Groups:
         answer = pb.PartitionOffsets(partition=place.partition)
         try:
             partition = self._shell.leader(await self._topics.get(place.topic), place.partition)
-            members = self._members_of(partition, group)
-            if members and not force:
-                raise GroupInUse(
-                    f"group {group!r} has members in {partition.name} ({', '.join(members[:5])}): stop them first, or "
-                    "delete it by force"
-                )
+            if not force:
+                self._check_unread(partition, group, "delete")
             self._end_of(
                 partition, group, UnknownGroup(f"group {group!r} was deleted: subscribe anew to begin as a new one")
             )
@@ -230,6 +228,15 @@ class Groups:
         except TritonMQError as error:
             answer.error.CopyFrom(to_wire(error))
         return answer
+
+    def _check_unread(self, partition: Partition, group: str, verb: str) -> None:
+        """Raises `GroupInUse` while the group has members here, whether it has a cursor yet or not."""
+        members = self._members_of(partition, group)
+        if members:
+            raise GroupInUse(
+                f"group {group!r} has members in {partition.name} ({', '.join(members[:5])}): stop them first, or "
+                f"{verb} it by force"
+            )
 
     async def groups(self, request: pb.GroupsRequest, _deadline: float) -> pb.GroupsResponse:
         """The cursors of one group, or of all, in every replica here; as many as fit one answer, `more` says whether

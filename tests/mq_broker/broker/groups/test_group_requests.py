@@ -16,7 +16,7 @@ from mq_broker.core.entries import DeleteGroup, MoveCursor
 from mq_broker.core.machine.state import Cursor
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, NotLeader, TritonMQError, UnknownPartition
+from mq_protocol.errors import GroupInUse, InvalidRequest, NotEnoughReplicas, NotLeader, TritonMQError, UnknownPartition
 from tests.mq_broker.broker.groups.partitions import Led
 
 
@@ -152,6 +152,24 @@ def test_a_members_word_that_does_not_count_is_no_error_and_is_not_written() -> 
         assert part.asked == []
         assert told.log_end_offset == 100
         assert world.spoken == [("g", "a", b"k" * 16, 20)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("kinds", [{}, {"g": "consumer"}], ids=["no cursor yet", "a cursor"])
+def test_an_administrator_may_ask_to_move_a_group_only_where_nobody_reads(kinds: dict[str, str]) -> None:
+    async def scenario() -> None:
+        part = Part(**kinds)
+        world = World(part)
+        world.members["g"] = ["a", "b"]
+        with pytest.raises(GroupInUse, match=r"members in t-0 \(a, b\): stop them first, or move it by force"):
+            await world.move(reset=True, unless_read=True)
+        assert not part.asked
+        await world.move(reset=True)
+        assert len(part.asked) == 1, "insisted on"
+        world.members.clear()
+        await world.move(reset=True, unless_read=True)
+        assert len(part.asked) == 2
 
     run(scenario)
 
