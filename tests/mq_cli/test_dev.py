@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import tempfile
 from pathlib import Path
 
 import psutil
@@ -20,13 +19,15 @@ def children_of(command: Command) -> list[psutil.Process]:
     return psutil.Process(command.pid).children(recursive=True)
 
 
-def test_one_broker_is_ready_and_ctrl_c_ends_it_and_removes_its_data() -> None:
-    before = set(Path(tempfile.gettempdir()).glob("tritonmq-dev-*"))
+def test_one_broker_is_ready_and_ctrl_c_ends_it_and_removes_its_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where no other test begins a `tritonmq dev`
     with Command("dev", "--port", "0") as dev:
         ready = dev.line()
         assert ready.startswith("ready bootstrap=127.0.0.1:")
         assert "," not in ready
-        (data,) = set(Path(tempfile.gettempdir()).glob("tritonmq-dev-*")) - before
+        (data,) = tmp_path.glob("tritonmq-dev-*")
         children = children_of(dev)
         assert len(children) == 1
         assert int((data / "broker-1" / "broker.pid").read_text()) == children[0].pid
