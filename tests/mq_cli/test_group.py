@@ -80,8 +80,8 @@ class Known:
         self.asked_us.append(time_us)
         return {0: 7}
 
-    def move_group(self, name: str, places: object) -> None:
-        self.moved.append((name, places))
+    def move_group(self, name: str, places: object, *, unless_read: bool) -> None:
+        self.moved.append((name, places, "unless it is read" if unless_read else "in any case"))
 
 
 def reset(monkeypatch: pytest.MonkeyPatch, known: Known, *options: str) -> Result:
@@ -92,14 +92,14 @@ def reset(monkeypatch: pytest.MonkeyPatch, known: Known, *options: str) -> Resul
 def test_a_group_goes_on_by_its_place_in_that_topic_and_in_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     known = Known()
     assert reset(monkeypatch, known, "--by", "-2").exit_code == 0
-    assert known.moved == [("g", {"t": {0: 3}})]
+    assert known.moved == [("g", {"t": {0: 3}}, "unless it is read")]
 
 
 def test_a_time_is_asked_for_in_microseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     known = Known()
     assert reset(monkeypatch, known, "--to", "2026-01-31T12:00:00Z").exit_code == 0
     assert known.asked_us == [1_769_860_800_000_000]
-    assert known.moved == [("g", {"t": {0: 7}})]
+    assert known.moved == [("g", {"t": {0: 7}}, "unless it is read")]
 
 
 def test_members_of_that_topic_keep_a_group_where_it_is_but_not_from_being_shown(
@@ -111,7 +111,7 @@ def test_members_of_that_topic_keep_a_group_where_it_is_but_not_from_being_shown
     assert isinstance(refused.exception, GroupInUse)
     assert known.moved == []
     assert reset(monkeypatch, known, "--to", "earliest", "--force").exit_code == 0
-    assert known.moved == [("g", {"t": {0: 0}})]
+    assert known.moved == [("g", {"t": {0: 0}}, "in any case")]
     elsewhere = Known(member_of="other")
     assert reset(monkeypatch, elsewhere, "--to", "earliest").exit_code == 0
-    assert elsewhere.moved == [("g", {"t": {0: 0}})]
+    assert elsewhere.moved == [("g", {"t": {0: 0}}, "unless it is read")]
