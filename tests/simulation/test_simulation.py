@@ -71,6 +71,7 @@ def test_a_violation_that_another_process_found_arrives_whole() -> None:
     assert (str(found), found.story) == ("partition 1: what", "story")
 
 
+@pytest.mark.more_seeds
 def test_the_same_seed_gives_the_same_trace_however_strings_are_hashed() -> None:
     told = [
         subprocess.run(

@@ -30,6 +30,7 @@ def test_nothing_is_lost_or_doubled_by_real_brokers_under_faults(seed: int) -> N
     assert report.done["batches acknowledged"] > 0
 
 
+@pytest.mark.more_seeds
 def test_the_same_seed_gives_the_same_trace_of_real_brokers_however_strings_are_hashed() -> None:
     running = [
         subprocess.Popen(
