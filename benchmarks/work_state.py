@@ -12,12 +12,12 @@ import tracemalloc
 from collections.abc import Callable
 
 from mq_broker.core.work.offset_set import OffsetSet
-from mq_broker.core.work.ranges import Range
+from mq_broker.core.work.ranges import RANGES_MAX, Range
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Lease, LeaseId, Return, Step
 
 SPAN = 1 << 24
-RANGES = 50_000
+RANGES = RANGES_MAX
 TRIES = 5
 
 

@@ -101,7 +101,7 @@ def frames() -> dict[str, str]:
 
 def stored() -> dict[str, str]:
     """Other bytes in a partition's directory."""
-    queues = replace(SNAPSHOT, state=replace(SNAPSHOT.state, recovery=2, work=(("jobs", queue_group()),)))
+    queues = replace(SNAPSHOT, state=replace(SNAPSHOT.state, work=(("jobs", queue_group()),)))
     return {
         "snapshot": encode_snapshot(PLACE, SNAPSHOT).hex(),
         "snapshot with a queue group": encode_snapshot(PLACE, queues).hex(),

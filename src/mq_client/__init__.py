@@ -29,6 +29,7 @@ from mq_client.errors import (
     InvalidRequest,
     InvalidSetting,
     InvalidTopicName,
+    LeaseLost,
     LockLost,
     LockNotAcquired,
     MemberInUse,
@@ -61,9 +62,11 @@ from mq_client.errors import (
     UnknownGroup,
     UnknownOutcome,
     UnknownPartition,
+    UnknownQueue,
     UnknownTopic,
     UnknownTransaction,
     Unreachable,
+    WrongGroupKind,
 )
 from mq_client.forks import leave_children_alone
 
@@ -127,6 +130,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidSetting",
     "InvalidTopicName",
+    "LeaseLost",
     "LockLost",
     "LockNotAcquired",
     "MemberInUse",
@@ -156,7 +160,9 @@ __all__ = [
     "TopicNotEmpty",
     "UnknownGroup",
     "UnknownPartition",
+    "UnknownQueue",
     "UnknownTopic",
+    "WrongGroupKind",
     "Unreachable",
 ]
 

@@ -18,6 +18,7 @@ from mq_protocol.errors import (
     InvalidRequest,
     InvalidSetting,
     InvalidTopicName,
+    LeaseLost,
     LockLost,
     LockNotAcquired,
     MemberInUse,
@@ -48,9 +49,11 @@ from mq_protocol.errors import (
     UnknownGroup,
     UnknownOutcome,
     UnknownPartition,
+    UnknownQueue,
     UnknownTopic,
     UnknownTransaction,
     Unreachable,
+    WrongGroupKind,
 )
 
 if TYPE_CHECKING:
@@ -84,6 +87,7 @@ __all__ = [
     "InvalidRequest",
     "InvalidSetting",
     "InvalidTopicName",
+    "LeaseLost",
     "LockLost",
     "LockNotAcquired",
     "MemberInUse",
@@ -116,7 +120,9 @@ __all__ = [
     "UnknownGroup",
     "UnknownOutcome",
     "UnknownPartition",
+    "UnknownQueue",
     "UnknownTopic",
+    "WrongGroupKind",
     "UnknownTransaction",
     "Unreachable",
 ]

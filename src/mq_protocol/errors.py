@@ -119,6 +119,25 @@ class UnknownGroup(RefusedError):
     grpc_status = "NOT_FOUND"
 
 
+class UnknownQueue(RefusedError):
+    """The topic has no queue group of this name. `tritonmq queue list` shows those that exist; `queue declare` makes
+    one."""
+
+    grpc_status = "NOT_FOUND"
+
+
+class WrongGroupKind(RefusedError):
+    """A group reads a topic as a stream or works it off as a queue, never both. Give one of the two another name."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
+class LeaseLost(RefusedError):
+    """The records are not the member's any more: their lease ran out, or was ended. Others may work on them."""
+
+    grpc_status = "FAILED_PRECONDITION"
+
+
 class TopicExists(RefusedError):
     """A topic of this name exists already. `--if-not-exists` leaves it as it is."""
 

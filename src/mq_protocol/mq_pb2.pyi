@@ -66,6 +66,12 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     STORAGE_FAILED: _ErrorCode.ValueType  # 25
     DATA_LOSS: _ErrorCode.ValueType  # 26
     UNKNOWN_GROUP: _ErrorCode.ValueType  # 27
+    LEASE_LOST: _ErrorCode.ValueType  # 28
+    """the records are not the member's any more"""
+    WRONG_GROUP_KIND: _ErrorCode.ValueType  # 30
+    """the group reads the topic as a stream, or works it off as a queue, and was taken for the other"""
+    UNKNOWN_QUEUE: _ErrorCode.ValueType  # 31
+    """no such queue group is declared"""
     INCOMPATIBLE_VERSION: _ErrorCode.ValueType  # 35
     """the other end speaks no protocol that this one does, or the cluster's level is too low or too high"""
     PEER_REFUSED: _ErrorCode.ValueType  # 34
@@ -134,6 +140,12 @@ UNREACHABLE: ErrorCode.ValueType  # 24
 STORAGE_FAILED: ErrorCode.ValueType  # 25
 DATA_LOSS: ErrorCode.ValueType  # 26
 UNKNOWN_GROUP: ErrorCode.ValueType  # 27
+LEASE_LOST: ErrorCode.ValueType  # 28
+"""the records are not the member's any more"""
+WRONG_GROUP_KIND: ErrorCode.ValueType  # 30
+"""the group reads the topic as a stream, or works it off as a queue, and was taken for the other"""
+UNKNOWN_QUEUE: ErrorCode.ValueType  # 31
+"""no such queue group is declared"""
 INCOMPATIBLE_VERSION: ErrorCode.ValueType  # 35
 """the other end speaks no protocol that this one does, or the cluster's level is too low or too high"""
 PEER_REFUSED: ErrorCode.ValueType  # 34
@@ -241,6 +253,70 @@ ALL: Acks.ValueType  # 0
 LEADER: Acks.ValueType  # 1
 NONE: Acks.ValueType  # 2
 Global___Acks: _TypeAlias = Acks  # noqa: Y015
+
+class _QueueChange:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _QueueChangeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_QueueChange.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    QUEUE_DECLARE: _QueueChange.ValueType  # 0
+    QUEUE_ALTER: _QueueChange.ValueType  # 1
+    QUEUE_DELETE: _QueueChange.ValueType  # 2
+
+class QueueChange(_QueueChange, metaclass=_QueueChangeEnumTypeWrapper):
+    """---------------------------------------------------------------- queue groups
+    A group that is lent records, and settles each one by itself. Ranges of offsets are gap after the range before, and length, in turn.
+    """
+
+QUEUE_DECLARE: QueueChange.ValueType  # 0
+QUEUE_ALTER: QueueChange.ValueType  # 1
+QUEUE_DELETE: QueueChange.ValueType  # 2
+Global___QueueChange: _TypeAlias = QueueChange  # noqa: Y015
+
+class _Outcome:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Outcome.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OUTCOME_ACK: _Outcome.ValueType  # 0
+    OUTCOME_RELEASE: _Outcome.ValueType  # 1
+    OUTCOME_FAIL: _Outcome.ValueType  # 2
+    OUTCOME_REJECT: _Outcome.ValueType  # 3
+    OUTCOME_EXTEND: _Outcome.ValueType  # 4
+
+class Outcome(_Outcome, metaclass=_OutcomeEnumTypeWrapper): ...
+
+OUTCOME_ACK: Outcome.ValueType  # 0
+OUTCOME_RELEASE: Outcome.ValueType  # 1
+OUTCOME_FAIL: Outcome.ValueType  # 2
+OUTCOME_REJECT: Outcome.ValueType  # 3
+OUTCOME_EXTEND: Outcome.ValueType  # 4
+Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
+
+class _RecordState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RecordStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RecordState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RECORD_ANY: _RecordState.ValueType  # 0
+    RECORD_READY: _RecordState.ValueType  # 1
+    RECORD_LEASED: _RecordState.ValueType  # 2
+    RECORD_DELAYED: _RecordState.ValueType  # 3
+    RECORD_DOOMED: _RecordState.ValueType  # 4
+    RECORD_PARKED: _RecordState.ValueType  # 5
+
+class RecordState(_RecordState, metaclass=_RecordStateEnumTypeWrapper): ...
+
+RECORD_ANY: RecordState.ValueType  # 0
+RECORD_READY: RecordState.ValueType  # 1
+RECORD_LEASED: RecordState.ValueType  # 2
+RECORD_DELAYED: RecordState.ValueType  # 3
+RECORD_DOOMED: RecordState.ValueType  # 4
+RECORD_PARKED: RecordState.ValueType  # 5
+Global___RecordState: _TypeAlias = RecordState  # noqa: Y015
 
 @_typing.final
 class Error(_message.Message):
@@ -2238,6 +2314,780 @@ class GroupsResponse(_message.Message):
 Global___GroupsResponse: _TypeAlias = GroupsResponse  # noqa: Y015
 
 @_typing.final
+class QueueInfo(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SettingsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    LIFE_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    life: _builtins.int
+    @_builtins.property
+    def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        life: _builtins.int = ...,
+        settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "life", b"life", "settings", b"settings", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueInfo: _TypeAlias = QueueInfo  # noqa: Y015
+
+@_typing.final
+class AlterQueueRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SettingsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    CHANGE_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    EARLIEST_FIELD_NUMBER: _builtins.int
+    LATEST_FIELD_NUMBER: _builtins.int
+    TIMESTAMP_US_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    change: Global___QueueChange.ValueType
+    earliest: _builtins.bool
+    latest: _builtins.bool
+    timestamp_us: _builtins.int
+    @_builtins.property
+    def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """an empty value: the default again"""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        change: Global___QueueChange.ValueType = ...,
+        settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        earliest: _builtins.bool = ...,
+        latest: _builtins.bool = ...,
+        timestamp_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["earliest", b"earliest", "latest", b"latest", "start", b"start", "timestamp_us", b"timestamp_us"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "earliest", b"earliest", "group", b"group", "latest", b"latest", "settings", b"settings", "start", b"start", "timestamp_us", b"timestamp_us", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_start: _TypeAlias = _typing.Literal["earliest", "latest", "timestamp_us"]  # noqa: Y015
+    _WhichOneofArgType_start: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_start) -> _WhichOneofReturnType_start | None: ...
+
+Global___AlterQueueRequest: _TypeAlias = AlterQueueRequest  # noqa: Y015
+
+@_typing.final
+class AlterQueueResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    MADE_FIELD_NUMBER: _builtins.int
+    made: _builtins.bool
+    """a declaration made it; else it was there"""
+    @_builtins.property
+    def queue(self) -> Global___QueueInfo:
+        """as it is now, or as it was when it was deleted"""
+
+    def __init__(
+        self,
+        *,
+        queue: Global___QueueInfo | None = ...,
+        made: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["made", b"made", "queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterQueueResponse: _TypeAlias = AlterQueueResponse  # noqa: Y015
+
+@_typing.final
+class QueuesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    AFTER_TOPIC_FIELD_NUMBER: _builtins.int
+    AFTER_GROUP_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    after_topic: _builtins.str
+    after_group: _builtins.str
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        after_topic: _builtins.str = ...,
+        after_group: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_group", b"after_group", "after_topic", b"after_topic", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueuesRequest: _TypeAlias = QueuesRequest  # noqa: Y015
+
+@_typing.final
+class QueuesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueInfo]: ...
+    def __init__(
+        self,
+        *,
+        queues: _abc.Iterable[Global___QueueInfo] | None = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["more", b"more", "queues", b"queues"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueuesResponse: _TypeAlias = QueuesResponse  # noqa: Y015
+
+@_typing.final
+class LeaseId(_message.Message):
+    """Where a lease was written. Ascends as leases are made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    ENTRY_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    leader_epoch: _builtins.int
+    entry: _builtins.int
+    step: _builtins.int
+    def __init__(
+        self,
+        *,
+        leader_epoch: _builtins.int = ...,
+        entry: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entry", b"entry", "leader_epoch", b"leader_epoch", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseId: _TypeAlias = LeaseId  # noqa: Y015
+
+@_typing.final
+class LeaseRequest(_message.Message):
+    """Asked of a partition's leader. A member asks one at a time for each partition."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    MEMBER_KEY_FIELD_NUMBER: _builtins.int
+    RECORDS_MAX_FIELD_NUMBER: _builtins.int
+    BYTES_MAX_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    WORKING_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    group: _builtins.str
+    topic_id: _builtins.str
+    member: _builtins.str
+    member_key: _builtins.bytes
+    """random, 16 to 64 bytes: another key under a member's name is a process that took its place"""
+    records_max: _builtins.int
+    """0: lend nothing; answer as soon as something is ready"""
+    bytes_max: _builtins.int
+    """0: no bound. One record may pass it"""
+    wait_ms: _builtins.int
+    """how long to wait for something to lend"""
+    lease_ms: _builtins.int
+    """0: as the group says"""
+    accept: _builtins.bool
+    """settled by being lent: delivered at most once"""
+    working: _builtins.int
+    """of a process that took a member's place: so many records, the first ones, it may have died of"""
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:
+        """every lease of this partition that the member knows of: its others go back"""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        group: _builtins.str = ...,
+        topic_id: _builtins.str = ...,
+        member: _builtins.str = ...,
+        member_key: _builtins.bytes = ...,
+        records_max: _builtins.int = ...,
+        bytes_max: _builtins.int = ...,
+        wait_ms: _builtins.int = ...,
+        lease_ms: _builtins.int = ...,
+        accept: _builtins.bool = ...,
+        held: _abc.Iterable[Global___LeaseId] | None = ...,
+        working: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "bytes_max", b"bytes_max", "group", b"group", "held", b"held", "lease_ms", b"lease_ms", "member", b"member", "member_key", b"member_key", "partition", b"partition", "records_max", b"records_max", "topic", b"topic", "topic_id", b"topic_id", "wait_ms", b"wait_ms", "working", b"working"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseRequest: _TypeAlias = LeaseRequest  # noqa: Y015
+
+@_typing.final
+class LeaseResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    lease_ms: _builtins.int
+    """for so long from now, unless it is extended"""
+    ready: _builtins.bool
+    """more is ready"""
+    @_builtins.property
+    def lease(self) -> Global___LeaseId:
+        """none: nothing was lent"""
+
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """what was lent. Records of one range were lent and failed equally often"""
+
+    @_builtins.property
+    def deliveries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one for each range, this one included"""
+
+    @_builtins.property
+    def failures(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:
+        """of those held: none of their records is the member's any more"""
+
+    def __init__(
+        self,
+        *,
+        lease: Global___LeaseId | None = ...,
+        ranges: _abc.Iterable[_builtins.int] | None = ...,
+        deliveries: _abc.Iterable[_builtins.int] | None = ...,
+        failures: _abc.Iterable[_builtins.int] | None = ...,
+        lease_ms: _builtins.int = ...,
+        ready: _builtins.bool = ...,
+        gone: _abc.Iterable[Global___LeaseId] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "failures", b"failures", "gone", b"gone", "lease", b"lease", "lease_ms", b"lease_ms", "ranges", b"ranges", "ready", b"ready"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseResponse: _TypeAlias = LeaseResponse  # noqa: Y015
+
+@_typing.final
+class SettleOne(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    outcome: Global___Outcome.ValueType
+    error: _builtins.str
+    """of FAIL and REJECT"""
+    delay_ms: _builtins.int
+    """of RELEASE and FAIL: not lent before. None: at once, and as the group's retries say"""
+    @_builtins.property
+    def lease(self) -> Global___LeaseId: ...
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        lease: Global___LeaseId | None = ...,
+        ranges: _abc.Iterable[_builtins.int] | None = ...,
+        outcome: Global___Outcome.ValueType = ...,
+        error: _builtins.str = ...,
+        delay_ms: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "error", b"error", "lease", b"lease", "outcome", b"outcome", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
+    _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__delay_ms) -> _WhichOneofReturnType__delay_ms | None: ...
+
+Global___SettleOne: _TypeAlias = SettleOne  # noqa: Y015
+
+@_typing.final
+class SettleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    SETTLES_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    group: _builtins.str
+    topic_id: _builtins.str
+    member: _builtins.str
+    timeout_ms: _builtins.int
+    @_builtins.property
+    def settles(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettleOne]: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        group: _builtins.str = ...,
+        topic_id: _builtins.str = ...,
+        member: _builtins.str = ...,
+        settles: _abc.Iterable[Global___SettleOne] | None = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "member", b"member", "partition", b"partition", "settles", b"settles", "timeout_ms", b"timeout_ms", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleRequest: _TypeAlias = SettleRequest  # noqa: Y015
+
+@_typing.final
+class SettleAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def error(self) -> Global___Error:
+        """nothing of it was done"""
+
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """records that are not the member's any more; all others are done"""
+
+    def __init__(
+        self,
+        *,
+        error: Global___Error | None = ...,
+        lost: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lost", b"lost"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleAnswer: _TypeAlias = SettleAnswer  # noqa: Y015
+
+@_typing.final
+class SettleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettleAnswer]: ...
+    def __init__(
+        self,
+        *,
+        answers: _abc.Iterable[Global___SettleAnswer] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettleResponse: _TypeAlias = SettleResponse  # noqa: Y015
+
+@_typing.final
+class DescribeQueueRequest(_message.Message):
+    """Asked of the partitions' leaders."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    RUNS_MAX_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    state: Global___RecordState.ValueType
+    """also list runs of records in this state"""
+    after: _builtins.int
+    """only runs that end behind this offset"""
+    runs_max: _builtins.int
+    """0: list none"""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        state: Global___RecordState.ValueType = ...,
+        after: _builtins.int = ...,
+        runs_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "group", b"group", "partitions", b"partitions", "runs_max", b"runs_max", "state", b"state", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeQueueRequest: _TypeAlias = DescribeQueueRequest  # noqa: Y015
+
+@_typing.final
+class QueueMember(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    HELD_MS_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    records: _builtins.int
+    held_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        records: _builtins.int = ...,
+        held_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_ms", b"held_ms", "member", b"member", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueMember: _TypeAlias = QueueMember  # noqa: Y015
+
+@_typing.final
+class QueueRun(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRST_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    DUE_US_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    first: _builtins.int
+    end: _builtins.int
+    state: Global___RecordState.ValueType
+    deliveries: _builtins.int
+    failures: _builtins.int
+    due_us: _builtins.int
+    error: _builtins.str
+    member: _builtins.str
+    def __init__(
+        self,
+        *,
+        first: _builtins.int = ...,
+        end: _builtins.int = ...,
+        state: Global___RecordState.ValueType = ...,
+        deliveries: _builtins.int = ...,
+        failures: _builtins.int = ...,
+        due_us: _builtins.int = ...,
+        error: _builtins.str = ...,
+        member: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "due_us", b"due_us", "end", b"end", "error", b"error", "failures", b"failures", "first", b"first", "member", b"member", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueRun: _TypeAlias = QueueRun  # noqa: Y015
+
+@_typing.final
+class QueuePartition(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DroppedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    LIFE_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    FRONTIER_FIELD_NUMBER: _builtins.int
+    LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    LEASED_FIELD_NUMBER: _builtins.int
+    DELAYED_FIELD_NUMBER: _builtins.int
+    DOOMED_FIELD_NUMBER: _builtins.int
+    PARKED_FIELD_NUMBER: _builtins.int
+    OLDEST_READY_US_FIELD_NUMBER: _builtins.int
+    ACCEPTED_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    RETURNED_FIELD_NUMBER: _builtins.int
+    CHARGED_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    MORE_MEMBERS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    RUNS_KEPT_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    life: _builtins.int
+    """0: the group has not begun here"""
+    base: _builtins.int
+    frontier: _builtins.int
+    log_end_offset: _builtins.int
+    ready: _builtins.int
+    leased: _builtins.int
+    delayed: _builtins.int
+    doomed: _builtins.int
+    parked: _builtins.int
+    oldest_ready_us: _builtins.int
+    """when it was appended; 0: nothing is ready"""
+    accepted: _builtins.int
+    returned: _builtins.int
+    charged: _builtins.int
+    """since the life began"""
+    more_members: _builtins.int
+    more: _builtins.bool
+    """more: ask on, after the last"""
+    runs_kept: _builtins.int
+    """of leases and of records that came back; at most 100,000"""
+    leader_epoch: _builtins.int
+    @_builtins.property
+    def error(self) -> Global___Error: ...
+    @_builtins.property
+    def dropped(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueMember]: ...
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueRun]: ...
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        error: Global___Error | None = ...,
+        life: _builtins.int = ...,
+        base: _builtins.int = ...,
+        frontier: _builtins.int = ...,
+        log_end_offset: _builtins.int = ...,
+        ready: _builtins.int = ...,
+        leased: _builtins.int = ...,
+        delayed: _builtins.int = ...,
+        doomed: _builtins.int = ...,
+        parked: _builtins.int = ...,
+        oldest_ready_us: _builtins.int = ...,
+        accepted: _builtins.int = ...,
+        dropped: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        returned: _builtins.int = ...,
+        charged: _builtins.int = ...,
+        members: _abc.Iterable[Global___QueueMember] | None = ...,
+        more_members: _builtins.int = ...,
+        runs: _abc.Iterable[Global___QueueRun] | None = ...,
+        more: _builtins.bool = ...,
+        runs_kept: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "base", b"base", "charged", b"charged", "delayed", b"delayed", "doomed", b"doomed", "dropped", b"dropped", "error", b"error", "frontier", b"frontier", "leader_epoch", b"leader_epoch", "leased", b"leased", "life", b"life", "log_end_offset", b"log_end_offset", "members", b"members", "more", b"more", "more_members", b"more_members", "oldest_ready_us", b"oldest_ready_us", "parked", b"parked", "partition", b"partition", "ready", b"ready", "returned", b"returned", "runs", b"runs", "runs_kept", b"runs_kept"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueuePartition: _TypeAlias = QueuePartition  # noqa: Y015
+
+@_typing.final
+class DescribeQueueResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queue(self) -> Global___QueueInfo: ...
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueuePartition]: ...
+    def __init__(
+        self,
+        *,
+        queue: Global___QueueInfo | None = ...,
+        partitions: _abc.Iterable[Global___QueuePartition] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["queue", b"queue"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "queue", b"queue"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeQueueResponse: _TypeAlias = DescribeQueueResponse  # noqa: Y015
+
+@_typing.final
+class SweepQueueRequest(_message.Message):
+    """Purge: settles what nobody has. Redrive: what is parked is ready again, as if it had never failed. Below the end as it is when asked."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    REDRIVE_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    group: _builtins.str
+    redrive: _builtins.bool
+    timeout_ms: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        group: _builtins.str = ...,
+        partitions: _abc.Iterable[_builtins.int] | None = ...,
+        redrive: _builtins.bool = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "partitions", b"partitions", "redrive", b"redrive", "timeout_ms", b"timeout_ms", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SweepQueueRequest: _TypeAlias = SweepQueueRequest  # noqa: Y015
+
+@_typing.final
+class SweptPartition(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.int
+    records: _builtins.int
+    @_builtins.property
+    def error(self) -> Global___Error: ...
+    def __init__(
+        self,
+        *,
+        partition: _builtins.int = ...,
+        error: Global___Error | None = ...,
+        records: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "partition", b"partition", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SweptPartition: _TypeAlias = SweptPartition  # noqa: Y015
+
+@_typing.final
+class SweepQueueResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SweptPartition]: ...
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[Global___SweptPartition] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SweepQueueResponse: _TypeAlias = SweepQueueResponse  # noqa: Y015
+
+@_typing.final
 class StagedBatches(_message.Message):
     """---------------------------------------------------------------- transactions of the sink"""
 
@@ -3723,15 +4573,18 @@ class WorkBegin(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OFFSET_FIELD_NUMBER: _builtins.int
+    RECOVERY_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
+    recovery: _builtins.int
     def __init__(
         self,
         *,
         offset: _builtins.int = ...,
+        recovery: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset", "recovery", b"recovery"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4167,6 +5020,7 @@ class WorkPart(_message.Message):
     MARKS_FIELD_NUMBER: _builtins.int
     OUTBOX_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
+    RECOVERY_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     life: _builtins.int
     base: _builtins.int
@@ -4178,6 +5032,7 @@ class WorkPart(_message.Message):
     charged: _builtins.int
     bits: _builtins.bytes
     """others, 512 bytes each"""
+    recovery: _builtins.int
     @_builtins.property
     def dropped(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkDropped]: ...
     @_builtins.property
@@ -4230,10 +5085,11 @@ class WorkPart(_message.Message):
         marks: _abc.Iterable[Global___WorkMark] | None = ...,
         outbox: _abc.Iterable[Global___WorkOutgoing] | None = ...,
         taken: _abc.Iterable[Global___WorkTaken] | None = ...,
+        recovery: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "base", b"base", "bits", b"bits", "charged", b"charged", "chunks", b"chunks", "dead", b"dead", "dropped", b"dropped", "frontier", b"frontier", "full", b"full", "group", b"group", "last_n", b"last_n", "lent", b"lent", "lent_by", b"lent_by", "life", b"life", "mark", b"mark", "marked", b"marked", "marks", b"marks", "members", b"members", "outbox", b"outbox", "returned", b"returned", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "base", b"base", "bits", b"bits", "charged", b"charged", "chunks", b"chunks", "dead", b"dead", "dropped", b"dropped", "frontier", b"frontier", "full", b"full", "group", b"group", "last_n", b"last_n", "lent", b"lent", "lent_by", b"lent_by", "life", b"life", "mark", b"mark", "marked", b"marked", "marks", b"marks", "members", b"members", "outbox", b"outbox", "recovery", b"recovery", "returned", b"returned", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4390,14 +5246,12 @@ class SnapshotState(_message.Message):
     CURSORS_FIELD_NUMBER: _builtins.int
     TRANSACTIONS_FIELD_NUMBER: _builtins.int
     FENCED_FIELD_NUMBER: _builtins.int
-    RECOVERY_FIELD_NUMBER: _builtins.int
     WORK_PARTS_FIELD_NUMBER: _builtins.int
     last_index: _builtins.int
     last_epoch: _builtins.int
     timestamp_us: _builtins.int
     next_offset: _builtins.int
     log_start_offset: _builtins.int
-    recovery: _builtins.int
     work_parts: _builtins.int
     """so many WorkParts follow before the UUIDs"""
     @_builtins.property
@@ -4426,12 +5280,11 @@ class SnapshotState(_message.Message):
         cursors: _abc.Iterable[Global___CursorState] | None = ...,
         transactions: _abc.Iterable[Global___TransactionStateMeta] | None = ...,
         fenced: _abc.Iterable[Global___TransactionKey] | None = ...,
-        recovery: _builtins.int = ...,
         work_parts: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["uuids", b"uuids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "fenced", b"fenced", "last_epoch", b"last_epoch", "last_index", b"last_index", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "published", b"published", "recovery", b"recovery", "staged", b"staged", "timestamp_us", b"timestamp_us", "transactions", b"transactions", "uuids", b"uuids", "work_parts", b"work_parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "fenced", b"fenced", "last_epoch", b"last_epoch", "last_index", b"last_index", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "published", b"published", "staged", b"staged", "timestamp_us", b"timestamp_us", "transactions", b"transactions", "uuids", b"uuids", "work_parts", b"work_parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

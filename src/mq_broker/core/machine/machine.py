@@ -66,7 +66,6 @@ class PartitionMachine:
         self.ephemeral: set[str] = {group for group, cursor in state.cursors if cursor.kind == EPHEMERAL}
         self.transactions: dict[TransactionKey, TransactionState] = dict(state.transactions)
         self.fenced: OrderedDict[TransactionKey, None] = OrderedDict.fromkeys(state.fenced)
-        self.recovery = state.recovery
         self.work = WorkGroups.thawed(state.work)
 
     def state(self) -> MachineState:
@@ -80,7 +79,6 @@ class PartitionMachine:
             tuple(self.cursors.items()),
             tuple(self.transactions.items()),
             tuple(self.fenced),
-            self.recovery,
             self.work.frozen(),
         )
 
@@ -131,7 +129,7 @@ class PartitionMachine:
                 log = self.log_start_offset, self.next_offset
                 self.work.apply(group, life, steps, entry.leader_epoch, entry.index, log)
             case EpochStart(offset_floor=floor, recovery=recovery):
-                self._recover(recovery)
+                self.work.recover(recovery)
                 return self._skip_to(floor)
             case Trim(log_start_offset=offset):
                 start = min(offset, self.next_offset)  # there is nothing beyond to drop
@@ -148,12 +146,6 @@ class PartitionMachine:
         elif not self.has_passed(change):
             self.cursors[change.group] = Cursor(change.offset, change.kind, timestamp_us)
             (self.ephemeral.add if change.kind == EPHEMERAL else self.ephemeral.discard)(change.group)
-
-    def _recover(self, recovery: int) -> None:
-        """After a recovery nobody knows what became of leases (rule 15): they end. Once for each recovery."""
-        if recovery > self.recovery:
-            self.recovery = recovery
-            self.work.recover()
 
     def _skip_to(self, floor: int) -> list[Change]:
         """After a recovery: offsets that the lost records may have had are not given to others (rule 15)."""

@@ -63,8 +63,7 @@ class TransactionState:
 @dataclass(frozen=True, slots=True)
 class MachineState:
     """Everything that `PartitionMachine` knows, in the order in which it knows it (the oldest UUIDs are forgotten
-    first). `fenced`: keys under which nothing is staged here any more. `recovery`: the highest that an epoch start
-    told. `work`: queue groups."""
+    first). `fenced`: keys under which nothing is staged here any more. `work`: queue groups."""
 
     next_offset: int = 0
     log_start_offset: int = 0
@@ -74,7 +73,6 @@ class MachineState:
     cursors: tuple[tuple[str, Cursor], ...] = ()
     transactions: tuple[tuple[TransactionKey, TransactionState], ...] = ()
     fenced: tuple[TransactionKey, ...] = ()
-    recovery: int = 0
     work: FrozenGroups = ()
 
 

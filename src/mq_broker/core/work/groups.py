@@ -33,17 +33,17 @@ class WorkGroups(dict[str, WorkState]):
             state = self.get(group)
             if isinstance(step, Begin):
                 if state is None or state.life < life:
-                    self[group] = WorkState(life, min(max(step.offset, start), end))
+                    self[group] = WorkState(life, min(max(step.offset, start), end), step.recovery)
             elif state is not None and state.life == life:
                 if isinstance(step, End):
                     del self[group]
                 else:
                     state.apply(step, LeaseId(leader_epoch, index, number), end)
 
-    def recover(self) -> None:
-        """The log was cut by a recovery: what became of the leases since is unknown, so they end uncharged."""
+    def recover(self, recovery: int) -> None:
+        """The log was cut by a recovery: leases that were made before it end uncharged."""
         for state in self.values():
-            state.end_leases()
+            state.recover(recovery)
 
     def skip(self, first: int, end: int) -> None:
         """No record has these offsets, and none will."""

@@ -10,8 +10,8 @@ from typing import Final, TypeAlias
 Range: TypeAlias = tuple[int, int]
 Ranges: TypeAlias = tuple[Range, ...]
 
-RANGES_MAX: Final = 50_000
-"""In one request, and in one entry."""
+RANGES_MAX: Final = 8_000
+"""In one request, and in one entry: as many scattered returns hold a broker's loop for some 40 ms."""
 
 OFFSET_END_MAX: Final = 1 << 62
 

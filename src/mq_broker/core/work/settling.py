@@ -144,7 +144,7 @@ class Setting:
 
 
 def gather(state: WorkState, settles: Sequence[Settle], lends: Sequence[Lend], setting: Setting) -> Gathered:
-    """As many of these requests as fit into one entry: at most 50,000 ranges and 1 MiB. Settles stand before leases."""
+    """As many of these requests as fit into one entry: at most 8,000 ranges and 1 MiB. Settles stand before leases."""
     entry = _Entry(state, setting)
     settled: list[Answer] = []
     for settle in settles:

@@ -99,6 +99,7 @@ class FrozenWork:
     last_n: int = 0
     taken: tuple[tuple[str, int], ...] = ()
     totals: Totals = field(default_factory=Totals)
+    recovery: int = 0
 
 
 @dataclass(slots=True)
@@ -112,8 +113,9 @@ class Held:
 class WorkState:
     """Owns the facts about one group in one partition."""
 
-    def __init__(self, life: int, base: int) -> None:
+    def __init__(self, life: int, base: int, recovery: int = 0) -> None:
         self.life = life
+        self.recovery = recovery
         self.settled = OffsetSet(base)
         self.frontier = base
         self.leases: dict[LeaseId, Held] = {}
@@ -128,7 +130,7 @@ class WorkState:
     @classmethod
     def thawed(cls, frozen: FrozenWork) -> WorkState:
         """The state of which `frozen` is the value. Raises `ValueError` if it contradicts itself."""
-        made = cls(frozen.life, 0)
+        made = cls(frozen.life, 0, frozen.recovery)
         made.settled = OffsetSet.thawed(frozen.settled)
         made.frontier = frozen.frontier
         made.leases = {lease: Held(member, 0) for lease, member in frozen.members}
@@ -161,6 +163,7 @@ class WorkState:
             self.last_n,
             tuple(self.taken.items()),
             self.totals,
+            self.recovery,
         )
 
     # ------------------------------------------------------------------ what policy asks
@@ -268,8 +271,12 @@ class WorkState:
             case Begin() | End():
                 pass
 
-    def end_leases(self) -> None:
-        """All of them end, and are not charged."""
+    def recover(self, recovery: int) -> None:
+        """The log was cut by this recovery: what became of the leases since is unknown, so they end and are not
+        charged. Once for each recovery."""
+        if recovery <= self.recovery:
+            return
+        self.recovery = recovery
         self._return(tuple((low, high) for low, high, _ in self.lent), Return(()))
 
     def skip(self, first: int, end: int) -> None:

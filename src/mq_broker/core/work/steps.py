@@ -51,9 +51,11 @@ class OutputLine:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A new life of the group: everything below `offset` is settled, and nothing else is known."""
+    """A new life of the group: everything below `offset` is settled, and nothing else is known. `recovery`: how often
+    the partition had been recovered by then."""
 
     offset: int
+    recovery: int = 0
 
 
 @dataclass(frozen=True, slots=True)

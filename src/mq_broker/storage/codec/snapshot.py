@@ -74,7 +74,6 @@ def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
         ],
         transactions=[_transaction_to_wire(key, transaction) for key, transaction in state.transactions],
         fenced=[_key_to_wire(key) for key in state.fenced],
-        recovery=state.recovery,
         work_parts=len(work),
     )
     body = bytearray()
@@ -230,7 +229,6 @@ def _from_wire(message: pb.SnapshotState, uuids: SeenUuids, work: FrozenGroups) 
             tuple((line.group, Cursor(line.offset, line.kind, line.moved_us)) for line in message.cursors),
             tuple((_key(line.key), _transaction_from_wire(line)) for line in message.transactions),
             tuple(_key(key) for key in message.fenced),
-            message.recovery,
             work,
         ),
     )

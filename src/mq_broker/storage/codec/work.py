@@ -58,8 +58,8 @@ def work_to_wire(work: Work) -> bytes:
 def _step_to_wire(step: Step) -> pb.WorkStep:
     gaps = to_gaps(ranges_of(step))
     match step:
-        case Begin(offset):
-            return pb.WorkStep(begin=pb.WorkBegin(offset=offset))
+        case Begin(offset, recovery):
+            return pb.WorkStep(begin=pb.WorkBegin(offset=offset, recovery=recovery))
         case Lease(member=member):
             return pb.WorkStep(lease=pb.WorkLease(member=member), ranges=gaps)
         case Accept():
@@ -97,7 +97,7 @@ def _step(step: pb.WorkStep) -> Step:
     ranges = from_gaps(step.ranges)
     match step.WhichOneof("step"):
         case "begin":
-            return Begin(_number(step.begin.offset))
+            return Begin(_number(step.begin.offset), _number(step.begin.recovery))
         case "lease":
             return Lease(ranges, _member(step.lease.member))
         case "accept":
@@ -180,6 +180,7 @@ def groups_to_wire(groups: FrozenGroups) -> Iterator[pb.WorkPart]:
             base=base,
             frontier=frozen.frontier,
             last_n=frozen.last_n,
+            recovery=frozen.recovery,
             full=to_gaps(full),
             accepted=totals.accepted,
             dead=totals.dead,
@@ -282,6 +283,7 @@ class _Gathered:
             _number(head.last_n),
             tuple(self._taken.items()),
             Totals(head.accepted, dropped, head.dead, head.returned, head.charged),
+            _number(head.recovery),
         )
         WorkState.thawed(frozen)
         return frozen

@@ -9,6 +9,7 @@ from mq_broker.core.machine import admission
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Propose, Refused
+from mq_broker.core.work.ranges import RANGES_MAX
 from mq_broker.core.work.steps import Accept, Begin, Drop, End, Lease, Reason, Step
 from mq_protocol.errors import InvalidRequest, OutOfOrder, TooManyGroups
 
@@ -60,7 +61,9 @@ def test_the_first_epoch_start_after_a_recovery_ends_every_lease_and_the_next_on
     log = Log()
     log.add(EpochStart(1, 0, 0))
     assert log.machine.work["q"].leased == 10, "a failover ends none"
+    log.add(work(Begin(0, recovery=1), Lease(((0, 7),), "a"), group="later"))
     log.add(EpochStart(1, 150, 1))
+    assert log.machine.work["later"].leased == 7, "it began after that recovery"
     state = log.machine.work["q"]
     assert (state.leased, state.totals.charged, state.counts(0)) == (0, 0, (1, 0))
     assert list(state.settled.missing(0, 200)) == [(0, 100), (150, 200)], "offsets that no record has are settled"
@@ -117,7 +120,7 @@ def test_an_entry_without_steps_is_not_written() -> None:
     [
         [Accept(((3, 5), (4, 6)))],
         [Lease(((3, 3),), "a")],
-        [Accept(tuple((2 * n, 2 * n + 1) for n in range(30_000)))] * 2,
+        [Accept(tuple((2 * n, 2 * n + 1) for n in range(RANGES_MAX // 2 + 1)))] * 2,
         [Lease(((n, n + 1),), "m" * 250) for n in range(5_000)],
     ],
 )

@@ -206,7 +206,7 @@ def test_no_step_touches_what_is_beyond_the_end_of_the_log() -> None:
 def test_a_recovery_ends_every_lease_uncharged_and_settles_the_offsets_that_no_record_has() -> None:
     group = Group()
     group.take(Lease(((0, 5),), "a"), Lease(((5, 10),), "b"), Accept(((2, 3),)))
-    group.groups.recover()
+    group.groups.recover(1)
     group.groups.skip(END, 1 << 40)
     state = group.state
     assert (state.leases, state.leased, len(state.lent)) == ({}, 0, 0)

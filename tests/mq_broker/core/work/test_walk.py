@@ -97,7 +97,7 @@ def test_each_record_is_in_exactly_one_state_as_a_model_says_it_and_a_snapshot_g
             for offset in range(floor):
                 model.drop(model.records[offset], Reason.RETENTION)
         elif chance < 0.07:
-            groups.recover()
+            groups.recover(index)
             groups.skip(end, end + 9000)
             for record in model.records.values():
                 if record.lease is not None:

@@ -13,6 +13,7 @@ import pytest
 from mq_broker.core.entries import Entry, EntryKind, Work
 from mq_broker.core.machine.state import MachineState, Snapshot
 from mq_broker.core.work.groups import WorkGroups
+from mq_broker.core.work.ranges import RANGES_MAX
 from mq_broker.core.work.steps import Begin, Lease, Reason
 from mq_broker.storage.codec.frame import HEADER_BYTES, NewerFrame, decode, encode
 from mq_broker.storage.codec.snapshot import NewerSnapshot, decode_snapshot, encode_snapshot
@@ -43,10 +44,10 @@ def test_every_step_survives_the_round_trip() -> None:
     assert joined([frame])[6] == EntryKind.WORK == 13
 
 
-def test_an_entry_of_fifty_thousand_ranges_takes_two_bytes_a_range() -> None:
-    ranges = tuple((3 * n, 3 * n + 1) for n in range(50_000))
+def test_an_entry_of_as_many_ranges_as_are_allowed_takes_two_bytes_a_range() -> None:
+    ranges = tuple((3 * n, 3 * n + 1) for n in range(RANGES_MAX))
     frame = encode(PLACE, Entry(1, 1, 1, Work("g", 1, (Lease(ranges, "m"),))))
-    assert frame.size < 2 * 50_000 + 200
+    assert frame.size < 2 * RANGES_MAX + 200
     assert decode(PLACE, joined([frame]))[0].operation == Work("g", 1, (Lease(ranges, "m"),))
 
 
@@ -63,8 +64,8 @@ LINE = pb.OutputLine(topic_id="t", uuids=uuid_of(1))
         work(pb.WorkStep(accept=ACCEPT, ranges=[3])),
         work(pb.WorkStep(accept=ACCEPT, ranges=[3, 0])),
         work(pb.WorkStep(accept=ACCEPT, ranges=[1 << 63, 1 << 63])),
-        work(pb.WorkStep(accept=ACCEPT, ranges=[0, 1] * 50_001)),
-        work(*[pb.WorkStep(accept=ACCEPT, ranges=[0, 1] * 20_000)] * 3),
+        work(pb.WorkStep(accept=ACCEPT, ranges=[0, 1] * (RANGES_MAX + 1))),
+        work(*[pb.WorkStep(accept=ACCEPT, ranges=[0, 1] * (RANGES_MAX // 2))] * 3),
         work(pb.WorkStep(lease=pb.WorkLease(), ranges=[0, 1])),
         work(pb.WorkStep(lease=pb.WorkLease(member="m" * 256), ranges=[0, 1])),
         work(pb.WorkStep(begin=pb.WorkBegin(offset=1 << 63))),
@@ -108,15 +109,15 @@ def walked(seed: int, entries: int = 150) -> WorkGroups:
     """Two groups as a random journal leaves them."""
     rng = random.Random(seed)
     groups = WorkGroups()
-    for group in ("g", "h"):
-        groups.apply(group, 7, [Begin(0)], 1, 1, (0, 20_000))
+    for recovery, group in enumerate(("g", "h")):
+        groups.apply(group, 7, [Begin(0, recovery)], 1, 1, (0, 20_000))
         for index in range(2, entries):
             groups.apply(group, 7, [random_step(rng, groups[group], 20_000)], 3, index, (0, 20_000))
     return groups
 
 
 def snapshot_of(groups: WorkGroups) -> Snapshot:
-    return Snapshot(9, 3, 5, MachineState(20_000, recovery=4, work=groups.frozen()))
+    return Snapshot(9, 3, 5, MachineState(20_000, work=groups.frozen()))
 
 
 def test_a_snapshot_has_every_queue_group_as_it_was_and_older_versions_do_not_take_it_for_damaged() -> None:
