@@ -21,6 +21,9 @@ STARTED = {"zookeeper", "broker", "bootstrap", "cluster", "start_cluster", "spar
 STARTING = {"LocalCluster", "EmbeddedZooKeeper"}
 """What starts processes in a test that makes one itself."""
 
+COMPUTING_BESIDE = 0.8
+"""The share of the tests that compute which run between those that wait."""
+
 SPARK = Path(__file__).parent / "spark"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -45,8 +48,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put first what takes long. The sort is stable: within a rank the order of the files stays."""
-    items.sort(key=_rank)
+    """Put first what takes long; then let tests that wait for processes and tests that compute take turns, so that
+    neither the processors nor the processes are idle. Within a rank the order of the files stays."""
+    ranks: list[list[pytest.Item]] = [[], [], [], []]
+    for item in items:
+        ranks[_rank(item)].append(item)
+    first, second, waiting, computing = ranks
+    items[:] = [*first, *second, *_in_turns(waiting, computing)]
 
 
 def pytest_collection_finish() -> None:
@@ -84,6 +92,15 @@ def _rank(item: pytest.Item) -> int:
     if item.get_closest_marker("processes"):
         return 1 if item.get_closest_marker("spark") and item.get_closest_marker("xdist_group") else 2
     return 3
+
+
+def _in_turns(waiting: list[pytest.Item], computing: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """All of both. Some that compute are left for the end, where one that waits would be waited for by itself."""
+    each = int(COMPUTING_BESIDE * len(computing)) // max(len(waiting), 1)
+    for number, item in enumerate(waiting):
+        yield item
+        yield from computing[number * each : (number + 1) * each]
+    yield from computing[len(waiting) * each :]
 
 
 @pytest.fixture(scope="session", autouse=True)
