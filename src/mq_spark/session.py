@@ -12,6 +12,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+from mq_spark.shared_environment import share_safely
 from mq_spark.supported import check_pyspark
 
 SETTINGS: Final = {
@@ -32,12 +33,29 @@ FAST_CHECKPOINTS: Final = {
 atomic."""
 
 
+class _Builder(SparkSession.Builder):
+    """A builder whose session may start several queries at once."""
+
+    def __init__(self, begun: SparkSession.Builder) -> None:
+        super().__init__()
+        self._options.update(begun._options)  # noqa: SLF001 - its own, but of another object
+
+    def getOrCreate(self) -> SparkSession:  # noqa: N802 - Spark's name
+        return share_safely(super().getOrCreate())
+
+    def create(self) -> SparkSession:
+        return share_safely(super().create())
+
+
 def configure(builder: SparkSession.Builder, *, fast_checkpoints: bool = False) -> SparkSession.Builder:
-    """The builder, with the settings above and with Spark's workers running this interpreter.
+    """A builder of the same session, with the settings above and with Spark's workers running this interpreter.
 
     The interpreter matters most: Spark runs `python3` as the PATH has it, and in a virtual environment that is not
     activated the only symptom is that the format "tritonmq" is not found. A PYSPARK_PYTHON that is already set is left
     alone.
+
+    Queries of its session may be started at the same time; without this they may spoil each other's start
+    (`shared_environment.py`).
 
     `fast_checkpoints`: for a checkpoint on a local disk that may lose the log of a micro-batch when the machine
     crashes.
@@ -46,7 +64,7 @@ def configure(builder: SparkSession.Builder, *, fast_checkpoints: bool = False) 
     """
     check_pyspark()
     python = os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = builder.config("spark.pyspark.python", python)
+    builder = _Builder(builder).config("spark.pyspark.python", python)
     for name, value in (SETTINGS | FAST_CHECKPOINTS if fast_checkpoints else SETTINGS).items():
         builder = builder.config(name, value)
     return builder
