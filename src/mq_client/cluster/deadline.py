@@ -40,7 +40,7 @@ class Deadline:
 
     def at_most(self, timeout_ms: float) -> Deadline:
         """This one, or the one `timeout_ms` from now if that comes first."""
-        return Deadline(min(self.remaining_s * 1000, timeout_ms))
+        return self if self.remaining_s * 1000 <= timeout_ms else Deadline(timeout_ms)
 
 
 class Backoff:

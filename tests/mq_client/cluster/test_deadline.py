@@ -22,6 +22,11 @@ def test_a_deadline_within_another_is_never_later() -> None:
     assert not deadline.expired
 
 
+def test_errors_tell_the_time_that_was_asked_for_not_what_was_left_of_it() -> None:
+    assert Deadline(1_000.0001).at_most(10_000).timeout_ms == 1_000.0001
+    assert Deadline(10_000).at_most(1_000).timeout_ms == 1_000
+
+
 def test_a_deadline_that_is_past_leaves_nothing() -> None:
     deadline = Deadline(0)
     assert deadline.expired
