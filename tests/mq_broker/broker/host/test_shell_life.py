@@ -16,7 +16,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.core.messages import LeaderName, NodeState, PeerConnected, PeerDisconnected
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import CoordinationUnavailable, OutcomeUnknown, StorageFailed
+from mq_protocol.errors import CoordinationUnavailable, IncompatibleVersion, OutcomeUnknown, StorageFailed
 from tests.mq_broker.broker.host.test_partition_life import run
 from tests.mq_broker.broker.host.test_shell import HERE, shell, until
 
@@ -165,6 +165,23 @@ def test_the_first_failure_stops_the_broker_and_later_ones_change_nothing(tmp_pa
         assert isinstance(broker.failure.exception(), ZeroDivisionError)
 
     run(tmp_path, scenario)
+
+
+def test_a_broker_that_is_too_old_for_the_cluster_says_so_in_a_line_and_stops(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(broker: Shell, _partition: Partition) -> None:
+        async def follow() -> None:
+            raise IncompatibleVersion("the cluster is at level 9 of features: start a release that knows it")
+
+        broker.spawn(follow(), "follow brokers")
+        with pytest.raises(IncompatibleVersion):
+            await broker.failure
+
+    run(tmp_path, scenario)
+    (told,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert told.exc_info is None
+    assert told.getMessage().endswith("start a release that knows it")
 
 
 def test_partitions_are_told_in_order_also_after_one_has_come_or_gone(tmp_path: Path) -> None:
