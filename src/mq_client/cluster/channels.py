@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -18,6 +18,7 @@ import grpc
 from google.protobuf.message import Message
 
 from mq_client import forks
+from mq_client.errors import TritonMQError
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
 from mq_protocol.methods import BROKER
@@ -96,6 +97,31 @@ def call_unary(
     except grpc.RpcError as error:
         raise from_call(error, address) from None
     return answer
+
+
+def call_later(
+    address: str,
+    method: str,
+    request: Message,
+    response: type[R],
+    timeout_s: float,
+    heard: Callable[[R | TritonMQError], None],
+    client: Client = NOBODY,
+) -> Callable[[], object]:
+    """As `call_unary`, but does not wait: `heard` is called once, in a thread of gRPC's, with the answer or the error.
+    What it gives back breaks the call off, which is heard as `Unreachable`."""
+    assert BROKER.methods[method].response is response
+    unary = channel(address, client).unary_unary(
+        BROKER.path(method), type(request).SerializeToString, response.FromString
+    )
+    call = unary.future(request, timeout=max(timeout_s, 0.001))
+
+    def done(over: Any) -> None:
+        heard(over.result() if over.code() is grpc.StatusCode.OK else from_call(over, address))
+
+    call.add_done_callback(done)
+    cancel: Callable[[], object] = call.cancel
+    return cancel
 
 
 def open_produce(address: str, requests: Iterator[Envelope[pb.ProduceHeader]], client: Client = NOBODY) -> Any:

@@ -11,14 +11,14 @@ import math
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import pyarrow as pa
 from google.protobuf.message import Message
 
-from mq_client.cluster.channels import Client, call_unary
+from mq_client.cluster.channels import Client, call_later, call_unary
 from mq_client.cluster.deadline import Deadline, attempts
 from mq_client.cluster.listening import PATIENT, refuses
 from mq_client.errors import (
@@ -313,6 +313,19 @@ class Connection:
     def ask(self, address: str, method: str, request: Message, response: type[R], deadline: Deadline) -> R:
         """Ask that one broker, once."""
         return call_unary(address, method, request, response, deadline.remaining_s, self.client)
+
+    def ask_later(
+        self,
+        address: str,
+        method: str,
+        request: Message,
+        response: type[R],
+        deadline: Deadline,
+        heard: Callable[[R | TritonMQError], None],
+    ) -> Callable[[], object]:
+        """Ask that one broker, once, without waiting: `heard` is called in another thread. What is given back breaks
+        it off."""
+        return call_later(address, method, request, response, deadline.remaining_s, heard, self.client)
 
     def ask_any(
         self, method: str, request: Message, response: type[R], deadline: Deadline, unclear: list[str] | None = None

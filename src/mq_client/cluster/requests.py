@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Literal, Protocol, TypeVar
 
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Backoff, Deadline, attempts
@@ -31,7 +32,22 @@ _ADDED_WITHIN_MS = 1_000.0
 _ELECTION_MS = limits.SESSION_TIMEOUT_MS + 2_000.0
 """For so long a partition may have no leader without anything being wrong."""
 
-Ask = Callable[[str, list[int], Deadline], Iterable[pb.PartitionOffsets]]
+
+class PartitionAnswer(Protocol):
+    """What a leader says of one partition, or why it cannot."""
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def error(self) -> pb.Error: ...
+
+    def HasField(self, field_name: Literal["error"]) -> bool: ...  # noqa: N802 - as protobuf has it
+
+
+A = TypeVar("A", bound=PartitionAnswer)
+
+Ask = Callable[[str, list[int], Deadline], Iterable[A]]
 """Asks the broker at an address about partitions of one topic: their answers, each with its partition's number."""
 
 
@@ -158,12 +174,12 @@ def ask_leaders(
     connection: Connection,
     topic: str,
     partitions: Collection[int] | None,
-    ask: Ask,
+    ask: Ask[A],
     deadline: Deadline,
     *,
     late: type[TritonMQError] = OutcomeUnknown,
-    instead: Callable[[TopicView, list[int]], dict[int, pb.PartitionOffsets]] | None = None,
-) -> dict[int, pb.PartitionOffsets]:
+    instead: Callable[[TopicView, list[int]], dict[int, A]] | None = None,
+) -> dict[int, A]:
     """Every partition's answer from its leader. Raises what could not be mended by asking until the deadline.
 
     `late`: the error for partitions that did not answer by then. `instead` answers for partitions that nobody has led
@@ -171,7 +187,7 @@ def ask_leaders(
     """
     view = topic_with(connection, topic, partitions or (), deadline)
     missing = list(range(view.partitions)) if partitions is None else list(dict.fromkeys(partitions))
-    answers: dict[int, pb.PartitionOffsets] = {}
+    answers: dict[int, A] = {}
     last: TritonMQError | None = None
     election = Deadline(min(_ELECTION_MS, deadline.timeout_ms / 2))
     for attempt in attempts(deadline):

@@ -1,0 +1,221 @@
+"""What the leaders' answers mean for what is held. No thread and no clock; used under the keeper's lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mq_client.cluster.connection import Connection
+from mq_client.errors import (
+    DiskFull,
+    InternalError,
+    NotEnoughReplicas,
+    NotLeader,
+    OutOfOrder,
+    Overloaded,
+    TritonMQError,
+    UnknownPartition,
+    UnknownQueue,
+)
+from mq_client.queueing.holdings import Holdings
+from mq_client.queueing.leases import DONE, LOST, HeldLease, LeaseId
+from mq_client.queueing.offsets import from_gaps, spelled_out
+from mq_client.queueing.places import Call, Place, Terms
+from mq_client.queueing.settling import RECORDS_MAX, Line, Tally
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.error_messages import from_wire
+
+DECLARED_S: Final = 10.0
+"""For so long after its declaration a leader may not have heard of a queue."""
+
+_SAME_LEADER = (OutOfOrder, Overloaded, DiskFull, NotEnoughReplicas)
+"""Retriable, but no sign that somebody else leads."""
+
+
+class Heard(NamedTuple):
+    """What is to be told because of an answer. `lent`: there are rows to read. `error`: the queue is over."""
+
+    tallies: list[Tally]
+    lent: bool = False
+    error: TritonMQError | None = None
+
+
+class Answers:
+    """Judges answers. `doubt` is called with the address of a broker that may not lead any more."""
+
+    def __init__(self, connection: Connection, terms: Terms, holdings: Holdings, doubt: Callable[[str], None]) -> None:
+        self._connection = connection
+        self._terms = terms
+        self._holdings = holdings
+        self._doubt = doubt
+        self._bytes_each = 0.0
+        self._began: float | None = None
+
+    def hear(self, place: Place, call: Call, answer: Any, now: float) -> Heard:
+        """`answer`: what the leader said, or the error. That of a call that was given up is passed over."""
+        if self._began is None:
+            self._began = now
+        if call is place.leasing:
+            place.leasing = None
+            return self._leased(place, call, answer, now)
+        if call is place.settling:
+            place.settling = None
+            return Heard(self._settled(place, call, answer, now))
+        if call is place.extending:
+            place.extending = None
+            return Heard(self._extended(place, call, answer, now))
+        return Heard([])
+
+    # ------------------------------------------------------------------ leases
+
+    def _leased(self, place: Place, call: Call, answer: Any, now: float) -> Heard:
+        if isinstance(answer, TritonMQError):
+            return Heard([], error=self._lease_failed(place, call, answer, now))
+        assert isinstance(answer, pb.LeaseResponse)
+        try:
+            lease = self._lease(place, call, answer, now)
+        except InternalError as error:
+            return Heard([], error=error)
+        place.unsure = False
+        self._holdings.lose(place, map(LeaseId.from_wire, answer.gone))
+        if lease is not None:
+            self._holdings.grant(lease, settled=self._terms.accept)
+        # Something may be ready that this member may not have now: then it does not ask for it again at once
+        if lease is None and answer.ready and call.records:
+            place.ask_after = now + place.ask_backoff.next_ms() / 1000
+        elif lease is not None:
+            place.ask_backoff.reset()
+        place.hopeful = answer.ready
+        return Heard([], lent=lease is not None)
+
+    def _lease(self, place: Place, call: Call, answer: pb.LeaseResponse, now: float) -> HeldLease | None:
+        """Raises `InternalError` for an answer that cannot be."""
+        if not answer.HasField("lease"):
+            return None
+        ranges = from_gaps(answer.ranges, call.records)
+        if not ranges or not len(ranges) == len(answer.deliveries) == len(answer.failures):
+            raise InternalError(
+                f"the leader of {self._terms.topic!r} partition {place.partition} lent {len(ranges)} ranges and told "
+                f"{len(answer.deliveries)} deliveries: see its log"
+            )
+        lease_s = max(answer.lease_ms, 1) / 1000
+        name = LeaseId.from_wire(answer.lease)
+        lease = HeldLease(place.partition, name, ranges, answer.deliveries, answer.failures, lease_s, now)
+        # Until it is read: as much as was allowed, or what records have taken so far
+        lease.bytes_each = min(call.bytes / lease.open, self._bytes_each or call.bytes / lease.open)
+        return lease
+
+    def note_size(self, bytes_each: float) -> None:
+        """What a record took that was read."""
+        self._bytes_each = bytes_each if not self._bytes_each else 0.8 * self._bytes_each + 0.2 * bytes_each
+
+    def _lease_failed(self, place: Place, call: Call, error: TritonMQError, now: float) -> TritonMQError | None:
+        """The error, if asking again does not help."""
+        if call.records and not error.definite and not self._terms.accept:
+            place.unsure = True
+        place.hopeful = True
+        place.ask_after = now + place.ask_backoff.next_ms() / 1000
+        assert self._began is not None
+        heard_late = isinstance(error, UnknownQueue) and now < self._began + DECLARED_S
+        if error.retriable or heard_late or isinstance(error, UnknownPartition):
+            self._learn(place, call, error)
+            return None
+        return error
+
+    def _learn(self, place: Place, call: Call, error: TritonMQError) -> None:
+        if isinstance(error, NotLeader):
+            self._connection.note_leader(self._terms.topic, place.partition, error)
+        if not isinstance(error, _SAME_LEADER):
+            self._doubt(call.address)
+
+    # ------------------------------------------------------------------ outcomes
+
+    def _settled(self, place: Place, call: Call, answer: Any, now: float) -> list[Tally]:
+        if isinstance(answer, TritonMQError):
+            return self._settle_failed(place, call, call.lines, answer, now)
+        place.settle_backoff.reset()
+        if len(answer.answers) != len(call.lines):
+            return self._refuse(call.lines, _unanswered(call, answer))
+        tallies: list[Tally] = []
+        for line, told in zip(call.lines, answer.answers, strict=True):
+            if told.HasField("error"):
+                tallies += self._settle_failed(place, call, [line], from_wire(told.error), now)
+            else:
+                tallies += self._done(line, told.lost)
+        return tallies
+
+    def _done(self, line: Line, gaps: Any) -> list[Tally]:
+        lost = _lost(line, gaps)
+        if line.again and line.word.outcome != pb.OUTCOME_ACK:
+            # It was said before, and that answer was lost: what the leader does not know as this member's any more
+            # went back by it
+            lost = lost[:0]
+        self._holdings.end(line.lease, lost, LOST)
+        self._holdings.end(line.lease, line.indexes, DONE)
+        gone = set(lost.tolist())
+        return [tally for piece in line.pieces for tally in piece.answered(gone)]
+
+    def _settle_failed(
+        self, place: Place, call: Call, lines: list[Line], error: TritonMQError, now: float
+    ) -> list[Tally]:
+        if not error.retriable:
+            return self._refuse(lines, error)
+        place.settles.put_back(lines, again=not error.definite)
+        place.settle_after = now + place.settle_backoff.next_ms() / 1000
+        self._learn(place, call, error)
+        return []
+
+    def _refuse(self, lines: list[Line], error: TritonMQError) -> list[Tally]:
+        """Nothing more can be done with these."""
+        for line in lines:
+            self._holdings.end(line.lease, line.indexes, LOST)
+        return [tally for line in lines for piece in line.pieces for tally in piece.answered(set(), error)]
+
+    # ------------------------------------------------------------------ extensions
+
+    def _extended(self, place: Place, call: Call, answer: Any, now: float) -> list[Tally]:
+        if isinstance(answer, TritonMQError):
+            return self._extension_failed(place, call, call.lines, answer, now)
+        if len(answer.answers) != len(call.lines):
+            return _told(call.lines, _unanswered(call, answer))
+        tallies: list[Tally] = []
+        for line, told in zip(call.lines, answer.answers, strict=True):
+            if told.HasField("error"):
+                tallies += self._extension_failed(place, call, [line], from_wire(told.error), now)
+                continue
+            lost = _lost(line, told.lost)
+            self._holdings.lose_what_is_open(line.lease, lost)
+            gone = set(lost[line.lease.states[lost] == LOST].tolist())
+            tallies += [tally for piece in line.pieces for tally in piece.answered(gone)]
+        return tallies
+
+    def _extension_failed(
+        self, place: Place, call: Call, lines: list[Line], error: TritonMQError, now: float
+    ) -> list[Tally]:
+        if not error.retriable:
+            return _told(lines, error)
+        place.extensions.put_back(lines, again=True)
+        place.extend_after = now + place.settle_backoff.next_ms() / 1000
+        self._learn(place, call, error)
+        return []
+
+
+def _lost(line: Line, gaps: Any) -> Any:
+    try:
+        offsets = spelled_out(from_gaps(gaps, 2 * RECORDS_MAX))
+    except InternalError:
+        return np.empty(0, dtype=np.int64)
+    places = line.lease.index_of(offsets)
+    return places[np.isin(places, line.indexes)]
+
+
+def _told(lines: list[Line], error: TritonMQError) -> list[Tally]:
+    return [tally for line in lines for piece in line.pieces for tally in piece.answered(set(), error)]
+
+
+def _unanswered(call: Call, answer: pb.SettleResponse) -> InternalError:
+    return InternalError(
+        f"the broker at {call.address} answered {len(answer.answers)} of {len(call.lines)} outcomes: see its log"
+    )

@@ -1,0 +1,188 @@
+"""Queue groups as brokers tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from mq_protocol import mq_pb2 as pb
+
+STATES: Final[Mapping[str, pb.RecordState.ValueType]] = MappingProxyType(
+    {
+        "any": pb.RECORD_ANY,
+        "ready": pb.RECORD_READY,
+        "leased": pb.RECORD_LEASED,
+        "delayed": pb.RECORD_DELAYED,
+        "doomed": pb.RECORD_DOOMED,
+        "parked": pb.RECORD_PARKED,
+    }
+)
+"""What a record that is not settled can be, by name."""
+
+_NAMES: Final = {state: name for name, state in STATES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """A queue group as it was declared. `settings`: those that are not the default, as text. `life`: a group that is
+    deleted and declared again has a higher one."""
+
+    topic: str
+    group: str
+    life: int
+    settings: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMember:
+    """A member that holds records of one partition. `held_ms`: since its oldest lease was made, or since the
+    partition's leader began."""
+
+    member: str
+    records: int
+    held_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRun:
+    """Offsets `first` to `end - 1` of one partition, which are alike. `due_us`: not lent before this time, in
+    microseconds since 1970; 0: at any time. `error`: of the last failure. `member`: who holds them, "" if nobody."""
+
+    partition: int
+    first: int
+    end: int
+    state: str
+    deliveries: int
+    failures: int
+    due_us: int
+    error: str
+    member: str
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePartition:
+    """What became of one partition's records in a queue group. All below offset `base` are settled, all from `frontier`
+    on were never lent. Totals count since the group began: `accepted`, `dropped` by reason, `returned`, and `charged`,
+    which are returns that count as failures. `oldest_ready_us`: when the oldest ready record was appended, 0 if none
+    is ready. `runs_kept`: what leases and returned records take of their bound of 100,000."""
+
+    partition: int
+    begun: bool
+    base: int
+    frontier: int
+    log_end_offset: int
+    ready: int
+    leased: int
+    delayed: int
+    doomed: int
+    parked: int
+    oldest_ready_us: int
+    accepted: int
+    dropped: Mapping[str, int]
+    returned: int
+    charged: int
+    members: tuple[QueueMember, ...]
+    more_members: int
+    runs_kept: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDescription:
+    """A queue group now: each partition as its leader knows it."""
+
+    info: QueueInfo
+    partitions: tuple[QueuePartition, ...]
+
+    @property
+    def topic(self) -> str:
+        return self.info.topic
+
+    @property
+    def group(self) -> str:
+        return self.info.group
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        return self.info.settings
+
+    @property
+    def ready(self) -> int:
+        return sum(each.ready for each in self.partitions)
+
+    @property
+    def leased(self) -> int:
+        return sum(each.leased for each in self.partitions)
+
+    @property
+    def delayed(self) -> int:
+        return sum(each.delayed for each in self.partitions)
+
+    @property
+    def doomed(self) -> int:
+        return sum(each.doomed for each in self.partitions)
+
+    @property
+    def parked(self) -> int:
+        return sum(each.parked for each in self.partitions)
+
+    @property
+    def accepted(self) -> int:
+        return sum(each.accepted for each in self.partitions)
+
+    @property
+    def charged(self) -> int:
+        return sum(each.charged for each in self.partitions)
+
+    @property
+    def members(self) -> dict[str, int]:
+        """Records held, by member."""
+        found: dict[str, int] = {}
+        for each in self.partitions:
+            for member in each.members:
+                found[member.member] = found.get(member.member, 0) + member.records
+        return dict(sorted(found.items()))
+
+
+def described_info(told: pb.QueueInfo) -> QueueInfo:
+    return QueueInfo(told.topic, told.group, told.life, MappingProxyType(dict(sorted(told.settings.items()))))
+
+
+def described_partition(told: pb.QueuePartition) -> QueuePartition:
+    return QueuePartition(
+        partition=told.partition,
+        begun=told.life > 0,
+        base=told.base,
+        frontier=told.frontier,
+        log_end_offset=told.log_end_offset,
+        ready=told.ready,
+        leased=told.leased,
+        delayed=told.delayed,
+        doomed=told.doomed,
+        parked=told.parked,
+        oldest_ready_us=told.oldest_ready_us,
+        accepted=told.accepted,
+        dropped=MappingProxyType(dict(sorted(told.dropped.items()))),
+        returned=told.returned,
+        charged=told.charged,
+        members=tuple(QueueMember(each.member, each.records, each.held_ms) for each in told.members),
+        more_members=told.more_members,
+        runs_kept=told.runs_kept,
+        leader_epoch=told.leader_epoch,
+    )
+
+
+def described_run(partition: int, told: pb.QueueRun) -> QueueRun:
+    return QueueRun(
+        partition,
+        told.first,
+        told.end,
+        _NAMES.get(told.state, "any"),
+        told.deliveries,
+        told.failures,
+        told.due_us,
+        told.error,
+        told.member,
+    )

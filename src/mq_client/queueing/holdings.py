@@ -1,0 +1,91 @@
+"""All that a member holds, over all partitions, and what that leaves of its credit. Pure; used under the keeper's
+lock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from mq_client.queueing.leases import LOST, SETTLING, HeldLease, Indexes, LeaseId
+from mq_client.queueing.places import Place
+from mq_client.queueing.settling import Tally, Word
+from mq_client.queueing.shelf import Rows, Shelf
+
+
+class Holdings:
+    """Owns the leases, by partition, and the records that were read of them.
+
+    `held`: records that are neither done nor lost; `settling`: those of them that have an outcome. `held_bytes`: what
+    they take, as far as is known. `unread`: leases whose rows are still to be read, each with the place from which on.
+    """
+
+    def __init__(self) -> None:
+        self.places: dict[int, Place] = {}
+        self.shelf = Shelf()
+        self.unread: deque[tuple[HeldLease, int]] = deque()
+        self.reading = False
+        self.held = 0
+        self.held_bytes = 0.0
+        self.settling = 0
+
+    @property
+    def hungry(self) -> bool:
+        """Nothing waits to be worked on, or to be read."""
+        return not (self.shelf or self.unread or self.reading)
+
+    @property
+    def all_have_outcomes(self) -> bool:
+        return self.settling == self.held
+
+    def grant(self, lease: HeldLease, *, settled: bool) -> None:
+        """It was lent. `settled`: by being lent, so that nothing more is to be said of it."""
+        if not settled:
+            place = self.places[lease.partition]
+            if not place.leases:
+                place.extend_at, place.check_at = lease.extend_at, lease.extend_at + lease.lease_s
+            place.extend_at = min(place.extend_at, lease.extend_at)
+            place.leases[lease.id] = lease
+        self.held += lease.open
+        self.held_bytes += lease.open * lease.bytes_each
+        self.unread.append((lease, 0))
+
+    def weigh(self, lease: HeldLease, bytes_each: float) -> None:
+        """So much a record of it takes."""
+        self.held_bytes += (bytes_each - lease.bytes_each) * lease.open
+        lease.bytes_each = bytes_each
+
+    def put(self, rows: Rows) -> None:
+        self.shelf.put(rows)
+
+    def say_one(self, lease: HeldLease, index: int, word: Word, tally: Tally, now: float) -> None:
+        """The outcome of a record that had none."""
+        lease.settle_one(index)
+        self.settling += 1
+        self.places[lease.partition].settles.add_one(lease, index, word, tally, now)
+
+    def say(self, lease: HeldLease, indexes: Indexes, word: Word, tally: Tally | None, now: float) -> None:
+        """The outcome of records that had none."""
+        lease.take_outcome(indexes)
+        self.settling += len(indexes)
+        self.places[lease.partition].settles.add(lease, indexes, word, tally, now)
+
+    def end(self, lease: HeldLease, indexes: Indexes, state: int) -> None:
+        """These are done, or lost."""
+        settling = lease.settling
+        ended = lease.end(indexes, state)
+        self.settling += lease.settling - settling
+        self.held -= ended
+        self.held_bytes = self.held_bytes - ended * lease.bytes_each if self.held else 0.0
+        if not lease.open:
+            self.places[lease.partition].leases.pop(lease.id, None)
+
+    def lose(self, place: Place, gone: Iterable[LeaseId]) -> None:
+        """Nothing of these leases is this member's any more. What has an outcome waits for the answer to that."""
+        for name in gone:
+            lease = place.leases.get(name)
+            if lease is not None:
+                self.end(lease, lease.without_outcome(), LOST)
+
+    def lose_what_is_open(self, lease: HeldLease, indexes: Indexes) -> None:
+        """Of these records, those that have no outcome are lost."""
+        self.end(lease, indexes[lease.states[indexes] < SETTLING], LOST)

@@ -1,0 +1,476 @@
+"""Holds a member's leases: the one thread that asks for records, extends leases and sends outcomes.
+
+It waits for nobody: questions go out, and answers come back in their own time. Whom to ask is decided in places.py,
+what outcomes say in settling.py, what is held in holdings.py, and what an answer means in answers.py. Here are the
+thread, the clock and the calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+from google.protobuf.message import Message
+
+from mq_client import forks
+from mq_client.cluster.connection import Connection, TopicView
+from mq_client.cluster.deadline import Deadline
+from mq_client.errors import InternalError, InvalidRequest, LeaseLost, OutcomeUnknown, TritonMQError, UnknownTopic
+from mq_client.producing.sender import Refresher
+from mq_client.queueing.answers import Answers
+from mq_client.queueing.holdings import Holdings
+from mq_client.queueing.leases import LOST, SETTLING, HeldLease, Indexes
+from mq_client.queueing.places import WATCH_MS, Call, Place, Question, Terms, Turns
+from mq_client.queueing.settling import EXTEND, RELEASE, Outbox, Tally, Word, to_wire, why_lost
+from mq_protocol import mq_pb2 as pb
+
+GATHER_S: Final = 0.005
+"""For so long outcomes are gathered."""
+
+_LOOK_S: Final = 5.0
+"""How often it is asked who leads and how many partitions there are, even if nothing seems wrong."""
+
+_NO_LEADER_S: Final = 0.2
+_STALL_S: Final = 2.0
+"""Unanswered for so long, it is asked whether somebody else leads by now."""
+
+_IDLE_S: Final = 1.0
+_LEASE_MS: Final = 3_000.0
+_SETTLE_MS: Final = 10_000.0
+_BEYOND_WAIT_MS: Final = 5_000.0
+_JOIN_S: Final = 1.0
+
+R = TypeVar("R", bound=Message)
+Start = Callable[[], None]
+
+
+class Keeper:
+    """Owns the thread, and all that the member holds. `changed` is notified when there are records to take, when an
+    error ends the queue, and when the thread ends; `unread` when rows are to be read. All under `lock`."""
+
+    def __init__(self, connection: Connection, terms: Terms) -> None:
+        self.connection = connection
+        self.terms = terms
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        self.unread = threading.Condition(self.lock)
+        self.holdings = Holdings()
+        self.error: TritonMQError | None = None
+        self.closing = False
+        self.over = False
+        self.topic_id = ""
+        self.working = terms.working
+        self._work = threading.Condition(self.lock)
+        self._answers = Answers(connection, terms, self.holdings, self._doubt)
+        self._heard: deque[Callable[[float], list[Tally]]] = deque()
+        self._turns = Turns()
+        self._refresher = Refresher(connection, self._wake)
+        self._look_at = 0.0
+        self._close_by = math.inf
+        self._wake_at = 0.0
+        self._process = os.getpid()
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------------ from the application's threads
+
+    def check_process(self) -> None:
+        """Raises `InvalidRequest` in a process that was forked since."""
+        if os.getpid() != self._process:
+            forks.check_usable()
+            raise InvalidRequest(
+                "this queue was opened in the process that this one was forked from, and its thread is there: open "
+                "another one here"
+            )
+
+    @property
+    def started(self) -> bool:
+        return self._thread is not None
+
+    def ensure_started(self, topic_id: str) -> None:
+        """Of that topic. Under `lock`."""
+        if self._thread is None and not self.closing:
+            self.topic_id = topic_id
+            self._thread = threading.Thread(target=self._run, name="tritonmq-queue", daemon=True)
+            self._thread.start()
+
+    def settle_one(self, lease: HeldLease, index: int, word: Word) -> Future[None]:
+        """Say what becomes of one record. Raises `LeaseLost` if it is known to be lost."""
+        self.check_process()
+        tally = Tally(self._where(lease), 1)
+        with self.lock:
+            self._check_open(lease, index)
+            box = self.holdings.places[lease.partition].settles
+            first = not box
+            self.holdings.say_one(lease, index, word, tally, time.monotonic())
+            if first or self._hurries(box):
+                self._work.notify()
+        return tally.future
+
+    def settle(self, lease: HeldLease, indexes: Indexes, word: Word) -> Future[None]:
+        """Say what becomes of these records. Those that are lost already are named by the future. Raises `LeaseLost` if
+        all are."""
+        self.check_process()
+        with self.lock:
+            lost, indexes = self._without_lost(lease, indexes)
+            if bool((lease.states[indexes] >= SETTLING).any()):
+                raise InvalidRequest(f"{self._where(lease)}: some of these records have an outcome already")
+            tally = Tally(self._where(lease), len(indexes), lost=lost)
+            self.holdings.say(lease, indexes, word, tally, time.monotonic())
+            self._work.notify()
+        return tally.future
+
+    def extend(self, lease: HeldLease, indexes: Indexes) -> Future[None]:
+        """Set the clocks of these records anew. Raises `LeaseLost` if all are lost."""
+        self.check_process()
+        with self.lock:
+            lost, indexes = self._without_lost(lease, indexes)
+            tally = Tally(self._where(lease), len(indexes), lost=lost)
+            self.holdings.places[lease.partition].extensions.add(lease, indexes, EXTEND, tally, time.monotonic())
+            self._work.notify()
+        return tally.future
+
+    def settle_if_held(self, lease: HeldLease, index: int, word: Word) -> None:
+        """As `settle_one`, and says nothing if the record is not held any more."""
+        with contextlib.suppress(LeaseLost):
+            self.settle_one(lease, index, word)
+
+    def has_outcome(self, lease: HeldLease, index: int) -> bool:
+        with self.lock:
+            return SETTLING <= lease.state(index) < LOST
+
+    def wake(self) -> None:
+        """Nothing is left to hand out. Under `lock`."""
+        self._work.notify()
+
+    def note_taken(self) -> None:
+        """Something was handed out: if it was the last, or needs no outcome, more may be asked for. Under `lock`."""
+        if self.terms.accept or self.holdings.hungry:
+            self._work.notify()
+
+    def close_soon(self, deadline: Deadline) -> None:
+        """Give back what has no outcome, send all outcomes, and end by then."""
+        with self.lock:
+            if self.closing:
+                return
+            self.closing = True
+            self._close_by = time.monotonic() + deadline.remaining_s
+            self.holdings.shelf.clear()
+            self.holdings.unread.clear()
+            now = time.monotonic()
+            for place in self.holdings.places.values():
+                self._recall_lease(place)
+                for lease in list(place.leases.values()):
+                    left = lease.without_outcome()
+                    if len(left):
+                        self.holdings.say(lease, left, RELEASE, None, now)
+            self.over = self.over or self._thread is None
+            self._work.notify()
+            self.unread.notify_all()
+            self.changed.notify_all()
+
+    def join(self) -> None:
+        """Until the thread has ended, which it does by its deadline."""
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(max(0.0, min(self._close_by - time.monotonic(), threading.TIMEOUT_MAX)) + _JOIN_S)
+
+    def drop(self, lease: HeldLease, indexes: Indexes, state: int) -> None:
+        """These need no outcome. Under `lock`."""
+        self.holdings.end(lease, indexes, state)
+        self._work.notify()
+
+    def say(self, lease: HeldLease, indexes: Indexes, word: Word) -> None:
+        """The outcome of records that the application is not given. Under `lock`."""
+        self.holdings.say(lease, indexes, word, None, time.monotonic())
+        self._work.notify()
+
+    def note_size(self, lease: HeldLease, bytes_each: float) -> None:
+        """So much a record of it takes, now that it was read. Under `lock`."""
+        self.holdings.weigh(lease, bytes_each)
+        self._answers.note_size(bytes_each)
+
+    def fail(self, error: TritonMQError) -> None:
+        """Nothing more is asked for. Under `lock`."""
+        if self.error is None:
+            self.error = error
+        self.changed.notify_all()
+        self.unread.notify_all()
+
+    def _where(self, lease: HeldLease) -> str:
+        return f"topic {self.terms.topic!r} partition {lease.partition}"
+
+    def _check_open(self, lease: HeldLease, index: int) -> None:
+        state = lease.state(index)
+        if state == LOST:
+            raise why_lost(self._where(lease), [int(lease.offsets[index])])
+        if state >= SETTLING:
+            if self.closing:
+                raise LeaseLost(f"{self._where(lease)}: the queue was closed, and what had no outcome was given back")
+            raise InvalidRequest(
+                f"{self._where(lease)}: offset {int(lease.offsets[index])} has an outcome already: a record has one"
+            )
+
+    def _without_lost(self, lease: HeldLease, indexes: Indexes) -> tuple[list[int], Indexes]:
+        gone = lease.states[indexes] == LOST
+        lost: list[int] = lease.offsets[indexes[gone]].tolist()
+        if lost and len(lost) == len(indexes):
+            raise why_lost(self._where(lease), lost)
+        return lost, indexes[~gone]
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            self._end(OutcomeUnknown("the queue was closed before the leader had answered"))
+        except BaseException as error:
+            # A defect of ours. Nobody would answer any more: say so to everyone who waits, rather than let them.
+            self._end(InternalError(f"the queue's thread failed ({type(error).__name__}: {error}): open it anew"))
+            raise
+
+    def _turn(self) -> bool:
+        """Hear what was answered, and ask what is to be asked. False at the end."""
+        with self.lock:
+            now = time.monotonic()
+            tallies: list[Tally] = []
+            while self._heard:
+                tallies += self._heard.popleft()(now)
+            starts = self._plan(now)
+            if not starts and not tallies:
+                if self.closing and (now >= self._close_by or self._is_quiet()):
+                    return False
+                self._work.wait(max(0.0, min(self._wake_at, self._close_by) - now))
+        for tally in tallies:
+            tally.tell()
+        for start in starts:
+            start()
+        return True
+
+    def _is_quiet(self) -> bool:
+        return all(p.quiet and p.leasing is None and not p.unsure for p in self.holdings.places.values())
+
+    def _end(self, error: TritonMQError) -> None:
+        tallies: list[Tally] = []
+        with self.lock:
+            self.over = self.closing = True
+            self.error = self.error or (error if isinstance(error, InternalError) else None)
+            for place in self.holdings.places.values():
+                for call in (place.leasing, place.settling, place.extending):
+                    if call is not None:
+                        call.cancel()
+                        tallies += [t for line in call.lines for p in line.pieces for t in p.answered(set(), error)]
+                for box in (place.settles, place.extensions):
+                    tallies += [tally for piece in box.drain() for tally in piece.answered(set(), error)]
+            self.changed.notify_all()
+            self.unread.notify_all()
+        for tally in tallies:
+            tally.tell()
+        self._refresher.stop()
+
+    def _wake(self) -> None:
+        with self.lock:
+            self._work.notify()
+
+    def _doubt(self, address: str) -> None:
+        """That broker does not lead, or does not answer."""
+        self._refresher.ask(self.terms.topic, address)
+
+    # ------------------------------------------------------------------ what to ask (under `lock`)
+
+    def _plan(self, now: float) -> list[Start]:
+        self._wake_at = now + _IDLE_S
+        view = self._look(now)
+        if view is None:
+            return []
+        starts: list[Start] = []
+        led: dict[int, Place] = {}
+        for number, place in self.holdings.places.items():
+            address = self.connection.leader_address(view, number) if number < view.partitions else None
+            self._recall(place, address, now)
+            if address is None:
+                self._look_at = min(self._look_at, now + _NO_LEADER_S)
+                continue
+            led[number] = place
+            self._gather_extensions(place, now)
+            starts += self._settle(place, address, now)
+            starts += self._extend(place, address, now)
+        for question in self._questions(led, now):
+            address = self.connection.leader_address(view, question.place.partition)
+            assert address is not None
+            starts.append(self._lease(question, address, now))
+        if not starts:
+            self._wake_at = min(self._wake_at, self._look_at)
+        return starts
+
+    def _look(self, now: float) -> TopicView | None:
+        """The topic as it is known."""
+        refused = self._refresher.refusal(self.terms.topic)
+        view = self.connection.known_topic(self.terms.topic)
+        if view is not None and view.topic_id != self.topic_id:
+            refused = UnknownTopic(
+                f"topic {self.terms.topic!r} was deleted and made again while its queue {self.terms.group!r} was open: "
+                "open the queue anew to work on that one"
+            )
+        if refused is not None:
+            self.fail(refused)
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            self._refresher.ask(self.terms.topic)
+        if view is not None:
+            for number in range(view.partitions):
+                if number not in self.holdings.places:
+                    self.holdings.places[number] = Place(number)
+        return view
+
+    def _recall(self, place: Place, address: str | None, now: float) -> None:
+        """Break off what waits for an answer of a broker that does not lead any more."""
+        for call in (place.leasing, place.settling, place.extending):
+            if call is None or (call.waits and call.address == address):
+                continue
+            if address is not None and call.address != address:
+                call.cancel()  # heard as an error, which is why it is asked again
+            elif now >= max(call.sent_at, call.doubted_at) + _STALL_S:
+                call.doubted_at = now
+                self._doubt(call.address)
+            else:
+                self._wake_at = min(self._wake_at, max(call.sent_at, call.doubted_at) + _STALL_S)
+
+    def _recall_lease(self, place: Place) -> None:
+        call, place.leasing = place.leasing, None
+        if call is not None:
+            place.unsure = place.unsure or (call.records > 0 and not self.terms.accept)
+            call.cancel()
+
+    def _questions(self, led: dict[int, Place], now: float) -> list[Question]:
+        holdings, credit = self.holdings, self.terms.credit
+        if self.closing:
+            return [
+                Question(place, 0, 0, waits=False)
+                for place in led.values()
+                if place.unsure and place.quiet and place.leasing is None and place.ask_after <= now
+            ]
+        if self.error is not None:
+            return []
+        asked = [place.leasing for place in holdings.places.values() if place.leasing is not None]
+        free = credit.free(holdings.held, holdings.held_bytes, asked)
+        wants = free.worth_asking(credit, hungry=holdings.hungry)
+        for place in led.values():
+            if place.leasing is None and place.ask_after > now and (wants or place.unsure):
+                self._wake_at = min(self._wake_at, place.ask_after)
+        return self._turns.questions(led, free, wants, now, alone=len(holdings.places) == 1)
+
+    def _hurries(self, box: Outbox) -> bool:
+        """Whether nothing more is waited for: much has gathered, or the application has nothing else to work on."""
+        enough = box.records * 2 >= self.terms.credit.records
+        return self.closing or enough or (self.holdings.all_have_outcomes and self.holdings.hungry)
+
+    def _settle(self, place: Place, address: str, now: float) -> list[Start]:
+        box = place.settles
+        if not box or place.settling is not None:
+            return []
+        due = max(place.settle_after, 0.0 if self._hurries(box) else box.since + GATHER_S)
+        if now < due:
+            self._wake_at = min(self._wake_at, due)
+            return []
+        call = place.settling = Call(address, now, lines=box.take_lines())
+        return [self._start(call, "Settle", self._settle_request(place, call), pb.SettleResponse, _SETTLE_MS, place)]
+
+    def _extend(self, place: Place, address: str, now: float) -> list[Start]:
+        if not place.extensions or place.extending is not None:
+            return []
+        if now < place.extend_after:
+            self._wake_at = min(self._wake_at, place.extend_after)
+            return []
+        call = place.extending = Call(address, now, lines=place.extensions.take_lines())
+        return [self._start(call, "Settle", self._settle_request(place, call), pb.SettleResponse, _SETTLE_MS, place)]
+
+    def _gather_extensions(self, place: Place, now: float) -> None:
+        """What the application has not begun is extended each third of its time. Leases that may have run out are asked
+        about."""
+        if not place.leases or self.closing:
+            place.extend_at = math.inf
+            return
+        if now >= place.check_at:
+            place.unsure = place.unsure or any(lease.has_begun() for lease in place.leases.values())
+            place.check_at = now + max(lease.lease_s for lease in place.leases.values())
+        if now >= place.extend_at and not place.extensions:
+            for lease in place.leases.values():
+                if lease.extend_at <= now:
+                    indexes = lease.to_extend()
+                    if len(indexes):
+                        place.extensions.add(lease, indexes, EXTEND, None, now)
+                    lease.extended(now)
+            place.extend_at = min(lease.extend_at for lease in place.leases.values())
+        self._wake_at = min(self._wake_at, place.extend_at, place.check_at)
+
+    def _lease(self, question: Question, address: str, now: float) -> Start:
+        place, terms = question.place, self.terms
+        if place.leasing is not None:
+            self._recall_lease(place)
+        call = place.leasing = Call(address, now, question.records, question.bytes, question.waits)
+        request = pb.LeaseRequest(
+            topic=terms.topic,
+            partition=place.partition,
+            group=terms.group,
+            topic_id=self.topic_id,
+            member=terms.member,
+            member_key=terms.key,
+            records_max=question.records,
+            bytes_max=question.bytes,
+            wait_ms=WATCH_MS if question.waits else 0,
+            lease_ms=terms.lease_ms,
+            accept=terms.accept,
+            held=[] if self.closing else [name.to_wire() for name in place.leases],
+            working=self.working,
+        )
+        limit_ms = WATCH_MS + _BEYOND_WAIT_MS if question.waits else _LEASE_MS
+        return self._start(call, "Lease", request, pb.LeaseResponse, limit_ms, place)
+
+    def _settle_request(self, place: Place, call: Call) -> pb.SettleRequest:
+        return pb.SettleRequest(
+            topic=self.terms.topic,
+            partition=place.partition,
+            group=self.terms.group,
+            topic_id=self.topic_id,
+            member=self.terms.member,
+            settles=to_wire(call.lines),
+            timeout_ms=int(_SETTLE_MS),
+        )
+
+    def _start(
+        self, call: Call, method: str, request: Message, response: type[R], limit_ms: float, place: Place
+    ) -> Start:
+        """What sends it, to be called without `lock`."""
+
+        def heard(answer: R | TritonMQError) -> None:
+            with self.lock:
+                self._heard.append(lambda now: self._answered(place, call, answer, now))
+                self._work.notify()
+
+        def start() -> None:
+            try:
+                call.cancel = self.connection.ask_later(
+                    call.address, method, request, response, Deadline(limit_ms), heard
+                )
+            except TritonMQError as error:  # of a process that cannot use gRPC
+                heard(error)
+
+        return start
+
+    def _answered(self, place: Place, call: Call, answer: Any, now: float) -> list[Tally]:
+        found = self._answers.hear(place, call, answer, now)
+        if found.error is not None:
+            self.fail(found.error)
+        if found.lent:
+            self.unread.notify()
+        if found.lent or found.tallies:
+            self.changed.notify_all()
+        return found.tallies

@@ -1,0 +1,140 @@
+"""What a member holds: leases, and how far each of their records is. Pure.
+
+A record of a lease waits, is begun by the application, has an outcome on its way to the leader, and then is done or
+lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mq_client.queueing.offsets import Offsets, spelled_out
+from mq_protocol import mq_pb2 as pb
+
+WAITING: Final = 0
+BEGUN_LATELY: Final = 1
+"""Handed out since its lease was last extended."""
+
+BEGUN: Final = 2
+SETTLING: Final = 3
+DONE: Final = 4
+LOST: Final = 5
+
+Indexes = NDArray[np.int64]
+"""Places in a lease, ascending."""
+
+
+class LeaseId(NamedTuple):
+    """Where a lease was written. Later leases of a partition are higher: give it, as a fencing token, to whatever a
+    record's work writes to."""
+
+    leader_epoch: int
+    entry: int
+    step: int
+
+    def to_wire(self) -> pb.LeaseId:
+        return pb.LeaseId(leader_epoch=self.leader_epoch, entry=self.entry, step=self.step)
+
+    @classmethod
+    def from_wire(cls, told: pb.LeaseId) -> LeaseId:
+        return cls(told.leader_epoch, told.entry, told.step)
+
+
+class HeldLease:
+    """The records of one lease. `open`: how many are neither done nor lost; `settling`: those of them that have an
+    outcome. `bytes_each`: what a record takes, as far as is known. `extend_at`: when its clock is to be set anew, by
+    the monotonic clock."""
+
+    __slots__ = (
+        "_states",
+        "bytes_each",
+        "deliveries",
+        "extend_at",
+        "failures",
+        "id",
+        "lease_s",
+        "offsets",
+        "open",
+        "partition",
+        "settling",
+        "states",
+    )
+
+    def __init__(
+        self,
+        partition: int,
+        lease: LeaseId,
+        ranges: Sequence[tuple[int, int]],
+        deliveries: Sequence[int],
+        failures: Sequence[int],
+        lease_s: float,
+        now: float,
+    ) -> None:
+        lengths = [end - first for first, end in ranges]
+        self.partition = partition
+        self.id = lease
+        self.offsets: Offsets = spelled_out(ranges)
+        self.deliveries = np.repeat(np.asarray(deliveries, dtype=np.int64), lengths)
+        self.failures = np.repeat(np.asarray(failures, dtype=np.int64), lengths)
+        self.lease_s = lease_s
+        self.extend_at = now + lease_s / 3
+        self.open = len(self.offsets)
+        self.settling = 0
+        self.bytes_each = 0.0
+        self._states = bytearray(self.open)
+        self.states = np.frombuffer(self._states, dtype=np.uint8)  # the same bytes
+
+    def state(self, index: int) -> int:
+        return self._states[index]
+
+    def begin(self, index: int) -> None:
+        self._states[index] = BEGUN_LATELY
+
+    def settle_one(self, index: int) -> None:
+        """It has an outcome now, and had none before."""
+        self._states[index] = SETTLING
+        self.settling += 1
+
+    def begin_all(self, indexes: Indexes) -> None:
+        self.states[indexes] = BEGUN_LATELY
+
+    def take_outcome(self, indexes: Indexes) -> None:
+        """These have an outcome now; none of them had one before."""
+        self.states[indexes] = SETTLING
+        self.settling += len(indexes)
+
+    def end(self, indexes: Indexes, state: int) -> int:
+        """These are done, or lost. How many of them were not before."""
+        states = self.states[indexes]
+        ended = int(np.count_nonzero(states < DONE))
+        self.settling -= int(np.count_nonzero(states == SETTLING))
+        self.open -= ended
+        self.states[indexes[states < DONE]] = state
+        return ended
+
+    def without_outcome(self) -> Indexes:
+        """The records that the application may still settle, or that nobody has begun."""
+        return np.flatnonzero(self.states <= BEGUN)
+
+    def waiting(self) -> Indexes:
+        return np.flatnonzero(self.states == WAITING)
+
+    def to_extend(self) -> Indexes:
+        """Whose clock is set anew: what waits or has been handed out lately, so that each record has its whole time
+        from when it was handed out; and what has an outcome that the leader may not have heard."""
+        return np.flatnonzero((self.states <= BEGUN_LATELY) | (self.states == SETTLING))
+
+    def extended(self, now: float) -> None:
+        self.states[self.states == BEGUN_LATELY] = BEGUN
+        self.extend_at = now + self.lease_s / 3
+
+    def has_begun(self) -> bool:
+        return bool(np.any(self.states == BEGUN))
+
+    def index_of(self, offsets: Offsets) -> Indexes:
+        """The places of those of the offsets that the lease has."""
+        return np.flatnonzero(np.isin(self.offsets, offsets))

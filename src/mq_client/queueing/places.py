@@ -1,0 +1,143 @@
+"""What a member knows of each partition of its queue, and which of them it asks for records next. Pure.
+
+The member's credit is one: it is handed to one leader at a time. While nobody has anything, all leaders are asked to
+say when they do, and lend nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from mq_client.cluster.deadline import Backoff
+from mq_client.queueing.leases import HeldLease, LeaseId
+from mq_client.queueing.settling import Line, Outbox
+
+WATCH_MS: Final = 20_000
+"""For so long a leader waits for something to lend before it answers that there is nothing."""
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """A question on its way to the leader at `address`. `records`, `bytes`: of a LeaseRequest, the credit that it
+    hands out; `waits`: the leader answers only when it has something. `lines`: of a SettleRequest."""
+
+    address: str
+    sent_at: float
+    records: int = 0
+    bytes: int = 0
+    waits: bool = False
+    lines: list[Line] = field(default_factory=list)
+    cancel: Callable[[], object] = lambda: None
+    doubted_at: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """One partition. Its three kinds of questions are asked independently, each one at a time.
+
+    `hopeful`: something may be ready there. `unsure`: the answer to a question that handed out credit was lost, or
+    leases may have run out: it is to be asked soon which leases are still this member's. Times: of the monotonic clock.
+    """
+
+    partition: int
+    leases: dict[LeaseId, HeldLease] = field(default_factory=dict)
+    settles: Outbox = field(default_factory=Outbox)
+    extensions: Outbox = field(default_factory=Outbox)
+    leasing: Call | None = None
+    settling: Call | None = None
+    extending: Call | None = None
+    hopeful: bool = True
+    unsure: bool = False
+    ask_after: float = 0.0
+    settle_after: float = 0.0
+    extend_after: float = 0.0
+    extend_at: float = math.inf
+    check_at: float = math.inf
+    ask_backoff: Backoff = field(default_factory=Backoff)
+    settle_backoff: Backoff = field(default_factory=Backoff)
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing is to be said to its leader, and no answer is waited for but to questions about more records."""
+        return not (self.settles or self.extensions or self.settling or self.extending)
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """How many records and bytes a member may hold."""
+
+    records: int
+    bytes: int
+
+    def free(self, held: int, held_bytes: float, asked: Iterable[Call]) -> Credit:
+        """What is left of it, beside what is held and what leaders were handed already."""
+        calls = list(asked)
+        return Credit(
+            self.records - held - sum(call.records for call in calls),
+            self.bytes - int(held_bytes) - sum(call.bytes for call in calls),
+        )
+
+    def worth_asking(self, whole: Credit, *, hungry: bool) -> bool:
+        """Whether more is to be asked for. `hungry`: nothing waits to be worked on. Else only for half of all, since
+        each lease is an entry in the journal."""
+        if self.records < 1 or self.bytes < 1:
+            return False
+        return hungry or (self.records * 2 >= whole.records and self.bytes * 2 >= whole.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """As whom and on which terms a member asks. `key`: random, and another one for each process. `lease_ms` 0: as the
+    group says. `accept`: records are settled by being lent."""
+
+    topic: str
+    group: str
+    member: str
+    key: bytes
+    credit: Credit
+    working: int
+    lease_ms: int
+    accept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a partition's leader is to be asked: to lend up to so many records (0: none). `waits`: until it has some."""
+
+    place: Place
+    records: int
+    bytes: int
+    waits: bool
+
+
+class Turns:
+    """Owns whose turn it is."""
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def questions(
+        self, places: dict[int, Place], free: Credit, wants: bool, now: float, *, alone: bool
+    ) -> list[Question]:
+        """What is to be asked now. Leaders have no more than one question each. `places`: those that have a leader.
+        `alone`: there is no other partition, so its leader may keep the credit until it has something."""
+        asked = [
+            Question(place, 0, 0, waits=False)
+            for place in places.values()
+            if place.unsure and place.ask_after <= now and (place.leasing is None or place.leasing.waits)
+        ]
+        if asked or not wants or any(p.leasing is not None and p.leasing.records for p in places.values()):
+            return asked
+        idle = [place for place in self._in_turn(places) if place.leasing is None and place.ask_after <= now]
+        chosen = next((place for place in idle if place.hopeful or alone), None)
+        if chosen is not None:
+            self._next = chosen.partition + 1
+            return [Question(chosen, free.records, free.bytes, waits=alone)]
+        return [Question(place, 0, 0, waits=True) for place in idle]
+
+    def _in_turn(self, places: dict[int, Place]) -> list[Place]:
+        numbers = sorted(places)
+        return [places[number] for number in sorted(numbers, key=lambda number: (number < self._next, number))]

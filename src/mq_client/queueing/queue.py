@@ -1,0 +1,284 @@
+"""Works off a topic as a queue: records are lent to this member, worked on in any order, and settled one by one."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Final, Literal, TypeVar
+
+import numpy as np
+
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline, positive_ms
+from mq_client.cluster.listening import REFUSED_S
+from mq_client.consuming.record_queue import ConsumerRecord
+from mq_client.errors import InvalidRequest, InvalidSetting, NotDeserialized
+from mq_client.queueing.administration import declare, find_queue
+from mq_client.queueing.browsing import peek, pop
+from mq_client.queueing.keeper import Keeper
+from mq_client.queueing.leases import DONE, Indexes
+from mq_client.queueing.places import Credit, Terms
+from mq_client.queueing.reading import RowReader
+from mq_client.queueing.records import LeasedBatch, LeasedRecord
+from mq_client.serializers import Deserializer, deserializer_of, record_deserializer
+from mq_protocol import limits
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.names import check_group_name, check_member_id, check_new_group_name, check_topic_name
+
+_KEY_BYTES: Final = 32
+_LEASE_MS_MIN, _LEASE_MS_MAX = 1_000, 12 * 3_600_000
+_EXIT_MS: Final = 2_000.0
+"""How long the end of the process waits for queues that were left open."""
+
+T = TypeVar("T")
+
+_opened: weakref.WeakSet[Keeper] = weakref.WeakSet()
+
+__all__ = ["LeasedBatch", "LeasedRecord", "Queue"]
+
+
+class Queue:
+    """One member of a queue group. Thread-safe: several threads may take records of one `Queue`.
+
+        with Queue(bootstrap, "jobs", "workers") as queue:
+            for record in queue:
+                with record:
+                    work_on(record.value)
+
+    The members of a group are lent different records, whatever the number of partitions. A record stays lent until it
+    has an outcome or its lease runs out; then it is lent again, to any member: at least once. If the group is not
+    declared yet, it is, with the default settings, and begins at the topic's first record.
+
+    - `in_flight_max`, `in_flight_bytes_max`: what this member may hold at once, over all partitions, what waits in its
+      buffer included. With 1 it is lent a record when the one before has its outcome. One record may be larger.
+    - `working`: how many records the application works on at a time. If the process ends without a word and another
+      takes its place under the same `member_id`, so many of its records count as failed, and the rest does not.
+    - `ack`: "explicit", or "auto": a record is settled by being lent, so it is delivered at most once.
+    - `lease_ms`: how long one record may be worked on before it is lent to others, 1 s to 12 h; None: as the group
+      says. The time runs from when the record is handed out, or from `extend()`.
+    - `member_id`: the name of this member in its group, random unless given. One live process may have it.
+    - `idle_ms`: iteration ends when no record has come for this time. None: only `close` ends it.
+    - `timeout_ms`: for opening, for `pop`, `peek` and `close`.
+    - `key_deserializer`, `value_deserializer`: as `Consumer`'s. They do not change the rows of `batches()`.
+
+    Changes of leaders are survived: what is held stays held, and outcomes without an answer are sent again for as long
+    as the queue is open. Raises `InvalidSetting`, `InvalidRequest` for a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        topic: str,
+        group: str,
+        *,
+        in_flight_max: int = 1_000,
+        in_flight_bytes_max: int = 16 << 20,
+        working: int = 1,
+        ack: Literal["explicit", "auto"] = "explicit",
+        lease_ms: int | None = None,
+        member_id: str | None = None,
+        idle_ms: float | None = None,
+        timeout_ms: float = limits.REQUEST_TIMEOUT_MS,
+        key_deserializer: str | Deserializer | None = None,
+        value_deserializer: str | Deserializer | None = None,
+    ) -> None:
+        check_topic_name(topic)
+        check_group_name(group)
+        if member_id is not None:
+            check_member_id(member_id)
+        credit = Credit(
+            _positive("in_flight_max", in_flight_max), _positive("in_flight_bytes_max", in_flight_bytes_max)
+        )
+        if ack not in ("explicit", "auto"):
+            raise InvalidSetting(f"ack={ack!r} is not known: give 'explicit' or 'auto'")
+        if lease_ms is not None and not _LEASE_MS_MIN <= lease_ms <= _LEASE_MS_MAX:
+            raise InvalidSetting(f"lease_ms={lease_ms}: give milliseconds from {_LEASE_MS_MIN} to {_LEASE_MS_MAX}")
+        self.topic, self.group, self.member_id = topic, group, member_id or uuid.uuid4().hex
+        self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
+        self._idle_ms = None if idle_ms is None else positive_ms("idle_ms", idle_ms)
+        self._deserialize = record_deserializer(
+            deserializer_of("key_deserializer", key_deserializer),
+            deserializer_of("value_deserializer", value_deserializer),
+        )
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S)
+        terms = Terms(
+            topic,
+            group,
+            self.member_id,
+            os.urandom(_KEY_BYTES),
+            credit,
+            _positive("working", working),
+            lease_ms or 0,
+            ack == "auto",
+        )
+        self._keeper = Keeper(self._connection, terms)
+        self._rows = RowReader(self._keeper)
+        self._opening = threading.Lock()
+        weakref.finalize(self, _give_back, self._keeper).atexit = False
+
+    # ------------------------------------------------------------------ being lent records
+
+    def take(self, timeout_ms: float | None = None) -> LeasedRecord | None:
+        """The next record, waiting up to `timeout_ms` (None: until closed). None if none came.
+
+        Raises what ended the queue: `UnknownQueue` if its group was deleted, `WrongGroupKind` if the group reads the
+        topic as a stream, `UnknownTopic`, `IncompatibleVersion`. Raises `NotDeserialized` for a record that the
+        deserializers cannot read; its `record` is lent, and has no outcome yet.
+        """
+        keeper = self._open()
+        with keeper.lock:
+            found = self._wait(timeout_ms, keeper.holdings.shelf.take)
+            if found is None:
+                return None
+            held, index, record = found
+            if keeper.terms.accept:
+                keeper.holdings.end(held, _one(index), DONE)
+            else:
+                held.begin(index)
+            keeper.note_taken()
+        leased = LeasedRecord.of(record, keeper, held, index)
+        return leased if self._deserialize is None else self._deserialized(leased)
+
+    def __iter__(self) -> Iterator[LeasedRecord]:
+        """Records as they come, until `close`, or until none has come for `idle_ms`."""
+        while (record := self.take(self._idle_ms)) is not None:
+            yield record
+
+    def batches(self, max_records: int = 1_000) -> Iterator[LeasedBatch]:
+        """Rows as they come, as many together as wait here of one lease, up to `max_records`. Ends as iteration does.
+
+        The application counts as working on a whole batch: see `working`. Give the queue twice `in_flight_max`, so
+        that the next rows are fetched meanwhile.
+        """
+        rows_max = _positive("max_records", max_records)
+        while (batch := self._take_batch(rows_max)) is not None:
+            yield batch
+
+    def _take_batch(self, rows_max: int) -> LeasedBatch | None:
+        keeper = self._open()
+        with keeper.lock:
+            keeper.working = max(keeper.working, min(rows_max, keeper.terms.credit.records))
+            lent = self._wait(self._idle_ms, lambda: keeper.holdings.shelf.take_rows(rows_max))
+            if lent is None:
+                return None
+            if keeper.terms.accept:
+                keeper.holdings.end(lent.lease, lent.indexes, DONE)
+            else:
+                lent.lease.begin_all(lent.indexes)
+            keeper.note_taken()
+        return LeasedBatch(keeper, lent.lease, lent.indexes, lent.rows)
+
+    def pop(self, n: int = 1) -> list[ConsumerRecord]:
+        """Up to `n` records that are ready now, settled by being taken: at most once. Waits for none. What this member
+        holds already is not among them."""
+        self._open()
+        return pop(
+            self._connection, self.topic, self.group, _positive("n", n), Deadline(self._timeout_ms), self._deserialize
+        )
+
+    def peek(self, n: int = 10) -> list[ConsumerRecord]:
+        """Up to `n` records that are ready, by partition and offset. Nothing is lent or counted."""
+        self._open()
+        found = peek(
+            self._connection, self.topic, self.group, _positive("n", n), pb.RECORD_READY, Deadline(self._timeout_ms)
+        )
+        return found if self._deserialize is None else [self._deserialize(record) for record in found]
+
+    def _wait(self, timeout_ms: float | None, take: Callable[[], T | None]) -> T | None:
+        """What `take` finds, under the keeper's lock; None once the time is over or the queue closed."""
+        keeper = self._keeper
+        ends = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        while True:
+            if keeper.closing:
+                return None
+            if keeper.error is not None:
+                raise keeper.error
+            found = take()
+            if found is not None:
+                return found
+            keeper.wake()  # nothing waits any more: more may be asked for
+            wait = threading.TIMEOUT_MAX if ends is None else ends - time.monotonic()
+            if not wait > 0:  # NaN has passed as well
+                return None
+            keeper.changed.wait(min(wait, threading.TIMEOUT_MAX))
+
+    # ------------------------------------------------------------------ opening and closing
+
+    def _open(self) -> Keeper:
+        """The keeper, at work. Declares the group if it is not declared. Raises what the cluster says to that."""
+        keeper = self._keeper
+        keeper.check_process()
+        if keeper.started or keeper.closing:
+            return keeper
+        with self._opening:
+            if not keeper.started and not keeper.closing:
+                deadline = Deadline(self._timeout_ms)
+                view = self._connection.topic(self.topic, deadline, auto_create=True)
+                if find_queue(self._connection, self.topic, self.group, deadline) is None:
+                    check_new_group_name(self.group)
+                    declare(self._connection, self.topic, self.group, "earliest", {}, deadline)
+                with keeper.lock:
+                    keeper.ensure_started(view.topic_id)
+                    self._rows.ensure_started()
+                _opened.add(keeper)
+        return keeper
+
+    def close(self, timeout_ms: float | None = None) -> None:
+        """Give back what has no outcome, which is not charged, and return once all outcomes are committed, or after
+        `timeout_ms` (None: the queue's). The futures of outcomes that are not known by then end with `OutcomeUnknown`.
+        A second call does nothing."""
+        self._keeper.check_process()
+        deadline = Deadline(self._timeout_ms if timeout_ms is None else positive_ms("timeout_ms", timeout_ms))
+        self._keeper.close_soon(deadline)
+        self._keeper.join()
+
+    def __enter__(self) -> Queue:
+        self._open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _deserialized(self, leased: LeasedRecord) -> LeasedRecord:
+        assert self._deserialize is not None
+        try:
+            return leased.with_fields(self._deserialize(leased))
+        except NotDeserialized as error:
+            error.record = leased
+            raise
+
+
+def _positive(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
+        raise InvalidSetting(f"{name}={value!r}: give a whole number from 1 to {(1 << 31) - 1}")
+    return value
+
+
+def _one(index: int) -> Indexes:
+    return np.array([index], dtype=np.int64)
+
+
+def _give_back(keeper: Keeper) -> None:
+    """Of a queue that was neither closed nor kept: its records are not to be held for ever."""
+    with contextlib.suppress(InvalidRequest):
+        keeper.check_process()
+        keeper.close_soon(Deadline(_EXIT_MS))
+
+
+@atexit.register
+def _close_all() -> None:
+    """What a process that ends has not begun must not count as failed."""
+    keepers = list(_opened)
+    for keeper in keepers:
+        _give_back(keeper)
+    for keeper in keepers:
+        keeper.join()

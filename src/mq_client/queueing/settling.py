@@ -1,0 +1,238 @@
+"""Outcomes on their way to a partition's leader: gathered, sent together, asked again without an answer. Pure.
+
+One piece is what one call of the application said of some records of one lease. Pieces that say the same of one lease
+become one line of a request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from mq_client.errors import LeaseLost, TritonMQError
+from mq_client.queueing.leases import HeldLease, Indexes
+from mq_client.queueing.offsets import runs_count, to_gaps
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import shortened
+
+RANGES_MAX: Final = 4_000
+"""In one request. Brokers take 8,000 in an entry, which others want too."""
+
+RECORDS_MAX: Final = 100_000
+ERROR_BYTES_MAX: Final = 256
+"""What a leader keeps of an error's text."""
+
+_NAMED_MAX: Final = 5
+
+
+class Word(NamedTuple):
+    """What is said of records. `delay_ms` None: as the group's retries say."""
+
+    outcome: pb.Outcome.ValueType
+    error: str = ""
+    delay_ms: int | None = None
+
+
+ACK: Final = Word(pb.OUTCOME_ACK)
+EXTEND: Final = Word(pb.OUTCOME_EXTEND)
+RELEASE: Final = Word(pb.OUTCOME_RELEASE)
+
+
+def failed(error: object, delay_ms: int | None = None) -> Word:
+    return Word(pb.OUTCOME_FAIL, shortened(str(error), ERROR_BYTES_MAX), delay_ms)
+
+
+def rejected(error: object) -> Word:
+    return Word(pb.OUTCOME_REJECT, shortened(str(error), ERROR_BYTES_MAX))
+
+
+@dataclass(eq=False, slots=True)
+class Tally:
+    """Of one call: how many of its records have no answer yet, and which are lost. Its future ends when all have
+    one."""
+
+    where: str
+    left: int
+    future: Future[None] = field(default_factory=Future)
+    lost: list[int] = field(default_factory=list)
+    error: TritonMQError | None = None
+
+    def answered(self, records: int, lost: Iterable[int] = (), error: TritonMQError | None = None) -> bool:
+        """True once all are."""
+        self.left -= records
+        self.lost.extend(lost)
+        self.error = self.error or error
+        return self.left <= 0
+
+    def tell(self) -> None:
+        """Whoever waits is told, here and now."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        error = self.error or (why_lost(self.where, sorted(self.lost)) if self.lost else None)
+        if error is None:
+            self.future.set_result(None)
+        else:
+            self.future.set_exception(error)
+
+
+def why_lost(where: str, offsets: Sequence[int]) -> LeaseLost:
+    named = ", ".join(map(str, offsets[:_NAMED_MAX])) + (", ..." if len(offsets) > _NAMED_MAX else "")
+    return LeaseLost(
+        f"{where}: {len(offsets)} of these records are not this member's any more (offset {named}): their lease ran "
+        "out or was ended, and others may be given them. Work faster, call extend(), or give the group a longer "
+        "lease_ms"
+    )
+
+
+@dataclass(eq=False, slots=True)
+class Piece:
+    """Said of some records of one lease. `again`: it was sent before, and nobody knows what came of it.
+
+    Either of records one by one: `indexes` are in the order of the calls, and each has its tally. Or of many by one
+    call: they ascend, and share one tally, or have none.
+    """
+
+    lease: HeldLease
+    word: Word
+    indexes: list[int] | Indexes
+    tallies: list[Tally]
+    again: bool = False
+
+    @property
+    def one_by_one(self) -> bool:
+        return isinstance(self.indexes, list)
+
+    def split(self, at: int) -> tuple[Piece, Piece]:
+        first, rest = (self.tallies[:at], self.tallies[at:]) if self.one_by_one else (self.tallies, self.tallies)
+        return (
+            Piece(self.lease, self.word, self.indexes[:at], first, self.again),
+            Piece(self.lease, self.word, self.indexes[at:], rest, self.again),
+        )
+
+    def answered(self, lost: set[int], error: TritonMQError | None = None) -> list[Tally]:
+        """What was waited for and has its answer now. `lost`: places in the lease."""
+        offsets = self.lease.offsets
+        if not self.one_by_one:
+            gone = [int(offsets[index]) for index in self.indexes if int(index) in lost] if lost else []
+            return [tally for tally in self.tallies if tally.answered(len(self.indexes), gone, error)]
+        return [
+            tally
+            for index, tally in zip(self.indexes, self.tallies, strict=True)
+            if tally.answered(1, [int(offsets[index])] if index in lost else (), error)
+        ]
+
+
+@dataclass(eq=False, slots=True)
+class Line:
+    """One line of a request: pieces that say the same of one lease. `indexes`: of all of them, ascending."""
+
+    lease: HeldLease
+    word: Word
+    pieces: list[Piece]
+    indexes: Indexes
+
+    @property
+    def again(self) -> bool:
+        return any(piece.again for piece in self.pieces)
+
+
+class Outbox:
+    """What is to be said to the leader of one partition, in order. `since`: when the first of it came."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[Piece] = deque()
+        self.records = 0
+        self.since = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def add_one(self, lease: HeldLease, index: int, word: Word, tally: Tally, now: float) -> None:
+        last = self._pieces[-1] if self._pieces else None
+        if last is None:
+            self.since = now
+        if last is not None and isinstance(last.indexes, list) and last.lease is lease and last.word == word:
+            last.indexes.append(index)
+            last.tallies.append(tally)
+        else:
+            self._pieces.append(Piece(lease, word, [index], [tally]))
+        self.records += 1
+
+    def add(self, lease: HeldLease, indexes: Indexes, word: Word, tally: Tally | None, now: float) -> None:
+        if not self._pieces:
+            self.since = now
+        self._pieces.append(Piece(lease, word, indexes, [] if tally is None else [tally]))
+        self.records += len(indexes)
+
+    def put_back(self, lines: Sequence[Line], *, again: bool) -> None:
+        """They are said again, before all others."""
+        for line in reversed(lines):
+            for piece in reversed(line.pieces):
+                piece.again = piece.again or again
+                self._pieces.appendleft(piece)
+                self.records += len(piece.indexes)
+
+    def take_lines(self) -> list[Line]:
+        """As much as one request may say, taken out of the box."""
+        gathered: dict[tuple[int, Word, bool], list[Piece]] = {}
+        ranges = records = 0
+        while self._pieces and ranges < RANGES_MAX and records < RECORDS_MAX:
+            piece = self._cut_first(RANGES_MAX - ranges, RECORDS_MAX - records)
+            self.records -= len(piece.indexes)
+            ranges += _ranges_at_most(piece)
+            records += len(piece.indexes)
+            gathered.setdefault((id(piece.lease), piece.word, piece.again), []).append(piece)
+        return [_line(pieces) for pieces in gathered.values()]
+
+    def _cut_first(self, ranges_max: int, records_max: int) -> Piece:
+        """The first piece, or as much of it as fits; the rest stays."""
+        piece = self._pieces[0]
+        fits = min(len(piece.indexes), records_max)
+        if isinstance(piece.indexes, list):
+            fits = min(fits, ranges_max)
+        else:
+            breaks = np.flatnonzero(np.diff(piece.lease.offsets[piece.indexes]) != 1) + 1
+            if len(breaks) >= ranges_max:
+                fits = min(fits, int(breaks[ranges_max - 1]))
+        if fits >= len(piece.indexes):
+            return self._pieces.popleft()
+        first, self._pieces[0] = piece.split(fits)
+        return first
+
+    def drain(self) -> list[Piece]:
+        """All that is here, taken out."""
+        pieces = list(self._pieces)
+        self._pieces.clear()
+        self.records = 0
+        return pieces
+
+
+def _ranges_at_most(piece: Piece) -> int:
+    if isinstance(piece.indexes, list):
+        return len(piece.indexes)
+    return runs_count(piece.lease.offsets[piece.indexes])
+
+
+def _line(pieces: list[Piece]) -> Line:
+    indexes = np.unique(np.concatenate([np.asarray(piece.indexes, dtype=np.int64) for piece in pieces]))
+    return Line(pieces[0].lease, pieces[0].word, pieces, indexes)
+
+
+def to_wire(lines: Iterable[Line]) -> list[pb.SettleOne]:
+    settles = []
+    for line in lines:
+        one = pb.SettleOne(
+            lease=line.lease.id.to_wire(),
+            ranges=to_gaps(line.lease.offsets[line.indexes]),
+            outcome=line.word.outcome,
+            error=line.word.error,
+        )
+        if line.word.delay_ms is not None:
+            one.delay_ms = line.word.delay_ms
+        settles.append(one)
+    return settles

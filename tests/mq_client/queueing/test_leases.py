@@ -1,0 +1,54 @@
+"""How far the records of a lease are."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mq_client.queueing.leases import BEGUN, DONE, LOST, HeldLease, LeaseId
+
+
+def lease(*ranges: tuple[int, int]) -> HeldLease:
+    return HeldLease(0, LeaseId(1, 2, 0), ranges, [1 + at for at in range(len(ranges))], [0] * len(ranges), 30.0, 100.0)
+
+
+def test_records_know_how_often_they_were_lent() -> None:
+    held = lease((3, 5), (9, 10))
+    assert held.offsets.tolist() == [3, 4, 9]
+    assert held.deliveries.tolist() == [1, 1, 2]
+    assert held.open == 3
+
+
+def test_a_record_that_is_handed_out_is_extended_once_more_and_then_its_time_runs() -> None:
+    held = lease((0, 3))
+    assert held.extend_at == 110.0
+    held.begin(0)
+    assert held.to_extend().tolist() == [0, 1, 2]
+    held.extended(110.0)
+    assert held.extend_at == 120.0
+    assert held.state(0) == BEGUN
+    assert held.to_extend().tolist() == [1, 2]
+    held.settle_one(0)  # its leader may not have heard of the outcome yet
+    assert held.to_extend().tolist() == [0, 1, 2]
+
+
+def test_what_ends_twice_is_counted_once() -> None:
+    held = lease((0, 4))
+    held.settle_one(1)
+    held.take_outcome(np.array([2, 3]))
+    assert (held.open, held.settling) == (4, 3)
+    assert held.end(np.array([1, 2]), DONE) == 2
+    assert held.end(np.array([1, 2]), LOST) == 0
+    assert held.state(1) == DONE
+    assert (held.open, held.settling) == (2, 1)
+    assert held.without_outcome().tolist() == [0]
+    assert held.waiting().tolist() == [0]
+
+
+def test_offsets_that_a_lease_does_not_have_are_passed_over() -> None:
+    held = lease((3, 5), (9, 10))
+    assert held.index_of(np.array([0, 4, 9, 12])).tolist() == [1, 2]
+
+
+def test_later_leases_are_higher() -> None:
+    assert LeaseId(2, 1, 0) > LeaseId(1, 9, 9)
+    assert LeaseId.from_wire(LeaseId(1, 2, 3).to_wire()) == LeaseId(1, 2, 3)

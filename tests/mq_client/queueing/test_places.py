@@ -1,0 +1,65 @@
+"""Whom a member asks for records: one leader at a time has its credit."""
+
+from __future__ import annotations
+
+from mq_client.queueing.places import Call, Credit, Place, Turns
+
+WHOLE = Credit(100, 1_000)
+
+
+def places(count: int) -> dict[int, Place]:
+    return {number: Place(number) for number in range(count)}
+
+
+def asked(turns: Turns, of: dict[int, Place], *, wants: bool = True, now: float = 0.0) -> list[tuple[int, int, bool]]:
+    found = turns.questions(of, WHOLE, wants, now, alone=len(of) == 1)
+    for question in found:
+        question.place.leasing = Call("b:1", now, question.records, question.bytes, question.waits)
+    return [(question.place.partition, question.records, question.waits) for question in found]
+
+
+def test_leaders_are_asked_in_turn_and_then_all_are_waited_for() -> None:
+    turns, of = Turns(), places(3)
+    for expected in (0, 1, 2):
+        assert asked(turns, of) == [(expected, 100, False)]
+        assert asked(turns, of) == [], "one has the credit"
+        of[expected].leasing, of[expected].hopeful = None, False
+    assert asked(turns, of) == [(0, 0, True), (1, 0, True), (2, 0, True)]
+    of[1].leasing, of[1].hopeful = None, True  # it has something now
+    assert asked(turns, of) == [(1, 100, False)]
+    of[1].leasing, of[1].hopeful = None, False
+    assert asked(turns, of) == [(1, 0, True)]
+
+
+def test_the_only_partition_is_asked_and_waited_for_at_once() -> None:
+    assert asked(Turns(), places(1)) == [(0, 100, True)]
+
+
+def test_a_leader_that_does_not_answer_holds_up_nobody_else() -> None:
+    turns, of = Turns(), places(2)
+    of[0].ask_after = 5.0
+    assert asked(turns, of) == [(1, 100, False)]
+    of[1].leasing, of[1].hopeful = None, False
+    assert asked(turns, of, now=1.0) == [(1, 0, True)]
+    assert asked(turns, of, now=6.0) == [(0, 100, False)]
+
+
+def test_a_lost_answer_is_asked_about_without_any_credit() -> None:
+    turns, of = Turns(), places(2)
+    of[1].unsure = True
+    assert asked(turns, of, wants=False) == [(1, 0, False)]
+    assert asked(turns, of, wants=False) == []
+
+
+def test_credit_is_what_is_neither_held_nor_asked_for() -> None:
+    free = WHOLE.free(30, 250.0, [Call("b:1", 0.0, 20, 100), Call("b:2", 0.0)])
+    assert free == Credit(50, 650)
+
+
+def test_more_is_asked_for_when_nothing_waits_or_half_is_free() -> None:
+    assert Credit(1, 1).worth_asking(WHOLE, hungry=True)
+    assert not Credit(0, 100).worth_asking(WHOLE, hungry=True)
+    assert not Credit(100, 0).worth_asking(WHOLE, hungry=True)
+    assert not Credit(49, 1_000).worth_asking(WHOLE, hungry=False)
+    assert not Credit(100, 499).worth_asking(WHOLE, hungry=False)
+    assert Credit(50, 500).worth_asking(WHOLE, hungry=False)

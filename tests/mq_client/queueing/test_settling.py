@@ -1,0 +1,89 @@
+"""Outcomes that wait for their leader: what one request says, and who is told of the answer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mq_client.errors import LeaseLost, NotLeader
+from mq_client.queueing.leases import HeldLease, LeaseId
+from mq_client.queueing.settling import ACK, RANGES_MAX, Outbox, Tally, Word, failed, to_wire
+from mq_protocol import mq_pb2 as pb
+
+
+def lease(records: int, number: int = 0) -> HeldLease:
+    return HeldLease(0, LeaseId(1, number, 0), [(100, 100 + records)], [1], [0], 30.0, 0.0)
+
+
+def test_single_outcomes_become_one_line_and_each_has_its_own_answer() -> None:
+    box, held, tallies = Outbox(), lease(10), [Tally("p", 1) for _ in range(4)]
+    for index, tally in zip((3, 1, 2, 7), tallies, strict=True):
+        box.add_one(held, index, ACK, tally, 5.0)
+    box.add_one(held, 5, failed("boom"), Tally("p", 1), 6.0)
+    assert (box.since, box.records) == (5.0, 5)
+    lines = box.take_lines()
+    assert not box
+    assert box.records == 0
+    assert [(list(one.ranges), one.outcome, one.error) for one in to_wire(lines)] == [
+        ([101, 3, 3, 1], pb.OUTCOME_ACK, ""),
+        ([105, 1], pb.OUTCOME_FAIL, "boom"),
+    ]
+    for tally in lines[0].pieces[0].answered({2}):
+        tally.tell()
+    assert [tally.future.done() for tally in tallies] == [True] * 4
+    with pytest.raises(LeaseLost, match="offset 102"):
+        tallies[2].future.result()
+    assert tallies[0].future.result() is None
+
+
+def test_outcomes_of_different_leases_and_words_are_lines_of_their_own() -> None:
+    box, one, two = Outbox(), lease(4), lease(4, number=2)
+    later = Word(pb.OUTCOME_RELEASE, "", 250)
+    for held, index, word in ((one, 0, ACK), (two, 0, ACK), (one, 1, ACK), (one, 2, later)):
+        box.add_one(held, index, word, Tally("p", 1), 0.0)
+    wire = to_wire(box.take_lines())
+    assert [(one.lease.entry, list(one.ranges)) for one in wire] == [(0, [100, 2]), (2, [100, 1]), (0, [102, 1])]
+    assert [one.HasField("delay_ms") for one in wire] == [False, False, True]
+    assert wire[2].delay_ms == 250
+
+
+def test_what_is_too_much_for_one_request_goes_in_several_and_is_answered_once() -> None:
+    box, held = Outbox(), lease(4 * RANGES_MAX)
+    every_other = np.arange(0, 4 * RANGES_MAX, 2)
+    tally = Tally("p", len(every_other))
+    box.add(held, every_other, ACK, tally, 0.0)
+    said, requests = 0, 0
+    while box:
+        lines = box.take_lines()
+        requests += 1
+        ranges = sum(len(one.ranges) // 2 for one in to_wire(lines))
+        assert 0 < ranges <= RANGES_MAX
+        said += ranges
+        finished = [t for line in lines for piece in line.pieces for t in piece.answered(set())]
+        assert bool(finished) == (said == len(every_other))
+    assert (said, requests) == (len(every_other), 2)
+
+
+def test_what_had_no_answer_is_said_again_before_all_else() -> None:
+    box, held = Outbox(), lease(10)
+    box.add_one(held, 0, ACK, Tally("p", 1), 0.0)
+    lines = box.take_lines()
+    box.add_one(held, 1, ACK, Tally("p", 1), 0.0)
+    box.put_back(lines, again=True)
+    again = box.take_lines()
+    assert [(line.again, line.indexes.tolist()) for line in again] == [(True, [0]), (False, [1])]
+
+
+def test_a_call_that_was_refused_tells_why() -> None:
+    tally = Tally("p", 2)
+    assert not tally.answered(1)
+    assert tally.answered(1, error=NotLeader("no"))
+    tally.tell()
+    with pytest.raises(NotLeader):
+        tally.future.result()
+
+
+def test_an_error_text_is_cut_on_a_character() -> None:
+    word = failed("ü" * 1_000)
+    assert len(word.error.encode()) <= 256
+    assert word.error.endswith("...")

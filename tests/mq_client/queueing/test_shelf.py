@@ -1,0 +1,60 @@
+"""Rows that wait to be worked on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from mq_client.queueing.leases import LOST, HeldLease, LeaseId
+from mq_client.queueing.shelf import Rows, Shelf, rows_of
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def held(*ranges: tuple[int, int], number: int = 0) -> HeldLease:
+    return HeldLease(0, LeaseId(1, number, 0), ranges, [1] * len(ranges), [0] * len(ranges), 30.0, 0.0)
+
+
+def rows(lease: HeldLease, base: int, count: int) -> Rows:
+    batch = pa.RecordBatch.from_pydict({"n": list(range(base, base + count))}, schema=SCHEMA)
+    first, mine = rows_of(lease, base, batch)
+    return Rows(lease, first, mine, 7, "t", True)
+
+
+def taken(shelf: Shelf) -> list[tuple[int, int]]:
+    found = []
+    while (each := shelf.take()) is not None:
+        lease, index, record = each
+        assert record.offset == lease.offsets[index]
+        lease.begin(index)
+        found.append((record.offset, record.value["n"]))
+    return found
+
+
+def test_only_the_rows_of_the_lease_are_handed_out_in_their_order() -> None:
+    lease, shelf = held((2, 4), (7, 9), (600, 900)), Shelf()
+    shelf.put(rows(lease, 0, 8))
+    shelf.put(rows(lease, 8, 900))
+    assert taken(shelf) == [(n, n) for n in (2, 3, 7, 8, *range(600, 900))]
+    assert not shelf
+
+
+def test_what_is_lost_is_not_handed_out() -> None:
+    lease, shelf = held((0, 5)), Shelf()
+    shelf.put(rows(lease, 0, 5))
+    lease.end(np.array([0, 3]), LOST)
+    assert taken(shelf) == [(1, 1), (2, 2), (4, 4)]
+    shelf.put(rows(lease, 0, 0))
+    assert not shelf
+
+
+def test_a_batch_is_of_one_lease_and_of_no_more_rows_than_asked_for() -> None:
+    one, two, shelf = held((0, 6)), held((6, 8), number=1), Shelf()
+    for lease, base, count in ((one, 0, 3), (one, 3, 3), (two, 6, 2)):
+        shelf.put(rows(lease, base, count))
+    one.end(np.array([1]), LOST)
+    found = []
+    while (lent := shelf.take_rows(4)) is not None:
+        lent.lease.begin_all(lent.indexes)
+        found.append((lent.lease, lent.rows.column("n").to_pylist(), lent.lease.offsets[lent.indexes].tolist()))
+    assert found == [(one, [0, 2, 3, 4], [0, 2, 3, 4]), (one, [5], [5]), (two, [6, 7], [6, 7])]
