@@ -135,6 +135,8 @@ BROKER: Final = Service(
     Method("Groups", pb.GroupsRequest, pb.GroupsResponse),
     Method("DeleteGroup", pb.DeleteGroupRequest, pb.DeleteGroupResponse, bound=_places("partitions")),
     Method("Purge", pb.PurgeRequest, pb.PurgeResponse, bound=_places("positions")),
+    Method("AlterQueue", pb.AlterQueueRequest, pb.AlterQueueResponse, bound=_SETTINGS),
+    Method("Queues", pb.QueuesRequest, pb.QueuesResponse),
     Method(
         "Decide",
         pb.DecideRequest,

@@ -386,8 +386,8 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
         dedup_uuids_max=_integer(
             given, "dedup_uuids_max", limits.DEDUP_UUIDS_MAX, limits.DEDUP_UUIDS_FLOOR, limits.DEDUP_UUIDS_CEILING, int
         ),
-        dedup_ms=_unless_for_ever(given, "dedup_ms", limits.DEDUP_MS_FLOOR, _duration),
-        retention_ms=_unless_for_ever(given, "retention_ms", limits.RETENTION_MS_FLOOR, _duration),
+        dedup_ms=_unless_for_ever(given, "dedup_ms", limits.DEDUP_MS_FLOOR, parse_duration),
+        retention_ms=_unless_for_ever(given, "retention_ms", limits.RETENTION_MS_FLOOR, parse_duration),
         retention_bytes=_unless_for_ever(given, "retention_bytes", 0, parse_size),
         on_total_loss=_on_total_loss(given.get("on_total_loss"), durability),
     )
@@ -426,7 +426,8 @@ def parse_size(text: str) -> int:
     return int(found["number"]) << {"": 0, "k": 10, "m": 20, "g": 30}[found["unit"][:1].lower()]
 
 
-def _duration(text: str) -> int:
+def parse_duration(text: str) -> int:
+    """Milliseconds of `90`, `90s`, `12h` or `7d`. Raises `ValueError` for anything else."""
     found = _DURATION.fullmatch(text.strip())
     if not found:
         raise ValueError(text)
@@ -435,7 +436,7 @@ def _duration(text: str) -> int:
 
 _WORDS: Mapping[Callable[[str], int], str] = {
     parse_size: "no size: give bytes, or a number with a unit, such as 64KiB, 4MiB or 1GiB",
-    _duration: "no length of time: give milliseconds, or a number with a unit, such as 90s, 12h or 7d",
+    parse_duration: "no length of time: give milliseconds, or a number with a unit, such as 90s, 12h or 7d",
 }
 
 

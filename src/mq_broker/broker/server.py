@@ -33,6 +33,9 @@ from mq_broker.broker.host.window_turnover import WindowTurnover
 from mq_broker.broker.locks import Locks
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topic, Topics
+from mq_broker.broker.queues.beginning import Beginning
+from mq_broker.broker.queues.declared import Declared
+from mq_broker.broker.queues.declaring import Declaring
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_broker.broker.service import Services
 from mq_broker.broker.transactions.aborting import Aborting
@@ -193,8 +196,11 @@ class _Broker:
         self._producing = Producing(shell, self._topics, held)
         self._reading = Reading(shell, self._topics, held)
         delivery = self._delivery = Delivery(shell, self._topics, held)
+        self._declared = Declared(shell)
+        self._beginning = Beginning(shell, self._topics, self._declared)
         services = Services(
             self._admin,
+            Declaring(self._topics, self._declared),
             self._moves,
             self._total_loss,
             self._producing,
@@ -219,9 +225,12 @@ class _Broker:
         if changed is None or not topics.keys() >= set(changed):
             self._admin.forget(topics)
         self._moves.wake()
+        self._beginning.topics_changed()
 
     def _on_brokers(self) -> None:
-        self._shell.level = self.cluster.level
+        if self._shell.level != self.cluster.level:
+            self._shell.level = self.cluster.level
+            self._beginning.topics_changed()  # what waited for the level
         self._shell.brokers_seen(self.cluster.live)
         self._links.know({b: PeerAddress(r.peer_address, r.incarnation) for b, r in self.cluster.brokers.items()})
 
@@ -243,6 +252,7 @@ class _Broker:
         clock = RetentionClock()
         spawn(Retention(self._shell, clock).keep(), "retention")
         spawn(Upkeep(self._shell, clock.now_us).keep(), "upkeep of transactions")
+        spawn(self._beginning.keep(), "beginning of queue groups")
         spawn(EphemeralGroups(self._shell, self._delivery.shares).keep(), "ephemeral groups")
         spawn(WindowBudget(self._shell, self._dedup_memory_max).watch(), "budget of UUID windows")
         spawn(WindowTurnover(self._shell, self._producing.fillers).watch(), "turnover of UUID windows")

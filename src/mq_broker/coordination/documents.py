@@ -17,7 +17,7 @@ import reprlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
-from mq_broker.coordination.interface import BrokerRegistration, Features, Move, TopicSpec
+from mq_broker.coordination.interface import BrokerRegistration, Features, Move, QueueSpec, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol.addresses import parse_address
 from mq_protocol.errors import InternalError, InvalidRequest, InvalidSetting, InvalidTopicName, shortened
@@ -30,11 +30,12 @@ from mq_protocol.limits import (
     NAME_CHARACTERS_MAX,
     OFFSET_MAX,
     PARTITIONS_PER_TOPIC_MAX,
+    QUEUE_GROUPS_PER_PARTITION_MAX,
     RECOVERY_MAX,
     SCHEMA_FIELDS_MAX,
     TOPIC_DOCUMENT_BYTES_MAX,
 )
-from mq_protocol.names import check_topic_name, quoted
+from mq_protocol.names import check_group_name, check_topic_name, quoted
 from mq_protocol.unknown_keys import STATE_UNKNOWN_BYTES_MAX, unknown_keys, with_unknown
 from mq_protocol.versions import Versions
 
@@ -48,7 +49,10 @@ _ERROR_BYTES_MAX: Final = 1_000
 _VERSION_MAX: Final = (1 << 31) - 1
 
 _STATE_KEYS: Final = frozenset(("leader", "leader_epoch", "isr", "recovery", "token", "offset_floor"))
-_TOPIC_KEYS: Final = frozenset(("name", "topic_id", "assignment", "schema", "settings", "moving", "earlier"))
+_TOPIC_KEYS: Final = frozenset(
+    ("name", "topic_id", "assignment", "schema", "settings", "moving", "earlier", "queues", "queue_lives")
+)
+_QUEUE_KEYS: Final = frozenset(("life", "start_us", "settings"))
 _MOVE_KEYS: Final = frozenset(("target", "origin"))
 
 
@@ -106,6 +110,14 @@ def topic_to_json(topic: TopicSpec) -> dict[str, Any]:
         }
     if topic.earlier:
         document["earlier"] = list(topic.earlier)
+    if topic.queue_lives:
+        document["queue_lives"] = topic.queue_lives
+        document["queues"] = {
+            group: with_unknown(
+                {"life": queue.life, "start_us": queue.start_us, "settings": queue.settings}, queue.unknown
+            )
+            for group, queue in sorted(topic.queues.items())
+        }
     return with_unknown(document, topic.unknown)
 
 
@@ -119,6 +131,7 @@ def topic_from_json(document: dict[str, Any]) -> TopicSpec:
     if not 1 <= len(assignment) <= PARTITIONS_PER_TOPIC_MAX:
         raise ValueError(f"assignment has {len(assignment)} partitions, not 1 to {PARTITIONS_PER_TOPIC_MAX}")
     earlier = _list(document.get("earlier", []), "earlier")
+    lives = _number(document.get("queue_lives", 0), "queue_lives", 0, OFFSET_MAX)
     return TopicSpec(
         name=name,
         topic_id=topic_id,
@@ -128,7 +141,27 @@ def topic_from_json(document: dict[str, Any]) -> TopicSpec:
         moving={_partition(number, assignment): _move(move) for number, move in document.get("moving", {}).items()},
         earlier=tuple(_number(columns, "earlier", 1, SCHEMA_FIELDS_MAX) for columns in earlier),
         unknown=unknown_keys(document, _TOPIC_KEYS, TOPIC_DOCUMENT_BYTES_MAX),
+        queues=_queues(document.get("queues", {}), lives),
+        queue_lives=lives,
     )
+
+
+def _queues(documents: dict[str, Any], lives: int) -> dict[str, QueueSpec]:
+    """Raises `ValueError` and `TypeError`."""
+    if not isinstance(documents, dict) or len(documents) > QUEUE_GROUPS_PER_PARTITION_MAX:
+        raise ValueError(f"queues names no groups, or more than {QUEUE_GROUPS_PER_PARTITION_MAX}")
+    queues: dict[str, QueueSpec] = {}
+    for group, document in documents.items():
+        check_group_name(_text(group, "queues"))
+        queues[group] = QueueSpec(
+            _number(document["life"], "life", 1, lives),
+            _number(document["start_us"], "start_us", 0, OFFSET_MAX),
+            {_text(key, "settings"): _text(value, "settings") for key, value in document["settings"].items()},
+            unknown_keys(document, _QUEUE_KEYS, TOPIC_DOCUMENT_BYTES_MAX),
+        )
+    if len({queue.life for queue in queues.values()}) < len(queues):
+        raise ValueError("two queue groups have the same life")
+    return queues
 
 
 def _partition(text: str, assignment: Sequence[object]) -> int:
@@ -289,6 +322,7 @@ def load(data: bytes, read: Callable[[dict[str, Any]], T], where: str) -> T:
         AttributeError,
         OverflowError,
         RecursionError,
+        InvalidRequest,
         InvalidSetting,
         InvalidTopicName,
     ) as error:

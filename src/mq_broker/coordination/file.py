@@ -37,6 +37,7 @@ from mq_protocol.errors import CoordinationUnavailable, InternalError, InvalidRe
 from mq_protocol.limits import LOCK_SILENCE_MS_MAX
 from mq_protocol.names import check_topic_name
 from mq_protocol.unknown_keys import unknown_keys, with_unknown
+from mq_protocol.versions import LEVEL
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +180,9 @@ class FileCoordination:
 
     async def cluster_id(self) -> str:
         def apply(contents: _Contents) -> str:
-            contents.cluster_id = contents.cluster_id or uuid.uuid4().hex
+            if not contents.cluster_id:  # a new cluster: no broker of an earlier release has written in it
+                contents.cluster_id = uuid.uuid4().hex
+                contents.features = replace(contents.features, level=max(LEVEL, contents.features.level))
             return contents.cluster_id
 
         return self._contents.cluster_id or await self._change(apply)

@@ -54,12 +54,24 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueSpec:
+    """A queue group of a topic as stored. `life` tells it from a former one of the same name. `start_us`: records that
+    are older, in microseconds since 1970, were never its; 0 for none. `settings`: only those that were given.
+    `unknown`: as a move's."""
+
+    life: int
+    start_us: int = 0
+    settings: dict[str, str] = field(default_factory=dict)
+    unknown: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TopicSpec:
     """A topic as stored. `assignment[p]` are the brokers of partition p in order of rank; while `moving` has p, those
     of its origin and those of its target. `schema`: serialized Arrow schema; empty for the record schema; `earlier`:
     how many columns each of its former versions had, first to last. `settings`: only those that were given, validated
     by mq_broker.broker. `unknown`: keys of the document that only a newer version knows, as JSON; every write keeps
-    them."""
+    them. `queues`: its queue groups, by name; `queue_lives`: the highest life that one of them ever had."""
 
     name: str
     topic_id: str
@@ -69,6 +81,8 @@ class TopicSpec:
     moving: dict[int, Move] = field(default_factory=dict)
     earlier: tuple[int, ...] = ()
     unknown: str = ""
+    queues: dict[str, QueueSpec] = field(default_factory=dict)
+    queue_lives: int = 0
 
     @property
     def replicas(self) -> int:

@@ -28,7 +28,7 @@ import logging
 import re
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -64,6 +64,7 @@ from mq_protocol.errors import (
 )
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
 from mq_protocol.names import check_topic_name
+from mq_protocol.versions import LEVEL
 
 _log = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ class ZooKeeperCoordination:
     # -------------------------------------------------------------- the cluster and its brokers
 
     async def cluster_id(self) -> str:
-        found = await self._made_once("cluster_id", uuid.uuid4().hex.encode())
+        found = await self._made_once("cluster_id", uuid.uuid4().hex.encode(), begin=self._begin_cluster)
         if not _CLUSTER_ID.fullmatch(found):
             raise InternalError(
                 f"{self._path('cluster_id')} does not hold 32 hex digits, as TritonMQ writes there: was it edited? Put "
@@ -187,13 +188,37 @@ class ZooKeeperCoordination:
             )
         return bytes.fromhex(found.decode())
 
-    async def _made_once(self, name: str, mine: bytes) -> bytes:
-        """What that node holds, which is `mine` if nobody has made it before."""
+    async def _begin_cluster(self, path: str, cluster_id: bytes) -> None:
+        """Make the node, and with it the level of features: no broker of an earlier release has written here. In one
+        transaction, so that whoever finds the one finds the other."""
+        features = documents.dump(documents.features_to_json(Features(LEVEL)))
+
+        def make(client: KazooClient) -> Any:
+            transaction = client.transaction()
+            transaction.create(path, cluster_id)
+            transaction.check(self._path("features"), 0)  # nobody has raised it
+            transaction.set_data(self._path("features"), features)
+            return transaction.commit_async()
+
+        deadline = self._session.deadline()
+        results = await self._session.ask_again(make, deadline)
+        failed = any(isinstance(result, ZookeeperError) for result in results)
+        if failed and await self._read(path, deadline) is None:  # somebody has raised the level of a cluster without id
+            await self._session.ask_again(lambda client: client.create_async(path, cluster_id), deadline)
+
+    async def _made_once(
+        self, name: str, mine: bytes, begin: Callable[[str, bytes], Awaitable[None]] | None = None
+    ) -> bytes:
+        """What that node holds, which is `mine` if nobody has made it before. `begin`: what makes it, in place of a
+        plain write."""
         deadline = self._session.deadline()
         path = self._path(name)
         while (found := await self._read(path, deadline)) is None:
             try:
-                await self._session.ask_again(lambda client: client.create_async(path, mine), deadline)
+                if begin is not None:
+                    await begin(path, mine)
+                else:
+                    await self._session.ask_again(lambda client: client.create_async(path, mine), deadline)
             except NodeExistsError:
                 continue
         return found[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mq_broker.broker.metadata.brokers import Cluster
+from mq_broker.coordination import file as coordination_file
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import BrokerRegistration
 from mq_broker.core import entries
@@ -71,7 +72,11 @@ def test_a_client_that_speaks_no_common_protocol_is_refused_and_an_old_one_is_an
     asyncio.run(scenario())
 
 
-def test_metadata_tell_the_versions_of_brokers_and_the_level_of_the_cluster(tmp_path: Path) -> None:
+def test_metadata_tell_the_versions_of_brokers_and_the_level_of_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordination_file, "LEVEL", 1)  # as if the last release had made the cluster
+
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             answer = await broker.metadata()
@@ -90,6 +95,7 @@ def test_metadata_tell_the_versions_of_brokers_and_the_level_of_the_cluster(tmp_
 
 def test_a_leader_writes_no_operation_above_the_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(entries.LEVELS, DeleteGroup, 2)
+    monkeypatch.setattr(coordination_file, "LEVEL", 1)
 
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
@@ -122,6 +128,29 @@ def test_a_level_is_raised_once_for_all_and_never_lowered(opened: Opener) -> Non
             assert await service.raise_level(1) == 3
         async with opened() as service:
             assert await service.level() == 3
+
+    asyncio.run(scenario())
+
+
+def test_a_cluster_that_this_release_makes_is_at_its_level_from_the_first_moment(opened: Opener) -> None:
+    async def scenario() -> None:
+        async with opened() as service:
+            assert await service.cluster_id()
+            assert await service.level() == LEVEL
+        async with opened() as service:
+            assert await service.cluster_id()
+            assert await service.level() == LEVEL
+
+    asyncio.run(scenario())
+
+
+def test_a_level_that_is_raised_already_stays_when_the_cluster_gets_its_id(opened: Opener) -> None:
+    async def scenario() -> None:
+        async with opened() as service:
+            await service.raise_level(LEVEL + 1)
+            first = await service.cluster_id()
+            assert first == await service.cluster_id()
+            assert await service.level() == LEVEL + 1
 
     asyncio.run(scenario())
 

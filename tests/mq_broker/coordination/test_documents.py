@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mq_broker.coordination import documents
-from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
+from mq_broker.coordination.interface import BrokerRegistration, Move, QueueSpec, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol.errors import InternalError
 from tests.mq_broker.coordination.absurd import altered
@@ -29,6 +30,11 @@ def test_every_document_comes_back_as_it_was() -> None:
     assert documents.load(documents.dump(documents.topic_to_json(moving)), documents.topic_from_json, "x") == moving
     longer = TopicSpec("t", id_of(""), ((1,),), schema=b"abc", earlier=(2, 5))
     assert documents.load(documents.dump(documents.topic_to_json(longer)), documents.topic_from_json, "x") == longer
+    worked_off = TopicSpec("t", id_of(""), ((1,),), queues={"g": QueueSpec(4, 17, {"lease_ms": "5s"})}, queue_lives=7)
+    read = documents.load(documents.dump(documents.topic_to_json(worked_off)), documents.topic_from_json, "x")
+    assert read == worked_off
+    emptied = replace(worked_off, queues={})
+    assert documents.load(documents.dump(documents.topic_to_json(emptied)), documents.topic_from_json, "x") == emptied
     for state in (state_of(), NodeState(None, 4, (), 1, "")):
         assert documents.load(documents.dump(documents.state_to_json(state)), documents.state_from_json, "x") == state
 
@@ -63,7 +69,7 @@ WHOLE = TopicSpec("t", id_of(""), ((1, 2), (2, 1, 3)), b"abc", {"x": "y"}, {1: M
         ),
         (
             documents.topic_to_json(
-                TopicSpec("t", id_of(""), ((1, 2), (2, 1, 3)), b"abc", {"x": "y"}, {1: Move((2, 3), (2, 1))}, (1,))
+                replace(WHOLE, queues={"g": QueueSpec(2, 5, {"lease_ms": "5s"}), "h": QueueSpec(3)}, queue_lives=3)
             ),
             documents.topic_of("t"),
         ),
@@ -103,6 +109,9 @@ def _check_bounds(found: NodeState | TopicSpec | BrokerRegistration, what: str) 
             assert found.replicas >= 1, what
             assert len(found.target) == len(found.assignment), what
             assert set(found.moving) <= set(range(len(found.assignment))), what
+            assert all(0 < queue.life <= found.queue_lives < 2**63 for queue in found.queues.values()), what
+            assert all(0 <= queue.start_us <= 2**62 for queue in found.queues.values()), what
+            assert len(found.queues) <= 100, what
             assert all(1 <= broker < 2**31 for members in found.target for broker in members), what
         case BrokerRegistration():
             assert found.broker == 3, what
@@ -153,3 +162,25 @@ def test_a_move_of_a_partition_behind_the_last_one_is_not_read() -> None:
     for number in ("2", "-1", "1 ", "\u0661", "1" * 11):
         with pytest.raises(InternalError, match="moving"):
             documents.load(documents.dump({**document, "moving": {number: move}}), documents.topic_of("t"), "/x")
+
+
+@pytest.mark.parametrize(
+    "queues",
+    [
+        {"g": {"life": 4, "start_us": 0, "settings": {}}},
+        {"g": {"life": 0, "start_us": 0, "settings": {}}},
+        {"g": {"life": 1, "start_us": -1, "settings": {}}},
+        {"g": {"life": 1, "start_us": 0, "settings": {"a": 1}}},
+        {"g": {"life": 1, "start_us": 0}},
+        {"a/b": {"life": 1, "start_us": 0, "settings": {}}},
+        {f"g{n}": {"life": 1, "start_us": 0, "settings": {}} for n in range(2)},
+        {f"g{n}": {"life": n + 1, "start_us": 0, "settings": {}} for n in range(101)},
+        [],
+    ],
+)
+def test_a_document_with_queue_groups_that_cannot_be_is_not_read(queues: object) -> None:
+    document = documents.topic_to_json(TopicSpec("t", id_of(""), ((1,),), queue_lives=3))
+    if isinstance(queues, dict) and len(queues) > 100:
+        document["queue_lives"] = 200
+    with pytest.raises(InternalError, match="/topics/t"):
+        documents.load(documents.dump(document | {"queues": queues}), documents.topic_from_json, "/topics/t")

@@ -21,6 +21,7 @@ from mq_broker.rpc.peer_proof import PeerProof
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, NotLeader, OutcomeUnknown, UnknownTopic
 from mq_protocol.names import TRANSACTIONS_TOPIC
+from mq_protocol.versions import ours
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, until
 from tests.mq_broker.broker.host.test_shell import shell
 from tests.mq_broker.broker.test_three_brokers import Three, three
@@ -171,7 +172,7 @@ def test_the_nodes_of_many_partitions_are_asked_for_together(tmp_path: Path, mon
             spec = TopicSpec("many", "id-of-many", ((1,),) * 8, settings={"durability": "memory"}, moving=moving)
             await coordination.create_topic(spec, (NodeState(LeaderName(2, 1), 1, ((1, "one"),), 0, ""),) * 8)
             topics = Topics(coordination, lambda _topics, _changed: None)
-            me = BrokerRegistration(1, 1, "here")
+            me = BrokerRegistration(1, 1, "here", versions=ours())
             cluster = Cluster(coordination, me, lambda: None, lambda: None)
             await cluster.join()
             admin = Admin(broker, cluster, topics, coordination, calls)

@@ -1,0 +1,107 @@
+"""Leaders begin the lives of queue groups that are declared, and end those of groups that are not declared any more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.metadata.topics import Topics
+from mq_broker.broker.queues.declared import LEVEL_OF_QUEUES, Declared, Queue
+from mq_broker.core.entries import Work
+from mq_broker.core.work.steps import Begin, End
+from mq_protocol.errors import TritonMQError
+from mq_protocol.limits import REQUEST_TIMEOUT_MS
+from mq_protocol.names import quoted
+
+log = logging.getLogger(__name__)
+
+AGAIN_S: Final = 1.0
+"""After an entry was refused for now."""
+
+
+class Beginning:
+    """Owns which partitions are to be looked at."""
+
+    def __init__(self, shell: Shell, topics: Topics, declared: Declared) -> None:
+        self._shell = shell
+        self._topics = topics
+        self._declared = declared
+        self._due: dict[Partition, None] = {}
+        self._wake = asyncio.Event()
+        shell.on_role.append(self._role_changed)
+
+    def topics_changed(self) -> None:
+        """Look at every partition that is led here: few of thousands have queue groups, and only those cost a read."""
+        for partition in self._shell.partitions():
+            self._role_changed(partition)
+
+    def _role_changed(self, partition: Partition) -> None:
+        if partition.topic.spec.queues or partition.replica.machine.work:
+            self._due[partition] = None
+            self._wake.set()
+
+    async def keep(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            due, self._due = self._due, {}
+            for partition in due:
+                if not await self._look(partition):
+                    self._due[partition] = None
+            if self._due:
+                await asyncio.sleep(AGAIN_S)
+                self._wake.set()
+
+    async def _look(self, partition: Partition) -> bool:
+        """Whether nothing is left to do here."""
+        if partition.closed or not partition.replica.leading or self._shell.level < LEVEL_OF_QUEUES:
+            return True
+        if not partition.serving:
+            return False
+        try:
+            for queue in self._missing(partition):
+                await self._begin(partition, queue)
+            for group, life in self._over(partition):
+                if await self._is_gone(partition, group, life):
+                    await self._end(partition, group, life)
+        except TritonMQError as error:
+            log.info("%s: its queue groups could not be begun or ended: %s", partition.name, error)
+            return False
+        return True
+
+    def _missing(self, partition: Partition) -> list[Queue]:
+        known = partition.replica.machine.work
+        return [
+            queue
+            for group, queue in self._declared.of(partition).items()
+            if group not in known or known[group].life < queue.life
+        ]
+
+    def _over(self, partition: Partition) -> list[tuple[str, int]]:
+        declared = partition.topic.spec.queues
+        return [(group, state.life) for group, state in partition.replica.machine.work.items() if group not in declared]
+
+    async def _is_gone(self, partition: Partition, group: str, life: int) -> bool:
+        """Whether the group is declared no more, as the topic stands now. What this broker has read may be older than
+        the life that its journal has: to end that would be to forget what is settled."""
+        spec = (await self._topics.renewed(partition.topic)).spec
+        declared = spec.queues.get(group)
+        return spec.topic_id == partition.topic.spec.topic_id and (declared is None or declared.life > life)
+
+    async def _begin(self, partition: Partition, queue: Queue) -> None:
+        start = partition.index.find_time(queue.start_us) if queue.start_us else 0
+        log.info("%s: queue group %s begins at offset %d", partition.name, quoted(queue.group), start)
+        begin = Begin(start, partition.replica.identity.recovery)
+        await partition.ask(Work(queue.group, queue.life, (begin,)), self._deadline())
+
+    async def _end(self, partition: Partition, group: str, life: int) -> None:
+        log.info("%s: queue group %s ends", partition.name, quoted(group))
+        await partition.ask(Work(group, life, (End(),)), self._deadline())
+
+    @staticmethod
+    def _deadline() -> float:
+        return asyncio.get_running_loop().time() + REQUEST_TIMEOUT_MS / 1000

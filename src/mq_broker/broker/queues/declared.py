@@ -1,0 +1,95 @@
+"""Which queue groups a topic has: they stand in its document, with their lives and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.coordination.interface import QueueSpec, TopicSpec
+from mq_protocol.errors import IncompatibleVersion, InvalidSetting, UnknownQueue, WrongGroupKind
+from mq_protocol.names import check_group_name, did_you_mean
+from mq_protocol.queue_settings import QueueSettings, parse_queue_settings
+
+LEVEL_OF_QUEUES = 2
+"""Of features: from then on every broker reads what leaders write about queue groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue group as it is declared. `start_us`: as stored."""
+
+    group: str
+    life: int
+    start_us: int
+    settings: QueueSettings
+
+
+class Declared:
+    """Owns the settings that were read last, of each topic that has queue groups."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._read: dict[str, tuple[TopicSpec, dict[str, Queue]]] = {}
+
+    def of(self, partition: Partition) -> Mapping[str, Queue]:
+        """The groups of the partition's topic, by name. One whose settings only a newer version knows is left out."""
+        spec = partition.topic.spec
+        known = self._read.get(spec.topic_id)
+        if known is None or known[0] is not spec:
+            if not spec.queues:
+                self._read.pop(spec.topic_id, None)
+                return {}
+            known = self._read[spec.topic_id] = spec, _parsed(spec)
+        return known[1]
+
+    def find(self, partition: Partition, group: str) -> Queue | None:
+        return self.of(partition).get(group)
+
+    def get(self, partition: Partition, group: str) -> Queue:
+        """Raises `InvalidRequest` for what is no name, `UnknownQueue`, `WrongGroupKind` for a group that reads as a
+        stream, and `IncompatibleVersion`."""
+        check_group_name(group)
+        self.check_level()
+        queue = self.find(partition, group)
+        if queue is None:
+            name = partition.topic.spec.name
+            if group in partition.topic.spec.queues:
+                raise IncompatibleVersion(
+                    f"queue group {group!r} of topic {name} has settings that only a newer release knows: upgrade this "
+                    "broker"
+                )
+            raise UnknownQueue(
+                f"topic {name} has no queue group {group!r}{did_you_mean(group, self.of(partition))}: declare it "
+                f"(`tritonmq queue declare {name} {group}`)"
+            )
+        if group in partition.replica.machine.cursors:
+            raise WrongGroupKind(
+                f"group {group!r} reads {partition.name} as a stream: delete that group, or give one of the two "
+                "another name"
+            )
+        return queue
+
+    def check_level(self) -> None:
+        """Raises `IncompatibleVersion` where a broker may not know queue groups."""
+        if self._shell.level < LEVEL_OF_QUEUES:
+            raise IncompatibleVersion(
+                f"queue groups need level {LEVEL_OF_QUEUES} of features, and the cluster is at level "
+                f"{self._shell.level}: upgrade all brokers, then run `tritonmq cluster upgrade`"
+            )
+
+
+def queue_of(group: str, spec: QueueSpec) -> Queue:
+    """Raises `InvalidSetting`."""
+    return Queue(group, spec.life, spec.start_us, parse_queue_settings(spec.settings))
+
+
+def _parsed(spec: TopicSpec) -> dict[str, Queue]:
+    queues = {}
+    for group, each in spec.queues.items():
+        try:
+            queues[group] = queue_of(group, each)
+        except InvalidSetting:
+            continue
+    return queues

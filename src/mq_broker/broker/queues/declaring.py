@@ -1,0 +1,160 @@
+"""Queue groups are declared, changed and deleted in their topic's document, by any broker."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from mq_broker.broker.metadata.topics import Topics
+from mq_broker.broker.queues.declared import Declared
+from mq_broker.coordination.interface import QueueSpec, TopicSpec
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest, InvalidSetting, TooManyGroups, UnknownQueue
+from mq_protocol.limits import ANSWER_BYTES_MAX, OFFSET_MAX, QUEUE_GROUPS_PER_PARTITION_MAX
+from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name, did_you_mean, quoted
+from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings
+
+log = logging.getLogger(__name__)
+
+
+class Declaring:
+    """Owns nothing: the groups are in the topics' documents."""
+
+    def __init__(self, topics: Topics, declared: Declared) -> None:
+        self._topics = topics
+        self._declared = declared
+
+    async def alter_queue(self, request: pb.AlterQueueRequest, _deadline: float) -> pb.AlterQueueResponse:
+        """Declare, change or delete a queue group. Leaders begin and end it in their partitions soon afterwards.
+
+        A declaration of a group that is there is done, unless it names a setting that the group does not have.
+        """
+        topic, group = request.topic, request.group
+        check_topic_name(topic)
+        check_group_name(group)
+        self._declared.check_level()
+        await self._topics.get(topic)
+        settings = dict(request.settings)
+        if request.change == pb.QUEUE_DECLARE:
+            check_new_group_name(group)
+            _check_names(settings)
+            start_us = _start_us(request)
+            made: list[bool] = []
+
+            def declare(spec: TopicSpec) -> TopicSpec:
+                made.append(group not in spec.queues)
+                return with_queue(spec, group, _given(settings), start_us)
+
+            edited = await self._topics.edit(topic, declare)
+            answer = pb.AlterQueueResponse(queue=queue_told(topic, group, edited.spec.queues[group]), made=made[0])
+            log.info("topic %s: queue group %s is declared", topic, quoted(group))
+            return answer
+        if request.change == pb.QUEUE_ALTER:
+            edited = await self._topics.edit(topic, lambda spec: with_queue_settings(spec, group, settings))
+            log.info("topic %s: queue group %s has the settings %s now", topic, quoted(group), settings)
+            return pb.AlterQueueResponse(queue=queue_told(topic, group, edited.spec.queues[group]))
+        if request.change == pb.QUEUE_DELETE:
+            known = (await self._topics.renewed(await self._topics.get(topic))).spec.queues.get(group)
+            if known is None:
+                raise _unknown(topic, group, ())
+            await self._topics.edit(topic, lambda spec: without_queue(spec, group, known.life))
+            log.info("topic %s: queue group %s is deleted", topic, quoted(group))
+            return pb.AlterQueueResponse(queue=queue_told(topic, group, known))
+        raise InvalidRequest(f"change {request.change} of a queue group is not known to this broker: upgrade it")
+
+    async def queues(self, request: pb.QueuesRequest, _deadline: float) -> pb.QueuesResponse:
+        """The queue groups of a topic, or of all, by topic and group; as many as fit one answer."""
+        response = pb.QueuesResponse()
+        topics = [await self._topics.get(request.topic)] if request.topic else self._topics.all()
+        size = 0
+        for topic in topics:
+            for group, queue in sorted(topic.spec.queues.items()):
+                if (topic.spec.name, group) <= (request.after_topic, request.after_group):
+                    continue
+                if size >= ANSWER_BYTES_MAX:
+                    response.more = True
+                    return response
+                told = queue_told(topic.spec.name, group, queue)
+                size += told.ByteSize()
+                response.queues.append(told)
+        return response
+
+
+def queue_told(topic: str, group: str, queue: QueueSpec) -> pb.QueueInfo:
+    return pb.QueueInfo(topic=topic, group=group, life=queue.life, settings=queue.settings)
+
+
+# ---------------------------------------------------------------- what the document becomes. Pure.
+
+
+def with_queue(spec: TopicSpec, group: str, settings: Mapping[str, str], start_us: int) -> TopicSpec:
+    """Raises `TooManyGroups`, and `InvalidRequest` if the group is there with other settings."""
+    known = spec.queues.get(group)
+    if known is not None:
+        other = sorted(name for name, value in settings.items() if known.settings.get(name) != value)
+        if other:
+            raise InvalidRequest(
+                f"queue group {group!r} of topic {spec.name} is declared already, with other values of "
+                f"{', '.join(other)}: `tritonmq queue alter {spec.name} {group}` changes them"
+            )
+        return spec
+    if len(spec.queues) >= QUEUE_GROUPS_PER_PARTITION_MAX:
+        raise TooManyGroups(
+            f"topic {spec.name} has {len(spec.queues)} queue groups, as many as it may have: delete unused ones"
+        )
+    life = spec.queue_lives + 1
+    queue = QueueSpec(life, start_us, dict(settings))
+    return replace(spec, queues={**spec.queues, group: queue}, queue_lives=life)
+
+
+def with_queue_settings(spec: TopicSpec, group: str, settings: Mapping[str, str]) -> TopicSpec:
+    """An empty value is the default again. Raises `UnknownQueue` and `InvalidSetting`."""
+    known = spec.queues.get(group)
+    if known is None:
+        raise _unknown(spec.name, group, spec.queues)
+    if not settings:
+        raise InvalidSetting(f"no setting of queue group {group!r} is given: name one, such as lease_ms=60s")
+    _check_names(settings)
+    changed = _given({**known.settings, **settings})
+    parse_queue_settings(changed)
+    return replace(spec, queues={**spec.queues, group: replace(known, settings=changed)})
+
+
+def without_queue(spec: TopicSpec, group: str, life: int) -> TopicSpec:
+    """Only that life of the group ends: it may have been declared anew since."""
+    known = spec.queues.get(group)
+    if known is None or known.life != life:
+        return spec
+    return replace(spec, queues={name: queue for name, queue in spec.queues.items() if name != group})
+
+
+def _given(settings: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in settings.items() if value}
+
+
+def _check_names(settings: Mapping[str, str]) -> None:
+    """An empty value stands for the default. Raises `InvalidSetting`."""
+    usual = {name: setting.default for name, setting in QUEUE_SETTINGS.items()}
+    parse_queue_settings({name: value or usual.get(name, "") for name, value in settings.items()})
+
+
+def _start_us(request: pb.AlterQueueRequest) -> int:
+    """`latest` is the time of the declaration, so that every partition begins at the same one."""
+    match request.WhichOneof("start"):
+        case "latest":
+            return time.time_ns() // 1000 if request.latest else 0
+        case "timestamp_us":
+            if not 0 <= request.timestamp_us <= OFFSET_MAX:
+                raise InvalidRequest(f"timestamp_us={request.timestamp_us} is no time: give microseconds since 1970")
+            return request.timestamp_us
+        case _:
+            return 0
+
+
+def _unknown(topic: str, group: str, known: Iterable[str]) -> UnknownQueue:
+    return UnknownQueue(
+        f"topic {topic} has no queue group {group!r}{did_you_mean(group, known)}: `tritonmq queue list` shows those "
+        "that exist"
+    )

@@ -1,0 +1,157 @@
+"""The settings of a queue group: names, defaults, what is allowed, and what each is for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, TypeVar
+
+from mq_protocol.errors import InvalidSetting
+from mq_protocol.names import Setting, did_you_mean, parse_duration
+
+T = TypeVar("T", int, float)
+
+_HOUR_MS: Final = 3_600_000
+LEASE_MS_FLOOR: Final = 1_000
+LEASE_MS_CEILING: Final = 12 * _HOUR_MS
+RETRY_MS_CEILING: Final = 7 * 24 * _HOUR_MS
+
+
+class DeadLetter(Enum):
+    """What becomes of a record that is lent no more."""
+
+    PARK = "park"
+    DROP = "drop"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """The settings of a queue group, every one with its value. Times in milliseconds."""
+
+    lease_ms: int = 30_000
+    delivery_limit: int = 10
+    retry_ms: int = 1_000
+    retry_factor: float = 2.0
+    retry_ms_max: int = 60_000
+    dead_letter: DeadLetter = DeadLetter.PARK
+    in_flight_max: int = 100_000
+    paused: bool = False
+
+
+QUEUE_SETTINGS: Mapping[str, Setting] = {
+    setting.name: setting
+    for setting in (
+        Setting(
+            "lease_ms",
+            "30s",
+            "1s to 12h",
+            "how long a member may work on a record before others get it; the time runs while it is worked on, not "
+            "while it waits in the member's memory",
+            live=True,
+        ),
+        Setting(
+            "delivery_limit",
+            "10",
+            "0 to 1000",
+            "how often a record may fail before it is lent no more; 0 for no limit",
+            live=True,
+        ),
+        Setting("retry_ms", "1s", "0 to 7d", "how long a record waits after its first failure", live=True),
+        Setting(
+            "retry_factor", "2", "1 to 10", "how many times as long it waits after each further failure", live=True
+        ),
+        Setting("retry_ms_max", "60s", "0 to 7d", "how long it waits at most", live=True),
+        Setting(
+            "dead_letter",
+            DeadLetter.PARK.value,
+            "park or drop",
+            "what becomes of a record that failed too often or was rejected: park keeps it for you to look at and send "
+            "back, drop settles it",
+            live=True,
+        ),
+        Setting(
+            "in_flight_max",
+            "100000",
+            "1 to 1000000",
+            "how many records of a partition all members together may have",
+            live=True,
+        ),
+        Setting("paused", "false", "true or false", "whether nothing is lent for now", live=True),
+    )
+}
+
+NOT_BUILT: Final = (
+    *("resume_ms", "order", "order_by", "priority", "spill", "filter", "idle_ms"),
+    *("ttl_ms", "expired", "length_max", "bytes_max", "overflow", "dropped"),
+)
+"""Settings that are planned: whoever gives one is told so."""
+
+
+def parse_queue_settings(given: Mapping[str, str]) -> QueueSettings:
+    """The settings, defaults filled in. Times are milliseconds, or a number with a unit, such as `30s`.
+
+    Raises `InvalidSetting`, which names the setting, what it was given and what is allowed; for an unknown name, the
+    nearest right one.
+    """
+    for name in given:
+        if name in NOT_BUILT:
+            raise InvalidSetting(f"queue setting {name!r} is not built yet: leave it out")
+        if name not in QUEUE_SETTINGS:
+            raise InvalidSetting(
+                f"unknown queue setting {name!r}{did_you_mean(name, QUEUE_SETTINGS)} (settings are: "
+                f"{', '.join(QUEUE_SETTINGS)})"
+            )
+    usual = QueueSettings()
+
+    def time_ms(name: str, default: int, low: int, high: int) -> int:
+        return _number(given, name, default, low, high, parse_duration)
+
+    return QueueSettings(
+        lease_ms=time_ms("lease_ms", usual.lease_ms, LEASE_MS_FLOOR, LEASE_MS_CEILING),
+        delivery_limit=_number(given, "delivery_limit", usual.delivery_limit, 0, 1_000, int),
+        retry_ms=time_ms("retry_ms", usual.retry_ms, 0, RETRY_MS_CEILING),
+        retry_factor=_number(given, "retry_factor", usual.retry_factor, 1.0, 10.0, _factor),
+        retry_ms_max=time_ms("retry_ms_max", usual.retry_ms_max, 0, RETRY_MS_CEILING),
+        dead_letter=_dead_letter(given.get("dead_letter", usual.dead_letter.value)),
+        in_flight_max=_number(given, "in_flight_max", usual.in_flight_max, 1, 1_000_000, int),
+        paused=_flag(given, "paused"),
+    )
+
+
+def _factor(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(text)
+    return value
+
+
+def _number(given: Mapping[str, str], name: str, default: T, low: T, high: T, parse: Callable[[str], T]) -> T:
+    if name not in given:
+        return default
+    setting = QUEUE_SETTINGS[name]
+    try:
+        value = parse(given[name])
+    except ValueError:
+        value = None
+    if value is None or not low <= value <= high:
+        raise InvalidSetting(f"{name}={given[name]!r} is not allowed: give {setting.allowed}; {setting.reason}")
+    return value
+
+
+def _dead_letter(text: str) -> DeadLetter:
+    words = [choice.value for choice in DeadLetter]
+    if text not in words:
+        raise InvalidSetting(
+            f"dead_letter={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)}; topics "
+            "for dead letters are not built yet)"
+        )
+    return DeadLetter(text)
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name, "false").strip().lower()
+    if text not in ("true", "false"):
+        raise InvalidSetting(f"{name}={given[name]!r} is not allowed: give true or false")
+    return text == "true"

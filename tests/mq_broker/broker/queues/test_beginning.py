@@ -1,0 +1,171 @@
+"""A leader begins the lives of the groups that are declared, and ends those that are declared no more; nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.metadata.topics import Topic
+from mq_broker.broker.queues import beginning
+from mq_broker.broker.queues.beginning import Beginning
+from mq_broker.broker.queues.declared import Declared
+from mq_broker.coordination.interface import QueueSpec
+from mq_broker.core.entries import Work
+from mq_broker.core.work.steps import Begin
+from mq_protocol.errors import (
+    CoordinationUnavailable,
+    IncompatibleVersion,
+    NotEnoughReplicas,
+    UnknownQueue,
+    WrongGroupKind,
+)
+from tests.mq_broker.broker.host.test_shell import HERE, leading, shell, until
+
+
+class World:
+    """A broker that leads one partition. `stored`: the topic as the coordination service has it."""
+
+    def __init__(self, broker: Shell, partition: Partition) -> None:
+        topics: Any = self
+        self.broker = broker
+        self.partition = partition
+        self.stored = HERE
+        self.reachable = True
+        self.declared = Declared(broker)
+        self.beginning = Beginning(broker, topics, self.declared)
+
+    async def renewed(self, _topic: Topic) -> Topic:
+        if not self.reachable:
+            raise CoordinationUnavailable("not now")
+        return self.stored
+
+    def store(self, *, read: bool = True, **queues: QueueSpec) -> None:
+        self.stored = Topic.of(replace(HERE.spec, queues=queues, queue_lives=9))
+        if read:
+            self.broker.follow_topics({"id": self.stored})
+            self.beginning.topics_changed()
+
+    def lives(self) -> dict[str, int]:
+        return {group: state.life for group, state in self.partition.replica.machine.work.items()}
+
+
+def run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            broker.level = 2
+            world = World(broker, await leading(broker))
+            broker.spawn(world.beginning.keep(), "beginning")
+            await scenario(world)
+
+    asyncio.run(main())
+
+
+def test_groups_begin_and_end_and_one_that_is_declared_anew_knows_nothing_of_the_former(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.store(g=QueueSpec(3), h=QueueSpec(4))
+        await until(lambda: world.lives() == {"g": 3, "h": 4})
+        world.store(h=QueueSpec(4), g=QueueSpec(5))
+        await until(lambda: world.lives() == {"g": 5, "h": 4})
+        world.store(h=QueueSpec(4))
+        await until(lambda: world.lives() == {"h": 4})
+
+    run(tmp_path, scenario)
+
+
+def test_a_group_that_has_begun_writes_nothing_more(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.store(g=QueueSpec(3))
+        await until(lambda: world.lives() == {"g": 3})
+        last = world.partition.replica.last_index
+        for paused in ("true", "false"):
+            world.store(g=QueueSpec(3, settings={"paused": paused}))
+            await asyncio.sleep(0)
+        await until(lambda: not world.beginning._due and not world.beginning._wake.is_set())
+        await asyncio.sleep(0)
+        assert world.partition.replica.last_index == last
+
+    run(tmp_path, scenario)
+
+
+def test_a_life_that_this_broker_has_not_read_of_is_not_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beginning, "AGAIN_S", 0.01)
+
+    async def scenario(world: World) -> None:
+        world.store(read=False, g=QueueSpec(3))
+        deadline = asyncio.get_running_loop().time() + 10
+        begun = Work("g", 3, (Begin(0, world.partition.replica.identity.recovery),))
+        await world.partition.ask(begun, deadline)  # by a former leader, which knew more
+        world.reachable = False
+        world.beginning.topics_changed()
+        await until(lambda: bool(world.beginning._due))
+        assert world.lives() == {"g": 3}, "nobody can say"
+        world.reachable = True
+        await until(lambda: not world.beginning._due)
+        assert world.lives() == {"g": 3}, "it is declared"
+        world.stored = Topic.of(replace(world.stored.spec, queues={}))
+        world.beginning.topics_changed()
+        await until(lambda: world.lives() == {})
+
+    run(tmp_path, scenario)
+
+
+def test_what_is_refused_for_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beginning, "AGAIN_S", 0.01)
+
+    async def scenario(world: World) -> None:
+        refusals = [NotEnoughReplicas("for now")] * 3
+        ask = world.partition.ask
+
+        async def refusing(*asked: Any) -> Any:
+            if refusals:
+                raise refusals.pop()
+            return await ask(*asked)
+
+        monkeypatch.setattr(world.partition, "ask", refusing)
+        world.store(g=QueueSpec(3))
+        await until(lambda: world.lives() == {"g": 3})
+        assert refusals == []
+
+    run(tmp_path, scenario)
+
+
+def test_before_the_level_is_raised_nothing_begins(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.broker.level = 1
+        world.store(g=QueueSpec(3))
+        await until(lambda: not world.beginning._due)
+        assert world.lives() == {}
+        with pytest.raises(IncompatibleVersion, match="cluster upgrade"):
+            world.declared.get(world.partition, "g")
+        world.broker.level = 2
+        world.beginning.topics_changed()
+        await until(lambda: world.lives() == {"g": 3})
+
+    run(tmp_path, scenario)
+
+
+def test_who_asks_for_a_group_is_told_its_settings_or_what_to_do(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        later = QueueSpec(4, settings={"order": "key"})
+        world.store(orders=QueueSpec(3, settings={"lease_ms": "5s"}), later=later)
+        queue = world.declared.get(world.partition, "orders")
+        assert (queue.life, queue.settings.lease_ms) == (3, 5_000)
+        assert world.declared.get(world.partition, "orders") is queue, "they are read once"
+        with pytest.raises(UnknownQueue, match="did you mean 'orders'"):
+            world.declared.get(world.partition, "order")
+        with pytest.raises(IncompatibleVersion, match="newer release"):
+            world.declared.get(world.partition, "later")
+        world.partition.replica.machine.cursors["orders"] = object()  # type: ignore[assignment]
+        with pytest.raises(WrongGroupKind, match="as a stream"):
+            world.declared.get(world.partition, "orders")
+        world.store()
+        assert (world.declared.of(world.partition), world.declared._read) == ({}, {})
+
+    run(tmp_path, scenario)

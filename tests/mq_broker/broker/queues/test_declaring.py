@@ -1,0 +1,143 @@
+"""Queue groups are declared in a topic's document, and leaders begin and end them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.queues.declaring import with_queue, with_queue_settings, without_queue
+from mq_broker.coordination import file as coordination_file
+from mq_broker.coordination.interface import QueueSpec, TopicSpec
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import (
+    IncompatibleVersion,
+    InvalidRequest,
+    InvalidSetting,
+    TooManyGroups,
+    TritonMQError,
+    UnknownQueue,
+    UnknownTopic,
+)
+from tests.mq_broker.broker.cluster import Broker, standalone
+
+TOPIC = TopicSpec("t", "0" * 32, ((1,),))
+
+
+def test_each_declaration_gets_a_life_that_no_group_of_the_topic_had_before() -> None:
+    once = with_queue(TOPIC, "g", {"lease_ms": "5s"}, 17)
+    assert (once.queues, once.queue_lives) == ({"g": QueueSpec(1, 17, {"lease_ms": "5s"})}, 1)
+    assert with_queue(once, "g", {"lease_ms": "5s"}, 99) == once == with_queue(once, "g", {}, 99)
+    again = with_queue(without_queue(once, "g", 1), "g", {}, 0)
+    assert (again.queues["g"].life, again.queue_lives) == (2, 2)
+    assert without_queue(again, "g", 1) == again, "another life"
+
+
+def test_a_declaration_does_not_change_settings_that_are_there() -> None:
+    with pytest.raises(InvalidRequest, match="queue alter t g"):
+        with_queue(with_queue(TOPIC, "g", {}, 0), "g", {"lease_ms": "5s"}, 0)
+
+
+def test_a_topic_has_at_most_a_hundred_queue_groups() -> None:
+    full = replace(TOPIC, queues={f"g{n}": QueueSpec(n + 1) for n in range(100)}, queue_lives=100)
+    assert with_queue(full, "g7", {}, 0) == full
+    with pytest.raises(TooManyGroups, match="100 queue groups"):
+        with_queue(full, "one more", {}, 0)
+
+
+def test_settings_are_changed_one_by_one_and_an_empty_value_is_the_default_again() -> None:
+    spec = replace(with_queue(TOPIC, "g", {"lease_ms": "5s", "retry_ms": "1s"}, 3), unknown="{}")
+    changed = with_queue_settings(spec, "g", {"lease_ms": "", "paused": "true"})
+    assert changed.queues["g"] == QueueSpec(1, 3, {"retry_ms": "1s", "paused": "true"})
+    for settings in ({}, {"lease_ms": "0"}, {"leese_ms": ""}, {"order": ""}):
+        with pytest.raises(InvalidSetting):
+            with_queue_settings(spec, "g", settings)
+    with pytest.raises(UnknownQueue, match="did you mean 'orders'"):
+        with_queue_settings(with_queue(TOPIC, "orders", {}, 0), "order", {"paused": "true"})
+
+
+async def alter(broker: Broker, change: pb.QueueChange.ValueType = pb.QUEUE_DECLARE, **fields: Any) -> Any:
+    request = pb.AlterQueueRequest(change=change, **({"topic": "t", "group": "g"} | fields))
+    return await broker.ask("AlterQueue", request)
+
+
+async def told(broker: Broker, topic: str = "") -> dict[str, dict[str, str]]:
+    answer = await broker.ask("Queues", pb.QueuesRequest(topic=topic))
+    return {f"{queue.topic} {queue.group} {queue.life}": dict(queue.settings) for queue in answer.queues}
+
+
+def test_a_group_is_declared_once_changed_told_and_deleted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", partitions=2)
+            first = await alter(broker, settings={"lease_ms": "5s"})
+            assert (first.made, first.queue.life, dict(first.queue.settings)) == (True, 1, {"lease_ms": "5s"})
+            assert not (await alter(broker)).made
+            await alter(broker, group="h")
+            await alter(broker, pb.QUEUE_ALTER, settings={"lease_ms": "", "paused": "true"})
+            assert await told(broker) == {"t g 1": {"paused": "true"}, "t h 2": {}}
+            deleted = await alter(broker, pb.QUEUE_DELETE)
+            assert (deleted.queue.life, await told(broker, "t")) == (1, {"t h 2": {}})
+            with pytest.raises(UnknownQueue):
+                await alter(broker, pb.QUEUE_DELETE)
+            assert (await alter(broker)).queue.life == 3
+        async with standalone(tmp_path) as broker:
+            assert await told(broker) == {"t g 3": {}, "t h 2": {}}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ({"topic": "no such"}, UnknownTopic),
+        ({"group": "a/b"}, InvalidRequest),
+        ({"group": ""}, InvalidRequest),
+        ({"group": "cafe\u0301"}, InvalidRequest),
+        ({"settings": {"lease_ms": "0"}}, InvalidSetting),
+        ({"settings": {"order": "key"}}, InvalidSetting),
+        ({"settings": {"leese_ms": ""}}, InvalidSetting),
+        ({"timestamp_us": -1}, InvalidRequest),
+        ({"change": 9}, InvalidRequest),
+        ({"change": pb.QUEUE_ALTER, "settings": {"paused": "true"}}, UnknownQueue),
+        ({"change": pb.QUEUE_DELETE}, UnknownQueue),
+    ],
+)
+def test_what_cannot_be_declared_changes_nothing(
+    tmp_path: Path, fields: dict[str, Any], error: type[TritonMQError]
+) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            with pytest.raises(error):
+                await alter(broker, **fields)
+            assert await told(broker) == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_cluster_of_the_last_release_has_no_queue_groups_before_its_level_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordination_file, "LEVEL", 1)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            with pytest.raises(IncompatibleVersion, match="tritonmq cluster upgrade"):
+                await alter(broker)
+            await broker.ask("Upgrade", pb.UpgradeRequest())
+            deadline = time.monotonic() + 10
+            while True:  # the broker learns of the level by a hint
+                try:
+                    assert (await alter(broker)).made
+                    break
+                except IncompatibleVersion:
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.02)
+
+    asyncio.run(scenario())

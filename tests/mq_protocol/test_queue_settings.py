@@ -1,0 +1,62 @@
+"""Settings of queue groups: defaults, what is allowed, and errors that say what to give."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq_protocol.errors import InvalidSetting
+from mq_protocol.queue_settings import NOT_BUILT, QUEUE_SETTINGS, DeadLetter, QueueSettings, parse_queue_settings
+
+
+def test_what_is_not_given_has_its_default() -> None:
+    assert parse_queue_settings({}) == QueueSettings()
+    assert parse_queue_settings({name: setting.default for name, setting in QUEUE_SETTINGS.items()}) == QueueSettings()
+
+
+def test_times_have_units_and_every_setting_is_taken() -> None:
+    given = {
+        "lease_ms": "2m",
+        "delivery_limit": "0",
+        "retry_ms": "250",
+        "retry_factor": "1.5",
+        "retry_ms_max": "7d",
+        "dead_letter": "drop",
+        "in_flight_max": "7",
+        "paused": "true",
+    }
+    assert given.keys() == QUEUE_SETTINGS.keys()
+    parsed = parse_queue_settings(given)
+    assert parsed == QueueSettings(120_000, 0, 250, 1.5, 604_800_000, DeadLetter.DROP, 7, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("lease_ms", "999", "1s to 12h"),
+        ("lease_ms", "13h", "1s to 12h"),
+        ("lease_ms", "soon", "1s to 12h"),
+        ("delivery_limit", "-1", "0 to 1000"),
+        ("delivery_limit", "1001", "0 to 1000"),
+        ("delivery_limit", "1.5", "0 to 1000"),
+        ("retry_ms", "8d", "0 to 7d"),
+        ("retry_factor", "nan", "1 to 10"),
+        ("retry_factor", "inf", "1 to 10"),
+        ("retry_factor", "0.5", "1 to 10"),
+        ("in_flight_max", "0", "1 to 1000000"),
+        ("paused", "perhaps", "true or false"),
+        ("dead_letter", "orders.dead", "not built yet"),
+        ("dead_letter", "dorp", "did you mean 'drop'"),
+        ("lease_msx", "1s", "did you mean 'lease_ms'"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_with_what_is(name: str, value: str, why: str) -> None:
+    with pytest.raises(InvalidSetting, match=why) as refused:
+        parse_queue_settings({name: value})
+    assert name in str(refused.value)
+
+
+def test_what_is_planned_is_not_taken_in_silence() -> None:
+    assert not QUEUE_SETTINGS.keys() & set(NOT_BUILT)
+    for name in NOT_BUILT:
+        with pytest.raises(InvalidSetting, match="not built yet"):
+            parse_queue_settings({name: "1"})
