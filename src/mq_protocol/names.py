@@ -247,6 +247,7 @@ class TopicSettings:
     on_total_loss: OnTotalLoss
     retention_ms: int | None
     retention_bytes: int | None
+    retention_over_queues: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +334,14 @@ SETTINGS: Mapping[str, Setting] = {
             live=True,
         ),
         Setting(
+            "retention_over_queues",
+            "false",
+            "true or false",
+            "whether retention drops records that a queue group has not settled: they are settled then, and nobody "
+            "worked on them",
+            live=True,
+        ),
+        Setting(
             "on_total_loss",
             "recover if durability is memory, else stop",
             "recover (durability=memory only) or stop",
@@ -389,6 +398,7 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
         dedup_ms=_unless_for_ever(given, "dedup_ms", limits.DEDUP_MS_FLOOR, parse_duration),
         retention_ms=_unless_for_ever(given, "retention_ms", limits.RETENTION_MS_FLOOR, parse_duration),
         retention_bytes=_unless_for_ever(given, "retention_bytes", 0, parse_size),
+        retention_over_queues=_flag(given, "retention_over_queues"),
         on_total_loss=_on_total_loss(given.get("on_total_loss"), durability),
     )
 
@@ -400,6 +410,13 @@ def _durability(text: str) -> Durability:
             f"durability={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)})"
         )
     return Durability(text)
+
+
+def _flag(given: Mapping[str, str], name: str) -> bool:
+    text = given.get(name, "false")
+    if text not in ("true", "false"):
+        raise InvalidSetting(f"{name}={text!r} is not allowed: give true or false; {SETTINGS[name].reason}")
+    return text == "true"
 
 
 def _on_total_loss(text: str | None, durability: Durability) -> OnTotalLoss:

@@ -19,6 +19,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.core.entries import Trim
 from mq_protocol.errors import StorageFailed, TritonMQError
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
+from mq_protocol.names import quoted
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +91,7 @@ class Retention:
         self._shell = shell
         self._clock = clock or RetentionClock()
         self._turns: set[Partition] = set()
+        self._held_back: dict[Partition, str] = {}
         self._shortenings = asyncio.Semaphore(SHORTENINGS_AT_ONCE)
 
     async def keep(self) -> None:
@@ -100,14 +102,38 @@ class Retention:
             for partition in self._shell.partitions():
                 if partition not in self._turns:
                     self._begin_turn(partition, now_us)
+            self._held_back = {p: group for p, group in self._held_back.items() if not p.closed}
 
     def _begin_turn(self, partition: Partition, now_us: int) -> None:
         offset = _trim_to(partition, now_us)
+        if offset is not None:
+            offset = self._needed_from(partition, offset)
         if offset is None and not (partition.shorten_due or partition.topic.internal):
             return
         self._turns.add(partition)
         turn = self._shell.spawn(self._turn(partition, offset), f"retention of {partition.name}")
         turn.add_done_callback(lambda _: self._turns.discard(partition))
+
+    def _needed_from(self, partition: Partition, offset: int) -> int | None:
+        """The offset, or the lower one that a queue group needs; None if nothing below it may go. What no group has
+        settled stays, unless the topic is set otherwise."""
+        held_by = ""
+        if not partition.topic.settings.retention_over_queues:
+            for group, state in partition.replica.machine.work.items():
+                if state.base < offset:
+                    offset, held_by = state.base, group
+        if held_by != self._held_back.get(partition, ""):
+            self._held_back.pop(partition, None)
+            if held_by:
+                self._held_back[partition] = held_by
+                log.warning(
+                    "%s: retention is held back at offset %d by queue group %s, which has not settled that record "
+                    "(`tritonmq queue describe`); retention_over_queues=true would drop it",
+                    partition.name,
+                    offset,
+                    quoted(held_by),
+                )
+        return offset if offset > partition.replica.machine.log_start_offset else None
 
     async def _turn(self, partition: Partition, offset: int | None) -> None:
         try:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from mq_broker.broker.groups.kinds import check_is_no_queue
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
@@ -165,6 +166,7 @@ class Groups:
             partition = self._shell.leader(await self._topics.get(position.topic), position.partition)
             if request.group not in partition.replica.machine.cursors:
                 check_new_group_name(request.group)
+                check_is_no_queue(partition, request.group)
             move = self._judged(request, position.offset, partition)
             if move is not None:
                 await partition.ask(move, deadline)

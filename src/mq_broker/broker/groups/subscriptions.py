@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from mq_broker.broker.data.pushdown import stored
+from mq_broker.broker.groups.kinds import check_is_no_queue
 from mq_broker.broker.groups.sharing import Share, Shares
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
@@ -239,6 +240,7 @@ class _Session:
                 partition = self._delivery.shell.partition(await self._topic(wanted, renewed), wanted.partition)
                 if self.group and self.group not in partition.replica.machine.cursors:
                     check_new_group_name(self.group)
+                    check_is_no_queue(partition, self.group)
             except TritonMQError as error:
                 self._refuse(wanted.topic, wanted.partition, error)
                 continue

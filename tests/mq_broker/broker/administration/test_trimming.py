@@ -25,14 +25,16 @@ class Part:
 
     def __init__(self, retention_ms: int | None = None, retention_bytes: int | None = None, start: int = 0) -> None:
         self.name = "t-0"
-        settings = SimpleNamespace(retention_ms=retention_ms, retention_bytes=retention_bytes)
+        settings = SimpleNamespace(
+            retention_ms=retention_ms, retention_bytes=retention_bytes, retention_over_queues=False
+        )
         self.topic = SimpleNamespace(settings=settings, internal=False)
         self.index = OffsetIndex()
         for number in range(5):
             self.index.append(Published(10 * number, 10, number + 1, NOW_US - (4 - number) * 1_000_000, 100, 100))
         self.index.trim(start)
-        self.replica = SimpleNamespace(machine=SimpleNamespace(log_start_offset=start))
-        self.serving, self.shorten_due = True, False
+        self.replica = SimpleNamespace(machine=SimpleNamespace(log_start_offset=start, work={}))
+        self.serving, self.shorten_due, self.closed = True, False, False
         self.asked: list[tuple[object, float]] = []
         self.shortened = 0
         self.refuses: TritonMQError | None = None
@@ -162,3 +164,23 @@ def test_so_many_journals_are_shortened_at_once_and_one_that_takes_too_long_is_t
         assert other.shortened == 1, "its place is free again"
 
     asyncio.run(scenario())
+
+
+def test_retention_stops_at_what_a_queue_group_has_not_settled_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    part: Any = Part(retention_ms=1_000)
+    keeper = Retention(SimpleNamespace())  # type: ignore[arg-type]
+    work = part.replica.machine.work
+    assert keeper._needed_from(part, 40) == 40
+    work.update(slow=SimpleNamespace(base=13), fast=SimpleNamespace(base=70))
+    for _ in range(3):
+        assert keeper._needed_from(part, 40) == 13
+    (told,) = caplog.messages
+    assert "offset 13" in told
+    assert "'slow'" in told
+    work["slow"].base = 0
+    assert keeper._needed_from(part, 40) is None
+    part.topic.settings.retention_over_queues = True
+    assert keeper._needed_from(part, 40) == 40
+    assert keeper._held_back == {}

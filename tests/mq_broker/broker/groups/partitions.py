@@ -17,7 +17,7 @@ class Led:
     def __init__(self, number: int = 0) -> None:
         self.name = f"t-{number}"
         self.number = number
-        self.topic = SimpleNamespace(spec=SimpleNamespace(name="t"))
+        self.topic = SimpleNamespace(spec=SimpleNamespace(name="t", queues={}))
         self.leading, self.closed, self.next_offset = True, False, 100
         self.cursors: dict[str, Cursor] = {}
         machine = SimpleNamespace(cursors=self.cursors, ephemeral=[])

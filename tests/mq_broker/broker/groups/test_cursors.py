@@ -22,7 +22,7 @@ class Led:
     def __init__(self, name: str = "t", number: int = 0, *cursors: str) -> None:
         self.name = f"{name}-{number}"
         self.number = number
-        self.topic = SimpleNamespace(spec=SimpleNamespace(name=name))
+        self.topic = SimpleNamespace(spec=SimpleNamespace(name=name, queues={}))
         self.leading, self.closed = True, False
         self.replica = SimpleNamespace(leader_epoch=1, machine=SimpleNamespace(cursors=dict.fromkeys(cursors)))
         self.proposed: list[int] = []

@@ -26,7 +26,7 @@ class Part(Led):
     def __init__(self, name: str = "t", number: int = 0, **kinds: str) -> None:
         super().__init__(number)
         self.name = f"{name}-{number}"
-        self.topic = SimpleNamespace(spec=SimpleNamespace(name=name))
+        self.topic = SimpleNamespace(spec=SimpleNamespace(name=name, queues={}))
         self.cursors.update({group: Cursor(10, kind, 77) for group, kind in kinds.items()})
         self.serving = True
         self.asked: list[tuple[Any, float]] = []

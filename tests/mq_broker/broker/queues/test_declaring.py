@@ -14,6 +14,7 @@ from mq_broker.broker.queues.declaring import with_queue, with_queue_settings, w
 from mq_broker.coordination import file as coordination_file
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     IncompatibleVersion,
     InvalidRequest,
@@ -22,6 +23,7 @@ from mq_protocol.errors import (
     TritonMQError,
     UnknownQueue,
     UnknownTopic,
+    WrongGroupKind,
 )
 from tests.mq_broker.broker.cluster import Broker, standalone
 
@@ -139,5 +141,22 @@ def test_a_cluster_of_the_last_release_has_no_queue_groups_before_its_level_is_r
                 except IncompatibleVersion:
                     assert time.monotonic() < deadline
                     await asyncio.sleep(0.02)
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_group_is_not_read_as_a_stream(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await alter(broker)
+            async with broker.subscribing() as stream:
+                await stream.open("t", group="g", member="m", earliest=True)
+                (opened,) = await stream.read_opened()
+                assert isinstance(from_wire(opened.error), WrongGroupKind)
+            position = pb.CursorPosition(topic="t", offset=0)
+            moved = pb.MoveCursorsRequest(group="g", kind="spark", positions=[position])
+            (refused,) = (await broker.ask("MoveCursors", moved)).partitions
+            assert isinstance(from_wire(refused.error), WrongGroupKind)
 
     asyncio.run(scenario())
