@@ -60,6 +60,12 @@ MEMBER_KEY_BYTES: Final = 16
 MEMBER_KEY_BYTES_MAX: Final = 64
 """How long the secret of a group's member is, and may be at most."""
 
+LEASES_HELD_MAX: Final = 10_000
+"""Leases of one partition that a member may name in a request: five times as many as it is lent."""
+
+SETTLES_MAX: Final = 8_000
+"""Outcomes in one request, as many as it may have ranges."""
+
 LOCKS_MAX: Final = 1_000
 """Places in queues for locks that one broker keeps for clients, held ones too. A place is a node in ZooKeeper."""
 

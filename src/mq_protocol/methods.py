@@ -147,6 +147,8 @@ BROKER: Final = Service(
     Method("Staged", pb.StagedRequest, pb.StagedResponse),
     Method("Transactions", pb.TransactionsRequest, pb.TransactionsResponse),
     Method("AbortTransaction", pb.AbortTransactionRequest, pb.AbortTransactionResponse),
+    Method("Lease", pb.LeaseRequest, pb.LeaseResponse, bound=Bound(lists={"held": Elements(limits.LEASES_HELD_MAX)})),
+    Method("Settle", pb.SettleRequest, pb.SettleResponse, bound=Bound(lists={"settles": Elements(limits.SETTLES_MAX)})),
     Method("Produce", pb.ProduceRequest, pb.ProduceResponse, Kind.CONVERSATION, bound=_BATCHES),
     Method(
         "Fetch",

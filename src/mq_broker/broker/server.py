@@ -36,6 +36,8 @@ from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.queues.beginning import Beginning
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.declaring import Declaring
+from mq_broker.broker.queues.leasing import Leasing
+from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_broker.broker.service import Services
 from mq_broker.broker.transactions.aborting import Aborting
@@ -196,11 +198,10 @@ class _Broker:
         self._producing = Producing(shell, self._topics, held)
         self._reading = Reading(shell, self._topics, held)
         delivery = self._delivery = Delivery(shell, self._topics, held)
-        self._declared = Declared(shell)
-        self._beginning = Beginning(shell, self._topics, self._declared)
+        self._clock = RetentionClock()
         services = Services(
             self._admin,
-            Declaring(self._topics, self._declared),
+            *self._queue_groups(shell),
             self._moves,
             self._total_loss,
             self._producing,
@@ -217,6 +218,16 @@ class _Broker:
         for server in self._servers[1:]:
             server.add_generic_rpc_handlers((peer_handlers(services, self._links, proof, refusals),))
 
+    def _queue_groups(self, shell: Shell) -> tuple[Declaring, Leasing]:
+        """Their parts; what is returned serves methods."""
+        self._declared = Declared(shell)
+        self._working = Working(shell, self._declared, self._clock.now_us)
+        self._beginning = Beginning(shell, self._topics, self._declared)
+        return (
+            Declaring(self._topics, self._declared),
+            Leasing(shell, self._topics, self._declared, self._working, self._clock.now_us),
+        )
+
     def _read_brokers(self) -> None:
         self.cluster.read_again()
 
@@ -226,6 +237,7 @@ class _Broker:
             self._admin.forget(topics)
         self._moves.wake()
         self._beginning.topics_changed()
+        self._working.settings_changed()
 
     def _on_brokers(self) -> None:
         if self._shell.level != self.cluster.level:
@@ -249,9 +261,8 @@ class _Broker:
         spawn(self._transactions.reap_for_ever(), "reap")
         spawn(self._moves.carry_on(), "carry on moves")
         spawn(self._total_loss.watch(), "watch for partitions without a log")
-        clock = RetentionClock()
-        spawn(Retention(self._shell, clock).keep(), "retention")
-        spawn(Upkeep(self._shell, clock.now_us).keep(), "upkeep of transactions")
+        spawn(Retention(self._shell, self._clock).keep(), "retention")
+        spawn(Upkeep(self._shell, self._clock.now_us).keep(), "upkeep of transactions")
         spawn(self._beginning.keep(), "beginning of queue groups")
         spawn(EphemeralGroups(self._shell, self._delivery.shares).keep(), "ephemeral groups")
         spawn(WindowBudget(self._shell, self._dedup_memory_max).watch(), "budget of UUID windows")

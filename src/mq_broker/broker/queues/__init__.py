@@ -1,8 +1,13 @@
 """Queue groups at a partition's leader: who is lent what, for how long, and what is answered to whom.
 
+declared    which queue groups a topic has, with their settings
+declaring   the methods that change and list those
+beginning   leaders begin and end the lives of groups
 clocks      when leases run out
 members     which leases a member has, and which process it is
+holdings    what is lent, to whom and for how long
 lending     where ready records are, and which of them a request is lent
+requests    what members ask, and are told; draft: what is put into one entry
 gathering   one group in one partition: requests become entries, one on its way at a time
 working     every group of the partitions that are led here
 leasing     the methods Lease and Settle

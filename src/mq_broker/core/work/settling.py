@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import islice
 from typing import Final, TypeAlias
 
 from mq_broker.core.work.ranges import RANGES_MAX, Range, Ranges, joined, why_wrong
@@ -169,6 +170,10 @@ class _Now(Enum):
     LENT = 3
 
 
+PIECES_MAX: Final = 2 * RANGES_MAX
+"""Of runs that one entry's settles are compared with. One range may lie over all the runs of a group, and to look at
+each takes three microseconds."""
+
 _TOO_MANY: Final = f"the request concerns more than {RANGES_MAX} ranges of records: settle fewer at once"
 
 
@@ -186,6 +191,7 @@ class _Entry:
         self._outputs = 0
         self._ranges = 0
         self._bytes = 0
+        self._pieces = 0
 
     def steps(self) -> tuple[Step, ...]:
         self._close()
@@ -208,9 +214,10 @@ class _Entry:
             return Answer(error=InvalidRequest(f"these records cannot be settled: {why}"))
         if isinstance(settle.outcome, AckWithOutputs):
             return self._settle_with_outputs(settle, settle.outcome)
+        before = self._pieces
         mine, lost = self._judged(settle)
         if mine is None or lost is None:
-            return Answer(error=InvalidRequest(_TOO_MANY))
+            return None if before else Answer(error=InvalidRequest(_TOO_MANY))
         steps = self._steps_of(settle.outcome, mine)
         now = _Now.SETTLED if isinstance(settle.outcome, Ack) else _Now.BACK
         return self._written(steps, mine, now, Answer(lost=joined(lost)))
@@ -237,9 +244,13 @@ class _Entry:
         mine: list[Range] = []
         lost: list[Range] = []
         for low, high, now in self._touched.pieces(settle.ranges):
+            self._pieces += 1
             if now is _Now.SETTLED:
                 continue
             for first, end, lease in state.lent.pieces(((low, high),)):
+                self._pieces += 1
+                if self._pieces > PIECES_MAX:
+                    return None, None
                 if not state.settled.missing_count(first, end):
                     continue
                 if lease is not None and now is None:
@@ -248,8 +259,11 @@ class _Entry:
                 elif lease is not None:  # it went back by a step before this one
                     pieces = [(first, end, late)]
                 else:
-                    marked = state.marks.pieces(((first, end),))
+                    marked = islice(state.marks.pieces(((first, end),)), PIECES_MAX + 1)
                     pieces = [(a, b, late and mark is not None and mark.deliveries > 0) for a, b, mark in marked]
+                    self._pieces += len(pieces)
+                    if self._pieces > PIECES_MAX:
+                        return None, None
                 for a, b, done in pieces:
                     if done:
                         mine.append((a, b))

@@ -1,0 +1,60 @@
+"""What is put into one entry of a queue group, and who is told what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mq_broker.broker.queues.lending import Choice
+from mq_broker.broker.queues.requests import Asking, OwnSteps, Settling
+from mq_broker.core.work.ranges import joined
+from mq_broker.core.work.settling import Answer, Settle
+from mq_broker.core.work.state import Mark
+from mq_broker.core.work.steps import Begin, Drop, End, LeaseId, Park, Reason, Step
+from mq_protocol.queue_settings import DeadLetter
+
+
+@dataclass(slots=True)
+class Lending:
+    asking: Asking
+    choice: Choice
+    lent: Answer = field(default_factory=Answer)
+
+
+@dataclass(slots=True)
+class Draft:
+    """What is put into one entry, and who waits for it."""
+
+    settles: list[Settle] = field(default_factory=list)
+    settlers: list[tuple[Settling, int] | None] = field(default_factory=list)  # None: this leader itself
+    extended: list[tuple[Settling, int, Answer]] = field(default_factory=list)
+    reconciled: list[tuple[Asking, bool, int]] = field(default_factory=list)  # all of it? up to which settle
+    lendings: list[Lending] = field(default_factory=list)
+    gone: list[tuple[Asking, tuple[LeaseId, ...]]] = field(default_factory=list)
+    doomed: list[tuple[int, int, Mark]] = field(default_factory=list)
+    own: OwnSteps | None = None
+    answers: list[tuple[Settling, int, Answer]] = field(default_factory=list)
+    steps: tuple[Step, ...] = ()
+    ranges: int = 0
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether an answer rests on something not being here."""
+        return bool(self.gone) or any(answer.lost for _, _, answer in self.answers)
+
+
+def is_rare(own: OwnSteps) -> bool:
+    """Whether a life begins or ends with these steps: they have an entry of their own."""
+    return any(isinstance(step, Begin | End) for step in own.steps)
+
+
+def dead_letters(doomed: list[tuple[int, int, Mark]], dead_letter: DeadLetter) -> list[Step]:
+    """What becomes of doomed records, by the group's setting."""
+    ascending = sorted(doomed, key=lambda run: run[0])
+    if not ascending:
+        return []
+    if dead_letter is DeadLetter.PARK:
+        return [Park(joined((a, b) for a, b, _ in ascending))]
+    rejected = joined((a, b) for a, b, mark in ascending if mark.rejected)
+    failed = joined((a, b) for a, b, mark in ascending if not mark.rejected)
+    steps = ((rejected, Reason.REJECTED), (failed, Reason.DELIVERY_LIMIT))
+    return [Drop(ranges, reason) for ranges, reason in steps if ranges]

@@ -1,0 +1,532 @@
+"""One queue group in one partition, while this broker leads it: requests become entries, one on its way at a time.
+
+What comes while an entry is on its way waits and is judged once that is committed, on the state that it leaves. Nobody
+is told that something is done, lent or lost before an entry is committed that was asked for after it was judged, or
+before this leader knows otherwise that it led at that time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.queues.declared import Queue
+from mq_broker.broker.queues.draft import Draft, Lending, dead_letters, is_rare
+from mq_broker.broker.queues.holdings import INHERITED_LEASE_MS_MIN, RETURNED_AT_ONCE, Holdings
+from mq_broker.broker.queues.lending import Ready, Run, Wish
+from mq_broker.broker.queues.requests import Asking, Extend, Lent, LentRun, OwnSteps, Settling
+from mq_broker.core.entries import Work
+from mq_broker.core.messages import Done, Refused, Result
+from mq_broker.core.work.ranges import RANGES_MAX, joined
+from mq_broker.core.work.run_map import RunMap
+from mq_broker.core.work.settling import (
+    Answer,
+    Backoff,
+    Lend,
+    Setting,
+    Settle,
+    gather,
+)
+from mq_broker.core.work.state import NO_MARK, WorkState
+from mq_broker.core.work.steps import (
+    LeaseId,
+    Reject,
+    Reset,
+    Return,
+    why_not_one_entry,
+)
+from mq_protocol.errors import Overloaded, TritonMQError, UnknownQueue
+from mq_protocol.names import quoted
+
+log = logging.getLogger(__name__)
+
+SCANNED_AT_ONCE: Final = 2_000
+"""Runs of a state that a new leader looks through in one turn."""
+
+HELD_AT_ONCE: Final = 20_000
+"""Leases, of all members together, that are compared in one turn with those that they name."""
+
+DOOMED_AT_ONCE: Final = 500
+AGAIN_S: Final = 1.0
+"""After an entry was refused for now: when the leader tries again to write what it wants by itself."""
+
+EXPIRED_LOGGED_MAX: Final = 10
+
+
+class Gathering:
+    """Owns who waits for the group here, and what this leader knows of it beside the facts.
+
+    Invariant: at most one entry is on its way (`_flight`).
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        group: str,
+        queue: Callable[[], Queue | None],
+        now_ms: Callable[[], int],
+        now_us: Callable[[], int],
+        keep_time: Callable[[], None],
+    ) -> None:
+        """`queue`: the group's declaration, None if there is none. `now_ms`, `now_us`: the monotonic clock, and the
+        time since 1970 that is believed. `keep_time`: called when `has_clocks` may have become true."""
+        self.partition = partition
+        self.group = group
+        self.epoch = partition.replica.leader_epoch
+        self.closed = False
+        self._queue = queue
+        self._now_ms = now_ms
+        self._now_us = now_us
+        self._keep_time = keep_time
+        self._loop = asyncio.get_running_loop()
+        self._asking: OrderedDict[str, Asking] = OrderedDict()
+        self._settling: deque[Settling] = deque()
+        self._own: deque[OwnSteps] = deque()
+        self._flight: Draft | None = None
+        self._woken = False
+        self._due: asyncio.TimerHandle | None = None
+        self._by_itself_from = 0.0  # the loop's time from which on this leader writes what it wants by itself
+        self._reserved: tuple[str, int] | None = None  # who is to hold nothing, so as to be lent a record alone
+        self._state: WorkState | None = None
+        self._holdings: Holdings
+        self._ready: Ready
+        self._scanned = False
+        self._left_out = False  # what this leader wants by itself had no room in the last entry
+
+    # ------------------------------------------------------------------ who asks
+
+    def ask(self, asking: Asking) -> None:
+        """Have it answered once something is lent, or there is something to tell. It takes the place of a request of
+        the same member."""
+        former = self._asking.pop(asking.member, None)
+        if former is not None and not former.in_flight:
+            former.answer(Lent())
+        self._asking[asking.member] = asking
+        self.wake()
+
+    def leave(self, asking: Asking) -> None:
+        """Nobody waits for it any more."""
+        if self._asking.get(asking.member) is asking:
+            del self._asking[asking.member]
+
+    def hurry(self, asking: Asking) -> None:
+        """Its time to wait is over: it is answered as soon as it was judged."""
+        asking.hurry = True
+        if asking.judged and not asking.in_flight:
+            self.leave(asking)
+            asking.answer(Lent())
+
+    def settle(self, settling: Settling) -> None:
+        self._settling.append(settling)
+        self.wake()
+
+    def withdraw(self, settling: Settling) -> None:
+        """Nobody waits for it any more: what was not judged yet is not done."""
+        settling.todo.clear()
+        if settling in self._settling:
+            self._settling.remove(settling)
+
+    def add(self, own: OwnSteps) -> None:
+        self._own.append(own)
+        self.wake()
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody could be lent something."""
+        return bool(self._asking)
+
+    @property
+    def has_clocks(self) -> bool:
+        """Whether time has to be told to it."""
+        return self._state is not None and bool(self._state.leases)
+
+    def beat(self, now_ms: int) -> None:
+        """Time has passed."""
+        if self._state is not None and self._holdings.due(now_ms):
+            self.wake()
+
+    def slept(self, now_ms: int) -> None:
+        """This leader stood still."""
+        if self._state is not None:
+            self._holdings.slept(now_ms)
+
+    def close(self, error: TritonMQError) -> None:
+        """The leadership is over. Who waits for the entry on its way is told what became of it."""
+        self.closed = True
+        if self._due is not None:
+            self._due.cancel()
+        for asking in self._asking.values():
+            if not asking.in_flight:
+                asking.refuse(error)
+        for settling in self._settling:
+            settling.refuse(error)
+        for own in self._own:
+            own.done(error)
+        self._asking.clear()
+        self._settling.clear()
+        self._own.clear()
+
+    # ------------------------------------------------------------------ one entry
+
+    def wake(self) -> None:
+        """There may be something to do, once all that is ready in this turn was heard."""
+        if not self._woken and not self.closed:
+            self._woken = True
+            self._loop.call_soon(self._gather)
+
+    def _gather(self) -> None:
+        self._woken = False
+        if self.closed or self._flight is not None:
+            return
+        queue, state = self._queue(), self.partition.replica.machine.work.get(self.group)
+        if self._own and (state is None or self._own[0].life != state.life or is_rare(self._own[0])):
+            own = self._own.popleft()
+            self._propose(Draft(own=own, steps=own.steps), own.life)
+            return
+        if queue is None or state is None or state.life != queue.life:
+            self._has_not_begun(queue)
+            return
+        if not self._keep_up(state, queue):
+            return
+        draft = Draft()
+        now_ms, now_us = self._now_ms(), self._now_us()
+        # What members have settled counts before what runs out or is not claimed, unless that had no room last time.
+        if self._left_out:
+            self._take_by_leader(draft, queue, now_ms)
+            self._take_settling(draft, now_ms)
+        else:
+            self._take_settling(draft, now_ms)
+            self._take_by_leader(draft, queue, now_ms)
+        if self._scanned:
+            if not self._ready.wake(now_us):
+                self.wake()
+            self._choose(draft, state, queue, now_ms, now_us)
+        self._judge(draft, state, queue, now_us)
+        self._add_own(draft, queue)
+        if self._scanned:
+            self._were_judged(draft)
+        if draft.steps or draft.in_doubt:
+            self._propose(draft, state.life)
+        else:
+            self._finish(draft, None)
+            self._go_on(state)
+
+    def _has_not_begun(self, queue: Queue | None) -> None:
+        """Nothing can be settled. Who wants to be lent something waits, unless the group is declared no more."""
+        name = f"queue group {self.group!r}"
+        error: TritonMQError = Overloaded(f"{self.partition.name} has not begun with {name} yet: ask again in a moment")
+        if queue is None:
+            error = UnknownQueue(f"{name} of topic {self.partition.topic.spec.name} is not declared any more")
+            for asking in self._asking.values():
+                asking.refuse(error)
+            self._asking.clear()
+        for settling in self._settling:
+            settling.refuse(error)
+        self._settling.clear()
+        for asking in list(self._asking.values()):
+            asking.judged = True
+            if asking.hurry:
+                self.leave(asking)
+                asking.answer(Lent())
+
+    def _were_judged(self, draft: Draft) -> None:
+        """Those who are lent nothing now wait on, unless they have waited long enough."""
+        chosen = {id(each.asking) for each in draft.lendings} | {id(asking) for asking, _ in draft.gone}
+        for asking in list(self._asking.values()):
+            if asking.reconciled and id(asking) not in chosen:
+                asking.judged = True
+                if asking.hurry:
+                    self.leave(asking)
+                    asking.answer(Lent())
+
+    def _keep_up(self, state: WorkState, queue: Queue) -> bool:
+        """With a new life of the group, and with its settings. Returns whether every lease is known."""
+        now_ms, limit = self._now_ms(), queue.settings.delivery_limit
+        if state is not self._state:
+            self._state, self._scanned, self._reserved = state, False, None
+            self._holdings, self._ready = Holdings(state, self.epoch), Ready(state, limit)
+        elif limit != self._ready.limit or self._ready.overgrown():
+            self._ready.limit, self._scanned = limit, False
+            self._ready.begin()
+        if not self._holdings.take_up(SCANNED_AT_ONCE, queue.settings.lease_ms, now_ms):
+            self.wake()
+            return False
+        if state.leases:
+            self._keep_time()
+        if not self._scanned:
+            self._scanned = self._ready.scan(SCANNED_AT_ONCE)
+        return True
+
+    def _go_on(self, state: WorkState) -> None:
+        """What is left for another turn, or for later."""
+        unjudged = any(not asking.reconciled for asking in self._asking.values())
+        by_itself = self._loop.time() >= self._by_itself_from and (
+            self._ready.dooms or self._holdings.due(self._now_ms())
+        )
+        if self._settling or self._own or not self._scanned or unjudged or by_itself:
+            self.wake()
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        due_us = self._ready.next_due_us() if self._asking and self._scanned else None
+        if due_us is not None:
+            wait_s = min(max(due_us - self._now_us(), 0) / 1e6 + 0.001, 3600.0)
+            self._due = self._loop.call_later(wait_s, self.wake)
+
+    # -- what is to be settled
+
+    def _by_leader(self, draft: Draft, settles: Iterable[Settle]) -> None:
+        for settle in settles:
+            draft.settles.append(settle)
+            draft.settlers.append(None)
+            draft.ranges += len(settle.ranges)
+
+    def _take_by_leader(self, draft: Draft, queue: Queue, now_ms: int) -> None:
+        if self._loop.time() >= self._by_itself_from:
+            self._take_expired(draft, now_ms)
+        self._reconcile(draft, queue, now_ms)
+
+    def _take_expired(self, draft: Draft, now_ms: int) -> None:
+        settles = self._holdings.expired(now_ms)
+        for settle in settles[:EXPIRED_LOGGED_MAX]:
+            log.info(
+                "%s: a lease of group %s ran out: %s did not settle it in time",
+                self.partition.name,
+                quoted(self.group),
+                quoted(settle.member),
+            )
+        self._by_leader(draft, settles)
+
+    def _reconcile(self, draft: Draft, queue: Queue, now_ms: int) -> None:
+        """Compare what members name with what they have."""
+        looked = returned = 0
+        for asking in list(self._asking.values()):
+            if asking.reconciled or asking.in_flight:
+                continue
+            if looked > HELD_AT_ONCE or returned >= RETURNED_AT_ONCE:
+                return
+            looked += len(self._holdings.members.leases(asking.member)) + len(asking.held)
+            self._holdings.claim(asking, queue.settings.lease_ms, now_ms)
+            settles, complete = self._holdings.unclaimed(asking, RETURNED_AT_ONCE)
+            self._by_leader(draft, settles)
+            returned += sum(len(settle.ranges) for settle in settles)
+            if settles:
+                draft.reconciled.append((asking, complete, len(draft.settles)))
+            else:
+                asking.reconciled = True
+                self._holdings.members.seen(asking.member, asking.key)
+            gone = self._holdings.gone(asking)
+            if gone:
+                draft.gone.append((asking, gone))
+
+    def _take_settling(self, draft: Draft, now_ms: int) -> None:
+        """What members have settled, in the order in which it came, as much as one entry may have."""
+        for settling in self._settling:
+            for number in settling.todo:
+                item = settling.items[number]
+                if draft.ranges and draft.ranges + len(item.ranges) > RANGES_MAX:
+                    return
+                draft.ranges += len(item.ranges)
+                if isinstance(item, Extend):
+                    draft.extended.append((settling, number, self._holdings.extend(item, now_ms)))
+                else:
+                    draft.settles.append(item)
+                    draft.settlers.append((settling, number))
+
+    # -- what is to be lent
+
+    def _choose(self, draft: Draft, state: WorkState, queue: Queue, now_ms: int, now_us: int) -> None:
+        room = queue.settings.in_flight_max - state.leased
+        looked = 0
+        for asking in list(self._asking.values()):
+            if queue.settings.paused or room <= 0 or draft.ranges >= RANGES_MAX or looked > HELD_AT_ONCE:
+                break
+            if not asking.reconciled or any(asking is each for each, _ in draft.gone):
+                continue
+            members = self._holdings.members
+            looked += 1 + len(members.leases(asking.member))
+            records = members.records(asking.member)
+            if self._holdings.full(asking.member, self._ready.limit):
+                continue
+            if records and self._is_reserved(asking.member, queue, now_ms, now_us):
+                continue
+            if not asking.records_max:
+                if self._ready.is_ready(now_us, self.partition.next_offset, alone=not records):
+                    self.leave(asking)
+                    asking.answer(Lent(ready=True))
+                continue
+            wish = Wish(min(asking.records_max, room), asking.bytes_max, alone=not records)
+            choice = self._ready.choose(wish, now_us, self.partition.next_offset, self._fits)
+            if choice.unfinished:
+                self.wake()
+            if choice.runs:
+                room -= choice.records
+                draft.ranges += len(choice.runs)
+                draft.lendings.append(Lending(asking, choice))
+                if self._reserved is not None and self._reserved[0] == asking.member:
+                    self._reserved = None
+            elif not choice.unfinished and not records:
+                break  # who holds something is lent no more than who holds nothing
+
+    def _is_reserved(self, member: str, queue: Queue, now_ms: int, now_us: int) -> bool:
+        """Whether this member is to be lent nothing until it holds nothing, since a record waits that must be lent
+        alone. One member at a time; another one, if it takes longer than a lease."""
+        if not self._ready.waits_alone(now_us):
+            return False
+        if self._reserved is None or self._reserved[1] <= now_ms or self._reserved[0] not in self._asking:
+            self._reserved = member, now_ms + max(queue.settings.lease_ms, INHERITED_LEASE_MS_MIN)
+        return self._reserved[0] == member
+
+    def _fits(self, first: int, end: int, bytes_max: int) -> tuple[int, int]:
+        between = self.partition.index.bytes_between
+        size = between(first, end)
+        if size <= bytes_max:
+            return end, size
+        low, high = first, end
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if between(first, middle) <= bytes_max else (low, middle)
+        return low, between(first, low)
+
+    # -- what is written, and what became of it
+
+    def _judge(self, draft: Draft, state: WorkState, queue: Queue, now_us: int) -> None:
+        settings = queue.settings
+        setting = Setting(
+            self.epoch,
+            self.partition.next_offset,
+            now_us,
+            self.epoch << 32,
+            Backoff(settings.retry_ms, settings.retry_factor, settings.retry_ms_max),
+        )
+        lends = [Lend(each.asking.member, each.choice.ranges, each.asking.accept) for each in draft.lendings]
+        gathered = gather(state, draft.settles, lends, setting)
+        judged = len(gathered.settled)
+        for settler, answer in zip(draft.settlers, gathered.settled, strict=False):
+            if settler is not None:
+                settler[0].todo.remove(settler[1])
+                draft.answers.append((*settler, answer))
+        for settling, number, answer in draft.extended:
+            settling.todo.remove(number)
+            draft.answers.append((settling, number, answer))
+        while self._settling and not self._settling[0].todo:
+            self._settling.popleft()
+        self._left_out = None in draft.settlers[judged:]
+        draft.reconciled = [
+            (asking, complete and until <= judged, until) for asking, complete, until in draft.reconciled
+        ]
+        for lending in draft.lendings[len(gathered.lent) :]:
+            self._ready.put_back(lending.choice.runs)
+        del draft.lendings[len(gathered.lent) :]
+        for lending, lent in zip(draft.lendings, gathered.lent, strict=True):
+            lending.lent = lent
+            lending.asking.in_flight = bool(lent.lent)
+        draft.steps = gathered.steps
+
+    def _add_own(self, draft: Draft, queue: Queue) -> None:
+        """Behind them what the leader wants by itself, as far as it fits."""
+        if self._scanned and self._ready.dooms and self._loop.time() >= self._by_itself_from:
+            doomed = self._ready.take_doomed(DOOMED_AT_ONCE)
+            steps = (*draft.steps, *dead_letters(doomed, queue.settings.dead_letter))
+            if why_not_one_entry(steps):
+                self._ready.doomed_again(doomed)
+            else:
+                draft.steps, draft.doomed = steps, doomed
+        if self._own:
+            steps = (*draft.steps, *self._own[0].steps)
+            if not draft.steps or not why_not_one_entry(steps):
+                draft.own, draft.steps = self._own.popleft(), steps
+
+    def _propose(self, draft: Draft, life: int) -> None:
+        self._flight = draft
+        work = Work(self.group, life, draft.steps)
+        # It has no deadline: it is on its way until it is committed or the leadership is over. Requests have theirs.
+        self.partition.propose(work, lambda result: self._replied(draft, result), math.inf)
+
+    def _replied(self, draft: Draft, result: Result) -> None:
+        self._flight = None
+        if isinstance(result, Refused):
+            self._by_itself_from = self._loop.time() + AGAIN_S
+            if not self.closed:
+                self._loop.call_later(AGAIN_S, self.wake)
+            self._finish(draft, result.error)
+        else:
+            assert isinstance(result, Done)
+            self._finish(draft, None, result.index)
+        if not self.closed:
+            if self._state is not None:
+                self._go_on(self._state)
+            self.wake()
+
+    def _finish(self, draft: Draft, error: TritonMQError | None, index: int = 0) -> None:
+        """Tell everybody."""
+        if self._state is not None and not self.closed:
+            if error is None:
+                self._note_written(draft)
+            else:
+                self._note_refused(draft, error)
+        for settling, number, answer in draft.answers:
+            settling.answer(number, answer if error is None else Answer(error=error))
+        if draft.own is not None:
+            draft.own.done(error)
+        for asking, gone in draft.gone:
+            self.leave(asking)
+            if error is None:
+                asking.answer(Lent(gone=gone))
+            else:
+                asking.refuse(error)
+        for lending in draft.lendings:
+            lending.asking.in_flight = False
+            refused = error or lending.lent.error
+            if refused is not None:
+                self.leave(lending.asking)
+                lending.asking.refuse(refused)
+            elif lending.lent.lent:
+                self._lent(lending, LeaseId(self.epoch, index, lending.lent.step))
+            else:  # what was chosen was settled by the same entry
+                self.wake()
+
+    def _note_written(self, draft: Draft) -> None:
+        for step in draft.steps:
+            if isinstance(step, Return | Reject | Reset):
+                self._ready.came_back(step.ranges)
+        for asking, complete, _ in draft.reconciled:
+            asking.reconciled = complete
+            self._holdings.members.seen(asking.member, asking.key)
+
+    def _note_refused(self, draft: Draft, error: TritonMQError) -> None:
+        self._ready.doomed_again(draft.doomed)
+        for lending in reversed(draft.lendings):
+            self._ready.put_back(lending.choice.runs)
+        for asking, _, _ in draft.reconciled:
+            self.leave(asking)
+            asking.refuse(error)
+
+    def _lent(self, lending: Lending, lease: LeaseId) -> None:
+        """The entry is committed: what of it was lent, for what the log lost meanwhile was not."""
+        asking, state, queue = lending.asking, self._state, self._queue()
+        self.leave(asking)
+        assert state is not None
+        lease_ms = asking.lease_ms or (queue.settings.lease_ms if queue is not None else INHERITED_LEASE_MS_MIN)
+        lent: RunMap[bool] = RunMap((first, end, True) for first, end in joined(lending.lent.lent))
+        start = self.partition.replica.machine.log_start_offset
+        runs: list[Run] = []
+        for first, end, mark in lending.choice.runs:
+            if asking.accept:
+                runs += [(max(a, start), b, mark) for a, b, _ in lent.covered(((first, end),)) if start < b]
+            else:
+                runs += [(a, b, mark) for a, b in self._holdings.of(lease, ((first, end),))]
+        if not runs:
+            asking.answer(Lent())
+            return
+        if not asking.accept:
+            self._holdings.lent(lease, asking.member, ((a, b) for a, b, _ in runs), lease_ms, self._now_ms())
+            self._keep_time()
+        told = tuple(LentRun(a, b, (mark or NO_MARK).deliveries + 1, (mark or NO_MARK).failures) for a, b, mark in runs)
+        ready = not self.closed and self._ready.is_ready(self._now_us(), self.partition.next_offset, alone=False)
+        asking.answer(Lent(lease, told, lease_ms, ready))

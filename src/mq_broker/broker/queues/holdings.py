@@ -1,0 +1,170 @@
+"""What is lent: to whom, and for how long. Pure: the time is an argument, milliseconds of a monotonic clock.
+
+Which records are leased is a fact and in the state. Whose process it is, and when a lease runs out, this leader alone
+knows. What is to become of leases is said as requests to settle, which are judged with those of members.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import islice
+from typing import Final
+
+from mq_broker.broker.queues.clocks import Clocks
+from mq_broker.broker.queues.members import LEASES_MAX, Members
+from mq_broker.broker.queues.requests import Asking, Extend
+from mq_broker.core.work.ranges import RANGES_MAX, Range, joined
+from mq_broker.core.work.run_map import RunMap
+from mq_broker.core.work.settling import Answer, Failed, Release, Settle
+from mq_broker.core.work.state import NO_MARK, WorkState
+from mq_broker.core.work.steps import LeaseId
+
+INHERITED_LEASE_MS_MIN: Final = 10_000
+"""How long a lease that a new leader finds lives at least: its member may not have found this leader yet."""
+
+RETURNED_AT_ONCE: Final = 1_000
+"""Ranges of leases that run out, or that nobody claims, in one entry: some 20 ms if each is of another lease."""
+
+WORKING_MAX: Final = 1_000
+RAN_OUT: Final = "the lease ran out"
+REPLACED: Final = "the process that held it ended"
+
+
+class Holdings:
+    """Owns the clocks and the members of one state, in one leadership."""
+
+    def __init__(self, state: WorkState, epoch: int) -> None:
+        self.members = Members(state)
+        self._state = state
+        self._epoch = epoch
+        self._clocks = Clocks()
+        self._inherited = deque(state.lent)  # what former leaders have lent, still to be taken up
+
+    def take_up(self, most: int, lease_ms: int, now_ms: int) -> bool:
+        """Begin with the next runs that former leaders have lent, at most so many. Returns whether all are known."""
+        for _ in range(min(most, len(self._inherited))):
+            first, end, lease = self._inherited.popleft()
+            held = self._state.leases.get(lease)
+            if held is not None:
+                self._clocks.start(lease, [(first, end)], max(lease_ms, INHERITED_LEASE_MS_MIN), now_ms)
+                self.members.lent(held.member, lease)
+        return not self._inherited
+
+    def lent(self, lease: LeaseId, member: str, ranges: Iterable[Range], lease_ms: int, now_ms: int) -> None:
+        """This leader has lent them."""
+        self._clocks.start(lease, ranges, lease_ms, now_ms)
+        self.members.lent(member, lease)
+        self._clocks.prune(self._state.leases)
+
+    def slept(self, now_ms: int) -> None:
+        """This leader stood still, so that nobody could extend anything."""
+        self._clocks.restart(now_ms)
+
+    def due(self, now_ms: int) -> bool:
+        """Whether a lease has run out, perhaps."""
+        return self._clocks.due(now_ms)
+
+    def of(self, lease: LeaseId, ranges: Iterable[Range]) -> list[Range]:
+        """What of these is in the lease still."""
+        return [(first, end) for first, end, its in self._state.lent.covered(ranges) if its == lease]
+
+    # ------------------------------------------------------------------ what ends leases
+
+    def expired(self, now_ms: int) -> list[Settle]:
+        """Leases that have run out go back, charged. Told again until the records are not leased any more."""
+        settles: list[Settle] = []
+        count = 0
+        for lease, ranges in self._clocks.expired(now_ms, RETURNED_AT_ONCE):
+            held = joined(self.of(lease, ranges))
+            if not held:
+                self._clocks.over(lease, now_ms)
+            elif count < RETURNED_AT_ONCE:
+                some = held[: RETURNED_AT_ONCE - count]
+                count += len(some)
+                settles.append(Settle(lease, self._state.leases[lease].member, some, Failed(RAN_OUT)))
+        return settles
+
+    def unclaimed(self, asking: Asking, most: int) -> tuple[list[Settle], bool]:
+        """Leases that the member does not name go back: they were lent by answers that it never had, or to a process
+        whose place it took. Of such a process the first records are charged: it may have died of them. At most so many
+        ranges, and whether those are all."""
+        member = asking.member
+        charge = min(max(asking.working, 1), WORKING_MAX) if self.members.is_another(member, asking.key) else 0
+        settles: list[Settle] = []
+        count = 0
+        for lease in sorted(lease for lease in self.members.leases(member) if lease not in asking.held):
+            if count >= most:
+                return settles, False
+            charged: list[Range] = []
+            left: list[Range] = []
+            for first, end in self.of(lease, self._clocks.ranges(lease)):
+                taken, rest = self._first(first, end, charge)
+                charged += taken
+                charge -= sum(b - a for a, b in taken)
+                left += [(rest, end)] if rest < end else []
+            rests = joined(left)[: most - count]
+            settles += [Settle(lease, member, joined(charged), Failed(REPLACED))] if charged else []
+            settles += [Settle(lease, member, rests, Release())] if rests else []
+            count += len(charged) + len(rests)
+        return settles, count < most
+
+    def _first(self, first: int, end: int, most: int) -> tuple[list[Range], int]:
+        """The first unsettled records of this run, at most so many, and where the rest of it begins."""
+        taken: list[Range] = []
+        for low, high in self._state.settled.missing(first, end) if most else ():
+            high = min(high, low + most)
+            taken.append((low, high))
+            most -= high - low
+            first = high
+            if not most:
+                break
+        return taken, first
+
+    # ------------------------------------------------------------------ what members know
+
+    def claim(self, asking: Asking, lease_ms: int, now_ms: int) -> None:
+        """How long a lease is, is not in the journal: a new leader, which took it to be as long as the group says,
+        hears it from whoever has the lease."""
+        if asking.lease_ms <= max(lease_ms, INHERITED_LEASE_MS_MIN):
+            return
+        for lease in asking.held:
+            held = self._state.leases.get(lease)
+            if held is not None and held.member == asking.member and lease.leader_epoch < self._epoch:
+                self._clocks.lengthen(lease, asking.lease_ms, now_ms)
+
+    def gone(self, asking: Asking) -> tuple[LeaseId, ...]:
+        """Of the leases that it names those of which it has nothing any more."""
+        leases, member = self._state.leases, asking.member
+        return tuple(
+            lease for lease in sorted(asking.held) if (held := leases.get(lease)) is None or held.member != member
+        )
+
+    def extend(self, item: Extend, now_ms: int) -> Answer:
+        """The records that are the member's have the whole time of their lease again."""
+        held = self._state.leases.get(item.lease)
+        ranges: list[Range] = []
+        if held is not None and held.member == item.member:
+            ranges = self.of(item.lease, item.ranges)
+            self._clocks.extend(item.lease, ranges, now_ms)
+        mine: RunMap[bool] = RunMap((first, end, True) for first, end in joined(ranges))
+        lost: list[Range] = []
+        for first, end, known in mine.pieces(item.ranges):
+            if known is None:
+                lost += islice(self._state.settled.missing(first, end), RANGES_MAX - len(lost))
+        return Answer(lost=tuple(lost))
+
+    def full(self, member: str, limit: int) -> bool:
+        """Whether the member is lent no more before it has settled something: it has too many leases, or a record that
+        is lent alone, since its next failure is its last."""
+        leases = self.members.leases(member)
+        if len(leases) != 1:
+            return len(leases) >= LEASES_MAX
+        lease = next(iter(leases))
+        if limit < 2 or self._state.leases[lease].records != 1:
+            return False
+        for first, end in self.of(lease, self._clocks.ranges(lease)):
+            offset = self._state.settled.next_missing(first)
+            if offset < end:
+                return (self._state.marks.at(offset) or NO_MARK).failures == limit - 1
+        return False

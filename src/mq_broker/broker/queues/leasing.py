@@ -1,0 +1,168 @@
+"""The methods by which members work: Lease and Settle. What they are told is decided elsewhere (gathering.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.metadata.topics import Topics
+from mq_broker.broker.queues.declared import Declared
+from mq_broker.broker.queues.requests import Asking, Extend, Item, Lent
+from mq_broker.broker.queues.working import Working
+from mq_broker.broker.runtime.streams import in_turns
+from mq_broker.core.work.ranges import RANGES_MAX, Ranges, from_gaps, to_gaps, why_wrong
+from mq_broker.core.work.settling import Ack, Answer, Failed, Outcome, Rejected, Release, Settle
+from mq_broker.core.work.steps import ERROR_BYTES_MAX, LeaseId
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.error_messages import to_wire
+from mq_protocol.errors import InvalidRequest, NotLeader, UnknownTopic, shortened
+from mq_protocol.limits import REQUEST_TIMEOUT_MS
+from mq_protocol.names import check_member_id, check_member_key
+from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR
+
+DELAY_MS_MAX: Final = 365 * 86_400_000
+
+_BEFORE_DEADLINE_S: Final = 0.5
+"""So long before a request's deadline it is answered that nothing was ready: the answer takes its time, too."""
+
+
+class Leasing:
+    """What members ask. Owns nothing."""
+
+    def __init__(
+        self, shell: Shell, topics: Topics, declared: Declared, working: Working, now_us: Callable[[], int]
+    ) -> None:
+        self._shell = shell
+        self._topics = topics
+        self._declared = declared
+        self._working = working
+        self._now_us = now_us
+
+    async def lease(self, request: pb.LeaseRequest, deadline: float) -> pb.LeaseResponse:
+        """Lend the member what is ready, once the lease is committed. Leases of the member that it does not name are
+        returned first."""
+        check_member_key(request.member_key)
+        if request.lease_ms and not LEASE_MS_FLOOR <= request.lease_ms <= LEASE_MS_CEILING:
+            raise InvalidRequest(
+                f"lease_ms of {request.lease_ms} is not allowed: {LEASE_MS_FLOOR} to {LEASE_MS_CEILING}, or 0 for the "
+                "group's"
+            )
+        partition = await self._partition(request)
+        held = frozenset(map(_lease_of, request.held))
+        _check_epochs(partition, held)
+        asking = Asking(
+            request.member,
+            request.member_key,
+            request.records_max,
+            bytes_max=request.bytes_max,
+            lease_ms=request.lease_ms,
+            accept=request.accept,
+            held=held,
+            working=request.working,
+        )
+        now = asyncio.get_running_loop().time()
+        wait_until = min(now + request.wait_ms / 1000, deadline - _BEFORE_DEADLINE_S)
+        return _told(await self._working.lent(partition, request.group, asking, wait_until, deadline))
+
+    async def settle(self, request: pb.SettleRequest, deadline: float) -> pb.SettleResponse:
+        """What became of each of these, once it is committed. A request that cannot be right is refused whole."""
+        partition = await self._partition(request)
+        if sum(len(settle.ranges) for settle in request.settles) > 2 * RANGES_MAX:
+            raise InvalidRequest(f"a request settles at most {RANGES_MAX} ranges: settle fewer at once")
+        end = partition.next_offset
+        items = [self._item(settle, request.member, end) async for settle in in_turns(request.settles)]
+        _check_epochs(partition, [item.lease for item in items])
+        timeout_ms = min(request.timeout_ms or REQUEST_TIMEOUT_MS, REQUEST_TIMEOUT_MS)
+        until = min(deadline, asyncio.get_running_loop().time() + timeout_ms / 1000)
+        answers = await self._working.settled(partition, request.group, items, until)
+        return pb.SettleResponse(answers=map(_answer, answers))
+
+    async def _partition(self, request: pb.LeaseRequest | pb.SettleRequest) -> Partition:
+        """Where the group is worked on. Raises the error with which the request is refused."""
+        check_member_id(request.member)
+        topic = await self._topics.get(request.topic)
+        if request.topic_id not in ("", topic.spec.topic_id):  # this broker may not have heard of it yet
+            topic = await self._topics.renewed(topic)
+            if request.topic_id != topic.spec.topic_id:
+                raise UnknownTopic(
+                    f"topic {request.topic!r} was deleted and made again: what is leased of the former one is gone"
+                )
+        partition = self._shell.leader(topic, request.partition)
+        self._declared.get(partition, request.group)
+        return partition
+
+    def _item(self, settle: pb.SettleOne, member: str, end: int) -> Item:
+        """Raises `InvalidRequest`."""
+        try:
+            ranges = from_gaps(settle.ranges)
+        except ValueError as error:
+            raise InvalidRequest(f"these records cannot be settled: {error}") from error
+        why = why_wrong(ranges, end)
+        if why:
+            raise InvalidRequest(f"these records cannot be settled: {why}")
+        lease = _lease_of(settle.lease)
+        if settle.outcome not in (pb.OUTCOME_FAIL, pb.OUTCOME_REJECT) and settle.error:
+            raise InvalidRequest("only records that failed or are rejected have an error: leave it out")
+        if settle.outcome not in (pb.OUTCOME_FAIL, pb.OUTCOME_RELEASE) and settle.HasField("delay_ms"):
+            raise InvalidRequest("only records that are released or failed come back after a delay: leave it out")
+        if settle.delay_ms > DELAY_MS_MAX:
+            raise InvalidRequest(f"a delay of {settle.delay_ms} ms is too long: at most {DELAY_MS_MAX} ms are allowed")
+        if settle.outcome == pb.OUTCOME_EXTEND:
+            return Extend(lease, member, ranges)
+        return Settle(lease, member, ranges, self._outcome(settle))
+
+    def _outcome(self, settle: pb.SettleOne) -> Outcome:
+        due_us = self._now_us() + settle.delay_ms * 1_000 if settle.delay_ms else 0
+        error = shortened(settle.error, ERROR_BYTES_MAX)
+        match settle.outcome:
+            case pb.OUTCOME_ACK:
+                return Ack()
+            case pb.OUTCOME_RELEASE:
+                return Release(due_us)
+            case pb.OUTCOME_FAIL:
+                return Failed(error, due_us if settle.HasField("delay_ms") else None)
+            case pb.OUTCOME_REJECT:
+                return Rejected(error)
+            case other:
+                raise InvalidRequest(f"outcome {other} is not known: ack, release, fail, reject or extend (0 to 4)")
+
+
+def _lease_of(lease: pb.LeaseId) -> LeaseId:
+    return LeaseId(lease.leader_epoch, lease.entry, lease.step)
+
+
+def _check_epochs(partition: Partition, leases: Sequence[LeaseId] | frozenset[LeaseId]) -> None:
+    """Raises `NotLeader` for a lease that a later leader has made."""
+    epoch = partition.replica.leader_epoch
+    later = max((lease.leader_epoch for lease in leases), default=0)
+    if later > epoch:
+        raise NotLeader(
+            f"a lease of {partition.name} is of leader epoch {later}, and this broker leads epoch {epoch}: ask again, "
+            "another broker may lead by now"
+        )
+
+
+def _told(lent: Lent) -> pb.LeaseResponse:
+    ranges: Ranges = tuple((run.first, run.end) for run in lent.runs)
+    response = pb.LeaseResponse(
+        ranges=to_gaps(ranges),
+        deliveries=[run.deliveries for run in lent.runs],
+        failures=[run.failures for run in lent.runs],
+        lease_ms=lent.lease_ms,
+        ready=lent.ready,
+        gone=[pb.LeaseId(leader_epoch=epoch, entry=entry, step=step) for epoch, entry, step in lent.gone],
+    )
+    if lent.lease is not None:
+        epoch, entry, step = lent.lease
+        response.lease.CopyFrom(pb.LeaseId(leader_epoch=epoch, entry=entry, step=step))
+    return response
+
+
+def _answer(answer: Answer) -> pb.SettleAnswer:
+    told = pb.SettleAnswer(lost=to_gaps(answer.lost))
+    if answer.error is not None:
+        told.error.CopyFrom(to_wire(answer.error))
+    return told

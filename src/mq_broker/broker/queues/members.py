@@ -1,0 +1,78 @@
+"""Which leases the members of a queue group have in one partition, and which process each of them is.
+
+Leases are facts and in the state; here they are found by member. Keys are known to this leader alone.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+from typing import Final
+
+from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.steps import LeaseId
+
+KEYS_MAX: Final = 10_000
+"""Members whose key a leader remembers for a group and partition, the last seen ones."""
+
+LEASES_MAX: Final = 2_000
+"""Of one member in a partition. Who has as many is lent nothing: each request names them all."""
+
+_PRUNE_ABOVE: Final = 1_000
+
+
+class Members:
+    """Owns the index of leases by member, and the key by which each member was last seen."""
+
+    def __init__(self, state: WorkState) -> None:
+        self._state = state
+        self._leases: dict[str, dict[LeaseId, None]] = {}
+        self._count = 0
+        self._keys: OrderedDict[str, bytes] = OrderedDict()
+
+    def _index(self) -> None:
+        self._leases = {}
+        for lease, held in self._state.leases.items():
+            self._leases.setdefault(held.member, {})[lease] = None
+        self._count = len(self._state.leases)
+
+    def lent(self, member: str, lease: LeaseId) -> None:
+        """It has this lease, as is known from now on."""
+        leases = self._leases.setdefault(member, {})
+        self._count += lease not in leases
+        leases[lease] = None
+        if self._count > 2 * len(self._state.leases) + _PRUNE_ABOVE:
+            self._index()
+
+    def leases(self, member: str) -> Collection[LeaseId]:
+        """Those of the member that have not ended, as they were made."""
+        known = self._leases.get(member)
+        if known is None:
+            return ()
+        alive = self._state.leases
+        ended = [lease for lease in known if lease not in alive]
+        for lease in ended:
+            del known[lease]
+        self._count -= len(ended)
+        if not known:
+            del self._leases[member]
+        return known
+
+    def records(self, member: str) -> int:
+        """How many unsettled records it has."""
+        alive = self._state.leases
+        return sum(alive[lease].records for lease in self.leases(member))
+
+    def is_another(self, member: str, key: bytes) -> bool:
+        """Whether this process is another than the one that the member was last. Who gives no key cannot be told."""
+        known = self._keys.get(member, b"")
+        return bool(known and key) and known != key
+
+    def seen(self, member: str, key: bytes) -> None:
+        """The member is this process."""
+        if not key:
+            return
+        self._keys[member] = key
+        self._keys.move_to_end(member)
+        if len(self._keys) > KEYS_MAX:
+            self._keys.popitem(last=False)

@@ -1,0 +1,132 @@
+"""What members ask of one queue group in one partition, and what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from mq_broker.core.work.ranges import Ranges
+from mq_broker.core.work.settling import Answer, Settle
+from mq_broker.core.work.steps import LeaseId, Step
+from mq_protocol.errors import TritonMQError
+
+
+@dataclass(frozen=True, slots=True)
+class Extend:
+    """The member works on these records still: their time begins anew."""
+
+    lease: LeaseId
+    member: str
+    ranges: Ranges
+
+
+Item: TypeAlias = Settle | Extend
+
+
+@dataclass(frozen=True, slots=True)
+class LentRun:
+    """Records that were lent, this time included, and failed equally often."""
+
+    first: int
+    end: int
+    deliveries: int
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What a member is told. `lease` None: nothing was lent. `gone`: of the leases that it named, those of which it has
+    nothing any more. `ready`: there is more."""
+
+    lease: LeaseId | None = None
+    runs: tuple[LentRun, ...] = ()
+    lease_ms: int = 0
+    ready: bool = False
+    gone: tuple[LeaseId, ...] = ()
+
+
+class Asking:
+    """A member that wants to be lent records, or to know whether there are any (`records_max` 0). `held`: the leases
+    that it knows of. Owns its answer."""
+
+    def __init__(
+        self,
+        member: str,
+        key: bytes,
+        records_max: int,
+        *,
+        bytes_max: int = 0,
+        lease_ms: int = 0,
+        accept: bool = False,
+        held: frozenset[LeaseId] = frozenset(),
+        working: int = 1,
+    ) -> None:
+        self.member = member
+        self.key = key
+        self.records_max = records_max
+        self.bytes_max = bytes_max
+        self.lease_ms = lease_ms
+        self.accept = accept
+        self.held = held
+        self.working = working
+        self.reconciled = False  # its other leases have gone back
+        self.in_flight = False  # an entry that lends to it is on its way
+        self.judged = False  # once, at least
+        self.hurry = False  # it does not wait any more
+        self.answered: asyncio.Future[Lent] = asyncio.get_running_loop().create_future()
+
+    def answer(self, lent: Lent) -> None:
+        if not self.answered.done():
+            self.answered.set_result(lent)
+
+    def refuse(self, error: TritonMQError) -> None:
+        if not self.answered.done():
+            self.answered.set_exception(error)
+
+
+class Settling:
+    """A request to settle. Owns its answers, and which of its items were not judged yet (`todo`)."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.items = items
+        self.todo = deque(range(len(items)))
+        self.answers: list[Answer | None] = [None] * len(items)
+        self._missing = len(items)
+        self.answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()
+
+    def answer(self, number: int, answer: Answer) -> None:
+        """What became of one item, for good."""
+        self._missing -= self.answers[number] is None
+        self.answers[number] = answer
+        if not self._missing and not self.answered.done():
+            self.answered.set_result([each for each in self.answers if each is not None])
+
+    def refuse(self, error: TritonMQError) -> None:
+        """What was not judged yet is not done."""
+        if len(self.todo) == len(self.items):
+            if not self.answered.done():
+                self.answered.set_exception(error)
+        else:
+            for number in self.todo:
+                self.answer(number, Answer(error=error))
+        self.todo.clear()
+
+
+class OwnSteps:
+    """Steps that the leader wants to write by itself, for one life of the group. Owns who waits for them."""
+
+    def __init__(self, life: int, steps: tuple[Step, ...]) -> None:
+        self.life = life
+        self.steps = steps
+        self.written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def done(self, error: TritonMQError | None = None) -> None:
+        if self.written.done():
+            return
+        if error is None:
+            self.written.set_result(None)
+        else:
+            self.written.set_exception(error)

@@ -1,0 +1,204 @@
+"""Every queue group of the partitions that this broker leads: who waits, whose leases run out, how it begins and ends.
+
+A group is known here from the first request, or from the moment at which this broker leads a partition that has
+leases of it, until the leadership is over. While nobody has a lease, nothing here costs anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.queues.declared import Declared
+from mq_broker.broker.queues.gathering import Gathering
+from mq_broker.broker.queues.requests import Asking, Item, Lent, OwnSteps, Settling
+from mq_broker.core.work.settling import Answer
+from mq_broker.core.work.steps import Step
+from mq_protocol.errors import OutcomeUnknown, Overloaded
+
+BEAT_S: Final = 0.25
+"""How often leases are looked at that may have run out."""
+
+SLEPT_S: Final = 1.0
+"""A broker whose loop stood still for so long may have kept members from extending what they hold."""
+
+WAITING_PER_PARTITION_MAX: Final = 1_000
+WAITING_MAX: Final = 20_000
+"""Requests to lend or to settle that wait at one partition, and at this broker."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Led:
+    """The groups of a partition in one leadership of this broker, and what watches the partition."""
+
+    epoch: int
+    observer: Callable[[], None]
+    groups: dict[str, Gathering] = field(default_factory=dict)
+
+
+class Working:
+    """Owns the gathering of each queue group and partition that is led here. `now_us`: the time that is believed, in
+    microseconds since 1970."""
+
+    def __init__(self, shell: Shell, declared: Declared, now_us: Callable[[], int]) -> None:
+        self._shell = shell
+        self._declared = declared
+        self._now_us = now_us
+        self._loop = asyncio.get_running_loop()
+        self._groups: dict[Partition, _Led] = {}
+        self._waiting: Counter[Partition] = Counter()
+        self._waiting_count = 0
+        self._beat: asyncio.TimerHandle | None = None
+        self._beat_at = 0.0
+        shell.on_role.append(self._role_changed)
+
+    # ------------------------------------------------------------------ what is asked
+
+    async def lent(self, partition: Partition, group: str, asking: Asking, wait_until: float, deadline: float) -> Lent:
+        """What the member is lent. Empty if nothing was ready by `wait_until`, and every request is judged at least
+        once; what is on its way by then is waited for until the deadline (times of the loop). Raises the
+        `TritonMQError` that it was refused with."""
+        with self._room(partition):
+            gathering = self.gathering(partition, group)
+            gathering.ask(asking)
+            try:
+                await asyncio.wait({asking.answered}, timeout=max(0.0, wait_until - self._loop.time()))
+                if not asking.answered.done():
+                    gathering.hurry(asking)
+                    await asyncio.wait({asking.answered}, timeout=max(0.0, deadline - self._loop.time()))
+                if asking.answered.done():
+                    return asking.answered.result()
+                raise OutcomeUnknown(f"{partition.name} did not commit a lease in time: ask again")
+            finally:
+                gathering.leave(asking)
+                asking.answered.cancel()
+
+    async def settled(
+        self, partition: Partition, group: str, items: Sequence[Item], deadline: float
+    ) -> Sequence[Answer]:
+        """What became of each item, once that is committed. Raises the `TritonMQError` with which all were refused,
+        and `OutcomeUnknown` past the deadline (loop's time)."""
+        if not items:
+            return ()
+        with self._room(partition):
+            gathering = self.gathering(partition, group)
+            settling = Settling(items)
+            gathering.settle(settling)
+            try:
+                await asyncio.wait({settling.answered}, timeout=max(0.0, deadline - self._loop.time()))
+                if settling.answered.done():
+                    return settling.answered.result()
+                raise OutcomeUnknown(f"{partition.name} did not commit this in time: ask again, the same way")
+            finally:
+                gathering.withdraw(settling)
+                settling.answered.cancel()
+
+    async def add_steps(self, partition: Partition, group: str, life: int, steps: Sequence[Step]) -> None:
+        """Write steps that this leader wants by itself, of this life of the group: they go into an entry with what
+        members ask. Returns once they are committed. Raises `NotLeader` when the leadership ends before, and whatever
+        the entry was refused with; nothing is tried again."""
+        own = OwnSteps(life, tuple(steps))
+        self.gathering(partition, group).add(own)
+        await own.written
+
+    # ------------------------------------------------------------------ who leads
+
+    def gathering(self, partition: Partition, group: str) -> Gathering:
+        """Raises `NotLeader` unless the partition is served here."""
+        if not partition.serving:
+            raise partition.not_leader()
+        self._look(partition)
+        led = self._groups.get(partition)
+        if led is None:
+            led = self._groups[partition] = _Led(partition.replica.leader_epoch, lambda: self._changed(partition))
+            partition.observers.add(led.observer)
+        known = led.groups.get(group)
+        if known is None:
+            known = led.groups[group] = Gathering(
+                partition,
+                group,
+                lambda: self._declared.find(partition, group),
+                self._shell.now_ms,
+                self._now_us,
+                self._keep_time,
+            )
+        return known
+
+    def settings_changed(self) -> None:
+        """Queue groups were declared, changed or deleted."""
+        for led in self._groups.values():
+            for gathering in led.groups.values():
+                gathering.wake()
+
+    def _role_changed(self, partition: Partition) -> None:
+        self._loop.call_soon(self._take_up, partition)  # the core is in the middle of a step
+
+    def _take_up(self, partition: Partition) -> None:
+        """What a former leader has lent runs out here, and what it doomed is put aside here, whoever asks."""
+        self._look(partition)
+        if not partition.serving:
+            return
+        for group, state in partition.replica.machine.work.items():
+            if state.runs:
+                self.gathering(partition, group).wake()
+
+    def _changed(self, partition: Partition) -> None:
+        """Observer: something became readable, or the role changed."""
+        self._look(partition)
+        led = self._groups.get(partition)
+        for gathering in led.groups.values() if led is not None else ():
+            if gathering.waits:
+                gathering.wake()
+
+    def _look(self, partition: Partition) -> None:
+        """End what belongs to a leadership that is over."""
+        led = self._groups.get(partition)
+        if led is None or (partition.serving and partition.replica.leader_epoch == led.epoch):
+            return
+        del self._groups[partition]
+        partition.observers.discard(led.observer)
+        for gathering in led.groups.values():
+            gathering.close(partition.not_leader())
+
+    # ------------------------------------------------------------------ time
+
+    def _keep_time(self) -> None:
+        """Somebody has a lease."""
+        if self._beat is None:
+            self._beat_at = self._loop.time() + BEAT_S
+            self._beat = self._loop.call_at(self._beat_at, self._on_beat)
+
+    def _on_beat(self) -> None:
+        self._beat = None
+        slept = self._loop.time() - self._beat_at > SLEPT_S
+        now_ms = self._shell.now_ms()
+        for led in self._groups.values():
+            for gathering in led.groups.values():
+                if gathering.has_clocks:
+                    if slept:
+                        gathering.slept(now_ms)
+                    gathering.beat(now_ms)
+                    self._keep_time()
+
+    @contextmanager
+    def _room(self, partition: Partition) -> Iterator[None]:
+        if self._waiting_count >= WAITING_MAX or self._waiting.get(partition, 0) >= WAITING_PER_PARTITION_MAX:
+            raise Overloaded(
+                f"{self._waiting.get(partition, 0)} requests of queue groups wait at {partition.name}, and "
+                f"{self._waiting_count} at this broker, as many as it takes: ask again in a moment"
+            )
+        self._waiting[partition] += 1
+        self._waiting_count += 1
+        try:
+            yield
+        finally:
+            self._waiting_count -= 1
+            self._waiting[partition] -= 1
+            if not self._waiting[partition]:
+                del self._waiting[partition]

@@ -1,0 +1,215 @@
+"""A partition that is led here, as queue groups see it: its admission, its state and its index are the real ones. What
+is written is committed when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+from mq_broker.broker.queues.declared import Queue
+from mq_broker.broker.queues.gathering import Gathering
+from mq_broker.broker.queues.requests import Asking, Item, Settling
+from mq_broker.core.entries import Append, Entry, Operation, Trim, Work
+from mq_broker.core.machine.admission import Admit, Overlay, judge
+from mq_broker.core.machine.admission import Answer as Answered
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.window import WindowBounds
+from mq_broker.core.messages import Done, Propose, Published, Refused, Result, Trimmed
+from mq_broker.core.work.ranges import Ranges
+from mq_broker.core.work.settling import Ack, Outcome, Settle
+from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.steps import Begin, LeaseId, Step
+from mq_broker.storage.offset_index import OffsetIndex
+from mq_protocol.errors import NotLeader, TritonMQError
+from mq_protocol.queue_settings import QueueSettings
+
+EPOCH = 3
+BYTES_PER_RECORD = 10
+
+
+class Led:
+    """Partition 0 of topic `t`. `proposed`: every entry that was asked for; `refuses`: what new ones are refused with.
+    `keeps_up`: entries are committed in the turn in which they are asked for."""
+
+    def __init__(self, records: int = 0) -> None:
+        self.name, self.number = "t-0", 0
+        self.topic = SimpleNamespace(spec=SimpleNamespace(name="t"))
+        self.machine = PartitionMachine(WindowBounds(1_000, None))
+        self.replica = SimpleNamespace(leader_epoch=EPOCH, machine=self.machine)
+        self.index = OffsetIndex()
+        self.observers: set[Callable[[], None]] = set()
+        self.serving, self.closed = True, False
+        self.proposed: list[Work] = []
+        self.refuses: TritonMQError | None = None
+        self.keeps_up = True
+        self._overlay = Overlay([])
+        self._tail: list[tuple[Entry, Callable[[Result], None]]] = []
+        self._doubtful: list[Callable[[Result], None]] = []
+        self._last = 0
+        if records:
+            self.append(records)
+
+    @property
+    def next_offset(self) -> int:
+        return self.machine.next_offset
+
+    def not_leader(self) -> NotLeader:
+        return NotLeader("t-0 is led by broker 2: ask there", 2, EPOCH + 1)
+
+    def append(self, records: int) -> None:
+        """A batch becomes readable."""
+        self._last += 1
+        entry = Entry(self._last, EPOCH, 0, Append(), self._last.to_bytes(16), records, records * BYTES_PER_RECORD)
+        for change in self.machine.apply(entry):
+            assert isinstance(change, Published)
+            self.index.append(change)
+        self.tell()
+
+    def trim(self, start: int) -> None:
+        """Retention drops what is before."""
+        self._last += 1
+        for change in self.machine.apply(Entry(self._last, EPOCH, 0, Trim(start))):
+            assert isinstance(change, Trimmed)
+            self.index.trim(change.log_start_offset)
+        self.tell()
+
+    def tell(self) -> None:
+        for observer in list(self.observers):
+            observer()
+
+    def apply(self, group: str, life: int, *steps: Step, epoch: int = EPOCH) -> None:
+        """An entry that another leader wrote, or this one before the test began."""
+        self._last += 1
+        self.machine.apply(Entry(self._last, epoch, 0, Work(group, life, steps)))
+
+    def propose(self, operation: Operation, on_reply: Callable[[Result], None], _deadline: float) -> None:
+        assert isinstance(operation, Work)
+        if self.refuses is not None:
+            on_reply(Refused(self.refuses))
+            return
+        verdict = judge(Propose(1, operation, 0), self.machine, self._overlay, 1)
+        if isinstance(verdict, Admit):
+            self.proposed.append(operation)
+            self._last += 1
+            entry = Entry(self._last, EPOCH, 0, operation)
+            self._overlay.add(entry)
+            self._tail.append((entry, on_reply))
+            if self.keeps_up:
+                asyncio.get_running_loop().call_soon(self.commit)
+        else:
+            assert isinstance(verdict, Answered)
+            if not verdict.of_absence:
+                on_reply(verdict.result)
+            elif self.keeps_up:
+                asyncio.get_running_loop().call_soon(on_reply, verdict.result)
+            else:
+                self._doubtful.append(on_reply)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._tail)
+
+    def commit(self) -> None:
+        """What was asked for is committed, and this leader knows that it leads."""
+        tail, self._tail = self._tail, []
+        for entry, on_reply in tail:
+            self._overlay.remove(entry)
+            self.machine.apply(entry)
+            on_reply(Done(entry.index))
+        doubtful, self._doubtful = self._doubtful, []
+        for on_reply in doubtful:
+            on_reply(Done(0, duplicate=True))
+
+    def lose(self, error: TritonMQError) -> None:
+        """Another broker leads."""
+        self.serving = False
+        tail, self._tail = self._tail, []
+        doubtful, self._doubtful = self._doubtful, []
+        for on_reply in [*(each for _, each in tail), *doubtful]:
+            on_reply(Refused(error))
+        self.tell()
+
+    @property
+    def state(self) -> WorkState:
+        return self.machine.work["g"]
+
+
+class Group:
+    """The gathering of group `g` in a partition, with clocks that the test sets."""
+
+    def __init__(self, records: int = 100, **settings: Any) -> None:
+        self.led: Any = Led(records)
+        self.led.apply("g", 1, Begin(0))
+        self.queue: Queue | None = Queue("g", 1, 0, QueueSettings(**settings))
+        self.ms, self.us = 1_000_000, 1_000_000_000
+        self.gathering = Gathering(self.led, "g", lambda: self.queue, lambda: self.ms, lambda: self.us, lambda: None)
+
+    def declare(self, life: int = 1, **settings: Any) -> None:
+        """From now on these are the settings."""
+        assert self.queue is not None
+        self.queue = Queue("g", life, 0, replace(self.queue.settings, **settings))
+        self.gathering.wake()
+
+    def ask(self, member: str, records_max: int = 10, *, key: bytes = b"", **fields: Any) -> Asking:
+        asking = Asking(member, key, records_max, **fields)
+        self.gathering.ask(asking)
+        return asking
+
+    def settle(self, *items: Item) -> Settling:
+        settling = Settling(items)
+        self.gathering.settle(settling)
+        return settling
+
+    def ack(self, member: str, lease: LeaseId | None, *ranges: tuple[int, int]) -> Settling:
+        return self.outcome(Ack(), member, lease, *ranges)
+
+    def outcome(self, outcome: Outcome, member: str, lease: LeaseId | None, *ranges: tuple[int, int]) -> Settling:
+        assert lease is not None
+        return self.settle(Settle(lease, member, ranges, outcome))
+
+    def pass_ms(self, ms: int) -> None:
+        self.ms += ms
+        self.us += ms * 1_000
+        self.gathering.beat(self.ms)
+
+    @property
+    def state(self) -> WorkState:
+        state: WorkState = self.led.state
+        return state
+
+    def leased(self) -> dict[str, Ranges]:
+        """What each member has."""
+        found: dict[str, Ranges] = {}
+        for first, end, lease in self.state.lent:
+            member = self.state.leases[lease].member
+            found[member] = (*found.get(member, ()), *self.state.settled.missing(first, end))
+        return found
+
+
+async def rounds() -> None:
+    """All that is due now has been done."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+def offsets(asking: Asking) -> list[tuple[int, int]]:
+    """What the member was lent."""
+    return [(run.first, run.end) for run in asking.answered.result().runs]
+
+
+def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """Runs a test on a loop, for twenty seconds at most."""
+
+    @wraps(test)
+    def run() -> None:
+        async def within() -> None:
+            async with asyncio.timeout(20):
+                await test()
+
+        asyncio.run(within())
+
+    return run

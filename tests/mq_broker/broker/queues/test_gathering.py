@@ -1,0 +1,432 @@
+"""How requests of one queue group become entries, on a real state and a real admission, with clocks set by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mq_broker.broker.queues.requests import Lent, LentRun, OwnSteps
+from mq_broker.core.work.settling import Ack, Answer, Failed, Rejected, Release
+from mq_broker.core.work.steps import Accept, Begin, Drop, End, Lease, LeaseId, Reason, Reset
+from mq_protocol.errors import NotEnoughReplicas, NotLeader, OutcomeUnknown, Overloaded, UnknownQueue
+from tests.mq_broker.broker.queues.partitions import EPOCH, Group, offsets, rounds, scenario
+
+KEY, OTHER_KEY = b"k" * 16, b"o" * 16
+
+
+# ---------------------------------------------------------------- entries
+
+
+@scenario
+async def test_one_entry_is_on_its_way_and_what_comes_meanwhile_shares_the_next() -> None:
+    group = Group()
+    group.led.keeps_up = False
+    first = group.ask("a", 5)
+    await rounds()
+    others = [group.ask("b", 5), group.ask("c", 5)]
+    await rounds()
+    assert (group.led.in_flight, len(group.led.proposed)) == (1, 1)
+    group.led.commit()
+    await rounds()
+    assert (group.led.in_flight, len(group.led.proposed)) == (1, 2)
+    group.led.commit()
+    await rounds()
+    assert [offsets(asking) for asking in (first, *others)] == [[(0, 5)], [(5, 10)], [(10, 15)]]
+    assert len(group.led.proposed) == 2
+
+
+@scenario
+async def test_a_lease_is_answered_only_once_it_is_committed() -> None:
+    group = Group()
+    group.led.keeps_up = False
+    asking = group.ask("a", 5)
+    await rounds()
+    assert group.led.in_flight
+    assert not asking.answered.done()
+    group.led.commit()
+    lent = asking.answered.result()
+    assert lent == Lent(LeaseId(EPOCH, 3, 0), (LentRun(0, 5, 1, 0),), 30_000, ready=True)
+    assert group.leased() == {"a": ((0, 5),)}
+
+
+@scenario
+async def test_a_settle_is_answered_only_once_it_is_committed() -> None:
+    group = Group()
+    lease = (await group.ask("a", 5).answered).lease
+    group.led.keeps_up = False
+    settling = group.ack("a", lease, (0, 5))
+    await rounds()
+    assert not settling.answered.done()
+    group.led.commit()
+    assert settling.answered.result() == [Answer()]
+    assert group.state.base == 5
+
+
+@scenario
+async def test_settles_stand_before_leases_in_an_entry() -> None:
+    group = Group()
+    lease = (await group.ask("a", 5).answered).lease
+    group.ask("b", 5)
+    group.ack("a", lease, (0, 5))
+    await rounds()
+    assert list(map(type, group.led.proposed[-1].steps)) == [Accept, Lease]
+
+
+@scenario
+async def test_lost_records_are_told_only_by_a_leader_that_knows_that_it_leads() -> None:
+    group = Group()
+    group.led.keeps_up = False
+    settling = group.ack("a", LeaseId(1, 1, 0), (0, 5))
+    await rounds()
+    assert not settling.answered.done()
+    assert not group.led.proposed, "nothing is written for that"
+    group.led.commit()
+    assert settling.answered.result() == [Answer(lost=((0, 5),))]
+
+
+@scenario
+async def test_a_refusal_that_was_not_confirmed_is_an_unknown_outcome() -> None:
+    group = Group()
+    group.led.keeps_up = False
+    settling = group.ack("a", LeaseId(1, 1, 0), (0, 5))
+    await rounds()
+    group.led.lose(OutcomeUnknown("deposed"))
+    assert isinstance(settling.answered.result()[0].error, OutcomeUnknown)
+
+
+@scenario
+async def test_when_leadership_is_lost_whoever_waits_is_told_at_once() -> None:
+    group = Group(5)
+    lease = (await group.ask("a", 5).answered).lease
+    waiting = group.ask("b", 5)
+    group.led.keeps_up = False
+    on_its_way = group.ack("a", lease, (0, 1))
+    await rounds()
+    queued = group.ack("a", lease, (1, 2))
+    group.led.lose(OutcomeUnknown("deposed"))
+    group.gathering.close(group.led.not_leader())
+    assert isinstance(waiting.answered.exception(), NotLeader)
+    assert isinstance(queued.answered.exception(), NotLeader)
+    assert isinstance(on_its_way.answered.result()[0].error, OutcomeUnknown)
+
+
+@scenario
+async def test_what_is_refused_for_now_is_told_and_not_tried_again() -> None:
+    group = Group()
+    lease = (await group.ask("a", 5).answered).lease
+    before = len(group.led.proposed)
+    group.led.refuses = NotEnoughReplicas("1 of 2")
+    settling, asking = group.ack("a", lease, (0, 1)), group.ask("b", 5)
+    await rounds()
+    assert isinstance(settling.answered.result()[0].error, NotEnoughReplicas)
+    assert isinstance(asking.answered.exception(), NotEnoughReplicas)
+    group.led.refuses = None
+    await rounds()
+    assert len(group.led.proposed) == before
+    again = group.ask("b", 5)
+    await rounds()
+    assert offsets(again) == [(5, 10)], "what was chosen for a lease that was refused is lent again"
+
+
+@scenario
+async def test_an_idle_queue_writes_nothing() -> None:
+    group = Group(0)
+    for _ in range(3):
+        asking = group.ask("a", 5)
+        await rounds()
+        group.gathering.hurry(asking)
+        await rounds()
+        assert asking.answered.result() == Lent()
+    assert not group.led.proposed
+    assert group.gathering._due is None
+    assert not group.gathering.has_clocks
+
+
+# ---------------------------------------------------------------- who asks
+
+
+@scenario
+async def test_a_second_request_of_a_member_ends_the_waiting_of_its_first() -> None:
+    group = Group(0)
+    first = group.ask("a", 5)
+    await rounds()
+    second = group.ask("a", 5)
+    assert first.answered.result() == Lent()
+    group.led.append(5)
+    group.gathering.wake()
+    await rounds()
+    assert offsets(second) == [(0, 5)]
+
+
+@scenario
+async def test_leases_that_a_member_does_not_name_go_back_at_once_and_are_not_charged() -> None:
+    group = Group()
+    known, unknown = [(await group.ask("a", 5, held=held).answered).lease for held in (frozenset(), frozenset())]
+    assert known is not None
+    assert unknown is not None
+    # The second request named nothing, so the first lease went back. Lend it anew, and name only that one.
+    assert known not in group.state.leases
+    third = (await group.ask("a", 3, held=frozenset({unknown})).answered).lease
+    assert third is not None
+    asking = group.ask("a", 2, held=frozenset({third}))
+    await rounds()
+    assert unknown not in group.state.leases
+    assert third in group.state.leases
+    assert group.state.totals.charged == 0
+    assert asking.answered.result().gone == ()
+
+
+@scenario
+async def test_a_member_is_told_which_of_its_leases_are_gone_once_that_is_certain() -> None:
+    group = Group(5)
+    lease = (await group.ask("a", 5).answered).lease
+    assert lease is not None
+    group.ack("a", lease, (0, 5))
+    await rounds()
+    group.led.keeps_up = False
+    asking = group.ask("a", 5, held=frozenset({lease}))
+    await rounds()
+    assert not asking.answered.done()
+    group.led.commit()
+    assert asking.answered.result() == Lent(gone=(lease,))
+
+
+@scenario
+async def test_of_a_process_whose_place_is_taken_the_first_records_are_charged() -> None:
+    group = Group()
+    first = (await group.ask("a", 4, key=KEY).answered).lease
+    assert first is not None
+    await group.ask("a", 4, key=KEY, held=frozenset({first})).answered
+    group.ack("a", first, (0, 1))
+    await rounds()
+    group.declare(paused=True)
+    group.ask("a", 4, key=OTHER_KEY, working=2)
+    await rounds()
+    marks = {(a, b): (mark.failures, mark.error) for a, b, mark in group.state.marks}
+    assert marks == {(1, 3): (1, "the process that held it ended"), (3, 8): (0, "")}
+    assert group.leased() == {}
+
+
+@scenario
+async def test_the_first_process_that_a_new_leader_sees_charges_nobody() -> None:
+    group = Group()
+    group.led.apply("g", 1, Lease(((0, 5),), "a"), epoch=1)
+    group.declare(paused=True)
+    group.ask("a", 5, key=OTHER_KEY)
+    await rounds()
+    assert (group.state.totals.returned, group.state.totals.charged) == (5, 0)
+
+
+@scenario
+async def test_who_wants_to_know_whether_anything_is_ready_is_lent_nothing() -> None:
+    group = Group(0)
+    asking = group.ask("a", 0)
+    await rounds()
+    assert not asking.answered.done()
+    group.led.append(1)
+    group.gathering.wake()
+    await rounds()
+    assert asking.answered.result() == Lent(ready=True)
+    assert not group.led.proposed
+
+
+# ---------------------------------------------------------------- what wakes who waits
+
+
+@scenario
+async def test_a_record_that_comes_back_wakes_who_waits() -> None:
+    group = Group(1)
+    lease = (await group.ask("a", 1).answered).lease
+    waiting = group.ask("b", 1)
+    await rounds()
+    assert not waiting.answered.done()
+    group.outcome(Release(), "a", lease, (0, 1))
+    await rounds()
+    assert waiting.answered.result().runs == (LentRun(0, 1, 2, 0),)
+
+
+@scenario
+async def test_a_delayed_record_wakes_who_waits_when_it_is_due_and_not_before() -> None:
+    group = Group(1)
+    lease = (await group.ask("a", 1).answered).lease
+    waiting = group.ask("b", 1)
+    group.outcome(Failed("broken", group.us + 50_000), "a", lease, (0, 1))
+    await rounds()
+    assert not waiting.answered.done()
+    assert group.gathering._due is not None
+    group.us += 49_999
+    group.gathering.wake()
+    await rounds()
+    assert not waiting.answered.done()
+    group.us += 1
+    async with asyncio.timeout(5):
+        assert (await waiting.answered).runs == (LentRun(0, 1, 2, 1),)
+
+
+@scenario
+async def test_a_paused_group_lends_nothing_and_is_settled_all_the_same() -> None:
+    group = Group(5)
+    lease = (await group.ask("a", 2).answered).lease
+    group.declare(paused=True)
+    waiting = group.ask("b", 2)
+    settling = group.ack("a", lease, (0, 1))
+    await rounds()
+    assert settling.answered.result() == [Answer()]
+    assert not waiting.answered.done()
+    group.declare(paused=False)
+    await rounds()
+    assert offsets(waiting) == [(2, 4)]
+
+
+@scenario
+async def test_no_more_than_in_flight_max_records_are_leased() -> None:
+    group = Group(50, in_flight_max=7)
+    lease = (await group.ask("a", 5).answered).lease
+    second = group.ask("b", 5)
+    third = group.ask("c", 5)
+    await rounds()
+    assert offsets(second) == [(5, 7)]
+    assert not third.answered.done()
+    group.ack("a", lease, (0, 5))
+    await rounds()
+    assert offsets(third) == [(7, 12)]
+
+
+# ---------------------------------------------------------------- delivered at most once
+
+
+@scenario
+async def test_records_that_are_accepted_by_being_lent_are_settled_when_they_are_told() -> None:
+    group = Group(5)
+    lent = await group.ask("a", 3, accept=True).answered
+    assert lent.runs == (LentRun(0, 3, 1, 0),)
+    assert group.state.base == 3
+    assert group.leased() == {}
+
+
+# ---------------------------------------------------------------- bytes, trimmed logs
+
+
+@scenario
+async def test_a_request_is_lent_as_many_bytes_as_it_asks_for_and_one_record_at_least() -> None:
+    group = Group(50)
+    assert offsets_of(await group.ask("a", 40, bytes_max=105).answered) == [(0, 10)]
+    assert offsets_of(await group.ask("b", 40, bytes_max=1).answered) == [(10, 11)]
+
+
+def offsets_of(lent: Lent) -> list[tuple[int, int]]:
+    return [(run.first, run.end) for run in lent.runs]
+
+
+@scenario
+async def test_records_that_the_log_drops_meanwhile_are_not_told_as_lent() -> None:
+    for accept in (False, True):
+        group = Group(10)
+        group.led.keeps_up = False
+        asking = group.ask("a", 5, accept=accept)
+        await rounds()
+        group.led.trim(3)
+        group.led.commit()
+        await rounds()
+        assert offsets(asking) == [(3, 5)]
+
+
+# ---------------------------------------------------------------- what the leader writes by itself
+
+
+@scenario
+async def test_steps_of_the_leader_share_an_entry_with_what_members_ask() -> None:
+    group = Group(10)
+    lease = (await group.ask("a", 5).answered).lease
+    own = OwnSteps(1, (Drop(((7, 9),), Reason.PURGED),))
+    group.gathering.add(own)
+    group.ack("a", lease, (0, 1))
+    await rounds()
+    assert own.written.done()
+    assert list(map(type, group.led.proposed[-1].steps)) == [Accept, Drop]
+
+
+@scenario
+async def test_a_life_begins_and_ends_in_an_entry_of_its_own() -> None:
+    group = Group(10)
+    waiting = group.ask("a", 20)
+    await rounds()
+    own = OwnSteps(2, (Begin(5),))
+    group.gathering.add(own)
+    group.queue = None
+    await rounds()
+    assert own.written.done()
+    assert group.state.life == 2
+    assert offsets(waiting) == [(0, 10)]
+    own = OwnSteps(2, (End(),))
+    group.gathering.add(own)
+    await rounds()
+    assert "g" not in group.led.machine.work
+
+
+@scenario
+async def test_a_member_waits_for_a_queue_that_has_not_begun_and_cannot_settle_there() -> None:
+    group = Group(10)
+    group.declare(2)
+    asking = group.ask("a", 5)
+    settling = group.ack("a", LeaseId(1, 1, 0), (0, 1))
+    await rounds()
+    assert isinstance(settling.answered.exception(), Overloaded)
+    assert not asking.answered.done()
+    group.gathering.add(OwnSteps(2, (Begin(4),)))
+    await rounds()
+    assert offsets(asking) == [(4, 9)]
+
+
+@scenario
+async def test_whoever_waits_for_a_queue_that_is_deleted_is_told() -> None:
+    group = Group(0)
+    asking = group.ask("a", 5)
+    await rounds()
+    group.queue = None
+    group.gathering.wake()
+    await rounds()
+    assert isinstance(asking.answered.exception(), UnknownQueue)
+
+
+@scenario
+async def test_what_is_redriven_is_lent_again() -> None:
+    group = Group(1)
+    lease = (await group.ask("a", 1).answered).lease
+    group.outcome(Rejected("bad"), "a", lease, (0, 1))
+    await rounds()
+    waiting = group.ask("b", 1)
+    group.gathering.add(OwnSteps(1, (Reset(((0, 1),)),)))
+    await rounds()
+    assert waiting.answered.result().runs == (LentRun(0, 1, 2, 0),)
+
+
+@scenario
+async def test_a_request_that_is_too_large_for_its_entry_waits_for_the_next_one() -> None:
+    group = Group(20_000)
+    lease = (await group.ask("a", 20_000).answered).lease
+    odd = tuple((offset, offset + 1) for offset in range(1, 10_001, 2))
+    even = tuple((offset, offset + 1) for offset in range(0, 10_000, 2))
+    before = len(group.led.proposed)
+    settlings = [group.ack("a", lease, *odd), group.ack("a", lease, *even)]
+    await rounds()
+    assert [settling.answered.result() for settling in settlings] == [[Answer()], [Answer()]]
+    assert len(group.led.proposed) == before + 2
+    assert group.state.base == 10_000
+
+
+@pytest.mark.parametrize("outcome", [Ack(), Release()])
+def test_asked_again_the_same_is_answered(outcome: Ack | Release) -> None:
+    @scenario
+    async def run() -> None:
+        group = Group(5)
+        lease = (await group.ask("a", 5).answered).lease
+        answers = []
+        for _ in range(2):
+            settling = group.outcome(outcome, "a", lease, (0, 5))
+            await rounds()
+            answers += settling.answered.result()
+        assert answers == [Answer(), Answer(lost=() if isinstance(outcome, Ack) else ((0, 5),))]
+
+    run()

@@ -1,0 +1,220 @@
+"""Leases that run out, records that fail, and what a new leader finds: one queue group, with clocks set by hand."""
+
+from __future__ import annotations
+
+from mq_broker.broker.queues.requests import Extend, LentRun
+from mq_broker.core.work.settling import Answer, Failed, Rejected
+from mq_broker.core.work.steps import Lease, Park, Reason, Return
+from mq_protocol.queue_settings import DeadLetter
+from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds, scenario
+
+# ---------------------------------------------------------------- clocks
+
+
+@scenario
+async def test_a_lease_that_runs_out_is_charged_and_one_that_is_extended_does_not() -> None:
+    group = Group(10, retry_ms=0)
+    lease = (await group.ask("a", 10).answered).lease
+    assert lease is not None
+    group.pass_ms(20_000)
+    extended = group.settle(Extend(lease, "a", ((0, 3), (5, 6))))
+    await rounds()
+    assert extended.answered.result() == [Answer()]
+    assert len(group.led.proposed) == 1, "an extension is not written"
+    group.pass_ms(11_000)
+    await rounds()
+    assert group.leased() == {"a": ((0, 3), (5, 6))}
+    assert [(a, b, mark.failures, mark.error) for a, b, mark in group.state.marks] == [
+        (3, 5, 1, "the lease ran out"),
+        (6, 10, 1, "the lease ran out"),
+    ]
+    group.pass_ms(20_000)
+    await rounds()
+    assert group.leased() == {}
+
+
+@scenario
+async def test_a_lease_does_not_run_out_early() -> None:
+    group = Group(10)
+    await group.ask("a", 10, lease_ms=2_000).answered
+    group.pass_ms(1_999)
+    await rounds()
+    assert group.leased() == {"a": ((0, 10),)}
+    group.pass_ms(100)
+    await rounds()
+    assert group.leased() == {}
+
+
+@scenario
+async def test_what_is_not_the_members_cannot_be_extended() -> None:
+    group = Group(10)
+    lease = (await group.ask("a", 5).answered).lease
+    assert lease is not None
+    group.ack("a", lease, (0, 1))
+    await rounds()
+    settling = group.settle(Extend(lease, "a", ((0, 8),)), Extend(lease, "b", ((0, 5),)))
+    await rounds()
+    assert settling.answered.result() == [Answer(lost=((5, 8),)), Answer(lost=((1, 5),))]
+
+
+@scenario
+async def test_a_leader_that_stood_still_starts_every_clock_anew() -> None:
+    group = Group(10)
+    await group.ask("a", 10).answered
+    group.ms += 60_000
+    group.gathering.slept(group.ms)
+    group.gathering.beat(group.ms)
+    await rounds()
+    assert group.leased() == {"a": ((0, 10),)}
+    group.pass_ms(31_000)
+    await rounds()
+    assert group.leased() == {}
+
+
+@scenario
+async def test_leases_of_a_former_leader_have_ten_seconds_at_least_and_run_out_unclaimed() -> None:
+    group = Group(10, lease_ms=1_000)
+    group.led.apply("g", 1, Lease(((0, 4), (6, 8)), "a"), epoch=1)
+    group.gathering.wake()
+    await rounds()
+    group.pass_ms(9_900)
+    await rounds()
+    assert group.leased() == {"a": ((0, 4), (6, 8))}
+    group.pass_ms(1_000)
+    await rounds()
+    assert group.leased() == {}
+    assert group.state.totals.charged == 6
+
+
+@scenario
+async def test_a_member_goes_on_with_the_leases_of_a_former_leader_and_says_how_long_they_are() -> None:
+    group = Group(10)
+    group.led.apply("g", 1, Lease(((0, 4),), "a"), epoch=1)
+    [lease] = group.state.leases
+    group.ask("a", 0, held=frozenset({lease}), lease_ms=600_000)
+    await rounds()
+    group.pass_ms(500_000)
+    await rounds()
+    assert group.leased() == {"a": ((0, 4),)}
+    settling = group.ack("a", lease, (0, 4))
+    await rounds()
+    assert settling.answered.result() == [Answer()]
+    assert group.state.base == 4
+
+
+@scenario
+async def test_a_settle_that_comes_with_the_expiry_of_its_lease_is_done() -> None:
+    group = Group(10)
+    lease = (await group.ask("a", 10).answered).lease
+    group.pass_ms(40_000)
+    settling = group.ack("a", lease, (0, 10))
+    await rounds()
+    assert settling.answered.result() == [Answer()]
+    assert group.state.base == 10
+
+
+# ---------------------------------------------------------------- failing
+
+
+@scenario
+async def test_a_record_is_doomed_after_exactly_so_many_charged_returns() -> None:
+    group = Group(1, delivery_limit=3, retry_ms=0)
+    for failures in range(3):
+        lent = await group.ask("a", 1).answered
+        assert lent.runs == (LentRun(0, 1, failures + 1, failures),)
+        group.outcome(Failed("broken"), "a", lent.lease, (0, 1))
+        await rounds()
+    asking = group.ask("a", 1)
+    await rounds()
+    assert not asking.answered.done()
+    assert [(a, b, mark.failures) for a, b, mark in group.state.parked()] == [(0, 1, 3)]
+
+
+@scenario
+async def test_without_a_limit_a_record_is_lent_for_ever() -> None:
+    group = Group(1, delivery_limit=0, retry_ms=0)
+    for failures in range(20):
+        lent = await group.ask("a", 1).answered
+        assert lent.runs[0].failures == failures
+        group.outcome(Failed("broken"), "a", lent.lease, (0, 1))
+    await rounds()
+    assert not list(group.state.parked())
+
+
+@scenario
+async def test_rejected_records_are_parked_or_dropped_as_the_group_says() -> None:
+    for dead_letter, parked, dropped in (
+        (DeadLetter.PARK, [(1, 3)], ()),
+        (DeadLetter.DROP, [], ((Reason.REJECTED, 2),)),
+    ):
+        group = Group(5, dead_letter=dead_letter)
+        lease = (await group.ask("a", 5).answered).lease
+        group.outcome(Rejected("bad"), "a", lease, (1, 3))
+        await rounds()
+        assert [(a, b) for a, b, _ in group.state.parked()] == parked
+        assert group.state.totals.dropped == dropped
+
+
+@scenario
+async def test_records_that_reached_the_limit_are_dropped_by_that_reason() -> None:
+    group = Group(3, dead_letter=DeadLetter.DROP, delivery_limit=1)
+    lease = (await group.ask("a", 3).answered).lease
+    group.outcome(Failed("broken"), "a", lease, (0, 3))
+    await rounds()
+    assert group.state.totals.dropped == ((Reason.DELIVERY_LIMIT, 3),)
+    assert group.state.base == 3
+
+
+@scenario
+async def test_a_new_leader_parks_what_its_predecessor_left_doomed() -> None:
+    group = Group(5)
+    group.led.apply("g", 1, Lease(((0, 2),), "a"), Return(((0, 2),), charged=True), epoch=1)
+    group.declare(delivery_limit=1)
+    await rounds()
+    assert group.led.proposed[-1].steps == (Park(((0, 2),)),)
+
+
+@scenario
+async def test_a_limit_that_is_lowered_holds_for_records_that_failed_before() -> None:
+    group = Group(1, retry_ms=0)
+    for _ in range(2):
+        lent = await group.ask("a", 1).answered
+        group.outcome(Failed("broken"), "a", lent.lease, (0, 1))
+        await rounds()
+    group.declare(delivery_limit=2)
+    await rounds()
+    assert [(a, b) for a, b, _ in group.state.parked()] == [(0, 1)]
+
+
+@scenario
+async def test_on_its_last_delivery_a_record_is_lent_alone() -> None:
+    group = Group(5, delivery_limit=2, retry_ms=0)
+    lease = (await group.ask("a", 2).answered).lease
+    group.outcome(Failed("broken"), "a", lease, (0, 2))
+    await rounds()
+    alone = group.ask("a", 5)
+    await rounds()
+    assert offsets(alone) == [(0, 1)]
+    lease = alone.answered.result().lease
+    assert lease is not None
+    more = group.ask("a", 5, held=frozenset({lease}))
+    await rounds()
+    assert not more.answered.done(), "its member is lent nothing beside it"
+    group.ack("a", lease, (0, 1))
+    await rounds()
+    assert offsets(more) == [(1, 2)]
+
+
+@scenario
+async def test_a_member_that_always_holds_something_is_drained_for_a_record_that_is_lent_alone() -> None:
+    group = Group(100, delivery_limit=2, retry_ms=0)
+    first = (await group.ask("a", 5).answered).lease
+    assert first is not None
+    group.outcome(Failed("broken"), "a", first, (0, 1))
+    await rounds()
+    asking = group.ask("a", 5, held=frozenset({first}))
+    await rounds()
+    assert not asking.answered.done()
+    group.ack("a", first, (1, 5))
+    await rounds()
+    assert offsets(asking) == [(0, 1)]

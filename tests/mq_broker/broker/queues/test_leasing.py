@@ -1,0 +1,236 @@
+"""Lease and Settle, asked of a broker in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.host.partition import Partition
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import InvalidRequest, NotLeader, RequestTooLarge, UnknownQueue, UnknownTopic
+from tests.mq_broker.broker.cluster import Broker, standalone, until
+
+
+class Member:
+    """A member of group `g` of topic `t`, spoken by hand."""
+
+    def __init__(self, broker: Broker, name: str = "a") -> None:
+        self.broker = broker
+        self.name = name
+
+    async def lease(self, records_max: int = 10, wait_ms: int = 10_000, **fields: Any) -> pb.LeaseResponse:
+        request = pb.LeaseRequest(
+            topic="t", group="g", member=self.name, records_max=records_max, wait_ms=wait_ms, **fields
+        )
+        response: pb.LeaseResponse = await self.broker.ask("Lease", request)
+        return response
+
+    async def settle(self, *settles: pb.SettleOne, **fields: Any) -> list[pb.SettleAnswer]:
+        request = pb.SettleRequest(topic="t", group="g", member=self.name, settles=settles, **fields)
+        return list((await self.broker.ask("Settle", request)).answers)
+
+    async def ack(self, lease: pb.LeaseId, *gaps: int) -> None:
+        [answer] = await self.settle(pb.SettleOne(lease=lease, ranges=gaps))
+        assert answer == pb.SettleAnswer(), answer
+
+
+@asynccontextmanager
+async def queue(data: Path, records: int = 10, **settings: str) -> AsyncIterator[Broker]:
+    """A broker with topic `t`, which has so many records and the queue group `g`."""
+    async with standalone(data) as broker:
+        await broker.create_topic("t")
+        await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g", settings=settings))
+        if records:
+            await broker.produce("t", *range(records))
+        yield broker
+
+
+def ranges(response: pb.LeaseResponse) -> Sequence[int]:
+    return list(response.ranges)
+
+
+def test_records_are_lent_settled_and_not_lent_again_after_a_restart(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker:
+            member = Member(broker)
+            lent = await member.lease(6)
+            assert (ranges(lent), list(lent.deliveries), list(lent.failures)) == ([0, 6], [1], [0])
+            assert lent.lease_ms == 30_000
+            assert lent.ready
+            await member.ack(lent.lease, 0, 4)
+            [failed] = await member.settle(
+                pb.SettleOne(lease=lent.lease, ranges=[4, 1], outcome=pb.OUTCOME_FAIL, error="x" * 300, delay_ms=0)
+            )
+            assert failed == pb.SettleAnswer()
+            again = await member.lease(1, held=[lent.lease])
+            assert (ranges(again), list(again.deliveries), list(again.failures)) == ([4, 1], [2], [1])
+        async with standalone(tmp_path) as broker:
+            member = Member(broker)
+            asking = lambda: member.lease(10, held=[lent.lease, again.lease])  # noqa: E731 - asked until it is led
+            rest = await until(asking)
+            assert ranges(rest) == [6, 4], "it goes on with what it holds"
+            await member.ack(lent.lease, 5, 1)
+            await member.ack(again.lease, 4, 1)
+            await member.ack(rest.lease, 6, 4)
+            assert (await member.lease(1, wait_ms=0)) == pb.LeaseResponse()
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_waits_is_woken_by_new_records_and_by_the_end_of_a_pause(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, records=0) as broker:
+            asking = asyncio.ensure_future(Member(broker).lease(2))
+            await asyncio.sleep(0.1)
+            await broker.produce("t", 1)
+            lent = await asking
+            assert ranges(lent) == [0, 1]
+            await broker.ask(
+                "AlterQueue",
+                pb.AlterQueueRequest(topic="t", group="g", change=pb.QUEUE_ALTER, settings={"paused": "true"}),
+            )
+            await broker.produce("t", 2)
+            asking = asyncio.ensure_future(Member(broker).lease(2, held=[lent.lease]))
+            await asyncio.sleep(0.1)
+            assert not asking.done()
+            await broker.ask(
+                "AlterQueue",
+                pb.AlterQueueRequest(topic="t", group="g", change=pb.QUEUE_ALTER, settings={"paused": "false"}),
+            )
+            assert ranges(await asking) == [1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_a_request_that_does_not_wait_is_answered_at_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, records=0) as broker:
+            async with asyncio.timeout(5):
+                assert await Member(broker).lease(1, wait_ms=0) == pb.LeaseResponse()
+
+    asyncio.run(scenario())
+
+
+def test_a_lease_that_runs_out_by_the_brokers_clock_is_lent_to_another(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, records=1, retry_ms="0") as broker:
+            lent = await Member(broker).lease(1, lease_ms=1_000)
+            taken = await Member(broker, "b").lease(1)
+            assert (ranges(taken), list(taken.failures)) == ([0, 1], [1])
+            [answer] = await Member(broker).settle(pb.SettleOne(lease=lent.lease, ranges=[0, 1]))
+            assert list(answer.lost) == [0, 1]
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_in_which_everything_is_settled_comes_to_rest(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, records=5) as broker:
+            member = Member(broker)
+            lent = await member.lease(5)
+            await member.ack(lent.lease, 0, 5)
+            waiting = asyncio.ensure_future(member.lease(1, wait_ms=8_000))
+            partition = _partition(broker)
+            end = partition.replica.applied_index
+            await until(_of(lambda: partition.rest.asleep))
+            await asyncio.sleep(1.0)
+            assert partition.rest.asleep, "nothing wakes it"
+            assert partition.replica.applied_index == end
+            assert not waiting.done()
+            waiting.cancel()
+
+    asyncio.run(scenario())
+
+
+HELD = pb.LeaseId(leader_epoch=1, entry=1, step=0)
+
+WRONG: Sequence[tuple[str, pb.SettleOne, str]] = (
+    ("beyond the end", pb.SettleOne(lease=HELD, ranges=[0, 11]), "beyond the end of the log"),
+    ("huge", pb.SettleOne(lease=HELD, ranges=[0, 1 << 63]), "out of range"),
+    ("odd", pb.SettleOne(lease=HELD, ranges=[0]), "no length"),
+    ("empty", pb.SettleOne(lease=HELD, ranges=[0, 0]), "is empty"),
+    ("9,000 ranges", pb.SettleOne(lease=HELD, ranges=[1, 1] * 9_000), "at most 8000 ranges"),
+    ("outcome", pb.SettleOne(lease=HELD, ranges=[0, 1], outcome=9), "outcome 9 is not known"),  # type: ignore[arg-type]
+    ("error of an ack", pb.SettleOne(lease=HELD, ranges=[0, 1], error="x"), "have an error"),
+    ("delay of an ack", pb.SettleOne(lease=HELD, ranges=[0, 1], delay_ms=1), "after a delay"),
+    (
+        "delay",
+        pb.SettleOne(lease=HELD, ranges=[0, 1], outcome=pb.OUTCOME_RELEASE, delay_ms=1 << 50),
+        "is too long",
+    ),
+)
+
+
+def test_what_cannot_be_right_changes_nothing_and_is_refused_early(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker:
+            member = Member(broker)
+            partition = _partition(broker)
+            before = partition.replica.machine.work.frozen()
+            for what, settle, why in WRONG:
+                with pytest.raises(InvalidRequest, match=why):
+                    await member.settle(pb.SettleOne(lease=HELD, ranges=[0, 1]), settle)
+                assert partition.replica.machine.work.frozen() == before, what
+            later = pb.LeaseId(leader_epoch=1 << 40, entry=1)
+            with pytest.raises(NotLeader):
+                await member.settle(pb.SettleOne(lease=later, ranges=[0, 1]))
+            with pytest.raises(NotLeader):
+                await member.lease(1, held=[later])
+            for name in ("", "a/b", "x" * 300, "a\u200bb"):
+                with pytest.raises(InvalidRequest):
+                    await Member(broker, name).lease(1)
+            for fields in ({"member_key": b"short"}, {"member_key": b"x" * 65}, {"lease_ms": 10}):
+                with pytest.raises(InvalidRequest):
+                    await member.lease(1, **fields)
+            with pytest.raises(RequestTooLarge):
+                await member.lease(1, held=[pb.LeaseId(entry=n) for n in range(10_001)])
+            with pytest.raises(UnknownTopic):
+                await member.lease(1, topic_id="another")
+            request = pb.LeaseRequest(topic="t", group="h", member="a", records_max=1)
+            with pytest.raises(UnknownQueue):
+                await broker.ask("Lease", request)
+            assert partition.replica.machine.work.frozen() == before
+            unknown = pb.LeaseId(leader_epoch=1, entry=77)
+            [answer] = await member.settle(pb.SettleOne(lease=unknown, ranges=[0, 10]))
+            assert list(answer.lost) == [0, 10]
+            assert partition.replica.machine.work.frozen() == before
+            assert ranges(await member.lease(10)) == [0, 10]
+
+    asyncio.run(scenario())
+
+
+def test_settles_of_one_request_are_answered_each_at_its_place(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker:
+            member = Member(broker)
+            lease = (await member.lease(10)).lease
+            answers = await member.settle(
+                pb.SettleOne(lease=lease, ranges=[0, 2]),
+                pb.SettleOne(lease=pb.LeaseId(leader_epoch=1, entry=1), ranges=[2, 1]),
+                pb.SettleOne(lease=lease, ranges=[3, 1], outcome=pb.OUTCOME_EXTEND),
+                pb.SettleOne(lease=lease, ranges=[4, 1], outcome=pb.OUTCOME_REJECT, error="bad"),
+            )
+            assert [list(answer.lost) for answer in answers] == [[], [2, 1], [], []]
+            assert not any(answer.HasField("error") for answer in answers), [from_wire(a.error) for a in answers]
+
+    asyncio.run(scenario())
+
+
+def _partition(_broker: Broker) -> Partition:
+    """Its replica of the topic: the one that leads."""
+    [found] = [each for each in gc.get_objects() if type(each) is Partition and not each.closed and each.serving]
+    return found
+
+
+def _of(condition: Any) -> Any:
+    async def ask() -> Any:
+        return condition()
+
+    return ask
