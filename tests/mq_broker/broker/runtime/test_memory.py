@@ -40,6 +40,31 @@ def test_room_is_waited_for_only_above_the_mark() -> None:
     asyncio.run(scenario())
 
 
+def test_above_the_mark_a_caller_goes_on_while_it_holds_less_than_an_even_share() -> None:
+    async def scenario() -> None:
+        held = Held(100, callers_max=4)
+        held.add("greedy", 101)
+        held.add("modest", 24)
+        await asyncio.wait_for(held.room("modest"), 1)
+        held.add("modest", 1)
+        waiting = asyncio.create_task(held.room("modest"))
+        await asyncio.wait({waiting}, timeout=0.05)
+        assert not waiting.done()
+        held.free("modest", 1)
+        await asyncio.wait_for(waiting, 1)
+
+    asyncio.run(scenario())
+
+
+def test_above_the_mark_a_caller_that_holds_nothing_goes_on_however_small_the_share_is() -> None:
+    async def scenario() -> None:
+        held = Held(100, callers_max=100)
+        held.add("greedy", 101)
+        await asyncio.wait_for(held.room("new"), 1)
+
+    asyncio.run(scenario())
+
+
 def test_what_is_on_its_way_out_is_given_back_when_sending_fails() -> None:
     async def scenario() -> None:
         held = Held(100)

@@ -170,6 +170,20 @@ def test_what_waits_at_the_end_is_given_up() -> None:
     run(scenario)
 
 
+def test_what_no_thread_has_begun_at_the_end_is_given_up() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        for number in range(2):
+            places._threads.submit(jobs.job(f"busy {number}"))
+        await jobs.until_begun(2)
+        given = places.run("a", jobs.job("given to the threads"))
+        places.close()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(given, WAIT_S)
+        jobs.let_all_go()
+
+    run(scenario)
+
+
 def test_places_are_no_more_after_many_jobs_than_before() -> None:
     async def scenario(jobs: Jobs, places: Places) -> None:
         for number in range(5):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from mq_broker.broker.runtime.streams import TURN_S, asked_of_each, in_turns
+from mq_broker.broker.runtime import streams
+from mq_broker.broker.runtime.streams import TURN_S, asked_of_each, in_turns, side_by_side, until_one_ends
 from mq_protocol.limits import YIELD_EVERY
 
 
@@ -23,11 +25,19 @@ def slow(count: int) -> Iterator[int]:
 
 
 @pytest.mark.parametrize(
-    ("elements", "turns"),
-    [(quick(3 * YIELD_EVERY), 3), (slow(4), 4)],
-    ids=["after so many", "after a while, however few"],
+    ("elements", "turn_s", "turns"),
+    [
+        (quick(3 * YIELD_EVERY), 1_000.0, 3),
+        (quick(YIELD_EVERY - 1), 1_000.0, 0),
+        (slow(4), TURN_S, 4),
+    ],
+    ids=["after so many", "not before", "after a while, however few"],
 )
-def test_others_have_their_turn_while_a_list_is_worked_on(elements: Iterator[int], turns: int) -> None:
+def test_others_have_their_turn_while_a_list_is_worked_on(
+    elements: Iterator[int], turn_s: float, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "TURN_S", turn_s)
+
     async def scenario() -> None:
         had = 0
 
@@ -41,7 +51,7 @@ def test_others_have_their_turn_while_a_list_is_worked_on(elements: Iterator[int
         found = [element async for element in in_turns(elements)]
         task.cancel()
         assert found == list(range(len(found)))
-        assert had >= turns
+        assert had == turns
 
     asyncio.run(scenario())
 
@@ -61,5 +71,61 @@ def test_few_are_asked_at_once_and_answers_keep_their_places() -> None:
         numbers = range(3 * YIELD_EVERY + 1)
         assert await asked_of_each(ask, numbers) == [-number for number in numbers]
         assert most == YIELD_EVERY
+
+    asyncio.run(scenario())
+
+
+async def ended_slowly(ended: list[str], error: Exception | None = None) -> None:
+    """Runs until it is cancelled, and takes a few turns to end then."""
+    try:
+        await asyncio.Event().wait()
+    finally:
+        for _ in range(3):
+            await asyncio.sleep(0)
+        ended.append("ended")
+        if error is not None:
+            raise error
+
+
+async def raising(error: Exception | None) -> None:
+    await asyncio.sleep(0)
+    if error is not None:
+        raise error
+
+
+def test_the_first_side_that_ends_ends_the_others_which_have_ended_then() -> None:
+    async def scenario() -> None:
+        ended: list[str] = []
+        await asyncio.wait_for(until_one_ends(raising(None), ended_slowly(ended)), 10)
+        assert ended == ["ended"]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("together", [until_one_ends, side_by_side])
+@pytest.mark.parametrize("later", [None, LookupError("as it ended")], ids=["ends", "fails as it ends"])
+def test_the_first_error_ends_the_other_sides_and_is_raised_whatever_they_raise_then(
+    together: Any, later: Exception | None
+) -> None:
+    async def scenario() -> None:
+        ended: list[str] = []
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(together(raising(ZeroDivisionError()), ended_slowly(ended, later)), 10)
+        assert ended == ["ended"]
+
+    asyncio.run(scenario())
+
+
+def test_sides_that_run_together_all_run_to_their_end() -> None:
+    async def scenario() -> None:
+        over: list[int] = []
+
+        async def side(number: int) -> None:
+            for _ in range(number):
+                await asyncio.sleep(0)
+            over.append(number)
+
+        await asyncio.wait_for(side_by_side(*map(side, range(4))), 10)
+        assert over == [0, 1, 2, 3]
 
     asyncio.run(scenario())
