@@ -8,11 +8,18 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.config import BrokerConfig
+from mq_broker.broker.config import AutoCreate, BrokerConfig
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX, NAME_BYTES_MAX
+from mq_protocol.limits import (
+    CLIENT_MESSAGE_BYTES_MAX,
+    MEMORY_HIGH_FLOOR,
+    MESSAGE_BYTES_MAX,
+    NAME_BYTES_MAX,
+    PARTITIONS_PER_TOPIC_MAX,
+    REPLICAS_MAX,
+)
 
 HERE = socket.gethostname()
 
@@ -61,6 +68,24 @@ def test_what_is_out_of_range_is_refused_by_the_name_of_its_option(fields: dict[
 )
 def test_the_ends_of_each_range_are_in_it(fields: dict[str, Any]) -> None:
     config(**fields)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "replicas", "named"),
+    [
+        (0, 1, "--auto-create-partitions"),
+        (PARTITIONS_PER_TOPIC_MAX + 1, 1, "--auto-create-partitions"),
+        (1, 0, "--auto-create-replicas"),
+        (1, REPLICAS_MAX + 1, "--auto-create-replicas"),
+    ],
+)
+def test_what_no_topic_may_have_is_refused_when_the_broker_is_told_to_make_such(
+    partitions: int, replicas: int, named: str
+) -> None:
+    AutoCreate(1, 1)
+    AutoCreate(PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX)
+    with pytest.raises(InvalidSetting, match=f"{named}=.* is out of range"):
+        AutoCreate(partitions, replicas)
 
 
 def test_clients_dial_what_was_advertised_or_else_where_it_listens_by_this_machines_name_if_that_is_anywhere() -> None:

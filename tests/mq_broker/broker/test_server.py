@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import inspect
+import pkgutil
+import signal
 import threading
 import uuid
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
+from mq_broker import broker as parts
 from mq_broker.broker import BrokerConfig, serve
+from mq_broker.broker.host.shell import Shell
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.storage.journal.recovery import recover
@@ -95,6 +102,30 @@ async def _condition(broker: Broker, condition: str) -> bool:
     return (await broker.ask("Metadata", pb.MetadataRequest())).coordination == condition
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_broker_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    unheard: list[int] = []
+
+    async def scenario() -> None:
+        ready = asyncio.Event()
+        serving = asyncio.create_task(
+            serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), ready=lambda _address: ready.set())
+        )
+        await asyncio.wait_for(ready.wait(), DEADLINE_S)
+        signal.raise_signal(number)
+        await asyncio.sleep(0)
+        if unheard:
+            serving.cancel()
+        await asyncio.wait_for(serving, DEADLINE_S)
+
+    former = signal.signal(number, lambda heard, _frame: unheard.append(heard))  # else it would end the tests
+    try:
+        asyncio.run(scenario())
+    finally:
+        signal.signal(number, former)
+    assert not unheard
+
+
 def test_a_broker_without_its_zookeeper_says_so_and_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
         config = BrokerConfig(
@@ -161,6 +192,56 @@ def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(
         again = await until(lambda: _started(tmp_path))
         assert await until(lambda: again.numbers("t")) == [1]
         await again.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_is_ready_once_what_is_assigned_to_it_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ready = threading.Event()
+    early: list[bool] = []
+
+    def slow_recovery(*what: Any, **how: Any) -> Any:
+        early.append(ready.wait(0.2))
+        return recover(*what, **how)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+        monkeypatch.setattr("mq_broker.storage.opening.opening.recover", slow_recovery)
+        stop = asyncio.Event()
+
+        def serves(_address: str) -> None:
+            ready.set()
+            stop.set()
+
+        await asyncio.wait_for(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), ready=serves, stop=stop), DEADLINE_S)
+        assert early == [False]
+
+    asyncio.run(scenario())
+
+
+def test_whatever_says_that_it_runs_until_cancelled_runs_in_a_broker_that_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = [
+        importlib.import_module(each.name) for each in pkgutil.walk_packages(parts.__path__, "mq_broker.broker.")
+    ]
+    classes = {each for module in modules for each in vars(module).values() if inspect.isclass(each)}
+    methods = [method for each in classes for method in vars(each).values() if inspect.iscoroutinefunction(method)]
+    endless = {method.__qualname__ for method in methods if "Runs until cancelled" in (method.__doc__ or "")}
+    assert len(endless) > 5
+    spawn = Shell.spawn
+    spawned: set[str] = set()
+
+    def noted(shell: Shell, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        spawned.add(work.__qualname__)
+        return spawn(shell, work, name)
+
+    monkeypatch.setattr(Shell, "spawn", noted)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path):
+            assert endless - spawned == set()
 
     asyncio.run(scenario())
 

@@ -17,7 +17,6 @@ from mq_broker.broker.metadata.topics import Topics
 from mq_broker.coordination import documents
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName, OutcomeUnknown
-from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 from tests.mq_broker.broker.cluster import Broker, standalone
 
 
@@ -126,15 +125,6 @@ def test_a_topic_that_is_too_large_for_the_coordination_service_is_not_made(
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(
-    ("partitions", "replicas"), [(0, 1), (PARTITIONS_PER_TOPIC_MAX + 1, 1), (1, 0), (1, REPLICAS_MAX + 1)]
-)
-def test_what_no_topic_may_have_is_refused_when_the_broker_is_told_to_make_such(partitions: int, replicas: int) -> None:
-    AutoCreate(PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX)
-    with pytest.raises(InvalidSetting, match=r"--auto-create-(partitions|replicas)=.* is out of range"):
-        AutoCreate(partitions, replicas)
-
-
 def test_partitions_are_added_in_parts_behind_those_that_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +164,18 @@ def test_a_broker_checks_the_names_of_columns_whatever_its_client_has_checked(tm
             for column in (pa.field(name, pa.int64()), pa.field("s", pa.struct([pa.field(name, pa.int64())]))):
                 with pytest.raises(InvalidRequest, match="name"):
                     await broker.create_topic("t", schema=pa.schema([column]))
+            assert not (await broker.metadata()).topics
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_is_not_made_with_settings_that_do_not_exist_or_that_a_broker_cannot_serve(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            with pytest.raises(InvalidSetting, match="above what broker 1 takes"):
+                await broker.create_topic("t", batch_bytes_max="32MiB")
+            with pytest.raises(InvalidSetting, match="did you mean 'durability'"):
+                await broker.create_topic("t", durabilty="os")
             assert not (await broker.metadata()).topics
 
     asyncio.run(scenario())
