@@ -16,7 +16,7 @@ from mq_broker.broker.administration.moves import TRANSFER_MS, TRANSFERS_MAX, Mo
 from mq_broker.coordination.interface import Move, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, NotEnoughReplicas
 from mq_protocol.limits import REPLICAS_MAX
 from mq_protocol.names import TRANSACTIONS_TOPIC
 
@@ -31,7 +31,8 @@ class Part:
         self.number = number
         self.name = f"{spec.name}-{number}"
         self.serving = True
-        self.replica = SimpleNamespace(isr=isr, leader=1)
+        self.replica = SimpleNamespace(isr=isr, leader=1, leader_epoch=1)
+        self.closed = False
         self.handed_to: list[tuple[int, int]] = []
 
     def transfer(self, to: int, deadline_ms: int) -> None:
@@ -50,6 +51,7 @@ class Here:
         self.parts: dict[tuple[str, int], Part] = {}
         self.states: dict[tuple[str, int], NodeState] = {}
         self.refuses = False
+        self.edits = 0
         here: Any = self
         self.moves = Moves(here, here, here, here)
 
@@ -61,6 +63,9 @@ class Here:
 
     def hosted(self, topic: Any, number: int) -> Any:
         return self.parts.get((topic.spec.name, number))
+
+    def leader(self, topic: Any, number: int) -> Any:
+        return self.parts[topic.spec.name, number]
 
     def now_ms(self) -> int:
         return NOW_MS
@@ -80,6 +85,7 @@ class Here:
         pass
 
     async def edit(self, name: str, change: Callable[[TopicSpec], TopicSpec]) -> None:
+        self.edits += 1
         if self.refuses:
             raise CoordinationUnavailable("away")
         self.specs[name] = change(self.specs[name])
@@ -199,9 +205,8 @@ def test_nothing_is_written_while_nothing_has_arrived_nor_into_another_topic_of_
         here = Here(spec("t", (1, 2, 3), moving={0: move}))
         part = here.leads("t", 0, 1, 2)
         before = here.find("t")
-        here.refuses = True  # and would say so
         await here.moves._carry_on(before)
-        here.refuses = False
+        assert here.edits == 0
         part.replica.isr = (1, 2, 3)
         here.specs["t"] = replace(here.specs["t"], topic_id="made again")
         await here.moves._carry_on(before)
@@ -241,7 +246,72 @@ def test_a_broker_goes_on_with_moves_as_long_as_there_are_any_and_waits_to_be_wo
     run(scenario)
 
 
+def test_a_move_that_is_begun_again_later_has_all_its_attempts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "LOOK_S", 0.0)
+    monkeypatch.setattr(moves, "TRANSFER_PAUSE_S", 0.0)
+
+    async def scenario() -> None:
+        order = Move((3, 1), (1, 3))
+        here = Here(spec("t", (1, 3), moving={0: order}))
+        part = here.leads("t", 0, 1, 3)
+        carrying = asyncio.create_task(here.moves.carry_on())
+
+        async def over() -> int:
+            async with asyncio.timeout(10):
+                while here.specs["t"].moving:  # noqa: ASYNC110 - what is waited for is how often it looked
+                    await asyncio.sleep(0)
+            for _ in range(20):
+                await asyncio.sleep(0)
+            return len(part.handed_to)
+
+        assert await over() == TRANSFERS_MAX
+        here.specs["t"] = spec("t", (1, 3), moving={0: order})
+        here.moves.wake()
+        assert await over() == 2 * TRANSFERS_MAX
+        carrying.cancel()
+        await asyncio.wait({carrying})
+
+    run(scenario)
+
+
 # ---------------------------------------------------------------- asked for
+
+
+def test_leadership_is_handed_only_to_a_live_broker_that_is_in_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "LOOK_S", 0.0)
+
+    async def scenario() -> None:
+        here = Here(spec("t", (1, 2, 3)))
+        part = here.leads("t", 0, 1, 2)
+
+        async def lead(to: int, seconds: float = 10.0) -> None:
+            until = asyncio.get_running_loop().time() + seconds
+            await here.moves.lead(pb.LeadRequest(topic="t", partition=0, broker=to), until)
+
+        with pytest.raises(InvalidRequest, match="broker 4 holds no replica"):
+            await lead(4)
+        with pytest.raises(NotEnoughReplicas, match="broker 3 is not in sync"):
+            await lead(3)
+        part.replica.isr = (1, 2, 3)
+        del here.brokers[3]
+        with pytest.raises(NotEnoughReplicas, match="broker 3 is not in sync"):
+            await lead(3)
+        await lead(1)
+        assert part.handed_to == [], "it leads already, and the others were refused before anything was begun"
+        with pytest.raises(NotEnoughReplicas, match="broker 2 does not lead t-0 within"):
+            await lead(2, seconds=0.01)
+        leading = asyncio.create_task(lead(2))
+        while len(part.handed_to) < 2:  # noqa: ASYNC110 - the partition is a stand-in
+            await asyncio.sleep(0)
+        assert NOW_MS < part.handed_to[1][1] <= NOW_MS + TRANSFER_MS
+        part.replica.leader = 2
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not leading.done(), "it led once before, in the same epoch: that is not the change asked for"
+        part.replica.leader_epoch = 2
+        await asyncio.wait_for(leading, 10)
+
+    run(scenario)
 
 
 def led_by(leader: int | None, *isr: int) -> NodeState:

@@ -18,6 +18,7 @@ from mq_broker.broker.administration.topic_changes import (
 from mq_broker.coordination.interface import Move, TopicSpec
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
 from mq_protocol.errors import InvalidRequest, InvalidSetting, UnknownPartition
+from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX
 from mq_protocol.sql.ddl import parse_schema
 
 TOPIC = TopicSpec("t", "id", ((1, 2, 3), (2, 3, 1)))
@@ -112,10 +113,11 @@ def test_a_target_stands_alone_once_no_copy_is_lost_by_it(
 def test_partitions_become_more_and_never_fewer() -> None:
     check_partitions(TOPIC, 2)
     check_partitions(TOPIC, 3)
+    check_partitions(TOPIC, PARTITIONS_PER_TOPIC_MAX)
     with pytest.raises(InvalidRequest, match="has 2 partitions and cannot have fewer"):
         check_partitions(TOPIC, 1)
     with pytest.raises(InvalidRequest, match="out of range"):
-        check_partitions(TOPIC, 10_001)
+        check_partitions(TOPIC, PARTITIONS_PER_TOPIC_MAX + 1)
 
 
 def test_settings_that_can_change_do_and_an_empty_value_is_the_default_again() -> None:

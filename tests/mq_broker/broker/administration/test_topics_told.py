@@ -13,10 +13,17 @@ import pytest
 
 from mq_broker.broker.administration import topics as admin
 from mq_broker.broker.administration.topics import Admin, _Told
-from mq_broker.coordination.interface import BrokerRegistration
+from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import CoordinationUnavailable, InvalidSetting, OutcomeUnknown, UnknownTopic, Unreachable
+from mq_protocol.errors import (
+    CoordinationUnavailable,
+    InvalidSetting,
+    OutcomeUnknown,
+    TopicExists,
+    UnknownTopic,
+    Unreachable,
+)
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
@@ -285,6 +292,79 @@ def test_leaders_are_asked_until_all_serve_and_only_for_what_is_missing(monkeypa
         world.asked.clear()
         await world.admin._wait_until_led(world.known["t"], now + 60)
         assert world.asked == ["broker-2"], "where nobody is named, the first replica is asked"
+
+    run(scenario)
+
+
+def test_between_two_looks_for_leaders_there_is_a_pause_and_the_last_one_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        if seconds:  # else it only leaves others their turn
+            pauses.append(seconds)
+        await sleep(0)
+
+    async def scenario(world: World) -> None:
+        world.nodes = {0: node(2), 1: node(2)}
+        looks = iter([set(), set(), {0}, set(), {1}])
+
+        async def led(*_: object) -> set[int]:
+            return next(looks)
+
+        world.admin._led = led  # type: ignore[method-assign]
+        monkeypatch.setattr(admin, "READY_POLL_S", (0.1, 0.2, 0.3))
+        monkeypatch.setattr(asyncio, "sleep", noted)
+        await world.admin._wait_until_led(world.known["t"], 1e9)
+        monkeypatch.undo()
+        assert pauses == [0.1, 0.2, 0.3, 0.3]
+
+    run(scenario)
+
+
+def test_a_new_topic_is_placed_by_the_topics_that_there_are_now() -> None:
+    async def scenario(world: World) -> None:
+        made: list[TopicSpec] = []
+
+        async def refresh() -> None:
+            world.known["u"] = world.topic("u", partitions=6)  # made by another broker
+            world.known["u"].spec.assignment = ((2,), (3,)) * 3
+            world.known |= {spec.name: world.topic(spec.name) for spec in made}
+
+        async def create_topic(spec: TopicSpec, _states: object) -> None:
+            made.append(spec)
+
+        there: Any = world
+        world.brokers = {broker: BrokerRegistration(broker, 1, f"{broker}") for broker in (1, 2, 3)}
+        there.racks = dict.fromkeys(world.brokers, "")
+        there.refresh, there.find, there.create_topic = refresh, world.known.get, create_topic
+        await world.admin._create("v", 3, 1, b"", {})
+        assert [spec.assignment for spec in made] == [((1,), (1,), (1,))]
+        with pytest.raises(TopicExists):
+            await world.admin._create("u", 3, 1, b"", {})
+        assert len(made) == 1
+
+    run(scenario)
+
+
+def test_added_partitions_have_as_many_replicas_as_the_partition_that_is_to_have_the_fewest() -> None:
+    """Partitions differ while a topic is being given more replicas and one of the moves was called off."""
+    wider = Move((1, 2, 3), (1, 2))
+
+    async def scenario(world: World) -> None:
+        spec = TopicSpec("t", "0" * 32, ((1, 2, 3), (2, 3)), moving={0: wider})
+
+        async def edit(_name: str, change: Callable[[TopicSpec], TopicSpec]) -> None:
+            nonlocal spec
+            spec = change(spec)
+
+        there: Any = world
+        there.racks, there.edit = dict.fromkeys(world.brokers, ""), edit
+        topic: Any = SimpleNamespace(spec=spec, partitions=2)
+        await world.admin._add_partitions(topic, 4)
+        assert [len(members) for members in spec.assignment] == [3, 2, 2, 2]
 
     run(scenario)
 
