@@ -146,6 +146,9 @@ def test_a_query_is_aborted_by_any_of_its_names_and_only_for_the_sink_that_is_me
             ("nobody", "t", []),
         ):
             assert await ours._keys(query, sink) == found, (query, sink)
+        deadline = asyncio.get_running_loop().time() + 5
+        answer = await ours.abort_transaction(pb.AbortTransactionRequest(query="nobody", sink="t"), deadline)
+        assert (answer.known, answer.batch_id, answer.published) == (False, -1, True)
 
     run(scenario)
 

@@ -164,6 +164,20 @@ def test_batches_that_are_missing_are_told_to_whoever_waits_and_asked_for_all_th
     run(scenario)
 
 
+def test_whoever_waits_later_is_told_at_once_what_stands_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "ALARM_BACKOFF_S", 1_000.0)
+
+    async def scenario(world: World) -> None:
+        world.parts["t", 0].refuse = [StagedBatchMissing("gone")]
+        decide = decision(0, line(0, 1))
+        world.decides(decide)
+        for _ in range(2):
+            with pytest.raises(StagedBatchMissing):
+                await world.until_published(decide, seconds=1.0)
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("error", [UnknownTopic("none"), UnknownPartition("none")])
 def test_what_was_deleted_holds_up_no_decision_but_only_the_coordination_service_may_say_so(
     error: TritonMQError,
@@ -269,6 +283,18 @@ def test_who_cannot_say_for_now_is_asked_again_until_the_deadline() -> None:
                 await checked(world, (0, 1), seconds=-1.0)
             assert len(world.parts["t", 0].refuse) == 2, "asked once"
             world.parts["t", 0].refuse = []
+
+    run(scenario)
+
+
+def test_a_partition_is_asked_again_only_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "BACKOFF_S", (0.02,))
+
+    async def scenario(world: World) -> None:
+        world.parts["t", 0].refuse = [SOON, UnknownTopic("none"), SOON]
+        began = asyncio.get_running_loop().time()
+        await checked(world, (0, 1))
+        assert asyncio.get_running_loop().time() - began >= 0.055
 
     run(scenario)
 
@@ -409,6 +435,22 @@ def test_the_coordinator_is_named_to_whoever_asks_another_broker() -> None:
             with pytest.raises(NotLeader, match=hint) as told:
                 await world.transactions.coordinator(KEY)
             assert told.value.leader == leader
+
+    run(scenario)
+
+
+def test_the_leader_that_the_partition_itself_knows_of_is_named_before_the_one_in_the_node() -> None:
+    async def scenario(world: World) -> None:
+        known_here = NotLeader("broker 3 leads it", 3)
+
+        def leader(_topic: object, _number: int) -> None:
+            raise known_here
+
+        world.leader = leader  # type: ignore[assignment]
+        world.elsewhere = {(TRANSACTIONS_TOPIC, world.coordinator.number): 2}
+        with pytest.raises(NotLeader) as told:
+            await world.transactions.coordinator(KEY)
+        assert told.value is known_here
 
     run(scenario)
 

@@ -107,6 +107,21 @@ def test_what_an_aborted_query_has_staged_is_fenced_once_its_last_decision_is_pu
     run(scenario)
 
 
+def test_a_fence_that_is_refused_is_not_told_as_done(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario(world: World) -> None:
+        world.coordinator.machine.transactions[KEY] = known(5, aborted=True)
+        for number in (0, 1):
+            world.parts["t", number].stage(staged(number, 1))
+        world.parts["t", 0].refuse = [NotEnoughReplicas("later")]
+        await world.transactions.reap(60.0)
+        told = [record.getMessage() for record in caplog.records]
+        assert [text.split(":")[0] for text in told if "removed" in text] == ["t-1"]
+
+    run(scenario)
+
+
 def test_a_discard_that_is_refused_holds_up_no_other_and_is_not_told_as_done(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
 

@@ -8,6 +8,7 @@ from mq_broker.broker.transactions import requests
 from mq_broker.broker.transactions.requests import check_manifest, uuids_of
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
+from mq_protocol.limits import ID_BYTES_MAX
 
 UUID = b"u" * 16
 
@@ -46,6 +47,12 @@ def test_a_batch_is_named_by_16_bytes(name: bytes) -> None:
 def test_a_manifest_names_only_topics_of_users(topic: str) -> None:
     with pytest.raises(InvalidRequest, match="cannot name topic"):
         check_manifest(decision(manifest=[pb.StagedBatches(topic=topic, uuids=[UUID], row_count=2)]))
+
+
+def test_the_id_of_a_run_may_be_as_long_as_the_bound_and_no_longer() -> None:
+    check_manifest(decision(run_id="r" * ID_BYTES_MAX))
+    with pytest.raises(InvalidRequest, match=r"a run id of .* bytes is too long"):
+        check_manifest(decision(run_id="r" * (ID_BYTES_MAX + 1)))
 
 
 def test_the_rows_of_a_manifest_add_up() -> None:
