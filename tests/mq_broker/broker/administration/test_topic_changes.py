@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pyarrow as pa
 import pytest
 
 from mq_broker.broker.administration.topic_changes import (
@@ -18,7 +19,7 @@ from mq_broker.broker.administration.topic_changes import (
 from mq_broker.coordination.interface import Move, TopicSpec
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
 from mq_protocol.errors import InvalidRequest, InvalidSetting, UnknownPartition
-from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX
+from mq_protocol.limits import MEMBERS_MAX, PARTITIONS_PER_TOPIC_MAX
 from mq_protocol.sql.ddl import parse_schema
 
 TOPIC = TopicSpec("t", "id", ((1, 2, 3), (2, 3, 1)))
@@ -76,6 +77,14 @@ def test_a_move_that_cannot_be_says_why(
 ) -> None:
     with pytest.raises(error, match=says):
         begun(TOPIC, {number: target}, LIVE)
+
+
+def test_a_partition_that_is_sent_on_again_and_again_has_at_most_so_many_brokers() -> None:
+    many = tuple(range(1, MEMBERS_MAX - 2))
+    assert len(begun(replace(TOPIC, assignment=(many,), moving={0: Move((1, 2), (1,))}), {0: (2, 3, 4)}, LIVE).target)
+    more = replace(TOPIC, assignment=((*many, 1_000),), moving={0: Move((1, 2), (1,))})
+    with pytest.raises(InvalidRequest, match=f"is on {MEMBERS_MAX - 2} brokers, since it was sent on before"):
+        begun(more, {0: (2, 3, 4)}, LIVE)
 
 
 def test_a_broker_that_is_dead_may_stay_where_it_is() -> None:
@@ -157,5 +166,7 @@ def test_columns_are_only_added_and_only_to_topics_that_have_some() -> None:
     typed = replace(TOPIC, schema=schema_to_bytes(parse_schema("a long, b int")))
     with pytest.raises(InvalidRequest, match="cannot be dropped"):
         with_columns(typed, parse_schema("a long"))
+    with pytest.raises(InvalidRequest, match="name"):
+        with_columns(typed, pa.schema([*parse_schema("a long, b int"), pa.field("", pa.int64())]))
     with pytest.raises(InvalidRequest, match="holds records"):
         with_columns(TOPIC, parse_schema("a long"))
