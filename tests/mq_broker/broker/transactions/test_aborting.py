@@ -393,10 +393,13 @@ def test_retention_is_held_up_for_a_while_before_anybody_is_told_and_anew_after_
 
 
 def test_a_key_for_one_decision_is_forgotten_an_hour_after_it_was_published_and_not_before() -> None:
-    old, lasting = TransactionKey("old", "t"), TransactionKey("lasting", "t")
+    """One that was aborted stays: nothing more may be written under it. One that is not published yet stays, too."""
+    old, lasting, aborted, open_still = (TransactionKey(name, "t") for name in ("old", "lasting", "aborted", "open"))
     known = {
         old: TransactionState(0, "run", 1, (), True, (), once=True, changed_us=0),
         lasting: TransactionState(0, "run", 1, (), True, (), changed_us=0),
+        aborted: TransactionState(0, "run", 1, (), True, (), aborted=True, once=True, changed_us=0),
+        open_still: TransactionState(0, "run", 1, (), False, (), once=True, changed_us=0),
     }
     asked: list[object] = []
 
