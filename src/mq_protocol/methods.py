@@ -138,6 +138,13 @@ BROKER: Final = Service(
     Method("AlterQueue", pb.AlterQueueRequest, pb.AlterQueueResponse, bound=_SETTINGS),
     Method("Queues", pb.QueuesRequest, pb.QueuesResponse),
     Method(
+        "DescribeQueue",
+        pb.DescribeQueueRequest,
+        pb.DescribeQueueResponse,
+        bound=Bound(lists={"partitions": _NUMBERS}),
+    ),
+    Method("SweepQueue", pb.SweepQueueRequest, pb.SweepQueueResponse, bound=Bound(lists={"partitions": _NUMBERS})),
+    Method(
         "Decide",
         pb.DecideRequest,
         pb.DecideResponse,

@@ -36,7 +36,9 @@ from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.queues.beginning import Beginning
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.declaring import Declaring
+from mq_broker.broker.queues.describing import Describing
 from mq_broker.broker.queues.leasing import Leasing
+from mq_broker.broker.queues.sweeping import Sweeping
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_broker.broker.service import Services
@@ -218,7 +220,7 @@ class _Broker:
         for server in self._servers[1:]:
             server.add_generic_rpc_handlers((peer_handlers(services, self._links, proof, refusals),))
 
-    def _queue_groups(self, shell: Shell) -> tuple[Declaring, Leasing]:
+    def _queue_groups(self, shell: Shell) -> tuple[Declaring, Leasing, Describing, Sweeping]:
         """Their parts; what is returned serves methods."""
         self._declared = Declared(shell)
         self._working = Working(shell, self._declared, self._clock.now_us)
@@ -226,6 +228,8 @@ class _Broker:
         return (
             Declaring(self._topics, self._declared),
             Leasing(shell, self._topics, self._declared, self._working, self._clock.now_us),
+            Describing(shell, self._topics, self._declared),
+            Sweeping(shell, self._topics, self._declared, self._working),
         )
 
     def _read_brokers(self) -> None:

@@ -94,7 +94,7 @@ def _with(method: str, path: str, count: int) -> bytes:
         elements.extend(str(number) for number in range(count))
     elif last == "uuids":
         elements.extend([b""] * count)
-    elif (method, path) == ("ListOffsets", "partitions"):
+    elif path == "partitions" and method in ("ListOffsets", "DescribeQueue", "SweepQueue"):
         elements.extend(range(count))
     else:
         for number in range(count):

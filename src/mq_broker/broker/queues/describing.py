@@ -1,0 +1,187 @@
+"""What a queue group has to do in each partition: how many records are in which state, who has them, which they are.
+
+A state may have 100,000 runs. They are counted in turns, so while members go on, the counts are of about the same
+moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from itertools import islice
+from typing import Final
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.metadata.topics import Topics
+from mq_broker.broker.queues.declared import Declared, Queue
+from mq_broker.broker.queues.declaring import queue_told
+from mq_broker.broker.runtime.streams import asked_of_each
+from mq_broker.core.work.run_map import RunMap
+from mq_broker.core.work.state import Mark, WorkState
+from mq_broker.core.work.steps import LeaseId
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.error_messages import to_wire
+from mq_protocol.errors import InvalidRequest, NotLeader, TritonMQError, UnknownQueue
+
+MEMBERS_TOLD_MAX: Final = 100
+RUNS_TOLD_MAX: Final = 1_000
+LOOKED_AT_ONCE: Final = 1_000
+"""Runs between which others on the loop get their turn."""
+
+Run = tuple[int, int, pb.RecordState.ValueType, Mark | None, LeaseId | None]
+"""Unsettled records of one state and mark: the first, one past the last."""
+
+
+class Describing:
+    """Owns nothing: the facts are in the partitions."""
+
+    def __init__(self, shell: Shell, topics: Topics, declared: Declared) -> None:
+        self._shell = shell
+        self._topics = topics
+        self._declared = declared
+
+    async def describe_queue(self, request: pb.DescribeQueueRequest, _deadline: float) -> pb.DescribeQueueResponse:
+        """Each partition by itself: an error of one is in its answer. With `runs_max` and a state also the runs of
+        records in that state, from `after` on."""
+        topic = await self._topics.get(request.topic)
+        spec = topic.spec.queues.get(request.group)
+        if spec is None:  # this broker may have read the topic before the group was declared
+            topic = await self._topics.renewed(topic)
+            spec = topic.spec.queues.get(request.group)
+        if spec is None:
+            raise UnknownQueue(
+                f"topic {request.topic} has no queue group {request.group!r}: `tritonmq queue list` shows those "
+                "that exist"
+            )
+        if request.runs_max > RUNS_TOLD_MAX:
+            raise InvalidRequest(f"runs_max={request.runs_max} is above {RUNS_TOLD_MAX}: ask for fewer, then for more")
+        told = await asked_of_each(lambda number: self._told(request, number), request.partitions)
+        return pb.DescribeQueueResponse(queue=queue_told(request.topic, request.group, spec), partitions=told)
+
+    async def _told(self, request: pb.DescribeQueueRequest, number: int) -> pb.QueuePartition:
+        try:
+            partition = self._shell.leader(await self._topics.get(request.topic), number)
+            queue = self._declared.get(partition, request.group)
+            told = pb.QueuePartition(
+                partition=number, log_end_offset=partition.next_offset, leader_epoch=partition.replica.leader_epoch
+            )
+            state = partition.replica.machine.work.get(request.group)
+            if state is None or state.life != queue.life:
+                return told
+            await _count(told, partition, state, queue)
+            _tell_totals(told, state)
+            if request.runs_max:
+                await _tell_runs(told, request, partition, state, queue)
+            if not partition.serving:
+                raise NotLeader(f"{partition.name} has another leader now: ask again")
+        except TritonMQError as error:
+            return pb.QueuePartition(partition=number, error=to_wire(error))
+        return told
+
+
+def _tell_totals(told: pb.QueuePartition, state: WorkState) -> None:
+    told.life, told.base, told.frontier, told.runs_kept = state.life, state.base, state.frontier, state.runs
+    totals = state.totals
+    told.accepted, told.returned, told.charged = totals.accepted, totals.returned, totals.charged
+    for reason, count in totals.dropped:
+        told.dropped[reason.name.lower()] = count
+    records: Counter[str] = Counter()
+    for held in state.leases.values():
+        records[held.member] += held.records
+    for member, count in records.most_common(MEMBERS_TOLD_MAX):
+        told.members.add(member=member, records=count)
+    told.more_members = max(len(records) - MEMBERS_TOLD_MAX, 0)
+
+
+async def _count(told: pb.QueuePartition, partition: Partition, state: WorkState, queue: Queue) -> None:
+    now_us, end = _now_us(), partition.next_offset
+    counts: Counter[pb.RecordState.ValueType] = Counter()
+    marked = 0
+    async for low, high, mark in in_turns_of(state.marks, state.base, end):
+        count = state.settled.missing_count(low, high)
+        held = sum(state.settled.missing_count(a, b) for a, b, _ in state.lent.covered(((low, high),)))
+        marked += count - held
+        counts[_state_of(mark, queue, now_us)] += count - held
+    fresh = state.settled.missing_count(state.base, end) - state.leased - marked
+    told.ready = max(counts[pb.RECORD_READY] + fresh, 0)
+    told.leased = state.leased
+    told.delayed, told.doomed = counts[pb.RECORD_DELAYED], counts[pb.RECORD_DOOMED]
+    told.parked = counts[pb.RECORD_PARKED]
+    first = next(
+        (
+            run[0]
+            for run in islice(_unsettled(state, queue, state.base, end, now_us), LOOKED_AT_ONCE)
+            if run[2] == pb.RECORD_READY
+        ),
+        None,
+    )
+    if first is not None and told.ready:
+        told.oldest_ready_us = partition.index.find(first).timestamp_us
+
+
+async def _tell_runs(
+    told: pb.QueuePartition, request: pb.DescribeQueueRequest, partition: Partition, state: WorkState, queue: Queue
+) -> None:
+    at, end, now_us = max(request.after, state.base), partition.next_offset, _now_us()
+    while at < end:
+        seen = 0
+        for low, high, kind, mark, lease in islice(_unsettled(state, queue, at, end, now_us), LOOKED_AT_ONCE):
+            seen += 1
+            at = high
+            if request.state not in (pb.RECORD_ANY, kind):
+                continue
+            if len(told.runs) >= request.runs_max:
+                told.more = True
+                return
+            run = told.runs.add(first=low, end=high, state=kind)
+            if mark is not None:
+                run.deliveries, run.failures, run.due_us, run.error = (
+                    mark.deliveries,
+                    mark.failures,
+                    mark.due_us,
+                    mark.error,
+                )
+            if lease is not None:
+                run.deliveries += 1
+                run.member = state.leases[lease].member
+        if seen < LOOKED_AT_ONCE:
+            return
+        await asyncio.sleep(0)
+
+
+def _unsettled(state: WorkState, queue: Queue, first: int, end: int, now_us: int) -> Iterator[Run]:
+    """Every unsettled record there, by runs."""
+    for low, high in state.settled.missing(first, end):
+        for a, b, lease in state.lent.pieces(((low, high),)):
+            for c, d, mark in state.marks.pieces(((a, b),)):
+                kind = pb.RECORD_LEASED if lease is not None else _state_of(mark, queue, now_us)
+                yield c, d, kind, mark, lease
+
+
+def _state_of(mark: Mark | None, queue: Queue, now_us: int) -> pb.RecordState.ValueType:
+    if mark is None:
+        return pb.RECORD_READY
+    if mark.parked:
+        return pb.RECORD_PARKED
+    if mark.doomed(queue.settings.delivery_limit):
+        return pb.RECORD_DOOMED
+    return pb.RECORD_DELAYED if mark.due_us > now_us else pb.RECORD_READY
+
+
+async def in_turns_of(runs: RunMap[Mark], first: int, end: int) -> AsyncIterator[tuple[int, int, Mark]]:
+    """The runs there. Others get their turn now and then, and may change what comes afterwards."""
+    while first < end:
+        some = list(islice(runs.covered(((first, end),)), LOOKED_AT_ONCE))
+        for each in some:
+            yield each
+        if len(some) < LOOKED_AT_ONCE:
+            return
+        first = some[-1][1]
+        await asyncio.sleep(0)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
