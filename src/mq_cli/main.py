@@ -60,6 +60,11 @@ class _Root(CommandGroup):
             "Show what exactly-once queries have staged, or abort a dead query.",
         ),
         "lock": ("mq_cli.lock:lock", "Run a command while it holds a cluster-wide lock."),
+        "queue": (
+            "mq_cli.queue:queue",
+            "Declare, list, describe, alter and delete queue groups, and look at what waits in them.",
+        ),
+        "work": ("mq_cli.work:work", "Run a command for each record of a queue group."),
         "group": ("mq_cli.group:group", "List, describe, reset, peek and delete groups."),
     },
     context_settings=_HELP,

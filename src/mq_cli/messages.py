@@ -52,7 +52,7 @@ class MessageWriter:
         elif self._template is not None:
             self._out.write(b"".join(self._part(record, part) for part in self._template))
         else:
-            self._out.write(self._shown(_bytes(record.value)) + b"\n")
+            self._out.write(self._shown(value_bytes(record.value)) + b"\n")
         if self._flush_each:
             self._out.flush()
 
@@ -108,7 +108,7 @@ def _field(record: ConsumerRecord, letter: str) -> bytes:
         case "k":
             return record.key or b""
         case "s":
-            return _bytes(record.value)
+            return value_bytes(record.value)
         case "T":
             return str(record.timestamp // 1000).encode()
         case "D":
@@ -117,7 +117,8 @@ def _field(record: ConsumerRecord, letter: str) -> bytes:
             return b",".join(key.encode() + b"=" + (value or b"") for key, value in record.headers)
 
 
-def _bytes(value: Any) -> bytes:
+def value_bytes(value: Any) -> bytes:
+    """A value as it was produced; of a topic with columns, its row as JSON."""
     if isinstance(value, bytes):
         return value
     if value is None:

@@ -25,6 +25,7 @@ from mq_cli.output import (
     write_table,
     yes_option,
 )
+from mq_cli.settings_option import parse_pairs, settings_help
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 from mq_protocol.names import SETTINGS, check_new_topic_name, check_topic_name, parse_settings
 
@@ -37,15 +38,7 @@ def topic() -> None:
     """Create, list, describe, alter, purge and delete topics."""
 
 
-def _settings_help() -> str:
-    lines = [
-        f"  {setting.name} ({setting.allowed}; default {setting.default}): {setting.reason}"
-        for setting in SETTINGS.values()
-    ]
-    return "\n\n".join(["Settings:", *lines])
-
-
-@topic.command(epilog=_settings_help())
+@topic.command(epilog=settings_help(SETTINGS))
 @click.argument("name")
 @click.option("--partitions", "-p", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), default=1, show_default=True)
 @click.option(
@@ -81,7 +74,7 @@ def create(
     from mq_client import TopicExists
     from mq_protocol.sql.ddl import parse_schema
 
-    given = _settings(settings)
+    given = parse_pairs(settings)
     with checking_what_was_typed():
         check_new_topic_name(name)
         parse_settings(given, replicas or REPLICAS_MAX)
@@ -102,18 +95,6 @@ def create(
         say(f"topic {name} is there already: {counted(len(made.partitions), 'partition')}, {kind}; nothing was changed")
     else:
         say(f"created topic {name}: {counted(partitions, 'partition')}, {counted(copies, 'replica')} of each")
-
-
-def _settings(given: tuple[str, ...], *, empty: bool = False) -> dict[str, str]:
-    settings: dict[str, str] = {}
-    for pair in given:
-        name, separator, value = pair.partition("=")
-        if not separator or not name or not (value or empty):
-            raise click.BadParameter(f"{pair!r} is not NAME=VALUE", param_hint="--set")
-        if name in settings:
-            raise click.BadParameter(f"{name} is given twice", param_hint="--set")
-        settings[name] = value
-    return settings
 
 
 @topic.command("list")
@@ -256,7 +237,7 @@ def alter(
         raise click.UsageError(
             "say what to change: --partitions, --replicas, --add-column 'name type' or --set NAME=VALUE"
         )
-    given = {setting: value or None for setting, value in _settings(settings, empty=True).items()}
+    given = {setting: value or None for setting, value in parse_pairs(settings, empty=True).items()}
     with checking_what_was_typed():
         check_topic_name(name)
         added = parse_schema(", ".join(columns)) if columns else None

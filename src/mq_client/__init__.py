@@ -88,6 +88,9 @@ if TYPE_CHECKING:
     from mq_client.lock import Lock
     from mq_client.producer import Producer
     from mq_client.producing.futures import BatchMetadata, BatchPlace, RecordMetadata
+    from mq_client.queueing.descriptions import QueueDescription, QueueInfo, QueueMember, QueuePartition, QueueRun
+    from mq_client.queueing.leases import LeaseId
+    from mq_client.queueing.queue import LeasedBatch, LeasedRecord, Queue
     from mq_client.reader import Reader
     from mq_client.transaction_admin import AbortedTransaction, StagedSum, TransactionDescription
 
@@ -96,12 +99,21 @@ __all__ = [
     "Producer",
     "Consumer",
     "Reader",
+    "Queue",
     "Lock",
     "RecordMetadata",
     "BatchMetadata",
     "BatchPlace",
     "ConsumerRecord",
     "RecordQueue",
+    "LeasedRecord",
+    "LeasedBatch",
+    "LeaseId",
+    "QueueDescription",
+    "QueueInfo",
+    "QueueMember",
+    "QueuePartition",
+    "QueueRun",
     "TopicDescription",
     "PartitionDescription",
     "PartitionMove",
@@ -182,6 +194,9 @@ _HOMES = {
     "group_descriptions": ("GroupCursor", "GroupDescription"),
     "lock": ("Lock",),
     "producer": ("Producer",),
+    "queueing.descriptions": ("QueueDescription", "QueueInfo", "QueueMember", "QueuePartition", "QueueRun"),
+    "queueing.leases": ("LeaseId",),
+    "queueing.queue": ("LeasedBatch", "LeasedRecord", "Queue"),
     "reader": ("Reader",),
     "transaction_admin": ("AbortedTransaction", "StagedSum", "TransactionDescription"),
 }

@@ -30,6 +30,7 @@ from mq_client.errors import (
 from mq_client.group_descriptions import GroupDescription, described_group, freshness
 from mq_client.peek import PEEK_RECORDS_MAX, peek
 from mq_client.producing.batches import to_timestamp_us
+from mq_client.queueing.administrator import QueueAdministrator
 from mq_client.topic_descriptions import PartitionDescription as PartitionDescription
 from mq_client.topic_descriptions import PartitionMove as PartitionMove
 from mq_client.topic_descriptions import Recovery as Recovery
@@ -60,7 +61,7 @@ _LEADER_MS = 1_000.0
 """A broker's time to say what it knows of its partitions, when others know something of them too."""
 
 
-class Admin:
+class Admin(QueueAdministrator):
     """Asks about the cluster and changes it. Thread-safe. `timeout_ms`: for each call, retries included.
 
     Raises `InvalidSetting` for a bootstrap that is no list of addresses. Nothing is connected before the first call.

@@ -16,6 +16,8 @@ NAMES = {
     "TopicDescription", "PartitionDescription",
     "ClusterDescription", "BrokerDescription", "GroupDescription", "GroupCursor",
     "TransactionDescription", "StagedSum", "AbortedTransaction",
+    "Queue", "LeasedRecord", "LeasedBatch", "LeaseId",
+    "QueueDescription", "QueueInfo", "QueueMember", "QueuePartition", "QueueRun",
     "NotDeserialized",
     "NotSent",
 }  # fmt: skip
@@ -24,11 +26,16 @@ METHODS = {
     "Admin": (
         "create_topic list_topics describe_topic alter_topic delete_topic describe_cluster offsets "
         "move_partition cancel_move moves start_moves plan_drain plan_balance needed_by transfer_leadership "
-        "recover_partition transactions abort_transaction upgrade_cluster"
+        "recover_partition transactions abort_transaction upgrade_cluster "
+        "declare_queue alter_queue list_queues describe_queue pause_queue resume_queue purge_queue redrive_queue "
+        "delete_queue peek_queue pop_queue queue_records"
     ),
     "Producer": "publish publish_batch flush close",
     "Consumer": "subscribe unsubscribe subscription start stop records",
     "Reader": "read",
+    "Queue": "take batches pop peek close",
+    "LeasedRecord": "ack fail release reject extend",
+    "LeasedBatch": "ack fail release reject extend to_pandas",
     "Lock": "acquire release",
 }
 

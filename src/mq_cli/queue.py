@@ -1,0 +1,496 @@
+"""`tritonmq queue`: queue groups, whose members are lent records and settle each one: declared, shown, changed, worked
+off by hand."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_cli.moments import EARLIEST, parse_place
+from mq_cli.output import (
+    bootstrap_option,
+    checking_what_was_typed,
+    confirm,
+    counted,
+    duration_text,
+    json_option,
+    open_admin,
+    say,
+    time_text,
+    timeout_option,
+    write,
+    write_json,
+    write_table,
+    yes_option,
+)
+from mq_cli.settings_option import parse_pairs, settings_help
+from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name
+from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings
+
+if TYPE_CHECKING:
+    from mq_client import QueueDescription, QueueInfo, QueuePartition, QueueRun
+
+STATES: Final = ("ready", "leased", "delayed", "doomed", "parked")
+
+
+@click.group(cls=CommandGroup)
+def queue() -> None:
+    """Declare, list, describe, alter and delete queue groups, and look at what waits in them."""
+
+
+def _parse_start(_ctx: click.Context, _param: click.Parameter, text: str) -> str | datetime:
+    try:
+        place = parse_place(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if isinstance(place, int):
+        raise click.BadParameter("a queue begins at earliest, latest or a time, not at an offset")
+    return place
+
+
+@queue.command(epilog=settings_help(QUEUE_SETTINGS))
+@click.argument("topic")
+@click.argument("group")
+@click.option(
+    "--from",
+    "start",
+    callback=_parse_start,
+    default=EARLIEST,
+    show_default=True,
+    metavar="earliest|latest|TIME",
+    help="The first record that the queue has. TIME is ISO 8601, or 15m for 15 minutes ago.",
+)
+@click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, e.g. lease_ms=5m. May be repeated."
+)
+@click.option("--if-not-exists", is_flag=True, help="If the queue exists, leave it as it is and exit with 0.")
+@json_option
+@bootstrap_option
+@timeout_option
+def declare(
+    topic: str,
+    group: str,
+    start: str | datetime,
+    settings: tuple[str, ...],
+    if_not_exists: bool,
+    as_json: bool,
+    bootstrap: str,
+    timeout_s: float,
+) -> None:
+    """Make the queue group GROUP of TOPIC."""
+    given = parse_pairs(settings)
+    with checking_what_was_typed():
+        check_topic_name(topic)
+        check_new_group_name(group)
+        parse_queue_settings(given)
+    with open_admin(bootstrap, timeout_s) as admin:
+        there = next((info for info in admin.list_queues(topic) if info.group == group), None)
+        if there is not None and not if_not_exists:
+            raise click.ClickException(
+                f"queue {group} of topic {topic} exists already: `tritonmq queue alter` changes it, --if-not-exists "
+                "leaves it as it is"
+            )
+        info = there or admin.declare_queue(topic, group, start, **given)
+    if as_json:
+        write_json(_info_document(info))
+    elif there is not None:
+        say(f"queue {group} of topic {topic} is there already; nothing was changed")
+    else:
+        say(f"declared queue {group} of topic {topic}")
+        _say_settings(info)
+
+
+@queue.command(epilog=settings_help(QUEUE_SETTINGS))
+@click.argument("topic")
+@click.argument("group")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    required=True,
+    metavar="NAME=VALUE",
+    help="A setting to change; `NAME=` restores the default. May be repeated.",
+)
+@json_option
+@bootstrap_option
+@timeout_option
+def alter(topic: str, group: str, settings: tuple[str, ...], as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """Change settings of GROUP while it is in use. They hold at once, for what is there already too."""
+    given = parse_pairs(settings, empty=True)
+    with checking_what_was_typed():
+        _check(topic, group)
+        parse_queue_settings({name: value for name, value in given.items() if value})
+    with open_admin(bootstrap, timeout_s) as admin:
+        info = admin.alter_queue(topic, group, **{name: value or None for name, value in given.items()})
+    if as_json:
+        write_json(_info_document(info))
+    else:
+        say(f"queue {group} of topic {topic}")
+        _say_settings(info)
+
+
+@queue.command("list")
+@click.argument("topic", required=False)
+@json_option
+@bootstrap_option
+@timeout_option
+def list_queues(topic: str | None, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """List the queue groups of all topics, or of TOPIC, and how many records of each are in which state."""
+    from mq_client import TritonMQError
+
+    with checking_what_was_typed():
+        if topic is not None:
+            check_topic_name(topic)
+    found: list[tuple[QueueInfo, QueueDescription | None]] = []
+    with open_admin(bootstrap, timeout_s) as admin:
+        for info in admin.list_queues(topic):
+            try:
+                found.append((info, admin.describe_queue(info.topic, info.group)))
+            except TritonMQError as error:
+                say(f"queue {info.group} of topic {info.topic}: {error}")
+                found.append((info, None))
+    if as_json:
+        write_json([_info_document(info) | (_sums(known) if known else {}) for info, known in found])
+        return
+    write_table(
+        ["topic", "group", *(f"#{state}" for state in STATES), "#accepted", "#members", "paused"],
+        [
+            (
+                info.topic,
+                info.group,
+                *([getattr(known, state) for state in STATES] if known else ["?"] * len(STATES)),
+                known.accepted if known else "?",
+                len(known.members) if known else "?",
+                "yes" if _paused(info) else "no",
+            )
+            for info, known in found
+        ],
+    )
+
+
+@queue.command()
+@click.argument("topic")
+@click.argument("group")
+@click.option("--partition", "-p", type=click.IntRange(min=0), help="Also list the records of this partition, in runs.")
+@click.option(
+    "--state",
+    type=click.Choice(STATES),
+    help="With --partition: only records in this state.  [default: all that are not settled]",
+)
+@json_option
+@bootstrap_option
+@timeout_option
+def describe(
+    topic: str,
+    group: str,
+    partition: int | None,
+    state: str | None,
+    as_json: bool,
+    bootstrap: str,
+    timeout_s: float,
+) -> None:
+    """Show what became of each partition's records in GROUP, and which members hold some."""
+    if state is not None and partition is None:
+        raise click.UsageError("--state is about the records of one partition: give --partition too")
+    with checking_what_was_typed():
+        _check(topic, group)
+    runs: list[QueueRun] = []
+    with open_admin(bootstrap, timeout_s) as admin:
+        found = admin.describe_queue(topic, group)
+        if partition is not None:
+            runs = admin.queue_records(topic, group, partition, state or "any")
+    if as_json:
+        document = _info_document(found.info) | _sums(found)
+        document["partitions"] = [_partition_document(each) for each in found.partitions]
+        if partition is not None:
+            document["records"] = [_run_document(run) for run in runs]
+        write_json(document)
+        return
+    write(f"queue {group} of topic {topic}")
+    for setting, value, is_default in _effective(found.info):
+        write(f"  {setting} = {value}{' (default)' if is_default else ''}")
+    click.echo()
+    _write_partitions(found)
+    for each in found.partitions:
+        for member in each.members:
+            held = counted(member.records, "record")
+            since = duration_text(member.held_ms)
+            say(f"member {member.member} holds {held} of partition {each.partition}, the oldest lease for {since}")
+        if each.more_members:
+            say(f"and {counted(each.more_members, 'member')} more hold records of partition {each.partition}")
+    if partition is not None:
+        click.echo()
+        _write_runs(runs)
+
+
+def _write_partitions(found: QueueDescription) -> None:
+    totals = ("accepted", "returned", "charged")
+    write_table(
+        [
+            "#partition",
+            "#base",
+            "#end",
+            *(f"#{state}" for state in STATES),
+            *(f"#{total}" for total in totals),
+            "dropped",
+            "oldest ready",
+        ],
+        [
+            (
+                each.partition,
+                each.base,
+                each.log_end_offset,
+                *(getattr(each, state) for state in STATES),
+                *(getattr(each, total) for total in totals),
+                ", ".join(f"{reason} {count}" for reason, count in each.dropped.items()) or "none",
+                time_text(each.oldest_ready_us) or "none",
+            )
+            for each in found.partitions
+        ],
+    )
+
+
+def _write_runs(runs: list[QueueRun]) -> None:
+    write_table(
+        ["#first", "#last", "state", "#deliveries", "#failures", "not before", "member", "error"],
+        [
+            (
+                run.first,
+                run.end - 1,
+                run.state,
+                run.deliveries,
+                run.failures,
+                time_text(run.due_us),
+                run.member,
+                run.error,
+            )
+            for run in runs
+        ],
+    )
+
+
+@queue.command()
+@click.argument("topic")
+@click.argument("group")
+@yes_option
+@bootstrap_option
+@timeout_option
+def delete(topic: str, group: str, yes: bool, bootstrap: str, timeout_s: float) -> None:
+    """Delete the queue group GROUP of TOPIC. No message is deleted."""
+    with checking_what_was_typed():
+        _check(topic, group)
+    with open_admin(bootstrap, timeout_s) as admin:
+        admin.describe_queue(topic, group)
+        confirm(f"Delete queue {group} of topic {topic}, and forget what it has settled?", yes=yes)
+        admin.delete_queue(topic, group)
+    say(f"deleted queue {group} of topic {topic}")
+
+
+_count_option = click.option(
+    "--count",
+    "-n",
+    type=click.IntRange(1, 10_000),
+    default=10,
+    show_default=True,
+    help="The largest number of messages.",
+)
+_records_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Write whole records, one JSON object per line."
+)
+
+
+@queue.command()
+@click.argument("topic")
+@click.argument("group")
+@_count_option
+@click.option(
+    "--state", type=click.Choice(STATES), default="ready", show_default=True, help="Of messages in this state."
+)
+@_records_json_option
+@bootstrap_option
+@timeout_option
+def peek(topic: str, group: str, count: int, state: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """Write messages that wait in GROUP, by partition and offset. Nothing is lent or counted."""
+    with checking_what_was_typed():
+        _check(topic, group)
+    _write_messages(topic, group, count, state, as_json=as_json, bootstrap=bootstrap, timeout_s=timeout_s)
+
+
+@queue.command()
+@click.argument("topic")
+@click.argument("group")
+@click.option(
+    "--count",
+    "-n",
+    type=click.IntRange(1, 10_000),
+    default=1,
+    show_default=True,
+    help="The largest number of messages.",
+)
+@_records_json_option
+@bootstrap_option
+@timeout_option
+def pop(topic: str, group: str, count: int, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """Take ready messages off the queue and write them. They are settled: no member is lent them any more."""
+    with checking_what_was_typed():
+        _check(topic, group)
+    _write_messages(topic, group, count, None, as_json=as_json, bootstrap=bootstrap, timeout_s=timeout_s)
+
+
+def _write_messages(
+    topic: str, group: str, count: int, state: str | None, *, as_json: bool, bootstrap: str, timeout_s: float
+) -> None:
+    """Those that are in a state, or that are taken (None)."""
+    from mq_cli.messages import MessageWriter
+
+    writer = MessageWriter(as_json=as_json, template=None, for_terminal=sys.stdout.isatty())
+    with open_admin(bootstrap, timeout_s) as admin:
+        writer.knows(admin.describe_topic(topic))
+        records = (
+            admin.pop_queue(topic, group, count) if state is None else admin.peek_queue(topic, group, count, state)
+        )
+        for record in records:
+            writer.write(record)
+    writer.flush()
+
+
+@queue.command()
+@click.argument("topic")
+@click.argument("group")
+@yes_option
+@json_option
+@bootstrap_option
+@timeout_option
+def purge(topic: str, group: str, yes: bool, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """Settle every message that waits in GROUP and that no member holds. The messages stay in the topic."""
+    with checking_what_was_typed():
+        _check(topic, group)
+    with open_admin(bootstrap, timeout_s) as admin:
+        known = admin.describe_queue(topic, group)
+        waiting = known.ready + known.delayed + known.doomed + known.parked
+        confirm(f"Settle {counted(waiting, 'message')} of queue {group} unworked?", yes=yes)
+        swept = admin.purge_queue(topic, group)
+    _write_swept(swept, as_json=as_json)
+
+
+@queue.command()
+@click.argument("topic")
+@click.argument("group")
+@json_option
+@bootstrap_option
+@timeout_option
+def redrive(topic: str, group: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """Make the parked messages of GROUP ready again, as if they had never failed."""
+    with checking_what_was_typed():
+        _check(topic, group)
+    with open_admin(bootstrap, timeout_s) as admin:
+        swept = admin.redrive_queue(topic, group)
+    _write_swept(swept, as_json=as_json)
+
+
+def _write_swept(swept: Mapping[int, int], *, as_json: bool) -> None:
+    if as_json:
+        write_json([{"partition": number, "records": records} for number, records in swept.items()])
+    else:
+        write_table(["#partition", "#messages"], list(swept.items()))
+
+
+@queue.command()
+@click.argument("topic")
+@click.argument("group")
+@bootstrap_option
+@timeout_option
+def pause(topic: str, group: str, bootstrap: str, timeout_s: float) -> None:
+    """Lend nothing more of GROUP. What its members hold they may still settle."""
+    with checking_what_was_typed():
+        _check(topic, group)
+    with open_admin(bootstrap, timeout_s) as admin:
+        admin.pause_queue(topic, group)
+    say(f"paused queue {group} of topic {topic}")
+
+
+@queue.command()
+@click.argument("topic")
+@click.argument("group")
+@bootstrap_option
+@timeout_option
+def resume(topic: str, group: str, bootstrap: str, timeout_s: float) -> None:
+    """Lend messages of GROUP again."""
+    with checking_what_was_typed():
+        _check(topic, group)
+    with open_admin(bootstrap, timeout_s) as admin:
+        admin.resume_queue(topic, group)
+    say(f"resumed queue {group} of topic {topic}")
+
+
+def _check(topic: str, group: str) -> None:
+    check_topic_name(topic)
+    check_group_name(group)
+
+
+def _say_settings(info: QueueInfo) -> None:
+    for setting, value in info.settings.items():
+        say(f"  {setting} = {value}")
+
+
+def _effective(info: QueueInfo) -> list[tuple[str, str, bool]]:
+    """Every setting: name, value, and whether that is the default."""
+    return [
+        (setting.name, info.settings.get(setting.name, setting.default), setting.name not in info.settings)
+        for setting in QUEUE_SETTINGS.values()
+    ]
+
+
+def _paused(info: QueueInfo) -> bool:
+    return info.settings.get("paused") == "true"
+
+
+def _sums(found: QueueDescription) -> dict[str, Any]:
+    return {
+        **{state: getattr(found, state) for state in STATES},
+        "accepted": found.accepted,
+        "charged": found.charged,
+        "members": found.members,
+    }
+
+
+def _info_document(info: QueueInfo) -> dict[str, Any]:
+    return {"topic": info.topic, "group": info.group, "settings": dict(info.settings)}
+
+
+def _partition_document(each: QueuePartition) -> dict[str, Any]:
+    return {
+        "partition": each.partition,
+        "base": each.base,
+        "frontier": each.frontier,
+        "log_end_offset": each.log_end_offset,
+        **{state: getattr(each, state) for state in STATES},
+        "oldest_ready_us": each.oldest_ready_us,
+        "accepted": each.accepted,
+        "dropped": dict(each.dropped),
+        "returned": each.returned,
+        "charged": each.charged,
+        "members": [
+            {"member": member.member, "records": member.records, "held_ms": member.held_ms} for member in each.members
+        ],
+        "more_members": each.more_members,
+        "runs_kept": each.runs_kept,
+    }
+
+
+def _run_document(run: QueueRun) -> dict[str, Any]:
+    return {
+        "first": run.first,
+        "end": run.end,
+        "state": run.state,
+        "deliveries": run.deliveries,
+        "failures": run.failures,
+        "due_us": run.due_us,
+        "member": run.member or None,
+        "error": run.error or None,
+    }

@@ -1,0 +1,266 @@
+"""`tritonmq work`: a command for each record of a queue group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
+from typing import IO, TYPE_CHECKING, Any, Final
+
+import click
+
+from mq_cli.messages import value_bytes
+from mq_cli.output import bootstrap_option, checking_what_was_typed, counted, open_admin, say
+
+if TYPE_CHECKING:
+    from mq_client import LeasedRecord, Queue
+
+RELEASES: Final = 75
+"""EX_TEMPFAIL of sysexits.h: not now."""
+
+_LOOK_MS: Final = 200.0
+_ERROR_BYTES: Final = 240
+_READ_BYTES: Final = 4_096
+
+
+@click.command()
+@click.argument("topic")
+@click.argument("group")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.option(
+    "--concurrency",
+    "-c",
+    type=click.IntRange(1, 1_000),
+    default=1,
+    show_default=True,
+    help="Commands at the same time.",
+)
+@click.option(
+    "--lease",
+    "lease_s",
+    type=click.FloatRange(1, 43_200),
+    metavar="SECONDS",
+    help="How long one command may take before its record is lent to others.  [default: as the group says]",
+)
+@click.option("--max", "count_max", type=click.IntRange(min=1), metavar="N", help="Exit after N records.")
+@click.option(
+    "--timeout",
+    "idle_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Exit when no record has come for this time.",
+)
+@bootstrap_option
+def work(
+    topic: str,
+    group: str,
+    command: tuple[str, ...],
+    concurrency: int,
+    lease_s: float | None,
+    count_max: int | None,
+    idle_s: float | None,
+    bootstrap: str,
+) -> None:
+    """Run COMMAND for each record of the queue group GROUP of TOPIC, with the record's value on its standard input.
+
+    Exit code 0 settles the record. 75 gives it back, and it is lent again at once. Any other one counts as a failure,
+    with the end of the command's standard error as its error: the record is lent again later, and parked after
+    delivery_limit failures. Rows of a topic with columns come as JSON.
+
+    The command finds TRITONMQ_TOPIC, TRITONMQ_PARTITION, TRITONMQ_OFFSET, TRITONMQ_DELIVERIES, TRITONMQ_FAILURES and
+    TRITONMQ_KEY (if the record has a key) in its environment.
+
+    Ctrl-C starts no more commands and waits for those that run; what was lent besides is given back. A second Ctrl-C
+    ends the commands too.
+
+    Example: tritonmq work thumbnails workers --concurrency 4 -- ./make-thumbnail
+    """
+    from mq_client import Queue
+    from mq_client.cluster.connection import parse_bootstrap
+
+    if shutil.which(command[0]) is None:  # before any record is lent
+        raise click.UsageError(f"there is no command {command[0]!r} to run: check its name and PATH")
+    with checking_what_was_typed():
+        addresses = parse_bootstrap(bootstrap)
+        queue = Queue(
+            addresses,
+            topic,
+            group,
+            in_flight_max=concurrency,
+            working=concurrency,
+            lease_ms=None if lease_s is None else int(lease_s * 1000),
+        )
+    with open_admin(bootstrap, 30) as admin:
+        described = admin.describe_topic(topic)
+    shape: Callable[[Any], Any] | None = None
+    if described.typed:
+        from mq_cli.map_objects import row_shape
+
+        shape = row_shape(described.schema)
+    with queue:
+        _Workers(queue, command, shape, count_max, idle_s).run(concurrency)
+
+
+class _Workers:
+    """Owns the threads, each of which runs one command at a time."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        command: Sequence[str],
+        shape: Callable[[Any], Any] | None,
+        count_max: int | None,
+        idle_s: float | None,
+    ) -> None:
+        self._queue = queue
+        self._command = command
+        self._shape = shape
+        self._left = count_max
+        self._idle_ms = None if idle_s is None else idle_s * 1000
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._died: BaseException | None = None
+
+    def run(self, concurrency: int) -> None:
+        """Until there is nothing more to do, or a signal. Raises what ended a worker."""
+        threads = [threading.Thread(target=self._work, daemon=True) for _ in range(concurrency)]
+        with self._hearing_signals():
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():  # so that signals are heard
+                    thread.join(_LOOK_MS / 1000)
+        if self._died is not None:
+            raise self._died
+
+    def _work(self) -> None:
+        waited_ms = 0.0
+        try:
+            while self._take_turn():
+                record = self._queue.take(_LOOK_MS)
+                if record is not None:
+                    waited_ms = 0.0
+                    self._run_for(record)
+                    continue
+                self._give_turn_back()
+                waited_ms += _LOOK_MS
+                if self._idle_ms is not None and waited_ms >= self._idle_ms:
+                    return
+        except BaseException as error:  # noqa: BLE001 - raised by `run`
+            self._died = self._died or error
+            self._stopping.set()
+
+    def _take_turn(self) -> bool:
+        with self._lock:
+            if self._stopping.is_set() or self._left == 0:
+                return False
+            if self._left is not None:
+                self._left -= 1
+            return True
+
+    def _give_turn_back(self) -> None:
+        with self._lock:
+            if self._left is not None:
+                self._left += 1
+
+    def _run_for(self, record: LeasedRecord) -> None:
+        from mq_client import LeaseLost
+
+        code, error = self._run_command(record)
+        where = f"{record.topic} partition {record.partition} offset {record.offset}"
+        try:
+            if code == 0:
+                record.ack().result()
+            elif code == RELEASES:
+                record.release().result()
+            else:
+                say(f"{where}: {error}")
+                record.fail(error).result()
+        except LeaseLost:
+            say(f"{where}: it took longer than its lease, so others may have been lent it: give --lease, or lease_ms")
+
+    def _run_command(self, record: LeasedRecord) -> tuple[int, str]:
+        """The exit code, and what is to be kept of the error."""
+        value = record.value if self._shape is None else self._shape(record.value)
+        child = subprocess.Popen(  # noqa: S603 - to run it is what the user asks for
+            self._command,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **_variables(record)},
+            start_new_session=True,  # a Ctrl-C is for us
+        )
+        with self._lock:
+            self._running.add(child)
+        assert child.stdin is not None
+        assert child.stderr is not None
+        feeding = threading.Thread(target=_feed, args=(child.stdin, value_bytes(value)), daemon=True)
+        feeding.start()
+        tail = _pass_on(child.stderr)
+        code = child.wait()
+        with self._lock:
+            self._running.discard(child)
+        how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
+        return code, f"{how}: {tail}" if tail else how
+
+    @contextlib.contextmanager
+    def _hearing_signals(self) -> Iterator[None]:
+        """The first one lets the commands end, the second one ends them."""
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            if self._stopping.is_set():
+                for child in list(self._running):
+                    child.terminate()
+                return
+            self._stopping.set()
+            if self._running:
+                say(f"waiting for {counted(len(self._running), 'command')} to end; once more ends them")
+
+        former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+
+def _variables(record: LeasedRecord) -> dict[str, str]:
+    found = {
+        "TRITONMQ_TOPIC": record.topic,
+        "TRITONMQ_PARTITION": str(record.partition),
+        "TRITONMQ_OFFSET": str(record.offset),
+        "TRITONMQ_DELIVERIES": str(record.deliveries),
+        "TRITONMQ_FAILURES": str(record.failures),
+    }
+    if isinstance(record.key, bytes) and b"\0" not in record.key:  # what no environment can hold
+        found["TRITONMQ_KEY"] = os.fsdecode(record.key)
+    return found
+
+
+def _feed(stdin: IO[bytes], value: bytes) -> None:
+    """A command need not read what it is given."""
+    with contextlib.suppress(OSError):
+        stdin.write(value)
+    with contextlib.suppress(OSError):
+        stdin.close()
+
+
+def _pass_on(stderr: IO[bytes]) -> str:
+    """What the command says goes to our standard error; the end of it."""
+    end = b""
+    with stderr:
+        while part := os.read(stderr.fileno(), _READ_BYTES):
+            sys.stderr.buffer.write(part)
+            sys.stderr.buffer.flush()
+            end = (end + part)[-_READ_BYTES:]
+    text = end.decode(errors="replace").strip()
+    encoded = text.encode()
+    if len(encoded) <= _ERROR_BYTES:
+        return text
+    return "..." + encoded[-_ERROR_BYTES + 3 :].decode(errors="ignore")

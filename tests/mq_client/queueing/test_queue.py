@@ -1,0 +1,304 @@
+"""Queues worked off at a real broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from mq_client import (
+    Admin,
+    Consumer,
+    InvalidRequest,
+    InvalidSetting,
+    LeaseLost,
+    NotDeserialized,
+    Producer,
+    Queue,
+    UnknownQueue,
+    UnknownTopic,
+    WrongGroupKind,
+)
+from mq_client.queueing import answers
+from tests.cluster.harness import wait_until
+
+WAIT_MS = 10_000
+
+
+def publish(bootstrap: str, topic: str, *values: str, partition: int | None = None) -> None:
+    with Producer(bootstrap) as producer:
+        for value in values:
+            producer.publish(topic, value, partition=partition)
+
+
+def test_each_outcome_does_what_it_says(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=2)
+    admin.declare_queue(topic, "g", retry_ms="50ms", delivery_limit=2)
+    publish(bootstrap, topic, "done", "bad", "once", "never", "back")
+    given: list[tuple[bytes, int, int]] = []
+    with Queue(bootstrap, topic, "g", idle_ms=500) as queue:
+        for record in queue:
+            given.append((record.value, record.deliveries, record.failures))
+            match record.value, record.deliveries:
+                case b"bad", _:
+                    record.reject("not understood")
+                case (b"once", 1) | (b"never", _):
+                    record.fail(ValueError("boom"))
+                case b"back", 1:
+                    record.release()
+                case _:
+                    record.ack()
+    assert sorted(given) == [
+        (b"back", 1, 0),
+        (b"back", 2, 0),
+        (b"bad", 1, 0),
+        (b"done", 1, 0),
+        (b"never", 1, 0),
+        (b"never", 2, 1),
+        (b"once", 1, 0),
+        (b"once", 2, 1),
+    ]
+    found = admin.describe_queue(topic, "g")
+    assert (found.accepted, found.parked + found.doomed, found.charged) == (3, 2, 3)
+    assert (found.ready, found.leased, found.delayed, found.members) == (0, 0, 0, {})
+    errors = {
+        run.error for number in range(2) for run in admin.queue_records(topic, "g", number) if run.state != "leased"
+    }
+    assert errors == {"not understood", "boom"}
+    wait_until(lambda: admin.describe_queue(topic, "g").parked == 2, "what failed is parked")
+    assert sorted(record.value for record in admin.peek_queue(topic, "g", state="parked")) == [b"bad", b"never"]
+    assert sum(admin.redrive_queue(topic, "g").values()) == 2
+    assert sorted(record.value for record in admin.pop_queue(topic, "g", 5)) == [b"bad", b"never"]
+    assert admin.pop_queue(topic, "g", 5) == []
+
+
+def test_members_share_the_records_of_one_partition_and_closing_gives_back_uncharged(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    admin.create_topic(topic)
+    publish(bootstrap, topic, *map(str, range(40)))
+    idle = Queue(bootstrap, topic, "g", in_flight_max=10)
+    first = idle.take(WAIT_MS)
+    assert first is not None
+    assert admin.describe_queue(topic, "g").leased == 10
+    assert admin.describe_queue(topic, "g").members == {idle.member_id: 10}
+    done: Counter[bytes] = Counter()
+    with Queue(bootstrap, topic, "g", in_flight_max=10) as queue:
+        for _ in range(30):
+            record = queue.take(WAIT_MS)
+            assert record is not None
+            record.ack()
+            done[record.value] += 1
+        first.ack().result(10)
+        done[first.value] += 1
+        idle.close()
+        for _ in range(9):
+            record = queue.take(WAIT_MS)
+            assert record is not None
+            assert (record.deliveries, record.failures) == (2, 0)
+            record.ack()
+            done[record.value] += 1
+    assert done == {str(number).encode(): 1 for number in range(40)}
+    idle.close()
+    with pytest.raises(LeaseLost, match="closed"):
+        first.fail("again")
+    assert idle.take(100) is None
+
+
+def test_a_lease_runs_out_for_what_is_worked_on_and_not_for_what_waits(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    admin.create_topic(topic)
+    publish(bootstrap, topic, "forgotten", "long", "waits")
+    admin.declare_queue(topic, "g", retry_ms=0)
+    with Queue(bootstrap, topic, "g", lease_ms=1_000, in_flight_max=3) as queue:
+        forgotten, long = queue.take(WAIT_MS), queue.take(WAIT_MS)
+        assert forgotten is not None
+        assert long is not None
+        with Queue(bootstrap, topic, "g", in_flight_max=1) as other:
+            again = None
+            while again is None:
+                long.extend().result(10)
+                again = other.take(300)
+            assert (again.value, again.deliveries, again.failures) == (b"forgotten", 2, 1)
+            assert again.lease > forgotten.lease
+            with pytest.raises(LeaseLost):
+                forgotten.ack().result(10)
+            with pytest.raises(LeaseLost):
+                forgotten.release()
+            again.ack().result(10)
+        long.ack().result(10)
+        waits = queue.take(WAIT_MS)
+        assert waits is not None
+        assert (waits.value, waits.deliveries) == (b"waits", 1)
+        waits.ack()
+    assert admin.describe_queue(topic, "g").accepted == 3
+
+
+def test_a_block_acknowledges_its_record_or_fails_it_with_the_exception(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    admin.create_topic(topic)
+    admin.declare_queue(topic, "g", retry_ms=0)
+    publish(bootstrap, topic, "a")
+    with Queue(bootstrap, topic, "g") as queue:
+        for failures in range(2):
+            record = queue.take(WAIT_MS)
+            assert record is not None
+            assert record.failures == failures
+            with pytest.raises(ZeroDivisionError), record:
+                _ = 1 / 0
+        record = queue.take(WAIT_MS)
+        assert record is not None
+        assert [run.error for run in admin.queue_records(topic, "g", 0)] == ["ZeroDivisionError: division by zero"]
+        with record:
+            pass
+    assert admin.describe_queue(topic, "g").accepted == 1
+
+
+def test_rows_of_a_typed_topic_come_as_arrow_and_are_settled_by_a_mask(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    admin.create_topic(topic, partitions=2, schema="n long, s string")
+    with Producer(bootstrap) as producer:
+        for number in range(20):
+            producer.publish(topic, {"n": number, "s": str(number)}, partition=number % 2)
+    seen: list[int] = []
+    with Queue(bootstrap, topic, "g", idle_ms=500) as queue:
+        for batch in queue.batches(max_records=7):
+            assert len(batch) <= 7
+            assert batch.rows.schema.names == ["n", "s"]
+            numbers = batch.rows.column("n").to_numpy()
+            assert batch.offsets.tolist() == [number // 2 for number in numbers]
+            assert set(numbers % 2) == {batch.partition}
+            batch.reject(numbers % 5 == 0, "a multiple of five")
+            batch.ack()
+            seen += numbers.tolist()
+    assert sorted(seen) == list(range(20))
+    found = admin.describe_queue(topic, "g")
+    assert (found.accepted, found.parked + found.doomed) == (16, 4)
+
+
+def test_records_are_settled_by_being_lent_if_that_is_asked_for(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=2)
+    publish(bootstrap, topic, *"abcd", partition=0)
+    publish(bootstrap, topic, *"efgh", partition=1)
+    with Queue(bootstrap, topic, "g", ack="auto", in_flight_max=2) as queue:
+        taken = []
+        for _ in range(2):
+            record = queue.take(WAIT_MS)
+            assert record is not None
+            with record:
+                taken.append(record.value)
+        with pytest.raises(InvalidRequest, match="auto"):
+            record.fail("no")
+        # Two more may have been lent meanwhile, and are gone
+        left = queue.peek(10)
+        assert len(left) in (4, 5, 6)
+        assert sorted(r.value for r in queue.pop(10)) == sorted(r.value for r in left)
+    assert admin.describe_queue(topic, "g").accepted == 8
+
+
+def test_a_record_that_cannot_be_read_can_be_rejected(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    publish(bootstrap, topic, '{"n": 1}', "nonsense")
+    with Queue(bootstrap, topic, "g", value_deserializer="json") as queue:
+        record = queue.take(WAIT_MS)
+        assert record is not None
+        assert record.value == {"n": 1}
+        record.ack()
+        with pytest.raises(NotDeserialized) as told:
+            queue.take(WAIT_MS)
+        told.value.record.reject("no JSON").result(10)  # type: ignore[attr-defined]
+    found = admin.describe_queue(topic, "g")
+    assert (found.accepted, found.parked + found.doomed) == (1, 1)
+
+
+def test_a_queue_that_is_paused_lends_nothing_and_a_purged_one_has_nothing_left(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    admin.create_topic(topic)
+    admin.declare_queue(topic, "g")
+    assert admin.pause_queue(topic, "g").settings["paused"] == "true"
+    publish(bootstrap, topic, "a", "b")
+    with Queue(bootstrap, topic, "g") as queue:
+        assert queue.take(300) is None
+        assert admin.purge_queue(topic, "g") == {0: 2}
+        admin.resume_queue(topic, "g")
+        publish(bootstrap, topic, "c")
+        record = queue.take(WAIT_MS)
+        assert record is not None
+        assert record.value == b"c"
+        record.ack()
+    assert [(info.topic, info.group) for info in admin.list_queues(topic)] == [(topic, "g")]
+    assert dict(admin.describe_queue(topic, "g").partitions[0].dropped) == {"purged": 2}
+
+
+def test_a_deleted_queue_ends_its_members_and_a_new_one_begins_anew(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "DECLARED_S", 0.0)
+    admin.create_topic(topic)
+    publish(bootstrap, topic, "a")
+    queue = Queue(bootstrap, topic, "g")
+    record = queue.take(WAIT_MS)
+    assert record is not None
+    record.ack().result(10)
+    admin.delete_queue(topic, "g")
+    with pytest.raises(UnknownQueue):
+        queue.take(WAIT_MS)
+    queue.close()
+    with pytest.raises(UnknownQueue):
+        admin.describe_queue(topic, "g")
+    with Queue(bootstrap, topic, "g") as queue:
+        record = queue.take(WAIT_MS)
+        assert record is not None
+        assert (record.value, record.deliveries) == (b"a", 1)
+
+
+def test_a_group_is_a_queue_or_a_stream(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    publish(bootstrap, topic, "a")
+    admin.declare_queue(topic, "queue")
+    consumer = Consumer(bootstrap, group="queue", start="earliest")
+    consumer.subscribe(topic)
+    with pytest.raises(WrongGroupKind):
+        consumer.start()
+    consumer.stop()
+    admin.move_group("stream", {topic: {0: 0}})
+    with pytest.raises(WrongGroupKind):
+        Queue(bootstrap, topic, "stream").take(WAIT_MS)
+
+
+def test_senseless_values_are_refused_before_anybody_is_asked(bootstrap: str, admin: Admin, topic: str) -> None:
+    for options in ({"in_flight_max": 0}, {"working": True}, {"ack": "later"}, {"lease_ms": 10}, {"idle_ms": -1}):
+        with pytest.raises(InvalidSetting):
+            Queue(bootstrap, "t", "g", **options)  # type: ignore[arg-type]
+    with pytest.raises(UnknownTopic):
+        Queue(bootstrap, topic, "g").take(100)
+    with pytest.raises(InvalidRequest, match="state='raedy' is not known: did you mean 'ready'"):
+        admin.peek_queue("t", "g", state="raedy")
+
+
+def test_several_threads_take_from_one_queue(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=3)
+    publish(bootstrap, topic, *map(str, range(300)))
+    done: list[bytes] = []
+    with Queue(bootstrap, topic, "g", in_flight_max=30, idle_ms=500) as queue:
+
+        def work() -> None:
+            for record in queue:
+                with record:
+                    done.append(record.value)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert sorted(map(int, done)) == list(range(300))
+    began = time.monotonic()
+    assert admin.describe_queue(topic, "g").accepted == 300
+    assert time.monotonic() - began < 10
