@@ -69,6 +69,12 @@ class Holdings:
         self.settling += len(indexes)
         self.places[lease.partition].settles.add(lease, indexes, word, tally, now)
 
+    def finish(self, lease: HeldLease, index: int) -> None:
+        """A record that was settled by being lent is handed out."""
+        lease.finish(index)
+        self.held -= 1
+        self.held_bytes -= lease.bytes_each
+
     def end(self, lease: HeldLease, indexes: Indexes, state: int) -> None:
         """These are done, or lost."""
         settling = lease.settling

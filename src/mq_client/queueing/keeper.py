@@ -120,7 +120,7 @@ class Keeper:
         with self.lock:
             lost, indexes = self._without_lost(lease, indexes)
             if bool((lease.states[indexes] >= SETTLING).any()):
-                raise InvalidRequest(f"{self._where(lease)}: some of these records have an outcome already")
+                raise InvalidRequest(f"{self._named(lease)}: some of these records have an outcome already")
             tally = Tally(self._where(lease), len(indexes), lost=lost)
             self.holdings.say(lease, indexes, word, tally, time.monotonic())
             self._work.notify()
@@ -151,7 +151,8 @@ class Keeper:
 
     def note_taken(self) -> None:
         """Something was handed out: if it was the last, or needs no outcome, more may be asked for. Under `lock`."""
-        if self.terms.accept or self.holdings.hungry:
+        enough = self.terms.accept and self.holdings.held * 2 <= self.terms.credit.records
+        if enough or self.holdings.hungry:
             self._work.notify()
 
     def close_soon(self, deadline: Deadline) -> None:
@@ -203,7 +204,10 @@ class Keeper:
         self.changed.notify_all()
         self.unread.notify_all()
 
-    def _where(self, lease: HeldLease) -> str:
+    def _where(self, lease: HeldLease) -> tuple[str, int]:
+        return self.terms.topic, lease.partition
+
+    def _named(self, lease: HeldLease) -> str:
         return f"topic {self.terms.topic!r} partition {lease.partition}"
 
     def _check_open(self, lease: HeldLease, index: int) -> None:
@@ -212,9 +216,9 @@ class Keeper:
             raise why_lost(self._where(lease), [int(lease.offsets[index])])
         if state >= SETTLING:
             if self.closing:
-                raise LeaseLost(f"{self._where(lease)}: the queue was closed, and what had no outcome was given back")
+                raise LeaseLost(f"{self._named(lease)}: the queue was closed, and what had no outcome was given back")
             raise InvalidRequest(
-                f"{self._where(lease)}: offset {int(lease.offsets[index])} has an outcome already: a record has one"
+                f"{self._named(lease)}: offset {int(lease.offsets[index])} has an outcome already: a record has one"
             )
 
     def _without_lost(self, lease: HeldLease, indexes: Indexes) -> tuple[list[int], Indexes]:

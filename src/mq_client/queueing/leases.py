@@ -99,6 +99,11 @@ class HeldLease:
         self._states[index] = SETTLING
         self.settling += 1
 
+    def finish(self, index: int) -> None:
+        """It was handed out, and needs no outcome."""
+        self._states[index] = DONE
+        self.open -= 1
+
     def begin_all(self, indexes: Indexes) -> None:
         self.states[indexes] = BEGUN_LATELY
 

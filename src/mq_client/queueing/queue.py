@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Final, Literal, TypeVar
 
-import numpy as np
-
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.listening import REFUSED_S
@@ -23,7 +21,7 @@ from mq_client.errors import InvalidRequest, InvalidSetting, NotDeserialized
 from mq_client.queueing.administration import declare, find_queue
 from mq_client.queueing.browsing import peek, pop
 from mq_client.queueing.keeper import Keeper
-from mq_client.queueing.leases import DONE, Indexes
+from mq_client.queueing.leases import DONE
 from mq_client.queueing.places import Credit, Terms
 from mq_client.queueing.reading import RowReader
 from mq_client.queueing.records import LeasedBatch, LeasedRecord
@@ -139,7 +137,7 @@ class Queue:
                 return None
             held, index, record = found
             if keeper.terms.accept:
-                keeper.holdings.end(held, _one(index), DONE)
+                keeper.holdings.finish(held, index)
             else:
                 held.begin(index)
             keeper.note_taken()
@@ -261,10 +259,6 @@ def _positive(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
         raise InvalidSetting(f"{name}={value!r}: give a whole number from 1 to {(1 << 31) - 1}")
     return value
-
-
-def _one(index: int) -> Indexes:
-    return np.array([index], dtype=np.int64)
 
 
 def _give_back(keeper: Keeper) -> None:

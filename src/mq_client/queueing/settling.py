@@ -6,11 +6,12 @@ become one line of a request.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -28,6 +29,9 @@ ERROR_BYTES_MAX: Final = 256
 """What a leader keeps of an error's text."""
 
 _NAMED_MAX: Final = 5
+
+Place: TypeAlias = tuple[str, int]
+"""Topic and partition."""
 
 
 class Word(NamedTuple):
@@ -51,41 +55,82 @@ def rejected(error: object) -> Word:
     return Word(pb.OUTCOME_REJECT, shortened(str(error), ERROR_BYTES_MAX))
 
 
-@dataclass(eq=False, slots=True)
+class OutcomeFuture(Future[None]):
+    """Ends when its records' outcome is committed. Made real when somebody first looks at it: most are never looked at,
+    and what a future consists of takes longer to make than all the rest of an outcome. Cannot be cancelled."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally  # Future.__init__ is called by Tally.look_at
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._tally.look_at(self)
+        return object.__getattribute__(self, name)
+
+    def cancel(self) -> bool:
+        """Always False."""
+        return False
+
+
+_looking = threading.Lock()
+
+
 class Tally:
     """Of one call: how many of its records have no answer yet, and which are lost. Its future ends when all have
     one."""
 
-    where: str
-    left: int
-    future: Future[None] = field(default_factory=Future)
-    lost: list[int] = field(default_factory=list)
-    error: TritonMQError | None = None
+    __slots__ = ("_told", "error", "future", "left", "lost", "where")
 
-    def answered(self, records: int, lost: Iterable[int] = (), error: TritonMQError | None = None) -> bool:
+    def __init__(self, where: Place, left: int, lost: Sequence[int] = ()) -> None:
+        self.where = where
+        self.left = left
+        self.lost = lost
+        self.error: TritonMQError | None = None
+        self.future = OutcomeFuture(self)
+        self._told = False
+
+    def answered(self, records: int, lost: Sequence[int] = (), error: TritonMQError | None = None) -> bool:
         """True once all are."""
         self.left -= records
-        self.lost.extend(lost)
+        if lost:
+            self.lost = [*self.lost, *lost]
         self.error = self.error or error
         return self.left <= 0
 
     def tell(self) -> None:
         """Whoever waits is told, here and now."""
-        if not self.future.set_running_or_notify_cancel():
-            return
+        with _looking:
+            self._told = True
+            looked_at = "_condition" in self.future.__dict__
+        if looked_at:
+            self._finish()
+
+    def look_at(self, future: OutcomeFuture) -> None:
+        """Make the future real. From any thread, any number of times."""
+        with _looking:
+            if "_condition" in future.__dict__:
+                return
+            Future.__init__(future)
+            told = self._told
+        if told:
+            self._finish()
+
+    def _finish(self) -> None:
         error = self.error or (why_lost(self.where, sorted(self.lost)) if self.lost else None)
+        self.future.set_running_or_notify_cancel()
         if error is None:
             self.future.set_result(None)
         else:
             self.future.set_exception(error)
 
 
-def why_lost(where: str, offsets: Sequence[int]) -> LeaseLost:
+def why_lost(where: Place, offsets: Sequence[int]) -> LeaseLost:
     named = ", ".join(map(str, offsets[:_NAMED_MAX])) + (", ..." if len(offsets) > _NAMED_MAX else "")
     return LeaseLost(
-        f"{where}: {len(offsets)} of these records are not this member's any more (offset {named}): their lease ran "
-        "out or was ended, and others may be given them. Work faster, call extend(), or give the group a longer "
-        "lease_ms"
+        f"topic {where[0]!r} partition {where[1]}: {len(offsets)} of these records are not this member's any more "
+        f"(offset {named}): their lease ran out or was ended, and others may be given them. Work faster, call "
+        "extend(), or give the group a longer lease_ms"
     )
 
 

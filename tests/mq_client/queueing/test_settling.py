@@ -16,10 +16,10 @@ def lease(records: int, number: int = 0) -> HeldLease:
 
 
 def test_single_outcomes_become_one_line_and_each_has_its_own_answer() -> None:
-    box, held, tallies = Outbox(), lease(10), [Tally("p", 1) for _ in range(4)]
+    box, held, tallies = Outbox(), lease(10), [Tally(("t", 0), 1) for _ in range(4)]
     for index, tally in zip((3, 1, 2, 7), tallies, strict=True):
         box.add_one(held, index, ACK, tally, 5.0)
-    box.add_one(held, 5, failed("boom"), Tally("p", 1), 6.0)
+    box.add_one(held, 5, failed("boom"), Tally(("t", 0), 1), 6.0)
     assert (box.since, box.records) == (5.0, 5)
     lines = box.take_lines()
     assert not box
@@ -40,7 +40,7 @@ def test_outcomes_of_different_leases_and_words_are_lines_of_their_own() -> None
     box, one, two = Outbox(), lease(4), lease(4, number=2)
     later = Word(pb.OUTCOME_RELEASE, "", 250)
     for held, index, word in ((one, 0, ACK), (two, 0, ACK), (one, 1, ACK), (one, 2, later)):
-        box.add_one(held, index, word, Tally("p", 1), 0.0)
+        box.add_one(held, index, word, Tally(("t", 0), 1), 0.0)
     wire = to_wire(box.take_lines())
     assert [(one.lease.entry, list(one.ranges)) for one in wire] == [(0, [100, 2]), (2, [100, 1]), (0, [102, 1])]
     assert [one.HasField("delay_ms") for one in wire] == [False, False, True]
@@ -50,7 +50,7 @@ def test_outcomes_of_different_leases_and_words_are_lines_of_their_own() -> None
 def test_what_is_too_much_for_one_request_goes_in_several_and_is_answered_once() -> None:
     box, held = Outbox(), lease(4 * RANGES_MAX)
     every_other = np.arange(0, 4 * RANGES_MAX, 2)
-    tally = Tally("p", len(every_other))
+    tally = Tally(("t", 0), len(every_other))
     box.add(held, every_other, ACK, tally, 0.0)
     said, requests = 0, 0
     while box:
@@ -66,16 +66,16 @@ def test_what_is_too_much_for_one_request_goes_in_several_and_is_answered_once()
 
 def test_what_had_no_answer_is_said_again_before_all_else() -> None:
     box, held = Outbox(), lease(10)
-    box.add_one(held, 0, ACK, Tally("p", 1), 0.0)
+    box.add_one(held, 0, ACK, Tally(("t", 0), 1), 0.0)
     lines = box.take_lines()
-    box.add_one(held, 1, ACK, Tally("p", 1), 0.0)
+    box.add_one(held, 1, ACK, Tally(("t", 0), 1), 0.0)
     box.put_back(lines, again=True)
     again = box.take_lines()
     assert [(line.again, line.indexes.tolist()) for line in again] == [(True, [0]), (False, [1])]
 
 
 def test_a_call_that_was_refused_tells_why() -> None:
-    tally = Tally("p", 2)
+    tally = Tally(("t", 0), 2)
     assert not tally.answered(1)
     assert tally.answered(1, error=NotLeader("no"))
     tally.tell()
