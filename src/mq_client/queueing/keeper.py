@@ -303,6 +303,7 @@ class Keeper:
                 self._look_at = min(self._look_at, now + _NO_LEADER_S)
                 continue
             led[number] = place
+            self._note_epoch(place, view.epochs[number])
             self._gather_extensions(place, now)
             starts += self._settle(place, address, now)
             starts += self._extend(place, address, now)
@@ -346,6 +347,13 @@ class Keeper:
                 self._doubt(call.address)
             else:
                 self._wake_at = min(self._wake_at, max(call.sent_at, call.doubted_at) + _STALL_S)
+
+    @staticmethod
+    def _note_epoch(place: Place, epoch: int) -> None:
+        """A new leader does not know how long leases are that this member asked for, until they are named to it."""
+        if place.epoch not in (0, epoch) and place.leases:
+            place.unsure = True
+        place.epoch = epoch
 
     def _recall_lease(self, place: Place) -> None:
         call, place.leasing = place.leasing, None

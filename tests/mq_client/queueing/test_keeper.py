@@ -128,6 +128,19 @@ def test_a_lease_whose_answer_was_lost_is_not_claimed_even_without_any_credit(mo
     member.close()
 
 
+def test_a_new_leader_is_told_what_is_held_even_without_any_credit(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaders = Leaders(1)
+    member = Member(leaders, monkeypatch, in_flight_max=2)
+    leaders.next("Lease").answer(lent(5, 0, 2))
+    member.take()
+    leaders.lead(2, epoch=2)
+    member.keeper._wake()
+    asked = leaders.next("Lease", records_max=0, wait_ms=0)
+    assert asked.address == "b:2"
+    assert [held.entry for held in asked.request.held] == [5]
+    member.close()
+
+
 def test_what_waits_is_extended_and_what_was_begun_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     leaders = Leaders(1)
     member = Member(leaders, monkeypatch, in_flight_max=3)
