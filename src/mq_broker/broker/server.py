@@ -224,7 +224,7 @@ class _Broker:
         """Their parts; what is returned serves methods."""
         self._declared = Declared(shell)
         self._working = Working(shell, self._declared, self._clock.now_us)
-        self._beginning = Beginning(shell, self._topics, self._declared)
+        self._beginning = Beginning(shell, self._topics, self._declared, self._working)
         return (
             Declaring(self._topics, self._declared),
             Leasing(shell, self._topics, self._declared, self._working, self._clock.now_us),

@@ -10,9 +10,9 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.queues.declared import LEVEL_OF_QUEUES, Declared, Queue
-from mq_broker.core.entries import Work
-from mq_broker.core.work.steps import Begin, End
-from mq_protocol.errors import TritonMQError
+from mq_broker.broker.queues.working import Working
+from mq_broker.core.work.steps import Begin, End, Step
+from mq_protocol.errors import OutcomeUnknown, TritonMQError
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.names import quoted
 
@@ -25,10 +25,11 @@ AGAIN_S: Final = 1.0
 class Beginning:
     """Owns which partitions are to be looked at."""
 
-    def __init__(self, shell: Shell, topics: Topics, declared: Declared) -> None:
+    def __init__(self, shell: Shell, topics: Topics, declared: Declared, working: Working) -> None:
         self._shell = shell
         self._topics = topics
         self._declared = declared
+        self._working = working
         self._due: dict[Partition, None] = {}
         self._wake = asyncio.Event()
         shell.on_role.append(self._role_changed)
@@ -96,12 +97,15 @@ class Beginning:
         start = partition.index.find_time(queue.start_us) if queue.start_us else 0
         log.info("%s: queue group %s begins at offset %d", partition.name, quoted(queue.group), start)
         begin = Begin(start, partition.replica.identity.recovery)
-        await partition.ask(Work(queue.group, queue.life, (begin,)), self._deadline())
+        await self._write(partition, queue.group, queue.life, begin)
 
     async def _end(self, partition: Partition, group: str, life: int) -> None:
         log.info("%s: queue group %s ends", partition.name, quoted(group))
-        await partition.ask(Work(group, life, (End(),)), self._deadline())
+        await self._write(partition, group, life, End())
 
-    @staticmethod
-    def _deadline() -> float:
-        return asyncio.get_running_loop().time() + REQUEST_TIMEOUT_MS / 1000
+    async def _write(self, partition: Partition, group: str, life: int, step: Step) -> None:
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_MS / 1000):
+                await self._working.add_steps(partition, group, life, (step,))
+        except TimeoutError:
+            raise OutcomeUnknown(f"{partition.name} did not commit this in time") from None

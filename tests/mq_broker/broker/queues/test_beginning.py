@@ -16,8 +16,10 @@ from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.queues import beginning
 from mq_broker.broker.queues.beginning import Beginning
 from mq_broker.broker.queues.declared import Declared
+from mq_broker.broker.queues.working import Working
 from mq_broker.coordination.interface import QueueSpec
 from mq_broker.core.entries import Work
+from mq_broker.core.messages import Refused
 from mq_broker.core.work.steps import Begin
 from mq_protocol.errors import (
     CoordinationUnavailable,
@@ -39,7 +41,7 @@ class World:
         self.stored = HERE
         self.reachable = True
         self.declared = Declared(broker)
-        self.beginning = Beginning(broker, topics, self.declared)
+        self.beginning = Beginning(broker, topics, self.declared, Working(broker, self.declared, lambda: 0))
 
     async def renewed(self, _topic: Topic) -> Topic:
         if not self.reachable:
@@ -121,14 +123,15 @@ def test_what_is_refused_for_now_is_tried_again(tmp_path: Path, monkeypatch: pyt
 
     async def scenario(world: World) -> None:
         refusals = [NotEnoughReplicas("for now")] * 3
-        ask = world.partition.ask
+        propose = world.partition.propose
 
-        async def refusing(*asked: Any) -> Any:
+        def refusing(operation: Any, on_reply: Any, deadline: float) -> None:
             if refusals:
-                raise refusals.pop()
-            return await ask(*asked)
+                on_reply(Refused(refusals.pop()))
+            else:
+                propose(operation, on_reply, deadline)
 
-        monkeypatch.setattr(world.partition, "ask", refusing)
+        monkeypatch.setattr(world.partition, "propose", refusing)
         world.store(g=QueueSpec(3))
         await until(lambda: world.lives() == {"g": 3})
         assert refusals == []

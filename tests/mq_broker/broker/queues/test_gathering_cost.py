@@ -158,3 +158,23 @@ def test_leases_of_a_member_that_never_comes_back_run_out_in_turns() -> None:
         assert cost.longest_hold_s < HOLD_S
 
     asyncio.run(scenario())
+
+
+def test_a_late_acknowledgement_over_all_runs_is_refused_before_each_was_looked_at() -> None:
+    marks = tuple((n, n + 1, Mark(1, 1, (n + 1) << 40)) for n in range(RUNS_MAX))
+    frozen = FrozenWork(1, (0, (), ()), RUNS_MAX, marks=marks)
+
+    async def scenario() -> None:
+        group = await of(frozen)
+        await answered(group.ask("new", 1))
+        async with measured() as cost:
+            refused = group.ack("a", LeaseId(1, 1, 0), (0, RUNS_MAX))
+            taken = group.ack("a", LeaseId(1, 1, 0), (0, 5_000))
+            for settling in (refused, taken):
+                await answered(settling)
+        assert isinstance(refused.answered.result()[0].error, InvalidRequest)
+        assert taken.answered.result()[0].error is None
+        assert group.state.base == 5_000
+        assert cost.longest_hold_s < HOLD_S
+
+    asyncio.run(scenario())

@@ -218,3 +218,22 @@ async def test_a_member_that_always_holds_something_is_drained_for_a_record_that
     group.ack("a", first, (1, 5))
     await rounds()
     assert offsets(asking) == [(0, 1)]
+
+
+@scenario
+async def test_beside_a_record_on_its_last_delivery_no_other_is_lent() -> None:
+    group = Group(10, delivery_limit=2, retry_ms=0)
+    first = (await group.ask("a", 1).answered).lease
+    group.outcome(Failed("broken"), "a", first, (0, 1))
+    await rounds()
+    alone = (await group.ask("a", 5).answered).lease
+    assert alone is not None
+    assert group.leased() == {"a": ((0, 1),)}
+    more = group.ask("a", 5, held=frozenset({alone}))
+    other = group.ask("b", 2)
+    await rounds()
+    assert not more.answered.done()
+    assert offsets(other) == [(1, 3)]
+    group.ack("a", alone, (0, 1))
+    await rounds()
+    assert offsets(more) == [(3, 8)]

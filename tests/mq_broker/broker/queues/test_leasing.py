@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from mq_broker.broker import server
 from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, RequestTooLarge, UnknownQueue, UnknownTopic
@@ -109,6 +110,18 @@ def test_a_member_that_waits_is_woken_by_new_records_and_by_the_end_of_a_pause(t
     asyncio.run(scenario())
 
 
+def test_a_member_that_asks_before_its_queue_has_begun_is_lent_as_soon_as_it_has(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", 1)
+            await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
+            async with asyncio.timeout(5):
+                assert ranges(await Member(broker).lease(1)) == [0, 1]
+
+    asyncio.run(scenario())
+
+
 def test_a_request_that_does_not_wait_is_answered_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with queue(tmp_path, records=0) as broker:
@@ -130,14 +143,14 @@ def test_a_lease_that_runs_out_by_the_brokers_clock_is_lent_to_another(tmp_path:
     asyncio.run(scenario())
 
 
-def test_a_queue_in_which_everything_is_settled_comes_to_rest(tmp_path: Path) -> None:
+def test_a_queue_in_which_everything_is_settled_comes_to_rest(tmp_path: Path, shells: list[Shell]) -> None:
     async def scenario() -> None:
         async with queue(tmp_path, records=5) as broker:
             member = Member(broker)
             lent = await member.lease(5)
             await member.ack(lent.lease, 0, 5)
             waiting = asyncio.ensure_future(member.lease(1, wait_ms=8_000))
-            partition = _partition(broker)
+            partition = _partition(shells)
             end = partition.replica.applied_index
             await until(_of(lambda: partition.rest.asleep))
             await asyncio.sleep(1.0)
@@ -168,11 +181,11 @@ WRONG: Sequence[tuple[str, pb.SettleOne, str]] = (
 )
 
 
-def test_what_cannot_be_right_changes_nothing_and_is_refused_early(tmp_path: Path) -> None:
+def test_what_cannot_be_right_changes_nothing_and_is_refused_early(tmp_path: Path, shells: list[Shell]) -> None:
     async def scenario() -> None:
         async with queue(tmp_path) as broker:
             member = Member(broker)
-            partition = _partition(broker)
+            partition = _partition(shells)
             before = partition.replica.machine.work.frozen()
             for what, settle, why in WRONG:
                 with pytest.raises(InvalidRequest, match=why):
@@ -223,9 +236,23 @@ def test_settles_of_one_request_are_answered_each_at_its_place(tmp_path: Path) -
     asyncio.run(scenario())
 
 
-def _partition(_broker: Broker) -> Partition:
-    """Its replica of the topic: the one that leads."""
-    [found] = [each for each in gc.get_objects() if type(each) is Partition and not each.closed and each.serving]
+@pytest.fixture
+def shells(monkeypatch: pytest.MonkeyPatch) -> list[Shell]:
+    """Those of the brokers that the test starts."""
+    made: list[Shell] = []
+
+    class Noted(Shell):
+        def __init__(self, *parts: Any) -> None:
+            super().__init__(*parts)
+            made.append(self)
+
+    monkeypatch.setattr(server, "Shell", Noted)
+    return made
+
+
+def _partition(shells: list[Shell]) -> Partition:
+    """The broker's replica of the topic."""
+    [found] = [each for each in shells[-1].partitions() if each.topic.spec.name == "t"]
     return found
 
 
