@@ -135,8 +135,11 @@ def test_a_broker_keeps_so_many_places_of_one_lock_and_of_all(tmp_path: Path) ->
         await streams[0].finish()
         last = Stream(locks, wanted("a"))
         await streams[1].token()
+        with pytest.raises(Overloaded, match="lock 'a'"):
+            await Stream(locks, wanted("a")).task
         for stream in (*streams[1:4], last):
             await stream.finish()
+        assert not locks._places, "or every name would leave something behind"
         await coordination.stop()
 
     asyncio.run(main())

@@ -11,20 +11,24 @@ import threading
 import uuid
 from collections.abc import Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
 
 from mq_broker import broker as parts
-from mq_broker.broker import BrokerConfig, serve
+from mq_broker.broker import BrokerConfig, serve, server
+from mq_broker.broker.administration.retention import Retention
 from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.storage.journal.recovery import recover
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
+from mq_protocol.errors import CoordinationUnavailable, InvalidSetting, StorageFailed
+from mq_protocol.limits import MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX, MESSAGE_OVERHEAD_BYTES
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, standalone, until
 
 
@@ -242,6 +246,96 @@ def test_whatever_says_that_it_runs_until_cancelled_runs_in_a_broker_that_serves
     async def scenario() -> None:
         async with standalone(tmp_path):
             assert endless - spawned == set()
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_ends_with_the_error_of_a_part_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(_self: Retention) -> None:
+        raise StorageFailed("the disk is gone")
+
+    async def scenario() -> None:
+        with pytest.raises(StorageFailed, match="the disk is gone"):
+            await asyncio.wait_for(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=asyncio.Event()), DEADLINE_S)
+
+    monkeypatch.setattr(Retention, "keep", fails)
+    asyncio.run(scenario())
+
+
+def test_a_start_that_is_given_up_has_ended_before_its_parts_are_taken_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    stop = asyncio.Event()
+
+    async def start(_self: server._Broker) -> None:
+        stop.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            ended.append("start")
+
+    async def leave(_self: server._Broker, _seconds: float) -> None:
+        ended.append("leave")
+
+    monkeypatch.setattr(server._Broker, "start", start)
+    monkeypatch.setattr(server._Broker, "leave", leave)
+    asyncio.run(asyncio.wait_for(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=stop), DEADLINE_S))
+    assert ended == ["start", "leave"]
+
+
+@pytest.mark.parametrize("told", [0, MEMORY_HIGH_FLOOR])
+def test_the_mark_of_memory_is_what_the_broker_was_told_or_else_half_of_what_there_is(
+    tmp_path: Path, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marks: list[int] = []
+
+    def noted(high: int, callers_max: int) -> Held:
+        marks.append(high)
+        return Held(high, callers_max)
+
+    monkeypatch.setattr(server, "Held", noted)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path, memory_high=told):
+            assert marks == [told or memory_high_by_default()]
+
+    asyncio.run(scenario())
+
+
+def test_what_is_known_of_topics_is_forgotten_when_one_is_gone_and_moves_are_looked_at_on_every_change() -> None:
+    did: list[str] = []
+    stand_in: Any = SimpleNamespace(
+        _shell=SimpleNamespace(follow_topics=lambda _topics, _changed: did.append("follow")),
+        _admin=SimpleNamespace(forget=lambda _topics: did.append("forget")),
+        _moves=SimpleNamespace(wake=lambda: did.append("wake")),
+        _beginning=SimpleNamespace(topics_changed=lambda: None),
+        _working=SimpleNamespace(settings_changed=lambda: None),
+    )
+    topics: Any = {"a": None, "b": None}
+    for changed, forgotten in ((None, True), ({"a"}, False), ({"a", "b"}, False), ({"a", "gone"}, True)):
+        did.clear()
+        server._Broker._on_topics(stand_in, topics, changed)
+        assert did == ["follow", *(["forget"] if forgotten else []), "wake"], changed
+
+
+def test_a_broker_that_takes_smaller_messages_than_a_topic_has_batches_says_so_when_it_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path, message_bytes_max=MESSAGE_BYTES_MAX) as broker:
+            await broker.create_topic("usual")
+            await broker.create_topic("large", batch_bytes_max="32MiB")
+        assert told() == []
+        async with standalone(tmp_path, message_bytes_max=(32 << 20) + MESSAGE_OVERHEAD_BYTES):
+            assert told() == []
+        async with standalone(tmp_path):
+            assert [text.split(" has batches")[0] for text in told()] == ["topic large"]
+
+    def told() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "--message-bytes-max" in each.getMessage()]
 
     asyncio.run(scenario())
 
