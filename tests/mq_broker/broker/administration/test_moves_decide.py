@@ -16,7 +16,7 @@ from mq_broker.broker.administration.moves import TRANSFER_MS, TRANSFERS_MAX, Mo
 from mq_broker.coordination.interface import Move, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, NotEnoughReplicas
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, NotEnoughReplicas, UnknownTopic
 from mq_protocol.limits import REPLICAS_MAX
 from mq_protocol.names import TRANSACTIONS_TOPIC
 
@@ -79,6 +79,8 @@ class Here:
         return next((topic for topic in self.all() if topic.spec.name == name), None)
 
     async def get(self, name: str) -> Any:
+        if name not in self.specs:
+            raise UnknownTopic("none")
         return self.find(name)
 
     async def refresh(self) -> None:
@@ -404,6 +406,10 @@ def test_moves_are_written_together_and_called_off_together() -> None:
         assert here.moves._changed.is_set(), "whoever leads them begins to look"
         await start(("t", 1, ()), cancel=True)
         assert here.specs["t"].moving == {0: Move((3, 4), (1, 2)), 1: Move((2, 3), (2, 3))}
+        edits = here.edits
+        with pytest.raises(UnknownTopic):
+            await start(("../t", 0, (1, 2)))
+        assert here.edits == edits, "a name is looked for in the list of topics before anything is written under it"
         many = tuple(range(1, REPLICAS_MAX + 2))
         with pytest.raises(InvalidRequest, match=f"name at most {REPLICAS_MAX}"):
             await start(("u", 0, many))

@@ -99,6 +99,36 @@ def test_a_new_broker_gets_its_share_and_no_more_is_moved_than_that() -> None:
     assert balanced(racks, after) == {}
 
 
+def alone(*counts: int) -> dict[tuple[str, int], tuple[int, ...]]:
+    """So many partitions of one replica on broker 1, on broker 2, and so on."""
+    members = [(broker,) for broker, count in enumerate(counts, 1) for _ in range(count)]
+    return {("t", number): each for number, each in enumerate(members)}
+
+
+@pytest.mark.parametrize(
+    ("counts", "moved"),
+    [((4, 1), 1), ((6, 0, 0), 4), ((4, 4, 4, 0), 3), ((3, 3, 0), 2), ((5, 3, 0, 0), 4), ((3, 2), 0), ((10, 1, 1), 6)],
+)
+def test_no_replica_is_moved_that_would_have_to_be_moved_on_or_back(counts: tuple[int, ...], moved: int) -> None:
+    racks = dict.fromkeys(range(1, len(counts) + 1), "")
+    layout = alone(*counts)
+    changed = balanced(racks, layout)
+    assert len(changed) == moved
+    assert spread(holds({**layout, **changed}), racks) <= 1
+
+
+def test_of_partitions_with_followers_too_no_more_is_moved_than_a_new_broker_needs() -> None:
+    pairs = [(1, 2), (2, 1), (1, 3), (3, 1), (2, 3), (3, 2)]
+    layout = {("t", number): members for number, members in enumerate(pairs)}
+    after = {**layout, **balanced({1: "", 2: "", 3: "", 4: ""}, layout)}
+    assert holds(after) == {1: 3, 2: 3, 3: 3, 4: 3}
+    assert sum(len(set(after[where]) - set(layout[where])) for where in layout) == 3
+
+
+def test_followers_are_moved_before_leaders() -> None:
+    assert balanced(FLAT, {("t", 0): (1,), ("t", 1): (2, 1)}) == {("t", 1): (2, 3)}
+
+
 def test_what_is_even_is_left_alone() -> None:
     layout = layout_of(7, 2, FLAT)
     assert balanced(FLAT, layout) == {}

@@ -16,7 +16,8 @@ from mq_broker.broker.config import AutoCreate
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.coordination import documents
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName, OutcomeUnknown
+from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName, OutcomeUnknown, UnknownTopic
+from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone
 
 
@@ -176,6 +177,21 @@ def test_a_topic_is_not_made_with_settings_that_do_not_exist_or_that_a_broker_ca
                 await broker.create_topic("t", batch_bytes_max="32MiB")
             with pytest.raises(InvalidSetting, match="did you mean 'durability'"):
                 await broker.create_topic("t", durabilty="os")
+            assert not (await broker.metadata()).topics
+
+    asyncio.run(scenario())
+
+
+def test_only_a_topic_of_users_that_there_is_can_be_deleted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("orders")
+            await broker.metadata(TRANSACTIONS_TOPIC)
+            with pytest.raises(UnknownTopic, match=r"there is no topic 'order'.*did you mean 'orders'"):
+                await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="order"))
+            with pytest.raises(InvalidTopicName):
+                await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name=TRANSACTIONS_TOPIC))
+            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="orders"))
             assert not (await broker.metadata()).topics
 
     asyncio.run(scenario())

@@ -16,15 +16,17 @@ from mq_broker.broker.administration.topics import Admin, _Told
 from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import schema_to_bytes
 from mq_protocol.errors import (
     CoordinationUnavailable,
     InvalidSetting,
+    NotEnoughBrokers,
     OutcomeUnknown,
     TopicExists,
     UnknownTopic,
     Unreachable,
 )
-from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
+from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES, PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
 
@@ -133,6 +135,10 @@ def test_a_leader_that_is_here_is_named_once_it_serves_and_another_while_it_live
         world.nodes[0] = node(3)
         assert (await world.info()).leader == 3, "what its own replica knows is no help: the node may know more"
         assert world.reads == [0]
+        world.broker = 3
+        world.nodes[0] = node(None)
+        world.admin.forget(set())
+        assert (await world.info()).leader == 0, "nobody is named in the place of one that is gone"
 
     run(scenario)
 
@@ -345,6 +351,41 @@ def test_a_new_topic_is_placed_by_the_topics_that_there_are_now() -> None:
         with pytest.raises(TopicExists):
             await world.admin._create("u", 3, 1, b"", {})
         assert len(made) == 1
+
+    run(scenario)
+
+
+def test_a_topic_may_have_as_many_partitions_and_replicas_as_the_bounds_and_no_more() -> None:
+    async def scenario(world: World) -> None:
+        there: Any = world
+        world.brokers = {}
+        there.racks = dict.fromkeys((1, 2, 3), "")
+
+        async def refresh() -> None:
+            pass
+
+        there.refresh, there.find = refresh, world.known.get
+        for partitions, replicas in ((1, REPLICAS_MAX), (PARTITIONS_PER_TOPIC_MAX, 4)):
+            with pytest.raises(NotEnoughBrokers):
+                await world.admin._create("v", partitions, replicas, b"", {})
+        for partitions, replicas in (
+            (0, 1),
+            (1, 0),
+            (1, REPLICAS_MAX + 1),
+            (PARTITIONS_PER_TOPIC_MAX + 1, 1),
+        ):
+            with pytest.raises(InvalidSetting, match="out of range"):
+                await world.admin._create("v", partitions, replicas, b"", {})
+
+    run(scenario)
+
+
+def test_a_topic_of_records_is_told_with_the_columns_of_records_and_a_typed_one_with_its_own() -> None:
+    async def scenario(world: World) -> None:
+        told = await world.admin._topic_info(world.known["t"])
+        assert (told.schema, told.typed) == (schema_to_bytes(SCHEMA), False)
+        typed = await world.admin._topic_info(world.topic("typed", schema=b"as it was stored"))
+        assert (typed.schema, typed.typed) == (b"as it was stored", True)
 
     run(scenario)
 
