@@ -75,6 +75,21 @@ def test_publishing_and_finishing_are_tried_until_they_are_done() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("finishing", [False, True], ids=["publishing", "finishing"])
+def test_the_pauses_between_attempts_grow(finishing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "BACKOFF_S", (0.01, 0.04))
+
+    async def scenario(world: World) -> None:
+        (world.coordinator if finishing else world.parts["t", 0]).refuse = [SOON] * 3
+        began = asyncio.get_running_loop().time()
+        decide = decision(0, line(0, 1))
+        world.decides(decide)
+        await world.until_published(decide)
+        assert asyncio.get_running_loop().time() - began >= 0.085, "one short pause and two longer ones"
+
+    run(scenario)
+
+
 def test_a_decision_is_finished_only_when_every_partition_has_published() -> None:
     async def scenario(world: World) -> None:
         world.parts["t", 1].refuse = [SOON] * 10_000
@@ -288,13 +303,13 @@ def test_who_cannot_say_for_now_is_asked_again_until_the_deadline() -> None:
 
 
 def test_a_partition_is_asked_again_only_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "BACKOFF_S", (0.02,))
+    monkeypatch.setattr(transactions, "BACKOFF_S", (0.01, 0.04))
 
     async def scenario(world: World) -> None:
         world.parts["t", 0].refuse = [SOON, UnknownTopic("none"), SOON]
         began = asyncio.get_running_loop().time()
         await checked(world, (0, 1))
-        assert asyncio.get_running_loop().time() - began >= 0.055
+        assert asyncio.get_running_loop().time() - began >= 0.085, "one short pause and two longer ones"
 
     run(scenario)
 
