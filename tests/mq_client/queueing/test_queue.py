@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from mq_client import (
     WrongGroupKind,
 )
 from mq_client.queueing import answers
+from mq_client.queueing.queue import _close_all
 from tests.cluster.harness import wait_until
 
 WAIT_MS = 10_000
@@ -105,6 +107,20 @@ def test_members_share_the_records_of_one_partition_and_closing_gives_back_uncha
     with pytest.raises(LeaseLost, match="closed"):
         first.fail("again")
     assert idle.take(100) is None
+
+
+def test_a_queue_that_nobody_closed_gives_back_what_it_holds(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic)
+    publish(bootstrap, topic, "a", "b")
+    for forget in (gc.collect, _close_all):  # nobody has it any more; the process ends
+        queue = Queue(bootstrap, topic, "g")
+        assert queue.take(WAIT_MS) is not None
+        assert admin.describe_queue(topic, "g").leased == 2
+        if forget is gc.collect:
+            del queue
+        forget()
+        wait_until(lambda: admin.describe_queue(topic, "g").leased == 0, "nothing is held")
+    assert (admin.describe_queue(topic, "g").ready, admin.describe_queue(topic, "g").charged) == (2, 0)
 
 
 def test_a_lease_runs_out_for_what_is_worked_on_and_not_for_what_waits(
