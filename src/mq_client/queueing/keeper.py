@@ -146,7 +146,7 @@ class Keeper:
             return SETTLING <= lease.state(index) < LOST
 
     def wake(self) -> None:
-        """Nothing is left to hand out. Under `lock`."""
+        """There may be something to ask or to say. Under `lock`."""
         self._work.notify()
 
     def note_taken(self) -> None:

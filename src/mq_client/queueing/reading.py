@@ -56,6 +56,7 @@ class RowReader:
         keeper, holdings = self._keeper, self._keeper.holdings
         with keeper.lock:
             holdings.reading = False
+            keeper.wake()  # it may have waited for more to come of this
             while not keeper.over:
                 if holdings.unread:
                     holdings.reading = True
