@@ -101,7 +101,7 @@ def test_rows_are_json_whatever_they_hold() -> None:
         "blob": b"\x00\xff",
         "nested": [{"a": None}, (1, 2.5, True)],
     }
-    assert json.loads(messages._bytes(row)) == {
+    assert json.loads(messages.value_bytes(row)) == {
         "when": "2026-01-01T00:00:00Z",
         "day": "2026-01-02",
         "price": "1.10",
