@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,6 +108,8 @@ def test_all_that_may_have_something_are_asked_and_the_best_log_goes_on_alone() 
         assert sorted(address for address, _ in world.asked) == ["broker-2", "broker-3"], (
             "also one that was moved away and is named"
         )
+        await asyncio.gather(*world.tasks)
+        assert len(world.asked) == 4, "and once more, so that they look at the node"
         assert all(0 < deadline - now <= recovery.STATUS_TIMEOUT_S + 1 for _, deadline in world.asked)
         [(version, state)] = world.written
         assert (version, state.isr, state.leader, state.leader_epoch, state.recovery) == (
@@ -171,6 +174,14 @@ def test_a_recovery_whose_answer_was_lost_is_found_done_and_one_that_others_were
         assert len(world.written) == recovery.WRITE_ATTEMPTS_MAX
 
     run(never)
+
+
+def test_a_recovery_by_another_with_another_log_is_not_taken_for_this_one() -> None:
+    choice = choose("t-0", LOST, {1: status(1), 2: status(2, last_index=8)}, "mine")
+    assert choice.made(choice.state)
+    assert choice.made(replace(choice.state, leader=LeaderName(1, 7), isr=(*choice.state.isr, (2, "joined"))))
+    assert not choice.made(replace(choice.state, isr=((2, "log-2"),))), "somebody chose the other log"
+    assert not choice.made(replace(choice.state, recovery=choice.state.recovery + 1)), "and this is a later one"
 
 
 def test_a_replica_without_a_log_is_no_candidate() -> None:

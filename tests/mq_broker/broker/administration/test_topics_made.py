@@ -16,7 +16,16 @@ from mq_broker.broker.config import AutoCreate
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.coordination import documents
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName, OutcomeUnknown, UnknownTopic
+from mq_protocol.errors import (
+    InvalidRequest,
+    InvalidSetting,
+    InvalidTopicName,
+    NotEnoughBrokers,
+    OutcomeUnknown,
+    TopicExists,
+    UnknownTopic,
+)
+from mq_protocol.limits import REPLICAS_MAX
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone
 
@@ -193,6 +202,48 @@ def test_only_a_topic_of_users_that_there_is_can_be_deleted(tmp_path: Path) -> N
                 await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name=TRANSACTIONS_TOPIC))
             await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="orders"))
             assert not (await broker.metadata()).topics
+
+    asyncio.run(scenario())
+
+
+def test_whoever_asks_for_the_coordinators_topic_waits_until_it_is_led_whichever_broker_made_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waited: list[Any] = []
+    made: Any = SimpleNamespace(spec=SimpleNamespace(name=TRANSACTIONS_TOPIC))
+    others = [False]
+
+    async def create(_self: Admin, *_what: object) -> Any:
+        if others[0]:
+            raise TopicExists("another broker was as quick")
+        return made
+
+    async def wait(_self: Admin, topic: Any, _deadline: float) -> None:
+        waited.append(topic)
+
+    async def get(_name: str) -> Any:
+        return made
+
+    async def refresh() -> None:
+        pass
+
+    monkeypatch.setattr(Admin, "_create", create)
+    monkeypatch.setattr(Admin, "_wait_until_led", wait)
+    there: Any = SimpleNamespace(brokers={1: None}, get=get, refresh=refresh)
+    for others[0] in (False, True):
+        waited.clear()
+        asyncio.run(Admin(there, there, there, there, there)._make_transactions_topic(1e9))
+        assert waited == [made]
+
+
+def test_a_topic_is_given_only_as_many_replicas_as_a_topic_may_have(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            with pytest.raises(InvalidSetting, match=r"replicas=.* is out of range"):
+                await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", replicas=REPLICAS_MAX + 1))
+            with pytest.raises(NotEnoughBrokers):
+                await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", replicas=REPLICAS_MAX))
 
     asyncio.run(scenario())
 
