@@ -76,7 +76,7 @@ def test_a_batch_holds_up_retention_if_it_comes_before_where_the_journal_could_b
 def test_brokers_that_do_not_answer_and_partitions_without_a_leader_are_asked_again_until_time_is_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(aborting, "AGAIN_S", 0.0)
+    monkeypatch.setattr(aborting, "AGAIN_S", 0.02)
 
     async def scenario(world: World) -> None:
         ours = aborts(world)
@@ -99,9 +99,11 @@ def test_brokers_that_do_not_answer_and_partitions_without_a_leader_are_asked_ag
             return answer
 
         world.transactions.ask_broker = ask_broker  # type: ignore[method-assign, assignment]
-        deadline = asyncio.get_running_loop().time() + 5
+        began = asyncio.get_running_loop().time()
+        deadline = began + 5
         assert await ours._fence_everywhere(KEY, (line(0, 1),), deadline) == (3, [])
         assert asked == [deadline] * 3
+        assert asyncio.get_running_loop().time() - began >= 0.035, "a pause before each further time"
         answers[:] = [Unreachable("away")]
         soon = asyncio.get_running_loop().time()
         assert await ours._fence_everywhere(KEY, (line(0, 1),), soon) == (0, ["what broker 2 leads: away"])

@@ -343,6 +343,25 @@ def test_what_is_decided_already_is_not_looked_for_again() -> None:
         request.batch_id = 5
         await world.transactions.decide(request, asyncio.get_running_loop().time() + 5)
         assert world.parts["t", 0].of(AreStaged)
+        for state in (known(4, line(0, 1), finished=False), known(4, line(0, 1), aborted=True)):
+            world.parts["t", 0].asked.clear()
+            world.coordinator.machine.transactions[KEY] = state
+            await world.transactions.decide(request, asyncio.get_running_loop().time() + 5)
+            assert not world.parts["t", 0].of(AreStaged), "the coordinator refuses it whatever is staged"
+
+    run(scenario)
+
+
+def test_a_decision_has_the_shorter_of_the_time_that_its_writer_gives_and_the_time_of_the_call() -> None:
+    async def scenario(world: World) -> None:
+        world.coordinator.answer = Decided(already=True, finished=True, row_count=0)
+        world.coordinator.machine.transactions[KEY] = known(4)
+        key = pb.TransactionKey(query_id=KEY.query_id, sink=KEY.sink)
+        for timeout_ms, longest in ((0, 100.0), (2_000, 2.0), (200_000, 100.0)):
+            world.coordinator.deadlines.clear()
+            request = pb.DecideRequest(key=key, batch_id=4, run_id="run", timeout_ms=timeout_ms)
+            await world.transactions.decide(request, asyncio.get_running_loop().time() + 100)
+            assert within(world.coordinator.deadlines, longest)
 
     run(scenario)
 
