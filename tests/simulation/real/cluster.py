@@ -25,6 +25,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Context
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -43,6 +44,7 @@ from tests.simulation.real.plan import Plan
 from tests.simulation.real.substitutes import in_place_of, substitutes
 from tests.simulation.real.transactors import Member, Transactor
 from tests.simulation.real.wires import Network
+from tests.simulation.real.workers import Ledger, Worker, declare
 from tests.simulation.real.zookeeper import Session, ZooKeeper
 
 BOOT_S = 60.0
@@ -168,6 +170,7 @@ class Cluster:
         self.trace = 0
         self.story: deque[str] = deque(maxlen=STORY_LINES)
         self.history: list[dict[str, Any]] = []
+        self.ledgers: dict[tuple[str, int], Ledger] = {}
         self.stopping = False
         self.over = False
         self._root = str(root)
@@ -248,6 +251,8 @@ class Cluster:
             await self._create(operator, name, partitions, settings)
             if self.plan.purges:
                 self.write("operator", "retention", topic=name, records=RECORDS_KEPT)
+            if self.plan.workers:
+                await self.until(partial(declare, operator, name), BOOT_S, f"the queue group of {name} is declared")
         clients: list[Client] = []
         number = 0
         for name, (partitions, _) in self.plan.topics.items():
@@ -257,6 +262,12 @@ class Cluster:
                     at_once = self.loop.random.choice((1, 3, 8))
                     clients.append(Producer(self, f"producer {number}", name, partition, at_once))
                 clients.append(Reader(self, f"reader of {name}-{partition}", name, partition))
+                if self.plan.workers:
+                    ledger = self.ledgers[name, partition] = Ledger(self, f"{name}-{partition}")
+                    clients += [
+                        Worker(self, f"worker {each} of {name}-{partition}", name, partition, ledger)
+                        for each in range(self.plan.workers)
+                    ]
                 if self.plan.groups:
                     clients.append(Member(self, f"member of {name}-{partition}", "g", name, partition))
             queries = [f"query {each} to {name}" for each in range(self.plan.transactors)]
@@ -282,6 +293,7 @@ class Cluster:
             "every batch is acknowledged or refused, once all is well",
         )
         await self.until(self.oracle.whole, self.plan.calm_s, self.oracle.why_not_whole)
+        await self.until(lambda: not self.oracle.why_not_worked_off(), self.plan.calm_s, self.oracle.why_not_worked_off)
         self.oracle.conclude()
         ends = {(line["topic"], line["partition"]): line["end"] for line in self.history if line["op"] == "final"}
         readers = [client for client in clients if isinstance(client, Reader | Member)]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mq_broker.core.messages import Audit, Effect
 from tests.simulation.real.clients import values_in
+from tests.simulation.real.workers import why_not_worked_off
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster
@@ -101,6 +102,17 @@ class Oracle:
 
     def whole(self) -> bool:
         return not self.why_not_whole()
+
+    def why_not_worked_off(self) -> str:
+        """What members of queue groups have left to do; empty if nothing."""
+        replicas = self._replicas()
+        for place, ledger in self.cluster.ledgers.items():
+            leader = next((each for each in replicas.get(place, {}).values() if each.serving), None)
+            if leader is None:
+                return f"{ledger.place} has a leader"
+            if why := why_not_worked_off(leader, ledger):
+                return why
+        return ""
 
     def conclude(self) -> None:
         """All replicas hold the same, and that is written down for the judge."""

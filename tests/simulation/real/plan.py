@@ -24,6 +24,7 @@ class Plan:
     bad_disk: int = 0
     transactors: int = 0
     groups: bool = False
+    workers: int = 0
 
     @property
     def purges(self) -> bool:
@@ -49,9 +50,10 @@ class Plan:
         size = "3000" if "small segments" in needs else "20000"
         plan.topics = {"t": (random.choice((1, 2)), {"durability": "fsync", "segment_bytes_max": size})}
         plan.groups, plan.transactors = "groups" in needs, int("transactions" in needs)
+        plan.workers = 3 if "queue" in needs else 0
         if "busy" in needs:
             plan.producers, plan.pause_s, plan.disk_latency_s = 3, 0.05, (0.001, 0.05)
-        kinds = set(needs) - {"small segments", "groups", "transactions", "busy"}
+        kinds = set(needs) - {"small segments", "groups", "transactions", "queue", "busy"}
         if kinds & {"sync fails", "read fails", "disk full"}:
             plan.bad_disk = random.randint(1, 3)
         plan.rates = {"kill": 0.2, "isolate": 0.2, **dict.fromkeys(sorted(kinds), 0.6)}
@@ -95,4 +97,5 @@ class Plan:
             settings["segment_bytes_max"] = random.choice(("3000", "20000", "1000000"))
         chosen = [kind for kind in kinds if random.random() < 0.6]
         plan.rates = {kind: random.choice((0.1, 0.3)) for kind in chosen}
+        plan.workers = Random(f"workers {seed}").choice((0, 0, 1, 3))
         return plan
