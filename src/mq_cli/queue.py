@@ -17,7 +17,6 @@ from mq_cli.output import (
     checking_what_was_typed,
     confirm,
     counted,
-    duration_text,
     json_option,
     open_admin,
     say,
@@ -219,8 +218,7 @@ def describe(
     for each in found.partitions:
         for member in each.members:
             held = counted(member.records, "record")
-            since = duration_text(member.held_ms)
-            say(f"member {member.member} holds {held} of partition {each.partition}, the oldest lease for {since}")
+            say(f"member {member.member} holds {held} of partition {each.partition}")
         if each.more_members:
             say(f"and {counted(each.more_members, 'member')} more hold records of partition {each.partition}")
     if partition is not None:
@@ -475,9 +473,7 @@ def _partition_document(each: QueuePartition) -> dict[str, Any]:
         "dropped": dict(each.dropped),
         "returned": each.returned,
         "charged": each.charged,
-        "members": [
-            {"member": member.member, "records": member.records, "held_ms": member.held_ms} for member in each.members
-        ],
+        "members": [{"member": member.member, "records": member.records} for member in each.members],
         "more_members": each.more_members,
         "runs_kept": each.runs_kept,
     }

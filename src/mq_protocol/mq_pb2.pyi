@@ -2813,20 +2813,17 @@ class QueueMember(_message.Message):
 
     MEMBER_FIELD_NUMBER: _builtins.int
     RECORDS_FIELD_NUMBER: _builtins.int
-    HELD_MS_FIELD_NUMBER: _builtins.int
     member: _builtins.str
     records: _builtins.int
-    held_ms: _builtins.int
     def __init__(
         self,
         *,
         member: _builtins.str = ...,
         records: _builtins.int = ...,
-        held_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_ms", b"held_ms", "member", b"member", "records", b"records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["member", b"member", "records", b"records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -37,12 +37,10 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class QueueMember:
-    """A member that holds records of one partition. `held_ms`: since its oldest lease was made, or since the
-    partition's leader began."""
+    """A member that holds records of one partition."""
 
     member: str
     records: int
-    held_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +165,7 @@ def described_partition(told: pb.QueuePartition) -> QueuePartition:
         dropped=MappingProxyType(dict(sorted(told.dropped.items()))),
         returned=told.returned,
         charged=told.charged,
-        members=tuple(QueueMember(each.member, each.records, each.held_ms) for each in told.members),
+        members=tuple(QueueMember(each.member, each.records) for each in told.members),
         more_members=told.more_members,
         runs_kept=told.runs_kept,
         leader_epoch=told.leader_epoch,
