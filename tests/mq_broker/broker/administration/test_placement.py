@@ -42,3 +42,8 @@ def test_a_start_turns_the_order_among_equals() -> None:
 def test_too_few_brokers_are_named() -> None:
     with pytest.raises(NotEnoughBrokers, match=r"3 replicas need 3 live brokers and there are 2 \(1, 4\)"):
         place(1, 3, {1: "", 4: ""}, [])
+
+
+def test_leaders_are_spread_though_every_broker_holds_every_partition() -> None:
+    assignment = place(4, 2, {1: "", 2: ""}, [])
+    assert sorted(members[0] for members in assignment) == [1, 1, 2, 2]

@@ -193,6 +193,13 @@ def test_a_replica_without_a_log_is_no_candidate() -> None:
         choose("t-0", LOST, told, "mine", from_broker=1)
 
 
+def test_a_replica_that_is_not_open_is_no_candidate_whatever_is_given_up() -> None:
+    told = {1: status(1, open=False, last_index=99), 2: status(2)}
+    assert choose("t-0", LOST, told, "mine", force=True).kept.broker == 2
+    with pytest.raises(InvalidRequest, match=r"broker 1 has no open replica; those that have: \[2\]"):
+        choose("t-0", LOST, told, "mine", from_broker=1, force=True)
+
+
 def test_the_last_epoch_that_can_be_gone_on_from_is_the_one_before_the_bound() -> None:
     told = {1: status(1, seen_epoch=EPOCH_MAX - 1), 2: status(2, seen_epoch=EPOCH_MAX, last_index=99)}
     choice = choose("t-0", LOST, told, "mine")
