@@ -239,6 +239,7 @@ class _Broker:
         self._shell.follow_topics(topics, changed)
         if changed is None or not topics.keys() >= set(changed):
             self._admin.forget(topics)
+            self._declared.keep(topics)
         self._moves.wake()
         self._beginning.topics_changed()
         self._working.settings_changed()

@@ -311,6 +311,7 @@ def test_what_is_known_of_topics_is_forgotten_when_one_is_gone_and_moves_are_loo
         _shell=SimpleNamespace(follow_topics=lambda _topics, _changed: did.append("follow")),
         _admin=SimpleNamespace(forget=lambda _topics: did.append("forget")),
         _moves=SimpleNamespace(wake=lambda: did.append("wake")),
+        _declared=SimpleNamespace(keep=lambda _topics: did.append("keep")),
         _beginning=SimpleNamespace(topics_changed=lambda: None),
         _working=SimpleNamespace(settings_changed=lambda: None),
     )
@@ -318,7 +319,7 @@ def test_what_is_known_of_topics_is_forgotten_when_one_is_gone_and_moves_are_loo
     for changed, forgotten in ((None, True), ({"a"}, False), ({"a", "b"}, False), ({"a", "gone"}, True)):
         did.clear()
         server._Broker._on_topics(stand_in, topics, changed)
-        assert did == ["follow", *(["forget"] if forgotten else []), "wake"], changed
+        assert did == ["follow", *(["forget", "keep"] if forgotten else []), "wake"], changed
 
 
 def test_a_broker_that_takes_smaller_messages_than_a_topic_has_batches_says_so_when_it_starts(

@@ -119,7 +119,11 @@ class Retention:
         settled stays, unless the topic is set otherwise."""
         held_by = ""
         if not partition.topic.settings.retention_over_queues:
-            for group, state in partition.replica.machine.work.items():
+            known = partition.replica.machine.work
+            for group, queue in partition.topic.spec.queues.items():
+                if not queue.start_us and (group not in known or known[group].life < queue.life):
+                    offset, held_by = 0, group  # it is about to begin
+            for group, state in known.items():
                 if state.base < offset:
                     offset, held_by = state.base, group
         if held_by != self._held_back.get(partition, ""):

@@ -18,6 +18,9 @@ from mq_protocol.names import quoted
 
 log = logging.getLogger(__name__)
 
+AT_ONCE: Final = 100
+"""Partitions whose groups are begun or ended side by side."""
+
 AGAIN_S: Final = 1.0
 """After an entry was refused for now."""
 
@@ -31,6 +34,8 @@ class Beginning:
         self._declared = declared
         self._working = working
         self._due: dict[Partition, None] = {}
+        self._turns: set[Partition] = set()
+        self._room = asyncio.Semaphore(AT_ONCE)
         self._wake = asyncio.Event()
         shell.on_role.append(self._role_changed)
 
@@ -49,13 +54,21 @@ class Beginning:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            due, self._due = self._due, {}
-            for partition in due:
-                if not await self._look(partition):
-                    self._due[partition] = None
-            if self._due:
-                await asyncio.sleep(AGAIN_S)
-                self._wake.set()
+            for partition in [each for each in self._due if each not in self._turns]:
+                del self._due[partition]
+                self._turns.add(partition)
+                self._shell.spawn(self._turn(partition), f"queue groups of {partition.name}")
+
+    async def _turn(self, partition: Partition) -> None:
+        """One that is held up holds up no other."""
+        async with self._room:
+            done = await self._look(partition)
+        self._turns.discard(partition)
+        if not done:
+            self._due[partition] = None
+            asyncio.get_running_loop().call_later(AGAIN_S, self._wake.set)
+        elif self._due:
+            self._wake.set()
 
     async def _look(self, partition: Partition) -> bool:
         """Whether nothing is left to do here."""

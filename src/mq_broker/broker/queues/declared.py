@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from mq_broker.broker.host.partition import Partition
@@ -70,6 +70,18 @@ class Declared:
                 "another name"
             )
         return queue
+
+    def check_reads_nothing(self, topic: str, group: str) -> None:
+        """Raises `WrongGroupKind` if the group reads the topic as a stream, as far as the replicas here know."""
+        for partition in self._shell.partitions():
+            if partition.topic.spec.name == topic and group in partition.replica.machine.cursors:
+                raise WrongGroupKind(
+                    f"group {group!r} reads topic {topic} as a stream: delete that group, or choose another name"
+                )
+
+    def keep(self, topic_ids: Container[str]) -> None:
+        """Forget what was read of other topics."""
+        self._read = {topic_id: read for topic_id, read in self._read.items() if topic_id in topic_ids}
 
     def check_level(self) -> None:
         """Raises `IncompatibleVersion` where a broker may not know queue groups."""

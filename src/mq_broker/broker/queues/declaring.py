@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.queues.declared import Declared
+from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, InvalidSetting, TooManyGroups, UnknownQueue
@@ -40,15 +41,16 @@ class Declaring:
         if request.change == pb.QUEUE_DECLARE:
             check_new_group_name(group)
             _check_names(settings)
+            self._declared.check_reads_nothing(topic, group)
             start_us = _start_us(request)
             made: list[bool] = []
 
             def declare(spec: TopicSpec) -> TopicSpec:
                 made.append(group not in spec.queues)
-                return with_queue(spec, group, _given(settings), start_us)
+                return with_queue(spec, group, settings, start_us)
 
             edited = await self._topics.edit(topic, declare)
-            answer = pb.AlterQueueResponse(queue=queue_told(topic, group, edited.spec.queues[group]), made=made[0])
+            answer = pb.AlterQueueResponse(queue=queue_told(topic, group, edited.spec.queues[group]), made=made[-1])
             log.info("topic %s: queue group %s is declared", topic, quoted(group))
             return answer
         if request.change == pb.QUEUE_ALTER:
@@ -69,7 +71,9 @@ class Declaring:
         response = pb.QueuesResponse()
         topics = [await self._topics.get(request.topic)] if request.topic else self._topics.all()
         size = 0
-        for topic in topics:
+        async for topic in in_turns(topics):
+            if topic.spec.name < request.after_topic or not topic.spec.queues:
+                continue
             for group, queue in sorted(topic.spec.queues.items()):
                 if (topic.spec.name, group) <= (request.after_topic, request.after_group):
                     continue
@@ -93,11 +97,11 @@ def with_queue(spec: TopicSpec, group: str, settings: Mapping[str, str], start_u
     """Raises `TooManyGroups`, and `InvalidRequest` if the group is there with other settings."""
     known = spec.queues.get(group)
     if known is not None:
-        other = sorted(name for name, value in settings.items() if known.settings.get(name) != value)
-        if other:
+        wanted = parse_queue_settings(_given({**known.settings, **settings}))
+        if settings and wanted != parse_queue_settings(known.settings):
             raise InvalidRequest(
-                f"queue group {group!r} of topic {spec.name} is declared already, with other values of "
-                f"{', '.join(other)}: `tritonmq queue alter {spec.name} {group}` changes them"
+                f"queue group {group!r} of topic {spec.name} is declared already, with other settings: `tritonmq queue "
+                f"alter {spec.name} {group}` changes them"
             )
         return spec
     if len(spec.queues) >= QUEUE_GROUPS_PER_PARTITION_MAX:
@@ -105,7 +109,7 @@ def with_queue(spec: TopicSpec, group: str, settings: Mapping[str, str], start_u
             f"topic {spec.name} has {len(spec.queues)} queue groups, as many as it may have: delete unused ones"
         )
     life = spec.queue_lives + 1
-    queue = QueueSpec(life, start_us, dict(settings))
+    queue = QueueSpec(life, start_us, _given(settings))
     return replace(spec, queues={**spec.queues, group: queue}, queue_lives=life)
 
 

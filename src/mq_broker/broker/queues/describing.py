@@ -18,13 +18,12 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.queues.declared import Declared, Queue
 from mq_broker.broker.queues.declaring import queue_told
-from mq_broker.broker.runtime.streams import asked_of_each
-from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
-from mq_protocol.errors import InvalidRequest, NotLeader, TritonMQError, UnknownQueue
+from mq_protocol.errors import InvalidRequest, NotLeader, RequestTooLarge, TritonMQError, UnknownQueue
+from mq_protocol.limits import ANSWER_BYTES_MAX
 
 MEMBERS_TOLD_MAX: Final = 100
 RUNS_TOLD_MAX: Final = 1_000
@@ -58,8 +57,13 @@ class Describing:
             )
         if request.runs_max > RUNS_TOLD_MAX:
             raise InvalidRequest(f"runs_max={request.runs_max} is above {RUNS_TOLD_MAX}: ask for fewer, then for more")
-        told = await asked_of_each(lambda number: self._told(request, number), request.partitions)
-        return pb.DescribeQueueResponse(queue=queue_told(request.topic, request.group, spec), partitions=told)
+        response = pb.DescribeQueueResponse(queue=queue_told(request.topic, request.group, spec))
+        size = 0
+        for number in request.partitions:
+            told = await self._told(request, number) if size < ANSWER_BYTES_MAX else _too_much(number)
+            size += told.ByteSize()
+            response.partitions.append(told)
+        return response
 
     async def _told(self, request: pb.DescribeQueueRequest, number: int) -> pb.QueuePartition:
         try:
@@ -82,6 +86,11 @@ class Describing:
         return told
 
 
+def _too_much(number: int) -> pb.QueuePartition:
+    error = RequestTooLarge("one answer does not take so much: describe fewer partitions at once")
+    return pb.QueuePartition(partition=number, error=to_wire(error))
+
+
 def _tell_totals(told: pb.QueuePartition, state: WorkState) -> None:
     told.life, told.base, told.frontier, told.runs_kept = state.life, state.base, state.frontier, state.runs
     totals = state.totals
@@ -99,27 +108,19 @@ def _tell_totals(told: pb.QueuePartition, state: WorkState) -> None:
 async def _count(told: pb.QueuePartition, partition: Partition, state: WorkState, queue: Queue) -> None:
     now_us, end = _now_us(), partition.next_offset
     counts: Counter[pb.RecordState.ValueType] = Counter()
-    marked = 0
-    async for low, high, mark in in_turns_of(state.marks, state.base, end):
-        count = state.settled.missing_count(low, high)
-        held = sum(state.settled.missing_count(a, b) for a, b, _ in state.lent.covered(((low, high),)))
-        marked += count - held
-        counts[_state_of(mark, queue, now_us)] += count - held
-    fresh = state.settled.missing_count(state.base, end) - state.leased - marked
-    told.ready = max(counts[pb.RECORD_READY] + fresh, 0)
-    told.leased = state.leased
+    first_ready = end
+    async for some in pages(state, state.base, end):
+        for low, high, lease, mark in some:
+            count = state.settled.missing_count(low, high)
+            kind = pb.RECORD_LEASED if lease is not None else _state_of(mark, queue, now_us)
+            counts[kind] += count
+            if count and kind == pb.RECORD_READY and first_ready == end:
+                first_ready = state.settled.next_missing(low)
+    told.ready, told.leased = counts[pb.RECORD_READY], counts[pb.RECORD_LEASED]
     told.delayed, told.doomed = counts[pb.RECORD_DELAYED], counts[pb.RECORD_DOOMED]
     told.parked = counts[pb.RECORD_PARKED]
-    first = next(
-        (
-            run[0]
-            for run in islice(_unsettled(state, queue, state.base, end, now_us), LOOKED_AT_ONCE)
-            if run[2] == pb.RECORD_READY
-        ),
-        None,
-    )
-    if first is not None and told.ready:
-        told.oldest_ready_us = partition.index.find(first).timestamp_us
+    if first_ready < end:
+        told.oldest_ready_us = partition.index.find(max(first_ready, partition.index.log_start_offset)).timestamp_us
 
 
 async def _tell_runs(
@@ -171,15 +172,22 @@ def _state_of(mark: Mark | None, queue: Queue, now_us: int) -> pb.RecordState.Va
     return pb.RECORD_DELAYED if mark.due_us > now_us else pb.RECORD_READY
 
 
-async def in_turns_of(runs: RunMap[Mark], first: int, end: int) -> AsyncIterator[tuple[int, int, Mark]]:
-    """The runs there. Others get their turn now and then, and may change what comes afterwards."""
+Piece = tuple[int, int, LeaseId | None, Mark | None]
+"""Records of one lease and one mark, settled ones among them: the first, one past the last."""
+
+
+async def pages(state: WorkState, first: int, end: int) -> AsyncIterator[list[Piece]]:
+    """All of it, cut where the lease or the mark changes. Between two pages others get their turn, and may change what
+    comes afterwards."""
     while first < end:
-        some = list(islice(runs.covered(((first, end),)), LOOKED_AT_ONCE))
-        for each in some:
-            yield each
-        if len(some) < LOOKED_AT_ONCE:
-            return
-        first = some[-1][1]
+        cut = (
+            (c, d, lease, mark)
+            for a, b, lease in state.lent.pieces(((first, end),))
+            for c, d, mark in state.marks.pieces(((a, b),))
+        )
+        page = list(islice(cut, LOOKED_AT_ONCE))
+        yield page
+        first = page[-1][1]
         await asyncio.sleep(0)
 
 

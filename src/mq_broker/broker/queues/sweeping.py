@@ -9,10 +9,10 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.queues.declared import Declared, Queue
-from mq_broker.broker.queues.describing import in_turns_of
+from mq_broker.broker.queues.describing import pages
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.streams import asked_of_each
-from mq_broker.core.work.ranges import RANGES_MAX, Range, joined
+from mq_broker.core.work.ranges import joined
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Drop, Reason, Reset, Step
 from mq_protocol import mq_pb2 as pb
@@ -59,28 +59,28 @@ class Sweeping:
         return pb.SweptPartition(partition=number, records=records)
 
     async def _purge(self, partition: Partition, queue: Queue) -> int:
-        end, state = partition.next_offset, _state(partition, queue)
+        """A piece of the state at a time, each an entry: to settle all of it at once may take long."""
+        end, total = partition.next_offset, 0
+        state = _state(partition, queue)
         if state is None:
             return 0
-        free = state.settled.missing_count(state.base, end)
-        held = sum(state.settled.missing_count(low, high) for low, high, _ in state.lent.covered(((0, end),)))
-        if free > held:
-            await self._write(partition, queue, Drop(((state.base, end),), Reason.PURGED))
-        return free - held
+        async for page in pages(state, state.base, end):
+            free = sum(state.settled.missing_count(low, high) for low, high, lease, _ in page if lease is None)
+            if free:
+                await self._write(partition, queue, Drop(((page[0][0], page[-1][1]),), Reason.PURGED))
+                total += free
+        return total
 
     async def _redrive(self, partition: Partition, queue: Queue) -> int:
-        at, end, total = 0, partition.next_offset, 0
-        while (state := _state(partition, queue)) is not None:
-            ranges: list[Range] = []
-            async for low, high, mark in in_turns_of(state.marks, at, end):
-                if mark.parked and len(ranges) < RANGES_MAX:
-                    ranges.append((low, high))
-            if not ranges:
-                break
-            parked = joined(ranges)
+        total, state = 0, _state(partition, queue)
+        if state is None:
+            return 0
+        async for page in pages(state, state.base, partition.next_offset):
+            parked = joined((low, high) for low, high, lease, mark in page if lease is None and mark and mark.parked)
             count = sum(state.settled.missing_count(low, high) for low, high in parked)
-            await self._write(partition, queue, Reset(parked))
-            at, total = parked[-1][1], total + count
+            if count:
+                await self._write(partition, queue, Reset(parked))
+                total += count
         return total
 
     async def _write(self, partition: Partition, queue: Queue, step: Step) -> None:

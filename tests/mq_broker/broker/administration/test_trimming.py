@@ -28,7 +28,7 @@ class Part:
         settings = SimpleNamespace(
             retention_ms=retention_ms, retention_bytes=retention_bytes, retention_over_queues=False
         )
-        self.topic = SimpleNamespace(settings=settings, internal=False)
+        self.topic = SimpleNamespace(settings=settings, internal=False, spec=SimpleNamespace(queues={}))
         self.index = OffsetIndex()
         for number in range(5):
             self.index.append(Published(10 * number, 10, number + 1, NOW_US - (4 - number) * 1_000_000, 100, 100))
@@ -176,9 +176,15 @@ def test_retention_stops_at_what_a_queue_group_has_not_settled_and_says_so_once(
     work.update(slow=SimpleNamespace(base=13), fast=SimpleNamespace(base=70))
     for _ in range(3):
         assert keeper._needed_from(part, 40) == 13
-    (told,) = caplog.messages
+    (told,) = caplog.messages[:1]
+    assert len(caplog.messages) == 1
     assert "offset 13" in told
     assert "'slow'" in told
+    declared = part.topic.spec.queues
+    declared["later"] = SimpleNamespace(life=4, start_us=0)
+    assert keeper._needed_from(part, 40) is None, "it has not begun here, and needs the first record"
+    declared["later"].start_us = 17
+    assert keeper._needed_from(part, 40) == 13
     work["slow"].base = 0
     assert keeper._needed_from(part, 40) is None
     part.topic.settings.retention_over_queues = True

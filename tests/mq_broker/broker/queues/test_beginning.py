@@ -139,6 +139,26 @@ def test_what_is_refused_for_now_is_tried_again(tmp_path: Path, monkeypatch: pyt
     run(tmp_path, scenario)
 
 
+def test_a_partition_that_is_held_up_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        never, seen = asyncio.Event(), []
+
+        async def look(partition: Any) -> bool:
+            seen.append(partition.name)
+            if partition.name == "held up":
+                await never.wait()
+            return True
+
+        monkeypatch.setattr(world.beginning, "_look", look)
+        parts: list[Any] = [type("Part", (), {"name": name})() for name in ("held up", "free")]
+        world.beginning._due.update(dict.fromkeys(parts))
+        world.beginning._wake.set()
+        await until(lambda: seen == ["held up", "free"])
+        never.set()
+
+    run(tmp_path, scenario)
+
+
 def test_before_the_level_is_raised_nothing_begins(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         world.broker.level = 1

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from mq_broker.broker.queues import declaring
 from mq_broker.broker.queues.declaring import with_queue, with_queue_settings, without_queue
 from mq_broker.coordination import file as coordination_file
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
@@ -25,7 +26,7 @@ from mq_protocol.errors import (
     UnknownTopic,
     WrongGroupKind,
 )
-from tests.mq_broker.broker.cluster import Broker, standalone
+from tests.mq_broker.broker.cluster import Broker, standalone, until
 
 TOPIC = TopicSpec("t", "0" * 32, ((1,),))
 
@@ -40,8 +41,12 @@ def test_each_declaration_gets_a_life_that_no_group_of_the_topic_had_before() ->
 
 
 def test_a_declaration_does_not_change_settings_that_are_there() -> None:
-    with pytest.raises(InvalidRequest, match="queue alter t g"):
-        with_queue(with_queue(TOPIC, "g", {}, 0), "g", {"lease_ms": "5s"}, 0)
+    spec = with_queue(TOPIC, "g", {"lease_ms": "60s", "retry_ms": ""}, 0)
+    assert spec.queues["g"].settings == {"lease_ms": "60s"}
+    assert with_queue(spec, "g", {"lease_ms": "1m", "delivery_limit": "10", "retry_ms": ""}, 0) == spec, "the same"
+    for other in ({"lease_ms": "5s"}, {"lease_ms": ""}, {"paused": "true"}):
+        with pytest.raises(InvalidRequest, match="queue alter t g"):
+            with_queue(spec, "g", other, 0)
 
 
 def test_a_topic_has_at_most_a_hundred_queue_groups() -> None:
@@ -158,5 +163,64 @@ def test_a_queue_group_is_not_read_as_a_stream(tmp_path: Path) -> None:
             moved = pb.MoveCursorsRequest(group="g", kind="spark", positions=[position])
             (refused,) = (await broker.ask("MoveCursors", moved)).partitions
             assert isinstance(from_wire(refused.error), WrongGroupKind)
+
+    asyncio.run(scenario())
+
+
+def test_a_group_that_reads_as_a_stream_is_not_declared(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            position = pb.CursorPosition(topic="t", offset=0)
+            await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="g", kind="spark", positions=[position]))
+            with pytest.raises(WrongGroupKind, match="as a stream"):
+                await alter(broker)
+            assert await told(broker) == {}
+
+    asyncio.run(scenario())
+
+
+def test_a_queue_begins_where_it_is_asked_to(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", 1, 2, 3)
+            await alter(broker, group="earliest")
+            await alter(broker, group="latest", latest=True)
+            await alter(broker, group="long ago", timestamp_us=17)
+
+            async def bases() -> dict[str, int] | None:
+                found = {}
+                for group in ("earliest", "latest", "long ago"):
+                    asked = pb.DescribeQueueRequest(topic="t", group=group, partitions=[0])
+                    (partition,) = (await broker.ask("DescribeQueue", asked)).partitions
+                    if partition.life:
+                        found[group] = partition.base
+                return found if len(found) == 3 else None
+
+            assert await until(bases) == {"earliest": 0, "latest": 3, "long ago": 0}
+
+    asyncio.run(scenario())
+
+
+def test_groups_are_told_a_page_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(declaring, "ANSWER_BYTES_MAX", 1)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            for topic in ("a", "b"):
+                await broker.create_topic(topic)
+                for group in ("g", "h"):
+                    await alter(broker, topic=topic, group=group)
+            pages, place = [], ("", "")
+            while True:
+                request = pb.QueuesRequest(after_topic=place[0], after_group=place[1])
+                answer = await broker.ask("Queues", request)
+                assert len(answer.queues) == 1
+                place = answer.queues[0].topic, answer.queues[0].group
+                pages.append(place)
+                if not answer.more:
+                    break
+            assert pages == [("a", "g"), ("a", "h"), ("b", "g"), ("b", "h")]
 
     asyncio.run(scenario())
