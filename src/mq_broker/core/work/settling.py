@@ -270,7 +270,8 @@ class _Entry:
                         continue
                     for missing in state.settled.missing(a, b):
                         lost.append(missing)
-                        if len(lost) > RANGES_MAX:
+                        self._pieces += 1
+                        if len(lost) > RANGES_MAX or self._pieces > PIECES_MAX:
                             return None, None
         return mine, lost
 

@@ -128,6 +128,21 @@ def test_an_extension_over_all_runs_is_cheap() -> None:
     asyncio.run(scenario())
 
 
+def test_many_outcomes_of_one_request_that_are_all_lost_leave_others_their_turn() -> None:
+    async def scenario() -> None:
+        state = WorkState(1, 0)
+        state.settled.add([(2 * n + 1, 2 * n + 2) for n in range(4_000)])
+        group = await of(FrozenWork(1, state.settled.frozen(), 8_000))
+        await answered(group.ask("new", 1))
+        async with measured() as cost:
+            settling = group.settle(*(Settle(LeaseId(1, 1, 0), "b", ((0, 8_000),), Failed("x")) for _ in range(200)))
+            await answered(settling)
+        assert all(len(answer.lost) >= 3_999 for answer in settling.answered.result())
+        assert cost.longest_hold_s < HOLD_S
+
+    asyncio.run(scenario())
+
+
 def test_many_requests_that_name_much_which_is_settled_leave_others_their_turn() -> None:
     async def scenario() -> None:
         group = Group(40_000)
