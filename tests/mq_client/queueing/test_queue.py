@@ -213,7 +213,7 @@ def test_records_are_settled_by_being_lent_if_that_is_asked_for(admin: Admin, bo
         # Two more may have been lent meanwhile, and are gone
         left = queue.peek(10)
         assert len(left) in (4, 5, 6)
-        assert sorted(r.value for r in queue.pop(10)) == sorted(r.value for r in left)
+        assert {r.value for r in queue.pop(10)} <= {r.value for r in left}
     assert admin.describe_queue(topic, "g").accepted == 8
 
 

@@ -81,6 +81,7 @@ class Gathering:
         self.closed = False
         self._queue = queue
         self._now_ms = now_ms
+        self.late: Callable[[], bool] = lambda: False
         self._now_us = now_us
         self._keep_time = keep_time
         self._loop = asyncio.get_running_loop()
@@ -292,6 +293,9 @@ class Gathering:
         self._reconcile(draft, queue, now_ms)
 
     def _take_expired(self, draft: Draft, now_ms: int) -> None:
+        if self.late():  # this leader stood still, and what members have sent meanwhile may come only now
+            self.slept(now_ms)
+            return
         settles = self._holdings.expired(now_ms)
         for settle in settles[:EXPIRED_LOGGED_MAX]:
             log.info(

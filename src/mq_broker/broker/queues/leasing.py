@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
@@ -24,6 +25,9 @@ from mq_protocol.names import check_member_id, check_member_key
 from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR
 
 DELAY_MS_MAX: Final = 365 * 86_400_000
+
+NAMED_MAX: Final = 4
+"""How often a request may name one record."""
 
 _BEFORE_DEADLINE_S: Final = 0.5
 """So long before a request's deadline it is answered that nothing was ready: the answer takes its time, too."""
@@ -74,6 +78,8 @@ class Leasing:
             raise InvalidRequest(f"a request settles at most {RANGES_MAX} ranges: settle fewer at once")
         end = partition.next_offset
         items = [self._item(settle, request.member, end) async for settle in in_turns(request.settles)]
+        _check_often(item.ranges for item in items if isinstance(item, Extend))
+        _check_often(item.ranges for item in items if not isinstance(item, Extend))
         _check_epochs(partition, [item.lease for item in items])
         timeout_ms = min(request.timeout_ms or REQUEST_TIMEOUT_MS, REQUEST_TIMEOUT_MS)
         until = min(deadline, asyncio.get_running_loop().time() + timeout_ms / 1000)
@@ -128,6 +134,22 @@ class Leasing:
                 return Rejected(error)
             case other:
                 raise InvalidRequest(f"outcome {other} is not known: ack, release, fail, reject or extend (0 to 4)")
+
+
+def _check_often(several: Iterable[Ranges]) -> None:
+    """Raises `InvalidRequest` if a record is named too often: each range may be compared with all that is lent, so a
+    small request that names everything again and again would cost much. A member may name one that came back to it."""
+    ranges = list(chain.from_iterable(several))
+    ends = sorted(end for _, end in ranges)
+    over = 0
+    for begun, first in enumerate(sorted(first for first, _ in ranges), 1):
+        while ends[over] <= first:
+            over += 1
+        if begun - over > NAMED_MAX:
+            raise InvalidRequest(
+                f"a request names a record at most {NAMED_MAX} times, and offset {first} more often: settle fewer at "
+                "once"
+            )
 
 
 def _lease_of(lease: pb.LeaseId) -> LeaseId:

@@ -128,7 +128,12 @@ class Working:
                 self._now_us,
                 self._keep_time,
             )
+            known.late = self._is_late
         return known
+
+    def _is_late(self) -> bool:
+        """Whether this broker's loop stood still, and has not looked at its clocks since."""
+        return self._beat is not None and self._loop.time() - self._beat_at > SLEPT_S
 
     def settings_changed(self) -> None:
         """Queue groups were declared, changed or deleted."""

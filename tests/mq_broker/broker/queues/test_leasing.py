@@ -172,6 +172,7 @@ WRONG: Sequence[tuple[str, pb.SettleOne, str]] = (
     ("9,000 ranges", pb.SettleOne(lease=HELD, ranges=[1, 1] * 9_000), "at most 8000 ranges"),
     ("outcome", pb.SettleOne(lease=HELD, ranges=[0, 1], outcome=9), "outcome 9 is not known"),  # type: ignore[arg-type]
     ("error of an ack", pb.SettleOne(lease=HELD, ranges=[0, 1], error="x"), "have an error"),
+    ("the same again and again", pb.SettleOne(lease=HELD, ranges=[0, 1]), "at most 4 times"),
     ("delay of an ack", pb.SettleOne(lease=HELD, ranges=[0, 1], delay_ms=1), "after a delay"),
     (
         "delay",
@@ -189,7 +190,7 @@ def test_what_cannot_be_right_changes_nothing_and_is_refused_early(tmp_path: Pat
             before = partition.replica.machine.work.frozen()
             for what, settle, why in WRONG:
                 with pytest.raises(InvalidRequest, match=why):
-                    await member.settle(pb.SettleOne(lease=HELD, ranges=[0, 1]), settle)
+                    await member.settle(*[settle] * 5)
                 assert partition.replica.machine.work.frozen() == before, what
             later = pb.LeaseId(leader_epoch=1 << 40, entry=1)
             with pytest.raises(NotLeader):

@@ -96,6 +96,17 @@ async def test_a_loop_that_stood_still_runs_out_no_lease() -> None:
 
 
 @scenario
+async def test_a_loop_that_stood_still_runs_out_no_lease_though_members_come_first() -> None:
+    world = World(10)
+    await world.asks("a")
+    world.working._beat_at -= 60.0
+    world.ms += 60_000
+    await world.asks("b")  # is heard before the clocks are looked at
+    assert {held.member for held in world.led.state.leases.values()} == {"a", "b"}
+    assert world.led.state.totals.charged == 0
+
+
+@scenario
 async def test_without_a_lease_no_timer_runs() -> None:
     world = World()
     waiting = world.asks("a")
