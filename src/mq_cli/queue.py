@@ -4,7 +4,8 @@ off by hand."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +33,7 @@ from mq_protocol.names import check_group_name, check_new_group_name, check_topi
 from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings
 
 if TYPE_CHECKING:
-    from mq_client import QueueDescription, QueueInfo, QueuePartition, QueueRun
+    from mq_client import Admin, QueueDescription, QueueInfo, QueuePartition, QueueRun
 
 STATES: Final = ("ready", "leased", "delayed", "doomed", "parked")
 
@@ -196,10 +197,8 @@ def describe(
     """Show what became of each partition's records in GROUP, and which members hold some."""
     if state is not None and partition is None:
         raise click.UsageError("--state is about the records of one partition: give --partition too")
-    with checking_what_was_typed():
-        _check(topic, group)
     runs: list[QueueRun] = []
-    with open_admin(bootstrap, timeout_s) as admin:
+    with _asking(topic, group, bootstrap, timeout_s) as admin:
         found = admin.describe_queue(topic, group)
         if partition is not None:
             runs = admin.queue_records(topic, group, partition, state or "any")
@@ -280,9 +279,7 @@ def _write_runs(runs: list[QueueRun]) -> None:
 @timeout_option
 def delete(topic: str, group: str, yes: bool, bootstrap: str, timeout_s: float) -> None:
     """Delete the queue group GROUP of TOPIC. No message is deleted."""
-    with checking_what_was_typed():
-        _check(topic, group)
-    with open_admin(bootstrap, timeout_s) as admin:
+    with _asking(topic, group, bootstrap, timeout_s) as admin:
         admin.describe_queue(topic, group)
         confirm(f"Delete queue {group} of topic {topic}, and forget what it has settled?", yes=yes)
         admin.delete_queue(topic, group)
@@ -366,9 +363,7 @@ def _write_messages(
 @timeout_option
 def purge(topic: str, group: str, yes: bool, as_json: bool, bootstrap: str, timeout_s: float) -> None:
     """Settle every message that waits in GROUP and that no member holds. The messages stay in the topic."""
-    with checking_what_was_typed():
-        _check(topic, group)
-    with open_admin(bootstrap, timeout_s) as admin:
+    with _asking(topic, group, bootstrap, timeout_s) as admin:
         known = admin.describe_queue(topic, group)
         waiting = known.ready + known.delayed + known.doomed + known.parked
         confirm(f"Settle {counted(waiting, 'message')} of queue {group} unworked?", yes=yes)
@@ -384,9 +379,7 @@ def purge(topic: str, group: str, yes: bool, as_json: bool, bootstrap: str, time
 @timeout_option
 def redrive(topic: str, group: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
     """Make the parked messages of GROUP ready again, as if they had never failed."""
-    with checking_what_was_typed():
-        _check(topic, group)
-    with open_admin(bootstrap, timeout_s) as admin:
+    with _asking(topic, group, bootstrap, timeout_s) as admin:
         swept = admin.redrive_queue(topic, group)
     _write_swept(swept, as_json=as_json)
 
@@ -405,9 +398,7 @@ def _write_swept(swept: Mapping[int, int], *, as_json: bool) -> None:
 @timeout_option
 def pause(topic: str, group: str, bootstrap: str, timeout_s: float) -> None:
     """Lend nothing more of GROUP. What its members hold they may still settle."""
-    with checking_what_was_typed():
-        _check(topic, group)
-    with open_admin(bootstrap, timeout_s) as admin:
+    with _asking(topic, group, bootstrap, timeout_s) as admin:
         admin.pause_queue(topic, group)
     say(f"paused queue {group} of topic {topic}")
 
@@ -419,11 +410,18 @@ def pause(topic: str, group: str, bootstrap: str, timeout_s: float) -> None:
 @timeout_option
 def resume(topic: str, group: str, bootstrap: str, timeout_s: float) -> None:
     """Lend messages of GROUP again."""
+    with _asking(topic, group, bootstrap, timeout_s) as admin:
+        admin.resume_queue(topic, group)
+    say(f"resumed queue {group} of topic {topic}")
+
+
+@contextmanager
+def _asking(topic: str, group: str, bootstrap: str, timeout_s: float) -> Iterator[Admin]:
+    """Who asks the brokers, once the names can be right."""
     with checking_what_was_typed():
         _check(topic, group)
     with open_admin(bootstrap, timeout_s) as admin:
-        admin.resume_queue(topic, group)
-    say(f"resumed queue {group} of topic {topic}")
+        yield admin
 
 
 def _check(topic: str, group: str) -> None:

@@ -398,7 +398,7 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
         dedup_ms=_unless_for_ever(given, "dedup_ms", limits.DEDUP_MS_FLOOR, parse_duration),
         retention_ms=_unless_for_ever(given, "retention_ms", limits.RETENTION_MS_FLOOR, parse_duration),
         retention_bytes=_unless_for_ever(given, "retention_bytes", 0, parse_size),
-        retention_over_queues=_flag(given, "retention_over_queues"),
+        retention_over_queues=parse_flag(given, SETTINGS["retention_over_queues"]),
         on_total_loss=_on_total_loss(given.get("on_total_loss"), durability),
     )
 
@@ -412,10 +412,11 @@ def _durability(text: str) -> Durability:
     return Durability(text)
 
 
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name, "false")
+def parse_flag(given: Mapping[str, str], setting: Setting) -> bool:
+    """False unless it is given. Raises `InvalidSetting` for anything but `true` and `false`."""
+    text = given.get(setting.name, "false").strip().lower()
     if text not in ("true", "false"):
-        raise InvalidSetting(f"{name}={text!r} is not allowed: give true or false; {SETTINGS[name].reason}")
+        raise InvalidSetting(f"{setting.name}={text!r} is not allowed: give {setting.allowed}; {setting.reason}")
     return text == "true"
 
 

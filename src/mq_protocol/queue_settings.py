@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Final, TypeVar
 
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.names import Setting, did_you_mean, parse_duration
+from mq_protocol.names import Setting, did_you_mean, parse_duration, parse_flag
 
 T = TypeVar("T", int, float)
 
@@ -116,7 +116,7 @@ def parse_queue_settings(given: Mapping[str, str]) -> QueueSettings:
         retry_ms_max=time_ms("retry_ms_max", usual.retry_ms_max, 0, RETRY_MS_CEILING),
         dead_letter=_dead_letter(given.get("dead_letter", usual.dead_letter.value)),
         in_flight_max=_number(given, "in_flight_max", usual.in_flight_max, 1, 1_000_000, int),
-        paused=_flag(given, "paused"),
+        paused=parse_flag(given, QUEUE_SETTINGS["paused"]),
     )
 
 
@@ -148,10 +148,3 @@ def _dead_letter(text: str) -> DeadLetter:
             "for dead letters are not built yet)"
         )
     return DeadLetter(text)
-
-
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name, "false").strip().lower()
-    if text not in ("true", "false"):
-        raise InvalidSetting(f"{name}={given[name]!r} is not allowed: give true or false")
-    return text == "true"

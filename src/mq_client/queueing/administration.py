@@ -58,8 +58,7 @@ def declare(
 
 
 def _wait_until_begun(connection: Connection, topic: str, group: str, limit: Deadline) -> None:
-    """What is asked next may go to any leader, and a queue that begins at the topic's end begins there when it begins.
-    A partition that has no leader now is not waited for."""
+    """What is asked next may go to any leader. A partition that has no leader now is not waited for."""
     while not limit.expired:
         try:
             found = describe(connection, topic, group, limit)

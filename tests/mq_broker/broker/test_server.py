@@ -322,6 +322,23 @@ def test_what_is_known_of_topics_is_forgotten_when_one_is_gone_and_moves_are_loo
         assert did == ["follow", *(["forget", "keep"] if forgotten else []), "wake"], changed
 
 
+def test_queue_groups_that_waited_for_the_level_of_features_are_looked_at_once_it_is_raised() -> None:
+    looked: list[int] = []
+    shell: Any = SimpleNamespace(level=1, brokers_seen=lambda _live: None)
+    stand_in: Any = SimpleNamespace(
+        _shell=shell,
+        cluster=SimpleNamespace(level=1, live=(), brokers={}),
+        _links=SimpleNamespace(know=lambda _brokers: None),
+        _beginning=SimpleNamespace(topics_changed=lambda: looked.append(shell.level)),
+    )
+    server._Broker._on_brokers(stand_in)
+    assert looked == []
+    stand_in.cluster.level = 2
+    server._Broker._on_brokers(stand_in)
+    server._Broker._on_brokers(stand_in)
+    assert looked == [2], "once, and with the new level"
+
+
 def test_a_broker_that_takes_smaller_messages_than_a_topic_has_batches_says_so_when_it_starts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from itertools import islice
-from typing import Final
+from typing import Final, TypeAlias
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.queues.declared import Declared, Queue
 from mq_broker.broker.queues.declaring import queue_told
-from mq_broker.core.work.state import Mark, WorkState
+from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
@@ -29,9 +29,6 @@ MEMBERS_TOLD_MAX: Final = 100
 RUNS_TOLD_MAX: Final = 1_000
 LOOKED_AT_ONCE: Final = 1_000
 """Runs between which others on the loop get their turn."""
-
-Run = tuple[int, int, pb.RecordState.ValueType, Mark | None, LeaseId | None]
-"""Unsettled records of one state and mark: the first, one past the last."""
 
 
 class Describing:
@@ -109,10 +106,10 @@ async def _count(told: pb.QueuePartition, partition: Partition, state: WorkState
     now_us, end = _now_us(), partition.next_offset
     counts: Counter[pb.RecordState.ValueType] = Counter()
     first_ready = end
-    async for some in pages(state, state.base, end):
-        for low, high, lease, mark in some:
+    async for page in pages(state, state.base, end):
+        for low, high, lease, mark in page:
             count = state.settled.missing_count(low, high)
-            kind = pb.RECORD_LEASED if lease is not None else _state_of(mark, queue, now_us)
+            kind = _kind(lease, mark, queue, now_us)
             counts[kind] += count
             if count and kind == pb.RECORD_READY and first_ready == end:
                 first_ready = state.settled.next_missing(low)
@@ -126,43 +123,31 @@ async def _count(told: pb.QueuePartition, partition: Partition, state: WorkState
 async def _tell_runs(
     told: pb.QueuePartition, request: pb.DescribeQueueRequest, partition: Partition, state: WorkState, queue: Queue
 ) -> None:
-    at, end, now_us = max(request.after, state.base), partition.next_offset, _now_us()
-    while at < end:
-        seen = 0
-        for low, high, kind, mark, lease in islice(_unsettled(state, queue, at, end, now_us), LOOKED_AT_ONCE):
-            seen += 1
-            at = high
-            if request.state not in (pb.RECORD_ANY, kind):
-                continue
-            if len(told.runs) >= request.runs_max:
-                told.more = True
-                return
-            run = told.runs.add(first=low, end=high, state=kind)
-            if mark is not None:
-                run.deliveries, run.failures, run.due_us, run.error = (
-                    mark.deliveries,
-                    mark.failures,
-                    mark.due_us,
-                    mark.error,
+    now_us = _now_us()
+    async for page in pages(state, max(request.after, state.base), partition.next_offset):
+        for low, high, lease, mark in page:
+            kind = _kind(lease, mark, queue, now_us)
+            for first, end in state.settled.missing(low, high) if request.state in (pb.RECORD_ANY, kind) else ():
+                if len(told.runs) >= request.runs_max:
+                    told.more = True
+                    return
+                known = mark or NO_MARK
+                told.runs.add(
+                    first=first,
+                    end=end,
+                    state=kind,
+                    deliveries=known.deliveries + (lease is not None),
+                    failures=known.failures,
+                    due_us=known.due_us,
+                    error=known.error,
+                    member=state.leases[lease].member if lease is not None else "",
                 )
-            if lease is not None:
-                run.deliveries += 1
-                run.member = state.leases[lease].member
-        if seen < LOOKED_AT_ONCE:
-            return
-        await asyncio.sleep(0)
 
 
-def _unsettled(state: WorkState, queue: Queue, first: int, end: int, now_us: int) -> Iterator[Run]:
-    """Every unsettled record there, by runs."""
-    for low, high in state.settled.missing(first, end):
-        for a, b, lease in state.lent.pieces(((low, high),)):
-            for c, d, mark in state.marks.pieces(((a, b),)):
-                kind = pb.RECORD_LEASED if lease is not None else _state_of(mark, queue, now_us)
-                yield c, d, kind, mark, lease
-
-
-def _state_of(mark: Mark | None, queue: Queue, now_us: int) -> pb.RecordState.ValueType:
+def _kind(lease: LeaseId | None, mark: Mark | None, queue: Queue, now_us: int) -> pb.RecordState.ValueType:
+    """The state of records that are not settled."""
+    if lease is not None:
+        return pb.RECORD_LEASED
     if mark is None:
         return pb.RECORD_READY
     if mark.parked:
@@ -172,7 +157,7 @@ def _state_of(mark: Mark | None, queue: Queue, now_us: int) -> pb.RecordState.Va
     return pb.RECORD_DELAYED if mark.due_us > now_us else pb.RECORD_READY
 
 
-Piece = tuple[int, int, LeaseId | None, Mark | None]
+Piece: TypeAlias = tuple[int, int, LeaseId | None, Mark | None]
 """Records of one lease and one mark, settled ones among them: the first, one past the last."""
 
 

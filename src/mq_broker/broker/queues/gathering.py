@@ -72,18 +72,20 @@ class Gathering:
         now_ms: Callable[[], int],
         now_us: Callable[[], int],
         keep_time: Callable[[], None],
+        stood_still: Callable[[], bool],
     ) -> None:
         """`queue`: the group's declaration, None if there is none. `now_ms`, `now_us`: the monotonic clock, and the
-        time since 1970 that is believed. `keep_time`: called when `has_clocks` may have become true."""
+        time since 1970 that is believed. `keep_time`: called when `has_clocks` may have become true. `stood_still`:
+        whether this broker's loop did, and `slept` was not called since."""
         self.partition = partition
         self.group = group
         self.epoch = partition.replica.leader_epoch
         self.closed = False
         self._queue = queue
         self._now_ms = now_ms
-        self.late: Callable[[], bool] = lambda: False
         self._now_us = now_us
         self._keep_time = keep_time
+        self._stood_still = stood_still
         self._loop = asyncio.get_running_loop()
         self._asking: OrderedDict[str, Asking] = OrderedDict()
         self._settling: deque[Settling] = deque()
@@ -293,7 +295,7 @@ class Gathering:
         self._reconcile(draft, queue, now_ms)
 
     def _take_expired(self, draft: Draft, now_ms: int) -> None:
-        if self.late():  # this leader stood still, and what members have sent meanwhile may come only now
+        if self._stood_still():  # what members have sent meanwhile may come only now
             self.slept(now_ms)
             return
         settles = self._holdings.expired(now_ms)

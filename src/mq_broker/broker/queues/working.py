@@ -127,13 +127,9 @@ class Working:
                 self._shell.now_ms,
                 self._now_us,
                 self._keep_time,
+                self._stood_still,
             )
-            known.late = self._is_late
         return known
-
-    def _is_late(self) -> bool:
-        """Whether this broker's loop stood still, and has not looked at its clocks since."""
-        return self._beat is not None and self._loop.time() - self._beat_at > SLEPT_S
 
     def settings_changed(self) -> None:
         """Queue groups were declared, changed or deleted."""
@@ -179,9 +175,13 @@ class Working:
             self._beat_at = self._loop.time() + BEAT_S
             self._beat = self._loop.call_at(self._beat_at, self._on_beat)
 
+    def _stood_still(self) -> bool:
+        """Whether this broker's loop did, and has not looked at its clocks since."""
+        return self._beat is not None and self._loop.time() - self._beat_at > SLEPT_S
+
     def _on_beat(self) -> None:
+        slept = self._stood_still()
         self._beat = None
-        slept = self._loop.time() - self._beat_at > SLEPT_S
         now_ms = self._shell.now_ms()
         for led in self._groups.values():
             for gathering in led.groups.values():

@@ -146,7 +146,9 @@ class Group:
         self.led.apply("g", 1, Begin(0))
         self.queue: Queue | None = Queue("g", 1, 0, QueueSettings(**settings))
         self.ms, self.us = 1_000_000, 1_000_000_000
-        self.gathering = Gathering(self.led, "g", lambda: self.queue, lambda: self.ms, lambda: self.us, lambda: None)
+        self.gathering = Gathering(
+            self.led, "g", lambda: self.queue, lambda: self.ms, lambda: self.us, lambda: None, lambda: False
+        )
 
     def declare(self, life: int = 1, **settings: Any) -> None:
         """From now on these are the settings."""

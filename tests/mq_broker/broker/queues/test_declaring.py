@@ -224,3 +224,27 @@ def test_groups_are_told_a_page_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
             assert pages == [("a", "g"), ("a", "h"), ("b", "g"), ("b", "h")]
 
     asyncio.run(scenario())
+
+
+def test_a_partition_that_is_added_is_worked_off_from_its_first_record_and_a_topic_made_again_has_no_groups(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", 1, 2, 3)
+            await alter(broker, latest=True)
+            await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", partitions=2))
+
+            async def begun() -> list[int] | None:
+                asked = pb.DescribeQueueRequest(topic="t", group="g", partitions=[0, 1])
+                told = (await broker.ask("DescribeQueue", asked)).partitions
+                return [each.base for each in told] if all(each.life for each in told) else None
+
+            assert await until(begun) == [3, 0]
+            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
+            await broker.create_topic("t")
+            assert await told(broker) == {}
+            assert (await alter(broker)).queue.life == 1
+
+    asyncio.run(scenario())
