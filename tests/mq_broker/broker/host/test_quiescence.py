@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -107,6 +108,20 @@ def heartbeats_are_due(leader: Leader) -> bool:
     return all(now_ms - follower.last_sent_ms > 250 and not follower.sent for follower in leader.followers.values())
 
 
+def heard_one_by_one(heard: list[int]) -> Callable[[PeerMessages, pb.AppendAck], None]:
+    """Instead of `PeerMessages.hear_ack`: a turn of the loop ends between the followers' answers, which are noted."""
+    hear_ack = PeerMessages.hear_ack
+
+    def hear_later(peers: PeerMessages, message: pb.AppendAck) -> None:
+        def hear() -> None:
+            hear_ack(peers, message)
+            heard.append(message.follower)
+
+        asyncio.get_running_loop().call_later(0.05 * message.follower, hear)
+
+    return hear_later
+
+
 def test_a_leader_at_rest_stays_so_while_answers_take_long(
     zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,14 +131,7 @@ def test_a_leader_at_rest_stays_so_while_answers_take_long(
     replicas: list[Partition] = []
     woken: list[str] = []
     heard: list[int] = []
-    add, wake, hear_ack = Ticking.add, Partition.wake, PeerMessages.hear_ack
-
-    def noted_ack(peers: PeerMessages, message: pb.AppendAck) -> None:
-        def hear() -> None:
-            hear_ack(peers, message)
-            heard.append(message.follower)
-
-        asyncio.get_running_loop().call_later(0.05 * message.follower, hear)  # so that a turn ends between the two
+    add, wake = Ticking.add, Partition.wake
 
     def noted(ticking: Ticking, partition: Ticked) -> None:
         assert isinstance(partition, Partition)
@@ -152,7 +160,7 @@ def test_a_leader_at_rest_stays_so_while_answers_take_long(
 
             await until(due)
             monkeypatch.setattr(Partition, "wake", noted_wake)
-            monkeypatch.setattr(PeerMessages, "hear_ack", noted_ack)
+            monkeypatch.setattr(PeerMessages, "hear_ack", heard_one_by_one(heard))
             # An audit is due by the clock, perhaps now: it tells the leader the time, and so that answers are late.
             monkeypatch.setattr(Ticking, "_tick_at_rest", lambda *_, **__: None)
             led.tick(time.monotonic_ns() // 1_000_000, asyncio.get_running_loop().time())
