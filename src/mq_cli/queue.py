@@ -87,7 +87,7 @@ def declare(
     with checking_what_was_typed():
         check_topic_name(topic)
         check_new_group_name(group)
-        parse_queue_settings(given)
+        parse_queue_settings(given, topic)
     with open_admin(bootstrap, timeout_s) as admin:
         there = next((info for info in admin.list_queues(topic) if info.group == group), None)
         if there is not None and not if_not_exists:
@@ -124,7 +124,7 @@ def alter(topic: str, group: str, settings: tuple[str, ...], as_json: bool, boot
     given = parse_pairs(settings, empty=True)
     with checking_what_was_typed():
         _check(topic, group)
-        parse_queue_settings({name: value for name, value in given.items() if value})
+        parse_queue_settings({name: value for name, value in given.items() if value}, topic)
     with open_admin(bootstrap, timeout_s) as admin:
         info = admin.alter_queue(topic, group, **{name: value or None for name, value in given.items()})
     if as_json:

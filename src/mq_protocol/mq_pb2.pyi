@@ -2653,15 +2653,23 @@ class SettleOne(_message.Message):
     OUTCOME_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
+    OUTPUTS_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     outcome: Global___Outcome.ValueType
     error: _builtins.str
     """of FAIL and REJECT"""
     delay_ms: _builtins.int
     """of RELEASE and FAIL: not lent before. None: at once, and as the group's retries say"""
+    number: _builtins.int
+    """of ACK with outputs: above 0, grows with each such request of the member in the partition"""
     @_builtins.property
     def lease(self) -> Global___LeaseId: ...
     @_builtins.property
     def ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def outputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagedBatches]:
+        """of ACK: published if the lease holds, else nothing of it is done. Each names its topic_id"""
+
     def __init__(
         self,
         *,
@@ -2670,10 +2678,12 @@ class SettleOne(_message.Message):
         outcome: Global___Outcome.ValueType = ...,
         error: _builtins.str = ...,
         delay_ms: _builtins.int | None = ...,
+        outputs: _abc.Iterable[Global___StagedBatches] | None = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "error", b"error", "lease", b"lease", "outcome", b"outcome", "ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms", "delay_ms", b"delay_ms", "error", b"error", "lease", b"lease", "number", b"number", "outcome", b"outcome", "outputs", b"outputs", "ranges", b"ranges"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__delay_ms: _TypeAlias = _typing.Literal["delay_ms"]  # noqa: Y015
     _WhichOneofArgType__delay_ms: _TypeAlias = _typing.Literal["_delay_ms", b"_delay_ms"]  # noqa: Y015
@@ -2915,6 +2925,9 @@ class QueuePartition(_message.Message):
     MORE_FIELD_NUMBER: _builtins.int
     RUNS_KEPT_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    OUTBOX_FIELD_NUMBER: _builtins.int
+    DEAD_FIELD_NUMBER: _builtins.int
+    ALARM_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     life: _builtins.int
     """0: the group has not begun here"""
@@ -2938,6 +2951,12 @@ class QueuePartition(_message.Message):
     runs_kept: _builtins.int
     """of leases and of records that came back; at most 100,000"""
     leader_epoch: _builtins.int
+    outbox: _builtins.int
+    """decisions whose batches are not all published yet"""
+    dead: _builtins.int
+    """records sent as dead letters, since the life began"""
+    alarm: _builtins.str
+    """why dead letters or outputs do not get on; empty if they do"""
     @_builtins.property
     def error(self) -> Global___Error: ...
     @_builtins.property
@@ -2971,10 +2990,13 @@ class QueuePartition(_message.Message):
         more: _builtins.bool = ...,
         runs_kept: _builtins.int = ...,
         leader_epoch: _builtins.int = ...,
+        outbox: _builtins.int = ...,
+        dead: _builtins.int = ...,
+        alarm: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "base", b"base", "charged", b"charged", "delayed", b"delayed", "doomed", b"doomed", "dropped", b"dropped", "error", b"error", "frontier", b"frontier", "leader_epoch", b"leader_epoch", "leased", b"leased", "life", b"life", "log_end_offset", b"log_end_offset", "members", b"members", "more", b"more", "more_members", b"more_members", "oldest_ready_us", b"oldest_ready_us", "parked", b"parked", "partition", b"partition", "ready", b"ready", "returned", b"returned", "runs", b"runs", "runs_kept", b"runs_kept"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "alarm", b"alarm", "base", b"base", "charged", b"charged", "dead", b"dead", "delayed", b"delayed", "doomed", b"doomed", "dropped", b"dropped", "error", b"error", "frontier", b"frontier", "leader_epoch", b"leader_epoch", "leased", b"leased", "life", b"life", "log_end_offset", b"log_end_offset", "members", b"members", "more", b"more", "more_members", b"more_members", "oldest_ready_us", b"oldest_ready_us", "outbox", b"outbox", "parked", b"parked", "partition", b"partition", "ready", b"ready", "returned", b"returned", "runs", b"runs", "runs_kept", b"runs_kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeVar
 
-from mq_protocol.errors import InvalidSetting
-from mq_protocol.names import Setting, did_you_mean, parse_duration, parse_flag
+from mq_protocol.errors import InvalidSetting, InvalidTopicName
+from mq_protocol.names import Setting, check_new_topic_name, check_topic_name, did_you_mean, parse_duration, parse_flag
 
 T = TypeVar("T", int, float)
 
@@ -20,22 +20,27 @@ RETRY_MS_CEILING: Final = 7 * 24 * _HOUR_MS
 
 
 class DeadLetter(Enum):
-    """What becomes of a record that is lent no more."""
+    """What becomes of a record that is lent no more, if it is not sent to a topic."""
 
     PARK = "park"
     DROP = "drop"
 
 
+DEAD_SUFFIX: Final = ".dead"
+"""Of the topic to which dead letters go where nothing else is said."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
-    """The settings of a queue group, every one with its value. Times in milliseconds."""
+    """The settings of a queue group, every one with its value. Times in milliseconds. `dead_letter`: a topic's name, or
+    what becomes of dead letters without one."""
 
     lease_ms: int = 30_000
     delivery_limit: int = 10
     retry_ms: int = 1_000
     retry_factor: float = 2.0
     retry_ms_max: int = 60_000
-    dead_letter: DeadLetter = DeadLetter.PARK
+    dead_letter: DeadLetter | str = DeadLetter.PARK
     in_flight_max: int = 100_000
     paused: bool = False
 
@@ -66,9 +71,9 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
         Setting(
             "dead_letter",
             DeadLetter.PARK.value,
-            "park or drop",
-            "what becomes of a record that failed too often or was rejected: park keeps it for you to look at and send "
-            "back, drop settles it",
+            "a topic's name, park or drop",
+            "what becomes of a record that failed too often or was rejected: it goes to that topic, park keeps it for "
+            "you to look at and send back, drop settles it",
             live=True,
         ),
         Setting(
@@ -89,8 +94,9 @@ NOT_BUILT: Final = (
 """Settings that are planned: whoever gives one is told so."""
 
 
-def parse_queue_settings(given: Mapping[str, str]) -> QueueSettings:
-    """The settings, defaults filled in. Times are milliseconds, or a number with a unit, such as `30s`.
+def parse_queue_settings(given: Mapping[str, str], topic: str) -> QueueSettings:
+    """The settings of a group of that topic, defaults filled in. Times are milliseconds, or a number with a unit, such
+    as `30s`.
 
     Raises `InvalidSetting`, which names the setting, what it was given and what is allowed; for an unknown name, the
     nearest right one.
@@ -114,7 +120,7 @@ def parse_queue_settings(given: Mapping[str, str]) -> QueueSettings:
         retry_ms=time_ms("retry_ms", usual.retry_ms, 0, RETRY_MS_CEILING),
         retry_factor=_number(given, "retry_factor", usual.retry_factor, 1.0, 10.0, _factor),
         retry_ms_max=time_ms("retry_ms_max", usual.retry_ms_max, 0, RETRY_MS_CEILING),
-        dead_letter=_dead_letter(given.get("dead_letter", usual.dead_letter.value)),
+        dead_letter=_dead_letter(given.get("dead_letter", usual_dead_letter(topic)), topic),
         in_flight_max=_number(given, "in_flight_max", usual.in_flight_max, 1, 1_000_000, int),
         paused=parse_flag(given, QUEUE_SETTINGS["paused"]),
     )
@@ -140,11 +146,30 @@ def _number(given: Mapping[str, str], name: str, default: T, low: T, high: T, pa
     return value
 
 
-def _dead_letter(text: str) -> DeadLetter:
+def usual_dead_letter(topic: str) -> str:
+    """What `dead_letter` is where nothing is said."""
+    return DeadLetter.PARK.value
+
+
+def _dead_letter(text: str, topic: str) -> DeadLetter | str:
     words = [choice.value for choice in DeadLetter]
-    if text not in words:
+    if text in words:
+        return DeadLetter(text)
+    try:
+        check_topic_name(text)
+        check_new_topic_name(text)
+    except InvalidTopicName as error:
         raise InvalidSetting(
-            f"dead_letter={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)}; topics "
-            "for dead letters are not built yet)"
+            f"dead_letter={text!r} is not allowed: give a topic's name, {' or '.join(words)}; {error}"
+        ) from error
+    if text == topic:
+        raise InvalidSetting(
+            f"dead_letter={text!r} is the queue's own topic, so its dead letters would be its next records: give "
+            f"another topic, {' or '.join(words)}"
         )
-    return DeadLetter(text)
+    if hint := did_you_mean(text, words):
+        raise InvalidSetting(
+            f"dead_letter={text!r} is too like {' or '.join(words)} to be taken for a topic{hint} To send dead letters "
+            "to a topic, give it another name"
+        )
+    return text

@@ -9,8 +9,11 @@ from mq_protocol.queue_settings import NOT_BUILT, QUEUE_SETTINGS, DeadLetter, Qu
 
 
 def test_what_is_not_given_has_its_default() -> None:
-    assert parse_queue_settings({}) == QueueSettings()
-    assert parse_queue_settings({name: setting.default for name, setting in QUEUE_SETTINGS.items()}) == QueueSettings()
+    assert parse_queue_settings({}, "orders") == QueueSettings()
+    assert (
+        parse_queue_settings({name: setting.default for name, setting in QUEUE_SETTINGS.items()}, "orders")
+        == QueueSettings()
+    )
 
 
 def test_times_have_units_and_every_setting_is_taken() -> None:
@@ -25,7 +28,7 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         "paused": "true",
     }
     assert given.keys() == QUEUE_SETTINGS.keys()
-    parsed = parse_queue_settings(given)
+    parsed = parse_queue_settings(given, "orders")
     assert parsed == QueueSettings(120_000, 0, 250, 1.5, 604_800_000, DeadLetter.DROP, 7, True)
 
 
@@ -44,19 +47,26 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         ("retry_factor", "0.5", "1 to 10"),
         ("in_flight_max", "0", "1 to 1000000"),
         ("paused", "perhaps", "true or false"),
-        ("dead_letter", "orders.dead", "not built yet"),
+        ("dead_letter", "orders", "the queue's own topic"),
+        ("dead_letter", "__transactions", "the brokers' own"),
+        ("dead_letter", "a/b", "a topic's name, park or drop"),
+        ("dead_letter", "x" * 256, "a topic's name, park or drop"),
         ("dead_letter", "dorp", "did you mean 'drop'"),
         ("lease_msx", "1s", "did you mean 'lease_ms'"),
     ],
 )
 def test_what_is_not_allowed_is_refused_with_what_is(name: str, value: str, why: str) -> None:
     with pytest.raises(InvalidSetting, match=why) as refused:
-        parse_queue_settings({name: value})
+        parse_queue_settings({name: value}, "orders")
     assert name in str(refused.value)
+
+
+def test_dead_letters_may_go_to_a_topic() -> None:
+    assert parse_queue_settings({"dead_letter": "failed.orders"}, "orders").dead_letter == "failed.orders"
 
 
 def test_what_is_planned_is_not_taken_in_silence() -> None:
     assert not QUEUE_SETTINGS.keys() & set(NOT_BUILT)
     for name in NOT_BUILT:
         with pytest.raises(InvalidSetting, match="not built yet"):
-            parse_queue_settings({name: "1"})
+            parse_queue_settings({name: "1"}, "orders")

@@ -92,16 +92,16 @@ class Declared:
             )
 
 
-def queue_of(group: str, spec: QueueSpec) -> Queue:
-    """Raises `InvalidSetting`."""
-    return Queue(group, spec.life, spec.start_us, parse_queue_settings(spec.settings))
+def queue_of(topic: str, group: str, spec: QueueSpec) -> Queue:
+    """A group of that topic. Raises `InvalidSetting`."""
+    return Queue(group, spec.life, spec.start_us, parse_queue_settings(spec.settings, topic))
 
 
 def _parsed(spec: TopicSpec) -> dict[str, Queue]:
     queues = {}
     for group, each in spec.queues.items():
         try:
-            queues[group] = queue_of(group, each)
+            queues[group] = queue_of(spec.name, group, each)
         except InvalidSetting:
             continue
     return queues

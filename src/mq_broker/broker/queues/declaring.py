@@ -15,7 +15,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, InvalidSetting, TooManyGroups, UnknownQueue
 from mq_protocol.limits import ANSWER_BYTES_MAX, OFFSET_MAX, QUEUE_GROUPS_PER_PARTITION_MAX
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name, did_you_mean, quoted
-from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings
+from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings, usual_dead_letter
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Declaring:
         settings = dict(request.settings)
         if request.change == pb.QUEUE_DECLARE:
             check_new_group_name(group)
-            _check_names(settings)
+            _check_names(topic, settings)
             self._declared.check_reads_nothing(topic, group)
             start_us = _start_us(request)
             made: list[bool] = []
@@ -97,8 +97,8 @@ def with_queue(spec: TopicSpec, group: str, settings: Mapping[str, str], start_u
     """Raises `TooManyGroups`, and `InvalidRequest` if the group is there with other settings."""
     known = spec.queues.get(group)
     if known is not None:
-        wanted = parse_queue_settings(_given({**known.settings, **settings}))
-        if settings and wanted != parse_queue_settings(known.settings):
+        wanted = parse_queue_settings(_given({**known.settings, **settings}), spec.name)
+        if settings and wanted != parse_queue_settings(known.settings, spec.name):
             raise InvalidRequest(
                 f"queue group {group!r} of topic {spec.name} is declared already, with other settings: `tritonmq queue "
                 f"alter {spec.name} {group}` changes them"
@@ -120,9 +120,9 @@ def with_queue_settings(spec: TopicSpec, group: str, settings: Mapping[str, str]
         raise _unknown(spec.name, group, spec.queues)
     if not settings:
         raise InvalidSetting(f"no setting of queue group {group!r} is given: name one, such as lease_ms=60s")
-    _check_names(settings)
+    _check_names(spec.name, settings)
     changed = _given({**known.settings, **settings})
-    parse_queue_settings(changed)
+    parse_queue_settings(changed, spec.name)
     return replace(spec, queues={**spec.queues, group: replace(known, settings=changed)})
 
 
@@ -138,10 +138,11 @@ def _given(settings: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in settings.items() if value}
 
 
-def _check_names(settings: Mapping[str, str]) -> None:
+def _check_names(topic: str, settings: Mapping[str, str]) -> None:
     """An empty value stands for the default. Raises `InvalidSetting`."""
     usual = {name: setting.default for name, setting in QUEUE_SETTINGS.items()}
-    parse_queue_settings({name: value or usual.get(name, "") for name, value in settings.items()})
+    usual["dead_letter"] = usual_dead_letter(topic)
+    parse_queue_settings({name: value or usual.get(name, "") for name, value in settings.items()}, topic)
 
 
 def _start_us(request: pb.AlterQueueRequest) -> int:

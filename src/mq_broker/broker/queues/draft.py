@@ -48,7 +48,7 @@ def is_rare(own: OwnSteps) -> bool:
 
 
 def dead_letters(doomed: list[tuple[int, int, Mark]], dead_letter: DeadLetter) -> list[Step]:
-    """What becomes of doomed records, by the group's setting."""
+    """What becomes of doomed records that are sent nowhere, by the group's setting."""
     ascending = sorted(doomed, key=lambda run: run[0])
     if not ascending:
         return []

@@ -42,6 +42,7 @@ from mq_broker.core.work.steps import (
 )
 from mq_protocol.errors import Overloaded, TritonMQError, UnknownQueue
 from mq_protocol.names import quoted
+from mq_protocol.queue_settings import DeadLetter
 
 log = logging.getLogger(__name__)
 
@@ -268,8 +269,9 @@ class Gathering:
     def _go_on(self, state: WorkState) -> None:
         """What is left for another turn, or for later."""
         unjudged = any(not asking.reconciled for asking in self._asking.values())
+        queue = self._queue()
         by_itself = self._loop.time() >= self._by_itself_from and (
-            self._ready.dooms or self._holdings.due(self._now_ms())
+            (queue is not None and self._dooms(queue)) or self._holdings.due(self._now_ms())
         )
         if self._settling or self._own or not self._scanned or unjudged or by_itself:
             self.wake()
@@ -407,7 +409,7 @@ class Gathering:
             self.epoch,
             self.partition.next_offset,
             now_us,
-            self.epoch << 32,
+            max(self.epoch << 32, state.last_n + 1),
             Backoff(settings.retry_ms, settings.retry_factor, settings.retry_ms_max),
         )
         lends = [Lend(each.asking.member, each.choice.ranges, each.asking.accept) for each in draft.lendings]
@@ -434,11 +436,18 @@ class Gathering:
             lending.asking.in_flight = bool(lent.lent)
         draft.steps = gathered.steps
 
+    def _dooms(self, queue: Queue) -> bool:
+        """Whether this leader is to write now what becomes of doomed records. Those that go to a topic are not its own
+        to settle."""
+        sent = not isinstance(queue.settings.dead_letter, DeadLetter)
+        return self._scanned and self._ready.dooms and not sent and self._loop.time() >= self._by_itself_from
+
     def _add_own(self, draft: Draft, queue: Queue) -> None:
         """Behind them what the leader wants by itself, as far as it fits."""
-        if self._scanned and self._ready.dooms and self._loop.time() >= self._by_itself_from:
+        dead_letter = queue.settings.dead_letter
+        if self._dooms(queue) and isinstance(dead_letter, DeadLetter):
             doomed = self._ready.take_doomed(DOOMED_AT_ONCE)
-            steps = (*draft.steps, *dead_letters(doomed, queue.settings.dead_letter))
+            steps = (*draft.steps, *dead_letters(doomed, dead_letter))
             if why_not_one_entry(steps):
                 self._ready.doomed_again(doomed)
             else:

@@ -11,6 +11,7 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.queues.declared import Declared
+from mq_broker.broker.queues.outputs import outputs_of
 from mq_broker.broker.queues.requests import Asking, Extend, Item, Lent
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.streams import in_turns
@@ -77,7 +78,7 @@ class Leasing:
         if sum(len(settle.ranges) for settle in request.settles) > 2 * RANGES_MAX:
             raise InvalidRequest(f"a request settles at most {RANGES_MAX} ranges: settle fewer at once")
         end = partition.next_offset
-        items = [self._item(settle, request.member, end) async for settle in in_turns(request.settles)]
+        items = [await self._item(settle, request.member, end) async for settle in in_turns(request.settles)]
         _check_often(item.ranges for item in items if isinstance(item, Extend))
         _check_often(item.ranges for item in items if not isinstance(item, Extend))
         _check_epochs(partition, [item.lease for item in items])
@@ -100,8 +101,8 @@ class Leasing:
         self._declared.get(partition, request.group)
         return partition
 
-    def _item(self, settle: pb.SettleOne, member: str, end: int) -> Item:
-        """Raises `InvalidRequest`."""
+    async def _item(self, settle: pb.SettleOne, member: str, end: int) -> Item:
+        """Raises `InvalidRequest`; of outputs also `UnknownTopic` and `UnknownPartition`."""
         try:
             ranges = from_gaps(settle.ranges)
         except ValueError as error:
@@ -116,6 +117,8 @@ class Leasing:
             raise InvalidRequest("only records that are released or failed come back after a delay: leave it out")
         if settle.delay_ms > DELAY_MS_MAX:
             raise InvalidRequest(f"a delay of {settle.delay_ms} ms is too long: at most {DELAY_MS_MAX} ms are allowed")
+        if settle.outputs or settle.number:
+            return Settle(lease, member, ranges, await outputs_of(settle, self._topics))
         if settle.outcome == pb.OUTCOME_EXTEND:
             return Extend(lease, member, ranges)
         return Settle(lease, member, ranges, self._outcome(settle))

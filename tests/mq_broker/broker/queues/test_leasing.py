@@ -3,58 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mq_broker.broker import server
-from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, RequestTooLarge, UnknownQueue, UnknownTopic
-from tests.mq_broker.broker.cluster import Broker, standalone, until
-
-
-class Member:
-    """A member of group `g` of topic `t`, spoken by hand."""
-
-    def __init__(self, broker: Broker, name: str = "a") -> None:
-        self.broker = broker
-        self.name = name
-
-    async def lease(self, records_max: int = 10, wait_ms: int = 10_000, **fields: Any) -> pb.LeaseResponse:
-        request = pb.LeaseRequest(
-            topic="t", group="g", member=self.name, records_max=records_max, wait_ms=wait_ms, **fields
-        )
-        response: pb.LeaseResponse = await self.broker.ask("Lease", request)
-        return response
-
-    async def settle(self, *settles: pb.SettleOne, **fields: Any) -> list[pb.SettleAnswer]:
-        request = pb.SettleRequest(topic="t", group="g", member=self.name, settles=settles, **fields)
-        return list((await self.broker.ask("Settle", request)).answers)
-
-    async def ack(self, lease: pb.LeaseId, *gaps: int) -> None:
-        [answer] = await self.settle(pb.SettleOne(lease=lease, ranges=gaps))
-        assert answer == pb.SettleAnswer(), answer
-
-
-@asynccontextmanager
-async def queue(data: Path, records: int = 10, **settings: str) -> AsyncIterator[Broker]:
-    """A broker with topic `t`, which has so many records and the queue group `g`."""
-    async with standalone(data) as broker:
-        await broker.create_topic("t")
-        await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g", settings=settings))
-        if records:
-            await broker.produce("t", *range(records))
-        yield broker
-
-
-def ranges(response: pb.LeaseResponse) -> Sequence[int]:
-    return list(response.ranges)
+from tests.mq_broker.broker.cluster import standalone, until
+from tests.mq_broker.broker.queues.members import Member, partition_of, queue, ranges
 
 
 def test_records_are_lent_settled_and_not_lent_again_after_a_restart(tmp_path: Path) -> None:
@@ -150,7 +110,7 @@ def test_a_queue_in_which_everything_is_settled_comes_to_rest(tmp_path: Path, sh
             lent = await member.lease(5)
             await member.ack(lent.lease, 0, 5)
             waiting = asyncio.ensure_future(member.lease(1, wait_ms=8_000))
-            partition = _partition(shells)
+            partition = partition_of(shells)
             end = partition.replica.applied_index
             await until(_of(lambda: partition.rest.asleep))
             await asyncio.sleep(1.0)
@@ -186,7 +146,7 @@ def test_what_cannot_be_right_changes_nothing_and_is_refused_early(tmp_path: Pat
     async def scenario() -> None:
         async with queue(tmp_path) as broker:
             member = Member(broker)
-            partition = _partition(shells)
+            partition = partition_of(shells)
             before = partition.replica.machine.work.frozen()
             for what, settle, why in WRONG:
                 with pytest.raises(InvalidRequest, match=why):
@@ -235,26 +195,6 @@ def test_settles_of_one_request_are_answered_each_at_its_place(tmp_path: Path) -
             assert not any(answer.HasField("error") for answer in answers), [from_wire(a.error) for a in answers]
 
     asyncio.run(scenario())
-
-
-@pytest.fixture
-def shells(monkeypatch: pytest.MonkeyPatch) -> list[Shell]:
-    """Those of the brokers that the test starts."""
-    made: list[Shell] = []
-
-    class Noted(Shell):
-        def __init__(self, *parts: Any) -> None:
-            super().__init__(*parts)
-            made.append(self)
-
-    monkeypatch.setattr(server, "Shell", Noted)
-    return made
-
-
-def _partition(shells: list[Shell]) -> Partition:
-    """The broker's replica of the topic."""
-    [found] = [each for each in shells[-1].partitions() if each.topic.spec.name == "t"]
-    return found
 
 
 def _of(condition: Any) -> Any:
