@@ -6,7 +6,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick tests quick-tests style types floors docs dist versions proto lock bench bench-kafka simulate simulate-brokers mutations mutants chaos rolling crashes clean
+.PHONY: demo test quick tests quick-tests compiled style types floors docs dist versions proto lock bench bench-kafka simulate simulate-brokers mutations mutants chaos rolling crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -18,11 +18,14 @@ test: style floors            ## everything that must hold; most tests wait for 
 quick: style floors           ## a quick answer: everything that starts no broker, no ZooKeeper and no Spark, with few seeds and sizes
 	$(MAKE) -j 2 --no-print-directory types quick-tests
 
-tests: $(VENV)/.ready
+tests: $(VENV)/.ready compiled
 	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder
 
-quick-tests: $(VENV)/.ready
+quick-tests: $(VENV)/.ready compiled
 	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist load -m "not processes and not more_seeds"
+
+compiled: $(VENV)/.ready      ## once, what each of the processes that run side by side would compile for itself
+	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
 style: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -37,6 +37,10 @@ ROOT = Path(__file__).parents[2]
 PARTITIONS = 2
 TOPIC = "rolled"
 PAUSE_S = 0.004
+UNANSWERED_MAX = 400
+"""So many records may be on their way. A machine that has much else to do takes fewer than are sent, and what waits
+would be too late in the end."""
+
 BATCH_TIMEOUT_MS = 60_000
 
 
@@ -87,6 +91,8 @@ class Load:
     def _produce(self) -> None:
         number = 0
         while not self._stopping.wait(PAUSE_S):
+            if len(self.sent) > UNANSWERED_MAX:
+                self.sent[-UNANSWERED_MAX].exception(2 * BATCH_TIMEOUT_MS / 1000)  # `stop` raises it
             name = uuid.uuid4()
             for _ in range(2):  # the second one is answered with the first one's place
                 self.sent.append(

@@ -48,6 +48,7 @@ class OutgoingBatch:
     correlation: int | None = None  # of the attempt in flight
     sent_at: float = 0.0
     attempts: int = 0
+    lane_attempts: int = 0  # of all batches of its lane, when it was added
     in_doubt: bool = False  # an attempt ended without an answer: it may be in the log
     last_error: TritonMQError | None = None
     done: bool = False  # has its final answer
@@ -75,12 +76,14 @@ class Lane:
     in_flight: int = 0
     not_before: float = 0.0
     address: str = ""  # where what is in flight was sent
+    attempts: int = 0  # of all its batches, since it was made
     _backoff: Backoff = field(init=False)
 
     def __post_init__(self) -> None:
         self._backoff = Backoff(self.random)
 
     def add(self, batch: OutgoingBatch) -> None:
+        batch.lane_attempts = self.attempts
         self.batches.append(batch)
 
     @property
@@ -99,6 +102,7 @@ class Lane:
         assert batch.correlation is None
         batch.correlation, batch.sent_at = correlation, now
         batch.attempts += 1
+        self.attempts += 1
         self.in_flight += 1
         if not self.ordered:
             return b""
@@ -175,12 +179,20 @@ class Lane:
                 "be sent again"
             )
         if batch.last_error is None or not batch.last_error.definite:
-            reason = f": {batch.last_error}" if batch.last_error else ": no leader was known"
-            return NotSent(f"batch for {where} could not be sent in the timeout_ms allowed{reason}")
+            return NotSent(
+                f"batch for {where} could not be sent in the timeout_ms allowed: {self._why_not_sent(batch)}"
+            )
         error = batch.last_error
         if isinstance(error, NotLeader):
             return NotLeader(f"{error} ({spent})", error.leader, error.leader_epoch)
         return type(error)(f"{error} ({spent})")
+
+    def _why_not_sent(self, batch: OutgoingBatch) -> str:
+        if batch.last_error is not None:
+            return str(batch.last_error)
+        if self.attempts > batch.lane_attempts:
+            return "the batches before it took all of that time. Publish more slowly, or give a longer timeout_ms"
+        return "no leader was known"
 
     def _pause(self, now: float) -> None:
         """One wait for all that fail together: a broken stream fails every batch in flight at the same moment."""

@@ -155,6 +155,15 @@ def test_at_the_deadline_the_error_says_what_is_known(
     assert (str(errors[-1][0]) if errors else "no leader was known") in str(said)
 
 
+def test_what_had_no_turn_behind_others_says_so() -> None:
+    made, batches = filled(3, max_in_flight=2)
+    list(send_all(made, 0.0))
+    assert made.expired(DEADLINE) == batches
+    *_, said = [made.give_up(one) for one in batches]
+    assert type(said) is NotSent
+    assert "the batches before it took all of that time. Publish more slowly" in str(said)
+
+
 def test_given_up_in_flight_it_is_unknown() -> None:
     made, (first, second) = filled(2)
     list(send_all(made, 0.0))

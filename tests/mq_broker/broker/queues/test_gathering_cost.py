@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 
 import pytest
 
@@ -35,8 +36,10 @@ def _without_collections() -> Iterator[None]:
     gc.enable()
 
 
-def leased_one_by_one(member: Callable[[int], str]) -> FrozenWork:
-    """Every second record was lent by itself, by a former leader; the others are settled."""
+@cache
+def leased_one_by_one(members: int = 1) -> FrozenWork:
+    """Every second record was lent by itself, by a former leader, to so many members in turn: `m0`, `m1`, … The others
+    are settled."""
     leases = [LeaseId(1, 1, n) for n in range(RUNS_MAX - 1)]
     state = WorkState(1, 0)
     state.settled.add([(2 * n + 1, 2 * n + 2) for n in range(RUNS_MAX - 1)])
@@ -44,11 +47,12 @@ def leased_one_by_one(member: Callable[[int], str]) -> FrozenWork:
         1,
         state.settled.frozen(),
         2 * RUNS_MAX - 2,
-        tuple((lease, member(n)) for n, lease in enumerate(leases)),
+        tuple((lease, f"m{n % members}") for n, lease in enumerate(leases)),
         tuple((2 * n, 2 * n + 1, lease) for n, lease in enumerate(leases)),
     )
 
 
+@cache
 def delayed_one_by_one() -> FrozenWork:
     """Every second record waits, each for a time of its own."""
     marks = tuple((2 * n, 2 * n + 1, Mark(1, 1, (n + 1) << 40)) for n in range(RUNS_MAX - 1))
@@ -67,10 +71,15 @@ async def answered(asking: Asking | Settling) -> None:
         await asyncio.wait({asking.answered})
 
 
-@pytest.mark.parametrize("frozen", [leased_one_by_one(lambda n: f"m{n % 100}"), delayed_one_by_one()])
-def test_a_new_leader_looks_through_a_state_in_turns(frozen: FrozenWork) -> None:
+MANY_RUNS = pytest.mark.parametrize(
+    "frozen", [partial(leased_one_by_one, 100), delayed_one_by_one], ids=["leased", "delayed"]
+)
+
+
+@MANY_RUNS
+def test_a_new_leader_looks_through_a_state_in_turns(frozen: Callable[[], FrozenWork]) -> None:
     async def scenario() -> None:
-        group = await of(frozen)
+        group = await of(frozen())
         async with measured() as cost:
             asking = group.ask("new", 1)
             await answered(asking)
@@ -80,10 +89,10 @@ def test_a_new_leader_looks_through_a_state_in_turns(frozen: FrozenWork) -> None
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("frozen", [leased_one_by_one(lambda n: f"m{n % 100}"), delayed_one_by_one()])
-def test_a_request_does_not_look_at_what_is_leased_or_delayed_before_it(frozen: FrozenWork) -> None:
+@MANY_RUNS
+def test_a_request_does_not_look_at_what_is_leased_or_delayed_before_it(frozen: Callable[[], FrozenWork]) -> None:
     async def scenario() -> None:
-        group = await of(frozen)
+        group = await of(frozen())
         first = group.ask("new", 1)
         await answered(first)
         began = time.thread_time()
@@ -98,11 +107,11 @@ def test_a_request_does_not_look_at_what_is_leased_or_delayed_before_it(frozen: 
 
 def test_a_range_over_all_runs_is_refused_before_each_was_looked_at() -> None:
     async def scenario() -> None:
-        group = await of(leased_one_by_one(lambda n: "a"))
+        group = await of(leased_one_by_one())
         await answered(group.ask("new", 1))
         async with measured() as cost:
             settlings = [
-                group.ack("a", LeaseId(1, 1, 0), (0, RECORDS)),
+                group.ack("m0", LeaseId(1, 1, 0), (0, RECORDS)),
                 group.outcome(Failed("x"), "b", LeaseId(1, 1, 0), (0, RECORDS)),
             ]
             for settling in settlings:
@@ -117,10 +126,10 @@ def test_a_range_over_all_runs_is_refused_before_each_was_looked_at() -> None:
 
 def test_an_extension_over_all_runs_is_cheap() -> None:
     async def scenario() -> None:
-        group = await of(leased_one_by_one(lambda n: "a"))
+        group = await of(leased_one_by_one())
         await answered(group.ask("new", 1))
         async with measured() as cost:
-            settling = group.settle(Extend(LeaseId(1, 1, 5), "a", ((0, RECORDS),)))
+            settling = group.settle(Extend(LeaseId(1, 1, 5), "m0", ((0, RECORDS),)))
             await answered(settling)
         assert settling.answered.result()[0].lost
         assert cost.longest_hold_s < HOLD_S
@@ -162,7 +171,7 @@ def test_many_requests_that_name_much_which_is_settled_leave_others_their_turn()
 
 def test_leases_of_a_member_that_never_comes_back_run_out_in_turns() -> None:
     async def scenario() -> None:
-        group = await of(leased_one_by_one(lambda n: "a"))
+        group = await of(leased_one_by_one())
         await answered(group.ask("new", 1))
         async with measured() as cost:
             group.ms += 31_000
