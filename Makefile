@@ -25,7 +25,7 @@ quick-tests: $(VENV)/.ready compiled
 	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist load -m "not processes and not more_seeds"
 
 compiled: $(VENV)/.ready      ## once, what each of the processes that run side by side would compile for itself
-	@$(BIN)/python -m pytest --collect-only -qq >/dev/null || true
+	@test -d tests/__pycache__ || $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
 style: $(VENV)/.ready
 	$(BIN)/ruff check .
