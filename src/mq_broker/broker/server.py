@@ -38,6 +38,7 @@ from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.declaring import Declaring
 from mq_broker.broker.queues.describing import Describing
 from mq_broker.broker.queues.leasing import Leasing
+from mq_broker.broker.queues.outbox import Outbox
 from mq_broker.broker.queues.sweeping import Sweeping
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
@@ -223,7 +224,8 @@ class _Broker:
     def _queue_groups(self, shell: Shell) -> tuple[Declaring, Leasing, Describing, Sweeping]:
         """Their parts; what is returned serves methods."""
         self._declared = Declared(shell)
-        self._working = Working(shell, self._declared, self._clock.now_us)
+        self._outbox = Outbox(shell, self._topics, self._transactions)
+        self._working = Working(shell, self._declared, self._clock.now_us, self._outbox.look)
         self._beginning = Beginning(shell, self._topics, self._declared, self._working)
         return (
             Declaring(self._topics, self._declared),

@@ -18,6 +18,7 @@ from typing import Final
 from mq_protocol import limits
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
+from mq_protocol.work_keys import WORK_PREFIX, is_of_queue
 from mq_spark.planning.option_table import (
     BOOTSTRAP,
     BOTH,
@@ -230,6 +231,10 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         raise InvalidSetting(f"{missing} is missing: txnAppId and txnVersion make a write idempotent only together")
     if app_id == "":
         raise InvalidSetting("txnAppId is empty: name the writing application, the same at every try")
+    if app_id is not None and is_of_queue(app_id):
+        raise InvalidSetting(
+            f"txnAppId={app_id[:100]!r} begins with {WORK_PREFIX!r}, which is kept for queue groups: choose another"
+        )
     mismatch = options.get("onReplayMismatch", "fail")
     if mismatch not in ("fail", "keep"):
         raise InvalidSetting(

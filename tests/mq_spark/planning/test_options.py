@@ -271,6 +271,7 @@ def test_a_batch_write_is_idempotent_by_both_names_or_by_neither() -> None:
     assert (options.txn_app_id, options.txn_version) == ("etl", 7)
     assert sink_error(streaming=False, txnAppId="etl").startswith("txnVersion is missing")
     assert sink_error(streaming=False, txnVersion="7").startswith("txnAppId is missing")
+    assert "kept for queue groups" in sink_error(streaming=False, txnAppId="work:x/0/g", txnVersion="7")
     assert sink_error(streaming=True, txnAppId="etl", txnVersion="7").startswith(
         "txnAppId and txnVersion belong to df.write"
     )

@@ -103,6 +103,10 @@ class Topics:
     def find(self, name: str) -> Topic | None:
         return self._by_name.get(name)
 
+    def with_id(self, topic_id: str) -> Topic | None:
+        """As this broker read it last."""
+        return self._by_id.get(topic_id)
+
     async def get(self, name: str) -> Topic:
         """The topic, read anew if it is not known. Raises `UnknownTopic`, `InvalidTopicName` or
         `CoordinationUnavailable`, which is also for one whose document cannot be read."""
@@ -145,6 +149,16 @@ class Topics:
         self._check_readable(name)
         present_id, partitions = self._present.get(name, ("", 0))
         return topic_id in ("", present_id) and 0 <= partition < partitions
+
+    async def is_gone(self, topic_id: str) -> bool:
+        """Whether there is no topic of that id, as the coordination service says now. Raises `CoordinationUnavailable`,
+        also while a document that cannot be read may be its."""
+        await self.refresh()
+        if any(present_id == topic_id for present_id, _ in self._present.values()):
+            return False
+        for name in self._unreadable:
+            self._check_readable(name)
+        return True
 
     def _check_readable(self, name: str) -> None:
         if name in self._unreadable:

@@ -38,6 +38,7 @@ from mq_broker.core.work.steps import (
     Reject,
     Reset,
     Return,
+    Send,
     why_not_one_entry,
 )
 from mq_protocol.errors import Overloaded, TritonMQError, UnknownQueue
@@ -74,10 +75,12 @@ class Gathering:
         now_us: Callable[[], int],
         keep_time: Callable[[], None],
         stood_still: Callable[[], bool],
+        on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None,
     ) -> None:
         """`queue`: the group's declaration, None if there is none. `now_ms`, `now_us`: the monotonic clock, and the
         time since 1970 that is believed. `keep_time`: called when `has_clocks` may have become true. `stood_still`:
-        whether this broker's loop did, and `slept` was not called since."""
+        whether this broker's loop did, and `slept` was not called since. `on_outbox`: called while the state has
+        decisions that are not published yet."""
         self.partition = partition
         self.group = group
         self.epoch = partition.replica.leader_epoch
@@ -87,6 +90,8 @@ class Gathering:
         self._now_us = now_us
         self._keep_time = keep_time
         self._stood_still = stood_still
+        self._on_outbox = on_outbox
+        self._next_n = self.epoch << 32  # a later life goes on: partitions take a number below the last for done
         self._loop = asyncio.get_running_loop()
         self._asking: OrderedDict[str, Asking] = OrderedDict()
         self._settling: deque[Settling] = deque()
@@ -262,6 +267,8 @@ class Gathering:
             return False
         if state.leases:
             self._keep_time()
+        if state.outbox:
+            self._on_outbox(self, state)
         if not self._scanned:
             self._scanned = self._ready.scan(SCANNED_AT_ONCE)
         return True
@@ -409,7 +416,7 @@ class Gathering:
             self.epoch,
             self.partition.next_offset,
             now_us,
-            max(self.epoch << 32, state.last_n + 1),
+            self._next_n,
             Backoff(settings.retry_ms, settings.retry_factor, settings.retry_ms_max),
         )
         lends = [Lend(each.asking.member, each.choice.ranges, each.asking.accept) for each in draft.lendings]
@@ -435,6 +442,7 @@ class Gathering:
             lending.lent = lent
             lending.asking.in_flight = bool(lent.lent)
         draft.steps = gathered.steps
+        self._next_n += sum(isinstance(step, Send) for step in gathered.steps)
 
     def _dooms(self, queue: Queue) -> bool:
         """Whether this leader is to write now what becomes of doomed records. Those that go to a topic are not its own

@@ -19,6 +19,7 @@ from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.gathering import Gathering
 from mq_broker.broker.queues.requests import Asking, Item, Lent, OwnSteps, Settling
 from mq_broker.core.work.settling import Answer
+from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Step
 from mq_protocol.errors import OutcomeUnknown, Overloaded
 
@@ -44,10 +45,17 @@ class _Led:
 
 class Working:
     """Owns the gathering of each queue group and partition that is led here. `now_us`: the time that is believed, in
-    microseconds since 1970."""
+    microseconds since 1970. `on_outbox`: publishes what a group has decided."""
 
-    def __init__(self, shell: Shell, declared: Declared, now_us: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        declared: Declared,
+        now_us: Callable[[], int],
+        on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None,
+    ) -> None:
         self._shell = shell
+        self._on_outbox = on_outbox
         self._declared = declared
         self._now_us = now_us
         self._loop = asyncio.get_running_loop()
@@ -128,6 +136,7 @@ class Working:
                 self._now_us,
                 self._keep_time,
                 self._stood_still,
+                self._on_outbox,
             )
         return known
 
@@ -146,7 +155,7 @@ class Working:
         if not partition.serving:
             return
         for group, state in partition.replica.machine.work.items():
-            if state.runs:
+            if state.runs or state.outbox:
                 self.gathering(partition, group).wake()
 
     def _changed(self, partition: Partition) -> None:

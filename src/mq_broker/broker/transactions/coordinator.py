@@ -29,7 +29,7 @@ from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.broker.transactions.requests import (
     by_partition,
     check_manifest,
-    check_micro_batch_id,
+    check_publish_id,
     key_of,
     key_to_wire,
     listed_name,
@@ -55,6 +55,7 @@ from mq_protocol.errors import (
 from mq_protocol.limits import ANSWER_BYTES_MAX, DISCARD_UUIDS_MAX
 from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, quoted
 from mq_protocol.partitioner import coordinator_partition
+from mq_protocol.work_keys import is_of_queue
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ class Transactions:
         attempt = 0
         while True:
             try:
-                await self._ask_leader(
+                await self.ask_leader(
                     line.topic, line.partition, "AreStaged", request, pb.AreStagedResponse, self.are_staged
                 )
                 return
@@ -237,7 +238,7 @@ class Transactions:
             for first in range(0, len(uuids), DISCARD_UUIDS_MAX):
                 some = uuids[first : first + DISCARD_UUIDS_MAX]
                 request = pb.DiscardRequest(topic=topic, partition=number, key=wire, uuids=some)
-                await self._ask_leader(topic, number, "Discard", request, pb.DiscardResponse, self.discard)
+                await self.ask_leader(topic, number, "Discard", request, pb.DiscardResponse, self.discard)
         except TritonMQError as error:
             log.info("%s-%d: %d staged batches are left to the reaper: %s", topic, number, len(uuids), error)
 
@@ -300,7 +301,7 @@ class Transactions:
         attempt = 0
         while True:
             try:
-                await self._ask_leader(topic, number, "Publish", request, pb.PublishResponse, self.publish)
+                await self.ask_leader(topic, number, "Publish", request, pb.PublishResponse, self.publish)
                 return
             except (UnknownTopic, UnknownPartition) as error:
                 if await self._is_gone(line):
@@ -347,9 +348,9 @@ class Transactions:
         """One attempt at the key's coordinator, wherever it is. The coordinators' topic is made if there is none."""
         topic = await self._admin.transactions_topic(deadline)
         number = coordinator_partition(key.query_id, key.sink, topic.partitions)
-        return await self._ask_leader(TRANSACTIONS_TOPIC, number, method, request, response, here, deadline)
+        return await self.ask_leader(TRANSACTIONS_TOPIC, number, method, request, response, here, deadline)
 
-    async def _ask_leader(
+    async def ask_leader(
         self,
         topic_name: str,
         number: int,
@@ -390,10 +391,11 @@ class Transactions:
         # It would publish nothing, and all that is staged under a lower micro-batch could not be any more
         if not request.uuids:
             raise InvalidRequest("a publish names the batches that become readable, and this one names none")
-        check_micro_batch_id(request.batch_id)
+        key = key_of(request.key)
+        check_publish_id(key, request.batch_id)
         partition = await self._led(request.topic, request.partition)
         _check_topic_id(partition, request)
-        await partition.ask(Publish(key_of(request.key), request.batch_id, uuids_of(request)), deadline)
+        await partition.ask(Publish(key, request.batch_id, uuids_of(request)), deadline)
         return pb.PublishResponse(log_end_offset=partition.next_offset)
 
     async def are_staged(self, request: pb.AreStagedRequest, deadline: float) -> pb.AreStagedResponse:
@@ -475,7 +477,7 @@ class Transactions:
                 continue
             old: dict[TransactionKey, list[tuple[int, bytes]]] = {}
             for batch in partition.replica.machine.staged.values():
-                if batch.timestamp_us <= before_us:
+                if batch.timestamp_us <= before_us and not is_of_queue(batch.key.query_id):
                     old.setdefault(batch.key, []).append((batch.batch_id, batch.uuid))
             for key, batches in old.items():
                 if key not in statuses:
@@ -526,7 +528,7 @@ class Transactions:
             return None
         number = coordinator_partition(key.query_id, key.sink, topic.partitions)
         try:
-            return await self._ask_leader(
+            return await self.ask_leader(
                 TRANSACTIONS_TOPIC,
                 number,
                 "TransactionStatus",

@@ -15,6 +15,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import MANIFEST_BYTES_MAX, MICRO_BATCH_ID_MAX
 from mq_protocol.names import INTERNAL_PREFIX, check_id
+from mq_protocol.work_keys import is_of_queue
 
 _UUID_BYTES: Final = 16
 _LISTED_DIGITS: Final = 16
@@ -42,6 +43,13 @@ def check_micro_batch_id(batch_id: int) -> None:
         raise InvalidRequest(
             f"micro-batch ids (txnVersion) go from 0 to 2^62 = {MICRO_BATCH_ID_MAX}; this one is {batch_id}"
         )
+
+
+def check_publish_id(key: TransactionKey, batch_id: int) -> None:
+    """As `check_micro_batch_id`; a queue group's number begins with the leader's epoch, and may be higher. Raises
+    `InvalidRequest`."""
+    if batch_id < 0 or not is_of_queue(key.query_id):
+        check_micro_batch_id(batch_id)
 
 
 def uuids_of(request: pb.PublishRequest | pb.DiscardRequest | pb.AreStagedRequest) -> tuple[bytes, ...]:

@@ -46,6 +46,7 @@ from mq_protocol.errors import (
     TritonMQError,
 )
 from mq_protocol.limits import GROUPS_PER_PARTITION_MAX, QUEUE_GROUPS_PER_PARTITION_MAX
+from mq_protocol.work_keys import WORK_PREFIX, is_of_queue
 
 TRANSACTION_KEYS_MAX = 20_000
 """Keys that one partition of the coordinators' topic keeps: some 10 MB of names, and what eight partitions forget in an
@@ -242,6 +243,13 @@ def _judge_for_coordinator(
     machine: PartitionMachine,
     overlay: Overlay,
 ) -> Verdict:
+    if isinstance(operation, Decide | Abort | Fence) and is_of_queue(operation.key.query_id):
+        return _refuse(
+            InvalidRequest(
+                f"query ids that begin with {WORK_PREFIX!r} are of queue groups, whose leaders alone decide what is "
+                "published: choose another one"
+            )
+        )
     match operation:
         case Decide() as decide:
             return _judge_decide(decide, keep_on_mismatch, machine, overlay)
@@ -318,12 +326,15 @@ def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay
     if pending is not None:
         return WaitFor(pending)
     wait = 0
+    # The number under which a queue group publishes was not known yet when the batch was staged.
+    any_id = is_of_queue(publish.key.query_id)
     for uuid in publish.uuids:
         batch = machine.staged.get(uuid)
         if (
             batch is not None
             and batch.index >= first_index
-            and (batch.key, batch.batch_id) == (publish.key, publish.batch_id)
+            and batch.key == publish.key
+            and (any_id or batch.batch_id == publish.batch_id)
         ):
             continue
         # Staged, and its payload gone: it was published and trimmed by entries that a recovery lost (rule 15, trap 32).

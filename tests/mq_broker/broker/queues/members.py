@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,16 @@ def ranges(response: pb.LeaseResponse) -> Sequence[int]:
     return list(response.ranges)
 
 
-def partition_of(shells: list[Shell]) -> Partition:
-    """The broker's replica of the topic."""
-    [found] = [each for each in shells[-1].partitions() if each.topic.spec.name == "t"]
+def partition_of(shells: list[Shell], topic: str = "t") -> Partition:
+    """The replica of the topic in the broker that was started last."""
+    [found] = [each for each in shells[-1].partitions() if each.topic.spec.name == topic]
     return found
+
+
+def of(condition: Callable[[], Any]) -> Callable[[], Awaitable[Any]]:
+    """To be waited for."""
+
+    async def ask() -> Any:
+        return condition()
+
+    return ask

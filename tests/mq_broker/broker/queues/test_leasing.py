@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, RequestTooLarge, UnknownQueue, UnknownTopic
 from tests.mq_broker.broker.cluster import standalone, until
-from tests.mq_broker.broker.queues.members import Member, partition_of, queue, ranges
+from tests.mq_broker.broker.queues.members import Member, of, partition_of, queue, ranges
 
 
 def test_records_are_lent_settled_and_not_lent_again_after_a_restart(tmp_path: Path) -> None:
@@ -112,7 +111,7 @@ def test_a_queue_in_which_everything_is_settled_comes_to_rest(tmp_path: Path, sh
             waiting = asyncio.ensure_future(member.lease(1, wait_ms=8_000))
             partition = partition_of(shells)
             end = partition.replica.applied_index
-            await until(_of(lambda: partition.rest.asleep))
+            await until(of(lambda: partition.rest.asleep))
             await asyncio.sleep(1.0)
             assert partition.rest.asleep, "nothing wakes it"
             assert partition.replica.applied_index == end
@@ -195,10 +194,3 @@ def test_settles_of_one_request_are_answered_each_at_its_place(tmp_path: Path) -
             assert not any(answer.HasField("error") for answer in answers), [from_wire(a.error) for a in answers]
 
     asyncio.run(scenario())
-
-
-def _of(condition: Any) -> Any:
-    async def ask() -> Any:
-        return condition()
-
-    return ask

@@ -457,7 +457,7 @@ async def asked(world: World, number: int) -> None:
     request = pb.DiscardRequest(
         topic="t", partition=number, key=pb.TransactionKey(query_id="query", sink="t"), uuids=[uuid(1)]
     )
-    await ours._ask_leader("t", number, "Discard", request, pb.DiscardResponse, ours.discard)
+    await ours.ask_leader("t", number, "Discard", request, pb.DiscardResponse, ours.discard)
 
 
 def test_the_coordinator_is_named_to_whoever_asks_another_broker() -> None:
