@@ -124,6 +124,7 @@ class BrokerProcess:
 
 class LocalCluster:
     """Owns N broker processes with ids 1 to N, and their ZooKeeper if there is more than one (or `zookeeper` is true).
+    `zookeeper` may also be the address of one that runs already, `HOST:PORT/ROOT`: nobody else may use that root.
 
     All that they keep is below `directory`, which outlives them: `start` after `stop` goes on with the same data.
     Brokers listen on `port`, `port` + 1, …; 0 takes free ones. `arguments` go to every broker's command line as they
@@ -136,14 +137,19 @@ class LocalCluster:
         brokers: int = 1,
         *,
         port: int = 0,
-        zookeeper: bool | None = None,
+        zookeeper: bool | str | None = None,
         arguments: Sequence[str] = (),
     ) -> None:
         self.directory = directory.absolute()
         self.zookeeper: EmbeddedZooKeeper | None = None
-        if brokers > 1 if zookeeper is None else zookeeper:
+        self.hosts = zookeeper if isinstance(zookeeper, str) else ""
+        """The ZooKeeper's; empty if there is none."""
+
+        if not self.hosts and (brokers > 1 if zookeeper is None else zookeeper):
             self.zookeeper = EmbeddedZooKeeper(self.directory / "zookeeper")
-            coordination = ["--zookeeper", self.zookeeper.hosts]
+            self.hosts = self.zookeeper.hosts
+        if self.hosts:
+            coordination = ["--zookeeper", self.hosts]
         elif brokers == 1:
             coordination = ["--standalone"]
         else:
@@ -170,11 +176,6 @@ class LocalCluster:
     @property
     def bootstrap(self) -> str:
         return ",".join(broker.address for broker in self.brokers.values())
-
-    @property
-    def hosts(self) -> str:
-        """The ZooKeeper's; empty if there is none."""
-        return "" if self.zookeeper is None else self.zookeeper.hosts
 
     def start(
         self, progress: Callable[[str], None] = lambda _step: None, go_on: Callable[[], None] = lambda: None

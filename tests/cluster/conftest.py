@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,15 @@ _CLUSTERS = pytest.StashKey[list[Cluster]]()
 
 @pytest.fixture
 def start_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """`start_cluster(brokers=3, **options)`: a cluster that serves; it is stopped when the test ends."""
+    """`start_cluster(brokers=3, **options)`: a cluster that serves; it is stopped when the test ends.
+
+    It has a root of its own in the ZooKeeper of all tests. `zookeeper=True`: a ZooKeeper of its own, to be hurt.
+    """
     clusters = request.node.stash.setdefault(_CLUSTERS, [])
 
     def start(brokers: int = 3, **options: Any) -> Cluster:
+        if "zookeeper" not in options:
+            options["zookeeper"] = f"{request.getfixturevalue('zookeeper')}/{uuid.uuid4().hex}"
         cluster = Cluster(tmp_path / f"cluster-{len(clusters)}", brokers, **options)
         clusters.append(cluster)
         cluster.start()

@@ -120,7 +120,7 @@ def test_all_brokers_killed_at_once_come_back_with_everything(start_cluster: Sta
 
 
 def test_brokers_serve_while_zookeeper_is_away_and_elect_when_it_is_back(start_cluster: StartCluster) -> None:
-    cluster = start_cluster(arguments=SHORT_SESSIONS)
+    cluster = start_cluster(arguments=SHORT_SESSIONS, zookeeper=True)
     cluster.admin.create_topic(TOPIC, partitions=1, replicas=3)
     with Load(cluster.bootstrap) as load:
         load.more(200)
