@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.broker.locks import Locks
+from mq_broker.broker.locks import Locks, _say
 from mq_broker.coordination.file import FileCoordination
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, LockLost, LockNotAcquired, Overloaded
@@ -143,3 +143,11 @@ def test_a_broker_keeps_so_many_places_of_one_lock_and_of_all(tmp_path: Path) ->
         await coordination.stop()
 
     asyncio.run(main())
+
+
+def test_a_client_that_reads_nothing_gives_its_lock_up() -> None:
+    async def reads_nothing(_answer: pb.LockResponse) -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(LockLost, match=r"the client has read nothing for 0\.01 s"):
+        asyncio.run(_say(pb.LockResponse(), reads_nothing, 0.01))

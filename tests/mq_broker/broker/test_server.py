@@ -277,13 +277,14 @@ def test_a_start_that_is_given_up_has_ended_before_its_parts_are_taken_down(
                 await asyncio.sleep(0)
             ended.append("start")
 
-    async def leave(_self: server._Broker, _seconds: float) -> None:
-        ended.append("leave")
+    async def leave(_self: server._Broker, seconds: float) -> None:
+        ended.append(f"leave within {seconds} s")
 
     monkeypatch.setattr(server._Broker, "start", start)
     monkeypatch.setattr(server._Broker, "leave", leave)
-    asyncio.run(asyncio.wait_for(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=stop), DEADLINE_S))
-    assert ended == ["start", "leave"]
+    config = BrokerConfig(1, "127.0.0.1:0", tmp_path, stop_timeout_ms=7_000)
+    asyncio.run(asyncio.wait_for(serve(config, stop=stop), DEADLINE_S))
+    assert ended == ["start", "leave within 7.0 s"]
 
 
 @pytest.mark.parametrize("told", [0, MEMORY_HIGH_FLOOR])

@@ -116,9 +116,7 @@ class Moves:
             elif complete and heirs:
                 self._hand_over(partition, move, heirs[0])
             return False
-        return complete and (
-            here == first or first not in heirs or not self._hand_over(partition, move, first, TRANSFERS_MAX)
-        )
+        return complete and (first not in heirs or not self._hand_over(partition, move, first, TRANSFERS_MAX))
 
     def _hand_over(self, partition: Partition, move: Move, to: int, attempts_max: int | None = None) -> bool:
         """Begin to, unless that was just done. False if it was tried often enough."""

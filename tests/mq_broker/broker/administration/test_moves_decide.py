@@ -242,6 +242,10 @@ def test_a_broker_goes_on_with_moves_as_long_as_there_are_any_and_waits_to_be_wo
         assert await looked() == (1, 2, 3)
         part.replica.isr = (1, 2, 3)
         assert await looked() == (1, 3), "it looks again until they are here"
+        await looked()
+        monkeypatch.setattr(here, "all", lambda: pytest.fail("nobody has said that there is something to do"))
+        await looked()
+        assert not carrying.done()
         carrying.cancel()
         await asyncio.wait({carrying})
 
@@ -390,6 +394,13 @@ def test_the_coordinators_topic_is_to_have_three_replicas_where_there_are_broker
     assert plan(few) == {}
     whole = spec(TRANSACTIONS_TOPIC, (1, 2, 3), (2, 3, 4), (3, 4, 1), (4, 1, 2))
     assert plan(Here(whole)) == {}
+
+
+def test_each_partition_of_the_coordinators_topic_is_to_have_three_replicas_and_those_with_more_keep_them() -> None:
+    some = spec(TRANSACTIONS_TOPIC, (1, 2, 3), (2, 3), (3, 4, 1), (4, 1, 2))
+    assert [len(target) for _, target in plan(Here(some)).values()] == [3]
+    more = spec(TRANSACTIONS_TOPIC, (1, 2, 3, 4), (2, 3, 4), (3, 4, 1), (4, 1, 2))
+    assert all(len(target) == len(origin) for origin, target in plan(Here(more)).values())
 
 
 def test_moves_are_written_together_and_called_off_together() -> None:

@@ -164,6 +164,14 @@ def test_balancing_never_puts_replicas_into_one_rack_that_were_in_two() -> None:
     assert all(1 in members for members in after.values())
 
 
+def test_what_racks_keep_in_place_may_move_once_others_have_moved() -> None:
+    racks = {1: "a", 2: "b", 3: "", 4: "a"}
+    layout = {("t", 0): (1, 2, 3), ("t", 1): (4, 2, 3), ("t", 2): (3,), ("t", 3): (1, 2), ("t", 4): (1, 2)}
+    after = {**layout, **balanced(racks, layout)}
+    assert spread(holds(after), racks) == 1
+    assert after["t", 3] != layout["t", 3] or after["t", 4] != layout["t", 4]
+
+
 def test_replicas_of_brokers_that_are_gone_stay_where_they_are_named() -> None:
     layout = {("t", number): (9, 1) for number in range(4)}
     after = {**layout, **balanced({1: "", 2: ""}, layout)}

@@ -200,6 +200,15 @@ def test_a_replica_that_is_not_open_is_no_candidate_whatever_is_given_up() -> No
         choose("t-0", LOST, told, "mine", from_broker=1, force=True)
 
 
+def test_a_replica_that_is_not_open_is_not_taken_for_one_in_sync_whose_log_the_node_does_not_name() -> None:
+    unnamed = replace(LOST, isr=((1, ""),))
+    told = {1: pb.ReplicaStatusResponse(broker=1), 2: status(2)}
+    with pytest.raises(InvalidRequest, match="broker 1 was in sync and does not answer"):
+        choose("t-0", unnamed, told, "mine")
+    floor = choose("t-0", unnamed, told, "mine", force=True).state.offset_floor
+    assert floor == choose("t-0", LOST, {2: status(2)}, "mine", force=True).state.offset_floor
+
+
 def test_the_last_epoch_that_can_be_gone_on_from_is_the_one_before_the_bound() -> None:
     told = {1: status(1, seen_epoch=EPOCH_MAX - 1), 2: status(2, seen_epoch=EPOCH_MAX, last_index=99)}
     choice = choose("t-0", LOST, told, "mine")

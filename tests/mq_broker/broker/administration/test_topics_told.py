@@ -235,6 +235,17 @@ def test_one_answer_holds_so_many_topics_and_says_that_there_are_more(monkeypatc
     run(scenario, "a", "b", "c")
 
 
+def test_an_answer_ends_before_the_first_topic_without_room_though_a_later_one_would_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(world: World) -> None:
+        world.known["b"] = world.topic("b", partitions=10)
+        monkeypatch.setattr(admin, "ANSWER_BYTES_MAX", 2 * (admin.TOPIC_TOLD_BYTES + 2 * admin.PARTITION_TOLD_BYTES))
+        assert await world.names(all_topics=True) == (["a"], True), "the next question goes on after the last one told"
+
+    run(scenario, "a", "b", "c")
+
+
 def test_the_size_of_a_topic_in_an_answer_counts_its_schema_and_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     world = object.__new__(World)
     small, wide = World.topic(world, "a", 1), World.topic(world, "b", 10, b"x" * 500)
@@ -292,8 +303,10 @@ def test_leaders_are_asked_until_all_serve_and_only_for_what_is_missing(monkeypa
         world.nodes = {0: node(2), 1: node(None)}
         with pytest.raises(OutcomeUnknown, match=r"partitions \[1\] have no leader"):
             await world.admin._wait_until_led(world.known["t"], now + 0.2)
+        looked = len(world.reads)
         with pytest.raises(OutcomeUnknown, match=r"partitions \[0, 1\]"):
-            await world.admin._wait_until_led(world.known["t"], now)
+            await world.admin._wait_until_led(world.known["t"], asyncio.get_running_loop().time() + 0.05)
+        assert len(world.reads) == looked, "nobody is asked who could answer only after the deadline"
         world.answers["broker-2"] = said(2, (2, 3), (2, 3))
         world.asked.clear()
         await world.admin._wait_until_led(world.known["t"], now + 60)

@@ -126,6 +126,27 @@ def test_a_turn_trims_what_may_go_and_shortens_the_journal() -> None:
     asyncio.run(scenario())
 
 
+def test_a_partition_whose_turn_goes_on_gets_no_second_one_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "CHECK_S", 0.0)
+
+    async def scenario() -> None:
+        part = Part(retention_bytes=200)
+        part.goes_on.clear()
+        shell: Any = Shell(part)
+        keeping = asyncio.create_task(Retention(shell).keep())
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(shell.tasks) == 1
+        part.goes_on.set()
+        async with asyncio.timeout(10):
+            while len(shell.tasks) == 1:  # noqa: ASYNC110 - what is waited for is how often it looked
+                await asyncio.sleep(0)
+        keeping.cancel()
+        await asyncio.gather(keeping, *shell.tasks, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
 def test_a_follower_trims_nothing_and_shortens_when_it_is_due() -> None:
     async def scenario() -> None:
         idle, due, own = Part(retention_bytes=200), Part(retention_bytes=200), Part()

@@ -158,6 +158,11 @@ def test_a_coordinator_that_leads_no_more_stops_and_says_so_and_others_go_on() -
         asked = len(part.asked)
         await rounds()
         assert len(part.asked) == asked
+        world.coordinator.replica.leading = world.coordinator.serving = True
+        part.refuse.clear()
+        world.decides(decide)  # it leads again, and reads the decision in its journal
+        await world.until_published(decide)
+        assert world.coordinator.of(Finish)
 
     run(scenario)
 
@@ -189,6 +194,8 @@ def test_whoever_waits_later_is_told_at_once_what_stands_in_the_way(monkeypatch:
         for _ in range(2):
             with pytest.raises(StagedBatchMissing):
                 await world.until_published(decide, seconds=1.0)
+        await rounds()
+        assert len(world.parts["t", 0].of(Publish)) == 1, "it is asked for again after a pause"
 
     run(scenario)
 

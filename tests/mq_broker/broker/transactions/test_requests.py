@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq_broker.broker.transactions import requests
-from mq_broker.broker.transactions.requests import check_manifest, uuids_of
+from mq_broker.broker.transactions.requests import check_manifest, key_of, uuids_of
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import ID_BYTES_MAX
@@ -53,6 +53,16 @@ def test_the_id_of_a_run_may_be_as_long_as_the_bound_and_no_longer() -> None:
     check_manifest(decision(run_id="r" * ID_BYTES_MAX))
     with pytest.raises(InvalidRequest, match=r"a run id of .* bytes is too long"):
         check_manifest(decision(run_id="r" * (ID_BYTES_MAX + 1)))
+
+
+@pytest.mark.parametrize("part", ["query id", "sink"])
+def test_each_part_of_a_key_may_be_as_long_as_the_bound_and_no_longer(part: str) -> None:
+    def key(length: int) -> pb.TransactionKey:
+        return pb.TransactionKey(**{"query_id": "q", "sink": "s", part.replace(" ", "_"): "k" * length})  # type: ignore[arg-type]
+
+    key_of(key(ID_BYTES_MAX))
+    with pytest.raises(InvalidRequest, match=f"a {part} of .* bytes is too long"):
+        key_of(key(ID_BYTES_MAX + 1))
 
 
 def test_the_rows_of_a_manifest_add_up() -> None:
