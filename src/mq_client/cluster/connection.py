@@ -169,7 +169,7 @@ class Connection:
         return found[1] if found else None
 
     def topic_age_s(self, name: str) -> float:
-        """How long ago somebody told of the topic."""
+        """How long ago somebody was asked who told of the topic."""
         found = self._topics.get(name)
         return time.monotonic() - found[0] if found else math.inf
 
@@ -190,7 +190,7 @@ class Connection:
         moment old.
 
         `doubted`: addresses to ask last. A leader that does not get on may be cut off, and be the last to hear of its
-        successor. `age_ms_max`: what somebody else was told no longer ago than that will do, so that many who ask at
+        successor. `age_ms_max`: what somebody else has asked no longer ago than that will do, so that many who ask at
         once ask once. `auto_create`: it is about to be used, and may be made by a broker that is set to do so.
         """
         check_topic_name(name, internal=True)
@@ -211,8 +211,9 @@ class Connection:
         asked: set[str] = set()
         for _ in attempts(deadline):
             request = pb.MetadataRequest(topics=[name], auto_create=auto_create)
+            asked_at = time.monotonic()
             address, response = self._ask_any(request, deadline, asked.union(doubted))
-            self._learn(response)
+            self._learn(response, asked_at)
             found = self._topics.get(name)
             if name not in response.unknown_topics and found:
                 return found[1]
@@ -235,10 +236,11 @@ class Connection:
         self, deadline: Deadline, *, topics: Iterable[str] = (), all_topics: bool = False
     ) -> pb.MetadataResponse:
         """What brokers know of the cluster, asked now: of all topics in several questions, if there are many."""
+        asked_at = time.monotonic()
         response = self._ask_all(
             pb.MetadataRequest(topics=list(dict.fromkeys(topics)), all_topics=all_topics), deadline
         )
-        self._learn(response)
+        self._learn(response, asked_at)
         return response
 
     def _ask_all(self, request: pb.MetadataRequest, deadline: Deadline) -> pb.MetadataResponse:
@@ -285,14 +287,15 @@ class Connection:
         """Where the partition's leader listens; None while nobody is known to lead."""
         return self._brokers.get(topic.leaders[partition])
 
-    def _learn(self, response: pb.MetadataResponse) -> None:
-        now = time.monotonic()
+    def _learn(self, response: pb.MetadataResponse, asked_at: float | None = None) -> None:
+        """`asked_at`: an answer is as old as its question, and may have been long on its way. None: it is of now."""
+        when = time.monotonic() if asked_at is None else asked_at
         with self._lock:
             if response.brokers:
                 self._brokers = {broker.id: broker.address for broker in response.brokers}
                 self._racks = {broker.id: broker.rack for broker in response.brokers}
             for info in response.topics:
-                self._topics[info.name] = (now, _newer(self._topics.get(info.name), _view(info)))
+                self._topics[info.name] = (when, _newer(self._topics.get(info.name), _view(info)))
             for name in response.unknown_topics:
                 self._topics.pop(name, None)
 

@@ -11,14 +11,14 @@ import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
 import grpc
 
 from mq_client.cluster.connection import Connection, TopicView
-from mq_client.cluster.deadline import Backoff, Deadline
+from mq_client.cluster.deadline import Backoff, Deadline, attempts
 from mq_client.cluster.requests import move_cursors
 from mq_client.consuming.push_streams import PushStream
 from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue
@@ -244,28 +244,36 @@ class Subscriptions:
                 if (view.name, number) not in self.places:
                     self.places[view.name, number] = PartitionPlace(view.name, number, added=True)
 
-    def with_unknown_columns(self, header: pb.BatchesHeader, payloads: list[memoryview]) -> set[str]:
-        """The topics of which batches have more columns than are known."""
+    def with_unknown_columns(self, header: pb.BatchesHeader, payloads: list[memoryview]) -> dict[str, int]:
+        """The topics of which batches have more columns than are known, and how many nodes the widest batch has."""
         with self.changed:
             views = dict(self.views)
-        return {
-            stored.topic
-            for stored, payload in zip(header.batches, payloads, strict=True)
-            if (view := views.get(stored.topic)) is not None
-            and view.typed
-            and node_count(payload) > schema_nodes(view.schema)
-        }
+        found: dict[str, int] = {}
+        for stored, payload in zip(header.batches, payloads, strict=True):
+            view = views.get(stored.topic)
+            if view is not None and view.typed and (nodes := node_count(payload)) > schema_nodes(view.schema):
+                found[stored.topic] = max(found.get(stored.topic, 0), nodes)
+        return found
 
-    def learn_columns(self, topics: Iterable[str]) -> None:
+    def learn_columns(self, topics: Mapping[str, int]) -> None:
         """Before batches are handed out that have more columns than are known of their topic, it is asked which those
-        are."""
-        for topic in topics:
+        are: for some time, since a broker may be the last to hear of them. As `with_unknown_columns` says."""
+        for topic, nodes in topics.items():
+            missing = self._learn_columns_of(topic, nodes, Deadline(_REFRESH_MS))
+            if missing:
+                log.warning("topic %s: added columns are left out, because %s", topic, missing)
+
+    def _learn_columns_of(self, topic: str, nodes: int, deadline: Deadline) -> str:
+        """Why the columns could not be learned; empty if they were."""
+        for _ in attempts(deadline):
             try:
-                view = self.connection.refresh(topic, Deadline(_REFRESH_MS))
+                view = self.connection.refresh(topic, deadline, age_ms_max=0)
             except TritonMQError as error:
-                log.warning("topic %s: added columns are left out, because no broker described them: %s", topic, error)
-            else:
-                self._learn(view)
+                return f"no broker described them: {error}"
+            self._learn(view)
+            if schema_nodes(view.schema) >= nodes:
+                return ""
+        return "no broker knew of them in time"
 
     def _session(self, address: str) -> _Session:
         session = self._sessions.get(address)

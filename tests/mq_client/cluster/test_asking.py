@@ -221,6 +221,17 @@ def test_many_who_ask_at_once_ask_once(scripted: Scripted, clock: Clock) -> None
     assert len(scripted.asked) == 4
 
 
+def test_an_answer_is_as_old_as_its_question(scripted: Scripted, clock: Clock) -> None:
+    """What changed while it was on its way is not in it."""
+    scripted.brokers_say = {"b:1": told(topic_info(1))}
+    scripted.takes_s = {"b:1": 1.0}
+    began = clock.now
+    scripted.refresh("t", Deadline(5_000))
+    assert scripted.topic_age_s("t") == clock.now - began == 1.0
+    scripted.refresh("t", Deadline(5_000))
+    assert len(scripted.asked) == 2
+
+
 def test_who_waits_for_another_s_refresh_gives_up_at_the_deadline() -> None:
     connection = Connection("b:1")
     connection._refreshing.acquire()

@@ -321,6 +321,24 @@ def test_a_batch_with_more_columns_than_are_known_makes_it_ask(monkeypatch: pyte
     assert [queue.get_nowait().value for _ in range(2)] == [{"a": 1}, {"a": 2, "b": 3}]
 
 
+def test_a_broker_that_is_the_last_to_hear_of_added_columns_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(monkeypatch)
+    typed(client, "a long")
+    client.subscribe("t")
+    client.opened(client.stream(1), 0, 0)
+    client.connection.asked.clear()
+    known = told(topic_info(1, 2, schema=parse_schema("a long, b long")))
+
+    def late(_request: pb.MetadataRequest) -> pb.MetadataResponse:
+        behind = len(client.connection.asked) < 3
+        return told(topic_info(1, 2, schema=parse_schema("a long"))) if behind else known
+
+    client.connection.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), late)
+    push_row(client, 0, a=2, b=3)
+    assert len(client.connection.asked) == 3
+    assert client.subscriptions.queues["t"].get_nowait().value == {"a": 2, "b": 3}
+
+
 def test_columns_that_nobody_can_tell_of_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     client = Client(monkeypatch)
     typed(client, "a long")
