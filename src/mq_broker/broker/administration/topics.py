@@ -235,13 +235,14 @@ class Admin:
         return info
 
     async def partition_info(self, topic: Topic, number: int) -> pb.PartitionInfo:
-        """A leader is named when it is registered and, if it is this broker, ready to serve."""
+        """A leader is named when it is registered, has a replica and, if it is this broker, is ready to serve. One
+        without a replica has led before a move, of whose end this broker has heard only half."""
         replicas = topic.spec.assignment[number]
         moving_to = topic.spec.moving[number].target if number in topic.spec.moving else ()
         partition = self._shell.hosted(topic, number)
         if partition is not None:
             replica = partition.replica
-            leader = replica.leader if replica.leader in self._cluster.brokers else 0
+            leader = replica.leader if replica.leader in replicas and replica.leader in self._cluster.brokers else 0
             if leader == self._shell.broker and not partition.serving:
                 leader = 0
             if leader or replica.leading:
@@ -258,9 +259,11 @@ class Admin:
         if state is None:
             return pb.PartitionInfo(partition=number, replicas=replicas, moving_to=moving_to)
         named = state.leader
-        alive = named is not None and self._cluster.is_live(named.broker, named.incarnation)
+        leads = (
+            named is not None and named.broker in replicas and self._cluster.is_live(named.broker, named.incarnation)
+        )
         # This broker's own leadership is known above: named here it is one that it has not taken up (yet).
-        leader = named.broker if named is not None and alive and named.broker != self._shell.broker else 0
+        leader = named.broker if named is not None and leads and named.broker != self._shell.broker else 0
         isr = [broker for broker, _ in state.isr]
         return pb.PartitionInfo(
             partition=number,

@@ -123,9 +123,10 @@ def run(scenario: Callable[[World], Awaitable[None]], *names: str) -> None:
 
 def test_a_leader_that_is_here_is_named_once_it_serves_and_another_while_it_lives() -> None:
     async def scenario(world: World) -> None:
+        world.known["t"].spec.assignment = ((1, 2, 3),)
         world.holds(leader=1)
         told = await world.info()
-        assert (told.leader, told.leader_epoch, list(told.replicas), list(told.isr)) == (1, 9, [2, 3], [1, 2])
+        assert (told.leader, told.leader_epoch, list(told.replicas), list(told.isr)) == (1, 9, [1, 2, 3], [1, 2])
         world.holds(leader=1, serving=False)
         assert (await world.info()).leader == 0
         world.holds(leader=2, serving=False)
@@ -154,6 +155,21 @@ def test_of_a_partition_that_is_not_here_the_node_is_told_unless_it_names_nobody
         world.admin.forget(set())
         told = await world.info()
         assert (told.leader, list(told.replicas), list(told.isr)) == (0, [2, 3], [])
+
+    run(scenario)
+
+
+def test_who_led_before_a_move_and_has_no_replica_any_more_is_not_named() -> None:
+    async def scenario(world: World) -> None:
+        world.nodes[0] = node(2)
+        assert (await world.info()).leader == 2
+        world.known["t"].spec.assignment = ((3, 1),)
+        assert (await world.info()).leader == 0, "what was read of the node a moment ago is older than the move"
+        world.known["t"].spec.assignment = ((2, 3),)
+        world.holds(leader=2, serving=False)
+        assert (await world.info()).leader == 2
+        world.known["t"].spec.assignment = ((3, 1),)
+        assert (await world.info()).leader == 0, "its own replica has not heard of the next leader"
 
     run(scenario)
 
@@ -287,6 +303,7 @@ def test_a_leader_serves_what_it_says_itself_with_enough_replicas_in_sync() -> N
         del world.brokers[2]
         assert await led({0}) == set()
         assert len(world.asked) == asked
+        world.known["t"].spec.assignment = ((1, 2), (2, 3))
         world.holds(0)
         world.nodes[1] = node()
         assert await world.admin._led(world.known["t"], 1, {0, 1}, 1e9) == {0}
