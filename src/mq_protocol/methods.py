@@ -188,6 +188,8 @@ PEER: Final = Service(
         bound=Bound(lists={"uuids": Elements(limits.DISCARD_UUIDS_MAX)}),
     ),
     Method("AreStaged", pb.AreStagedRequest, pb.AreStagedResponse, bound=_STAGED),
+    Method("Stage", pb.StageRequest, pb.StageResponse, bound=_BATCHES),
+    Method("AttemptStatus", pb.AttemptStatusRequest, pb.AttemptStatusResponse),
     Method("AbortKey", pb.AbortKeyRequest, pb.AbortTransactionResponse),
     Method("Fence", pb.FenceRequest, pb.FenceResponse, bound=_manifest("kept")),
     _TRANSACTION_STATUS,

@@ -3835,6 +3835,126 @@ class AreStagedResponse(_message.Message):
 Global___AreStagedResponse: _TypeAlias = AreStagedResponse  # noqa: Y015
 
 @_typing.final
+class StageRequest(_message.Message):
+    """a queue's leader to that of the topic to which its dead letters go; idempotent by the UUID"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    UUID_FIELD_NUMBER: _builtins.int
+    RECORD_COUNT_FIELD_NUMBER: _builtins.int
+    SCHEMA_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    topic_id: _builtins.str
+    partition: _builtins.int
+    run_id: _builtins.str
+    uuid: _builtins.bytes
+    record_count: _builtins.int
+    schema_fingerprint: _builtins.int
+    payload: _builtins.bytes
+    @_builtins.property
+    def key(self) -> Global___TransactionKey: ...
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        topic_id: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        key: Global___TransactionKey | None = ...,
+        run_id: _builtins.str = ...,
+        uuid: _builtins.bytes = ...,
+        record_count: _builtins.int = ...,
+        schema_fingerprint: _builtins.int = ...,
+        payload: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "partition", b"partition", "payload", b"payload", "record_count", b"record_count", "run_id", b"run_id", "schema_fingerprint", b"schema_fingerprint", "topic", b"topic", "topic_id", b"topic_id", "uuid", b"uuid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageRequest: _TypeAlias = StageRequest  # noqa: Y015
+
+@_typing.final
+class StageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StageResponse: _TypeAlias = StageResponse  # noqa: Y015
+
+@_typing.final
+class AttemptStatusRequest(_message.Message):
+    """Of the leader of a queue's partition: what became of an attempt that staged batches in a partition of another topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    UUIDS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    topic_id: _builtins.str
+    partition: _builtins.int
+    group: _builtins.str
+    run_id: _builtins.str
+    uuids: _builtins.bytes
+    """of 16 bytes each: what it staged"""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        topic_id: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        group: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        uuids: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "partition", b"partition", "run_id", b"run_id", "topic", b"topic", "topic_id", b"topic_id", "uuids", b"uuids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttemptStatusRequest: _TypeAlias = AttemptStatusRequest  # noqa: Y015
+
+@_typing.final
+class AttemptStatusResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OVER_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    over: _builtins.bool
+    kept: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        over: _builtins.bool = ...,
+        kept: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "over", b"over"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AttemptStatusResponse: _TypeAlias = AttemptStatusResponse  # noqa: Y015
+
+@_typing.final
 class LockRequest(_message.Message):
     """---------------------------------------------------------------- locks
     One stream is one place in the queue for a lock. The client names the lock in its first request and says nothing more; when it ends

@@ -70,7 +70,7 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
         Setting("retry_ms_max", "60s", "0 to 7d", "how long it waits at most", live=True),
         Setting(
             "dead_letter",
-            DeadLetter.PARK.value,
+            f"TOPIC{DEAD_SUFFIX}",
             "a topic's name, park or drop",
             "what becomes of a record that failed too often or was rejected: it goes to that topic, park keeps it for "
             "you to look at and send back, drop settles it",
@@ -147,8 +147,14 @@ def _number(given: Mapping[str, str], name: str, default: T, low: T, high: T, pa
 
 
 def usual_dead_letter(topic: str) -> str:
-    """What `dead_letter` is where nothing is said."""
-    return DeadLetter.PARK.value
+    """What `dead_letter` is where nothing is said: a topic beside the queue's own. Records of a topic that has dead
+    letters itself, or too long a name for that, are parked."""
+    usual = f"{topic}{DEAD_SUFFIX}"
+    try:
+        check_new_topic_name(usual)
+    except InvalidTopicName:
+        return DeadLetter.PARK.value
+    return DeadLetter.PARK.value if topic.endswith(DEAD_SUFFIX) else usual
 
 
 def _dead_letter(text: str, topic: str) -> DeadLetter | str:

@@ -26,14 +26,13 @@ from pyspark.sql.pandas.functions import arrow_udf
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StringType, StructField, StructType
 
+from mq_protocol.dead_letters import HEADERS as QUEUE_HEADERS
 from mq_protocol.errors import InvalidRequest
 
+_PLACES: Final = ("topic", "partition", "offset", "timestamp")
+
 HEADERS: Final = {
-    "error": "tritonmq.error",
-    "topic": "tritonmq.topic",
-    "partition": "tritonmq.partition",
-    "offset": "tritonmq.offset",
-    "timestamp": "tritonmq.timestamp",
+    **{name: QUEUE_HEADERS[name] for name in ("error", *_PLACES)},
     "query": "tritonmq.query",
     "batch": "tritonmq.batch",
 }
@@ -42,7 +41,6 @@ use it."""
 
 ERROR_CHARACTERS_MAX: Final = 1_000
 
-_PLACES: Final = ("topic", "partition", "offset", "timestamp")
 _CORRUPT: Final = "_tritonmq_corrupt"
 _HEADERS_TYPE: Final = "array<struct<key string, value binary>>"
 _NO_VALUE: Final = "there is no value"

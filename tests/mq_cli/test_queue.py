@@ -73,7 +73,7 @@ def test_a_command_runs_for_each_record_and_its_exit_code_says_what_becomes_of_i
     cluster: LocalCluster, tmp_path: Path
 ) -> None:
     admin = publish(cluster, "t", "good", "later", "bad", partitions=2)
-    admin.declare_queue("t", "g", delivery_limit=1)
+    admin.declare_queue("t", "g", delivery_limit=1, dead_letter="park")
     script = (
         "import os, sys; value = sys.stdin.read();"
         f"open({str(tmp_path)!r} + '/' + value, 'a').write(' '.join(os.environ['TRITONMQ_' + name] for name in"

@@ -9,11 +9,16 @@ from mq_protocol.queue_settings import NOT_BUILT, QUEUE_SETTINGS, DeadLetter, Qu
 
 
 def test_what_is_not_given_has_its_default() -> None:
-    assert parse_queue_settings({}, "orders") == QueueSettings()
-    assert (
-        parse_queue_settings({name: setting.default for name, setting in QUEUE_SETTINGS.items()}, "orders")
-        == QueueSettings()
-    )
+    usual = QueueSettings(dead_letter="orders.dead")
+    assert parse_queue_settings({}, "orders") == usual
+    named = {name: setting.default for name, setting in QUEUE_SETTINGS.items() if name != "dead_letter"}
+    assert parse_queue_settings(named, "orders") == usual
+
+
+def test_a_topic_of_dead_letters_and_one_with_a_long_name_park_theirs() -> None:
+    for topic in ("orders.dead", "x" * 251):
+        assert parse_queue_settings({}, topic).dead_letter is DeadLetter.PARK
+    assert parse_queue_settings({}, "x" * 250).dead_letter == "x" * 250 + ".dead"
 
 
 def test_times_have_units_and_every_setting_is_taken() -> None:

@@ -34,11 +34,14 @@ from mq_broker.broker.locks import Locks
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.queues.beginning import Beginning
+from mq_broker.broker.queues.dead_letters import DeadLetters
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.declaring import Declaring
 from mq_broker.broker.queues.describing import Describing
 from mq_broker.broker.queues.leasing import Leasing
+from mq_broker.broker.queues.leftovers import Leftovers
 from mq_broker.broker.queues.outbox import Outbox
+from mq_broker.broker.queues.staging import Staging
 from mq_broker.broker.queues.sweeping import Sweeping
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
@@ -221,17 +224,22 @@ class _Broker:
         for server in self._servers[1:]:
             server.add_generic_rpc_handlers((peer_handlers(services, self._links, proof, refusals),))
 
-    def _queue_groups(self, shell: Shell) -> tuple[Declaring, Leasing, Describing, Sweeping]:
+    def _queue_groups(self, shell: Shell) -> tuple[Declaring, Leasing, Describing, Sweeping, Staging, Leftovers]:
         """Their parts; what is returned serves methods."""
         self._declared = Declared(shell)
-        self._outbox = Outbox(shell, self._topics, self._transactions)
-        self._working = Working(shell, self._declared, self._clock.now_us, self._outbox.look)
+        outbox = Outbox(shell, self._topics, self._transactions)
+        staging = Staging(shell, self._topics)
+        letters = DeadLetters(shell, self._topics, self._admin, self._transactions, staging)
+        self._leftovers = Leftovers(shell, self._topics, self._transactions, letters)
+        self._working = Working(shell, self._declared, self._clock.now_us, outbox.look, letters.look)
         self._beginning = Beginning(shell, self._topics, self._declared, self._working)
         return (
             Declaring(self._topics, self._declared),
             Leasing(shell, self._topics, self._declared, self._working, self._clock.now_us),
             Describing(shell, self._topics, self._declared),
             Sweeping(shell, self._topics, self._declared, self._working),
+            staging,
+            self._leftovers,
         )
 
     def _read_brokers(self) -> None:
@@ -271,6 +279,7 @@ class _Broker:
         spawn(Retention(self._shell, self._clock).keep(), "retention")
         spawn(Upkeep(self._shell, self._clock.now_us).keep(), "upkeep of transactions")
         spawn(self._beginning.keep(), "beginning of queue groups")
+        spawn(self._leftovers.keep(), "leftovers of queue groups")
         spawn(EphemeralGroups(self._shell, self._delivery.shares).keep(), "ephemeral groups")
         spawn(WindowBudget(self._shell, self._dedup_memory_max).watch(), "budget of UUID windows")
         spawn(WindowTurnover(self._shell, self._producing.fillers).watch(), "turnover of UUID windows")

@@ -37,7 +37,7 @@ def publish(bootstrap: str, topic: str, *values: str, partition: int | None = No
 
 def test_each_outcome_does_what_it_says(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic, partitions=2)
-    admin.declare_queue(topic, "g", retry_ms="50ms", delivery_limit=2)
+    admin.declare_queue(topic, "g", retry_ms="50ms", delivery_limit=2, dead_letter="park")
     publish(bootstrap, topic, "done", "bad", "once", "never", "back")
     given: list[tuple[bytes, int, int]] = []
     with Queue(bootstrap, topic, "g", idle_ms=500) as queue:
@@ -178,6 +178,7 @@ def test_rows_of_a_typed_topic_come_as_arrow_and_are_settled_by_a_mask(
     admin: Admin, bootstrap: str, topic: str
 ) -> None:
     admin.create_topic(topic, partitions=2, schema="n long, s string")
+    admin.declare_queue(topic, "g", dead_letter="park")
     with Producer(bootstrap) as producer:
         for number in range(20):
             producer.publish(topic, {"n": number, "s": str(number)}, partition=number % 2)
@@ -220,6 +221,7 @@ def test_records_are_settled_by_being_lent_if_that_is_asked_for(admin: Admin, bo
 
 def test_a_record_that_cannot_be_read_can_be_rejected(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic)
+    admin.declare_queue(topic, "g", dead_letter="park")
     publish(bootstrap, topic, '{"n": 1}', "nonsense")
     with Queue(bootstrap, topic, "g", value_deserializer="json") as queue:
         record = queue.take(WAIT_MS)

@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
 GROUP = "work"
 LEASE_S = 3.0
-SETTINGS = {"lease_ms": f"{round(LEASE_S * 1000)}ms", "delivery_limit": "4", "retry_ms": "100ms", "retry_ms_max": "1s"}
+SETTINGS = {
+    "lease_ms": f"{round(LEASE_S * 1000)}ms",
+    "delivery_limit": "4",
+    "retry_ms": "100ms",
+    "retry_ms_max": "1s",
+    "dead_letter": "park",
+}
 LeaseName = tuple[int, int, int]
 
 

@@ -343,6 +343,20 @@ class Admin:
         await self._topics.refresh()
         return await self._topics.get(name)
 
+    async def make_like(self, source: Topic, name: str, schema: pa.Schema, deadline: float) -> Topic:
+        """A topic for what comes from `source`: as many partitions and replicas, and the same durability. The one that
+        is there, if somebody was as quick. Returns once its leaders serve; raises what making a topic raises."""
+        check_new_topic_name(name, self._topic_name_max)
+        kept = ("durability", "min_insync_replicas", "batch_bytes_max")
+        settings = {each: source.spec.settings[each] for each in kept if each in source.spec.settings}
+        data = schema_to_bytes(schema) if source.spec.schema else b""
+        try:
+            topic = await self._create(name, source.partitions, source.spec.replicas, data, settings)
+        except TopicExists:
+            topic = await self._topics.get(name)
+        await self._wait_until_led(topic, deadline)
+        return topic
+
     def _check_batch_bytes(self, settings: TopicSettings) -> None:
         """Any broker may come to lead the topic, so the largest batch must fit a message to each. Raises
         `InvalidSetting`."""

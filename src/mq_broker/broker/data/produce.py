@@ -34,6 +34,7 @@ from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import BatchTooLarge, InternalError, InvalidRequest, SchemaMismatch, TritonMQError
 from mq_protocol.limits import PRODUCE_IN_FLIGHT_BYTES_MAX, RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
 from mq_protocol.names import INTERNAL_PREFIX, check_id
+from mq_protocol.work_keys import is_of_queue, place_of
 
 log = logging.getLogger(__name__)
 
@@ -279,7 +280,11 @@ def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
     if header.acks not in _WAITS:
         raise InvalidRequest(f"acks {header.acks} is not known: all (0), leader (1) or none (2)")
     if header.HasField("stage"):
-        key_of(header.stage.key)
+        query_id = key_of(header.stage.key).query_id
+        if is_of_queue(query_id) and place_of(query_id) is None:
+            raise InvalidRequest(
+                f"query id {query_id[:100]!r} names no queue group: work:<topic id>/<partition>/<group>"
+            )
         check_micro_batch_id(header.stage.batch_id)
         check_id("run id", header.stage.run_id)
     schema = topic.versions.get(header.schema_fingerprint)

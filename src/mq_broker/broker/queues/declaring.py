@@ -87,7 +87,9 @@ class Declaring:
 
 
 def queue_told(topic: str, group: str, queue: QueueSpec) -> pb.QueueInfo:
-    return pb.QueueInfo(topic=topic, group=group, life=queue.life, settings=queue.settings)
+    """With the place to which its dead letters go, also where that is the usual one."""
+    settings = {"dead_letter": usual_dead_letter(topic), **queue.settings}
+    return pb.QueueInfo(topic=topic, group=group, life=queue.life, settings=settings)
 
 
 # ---------------------------------------------------------------- what the document becomes. Pure.

@@ -91,6 +91,7 @@ def _too_much(number: int) -> pb.QueuePartition:
 def _tell_totals(told: pb.QueuePartition, state: WorkState) -> None:
     told.life, told.base, told.frontier, told.runs_kept = state.life, state.base, state.frontier, state.runs
     totals = state.totals
+    told.outbox, told.dead = len(state.outbox), totals.dead
     told.accepted, told.returned, told.charged = totals.accepted, totals.returned, totals.charged
     for reason, count in totals.dropped:
         told.dropped[reason.name.lower()] = count

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mq_broker.broker.queues.lending import Choice
-from mq_broker.broker.queues.requests import Asking, OwnSteps, Settling
+from mq_broker.broker.queues.requests import Asking, OwnSteps, Sending, Settling
 from mq_broker.core.work.ranges import joined
 from mq_broker.core.work.settling import Answer, Settle
 from mq_broker.core.work.state import Mark
 from mq_broker.core.work.steps import Begin, Drop, End, LeaseId, Park, Reason, Step
+from mq_protocol.errors import TritonMQError
 from mq_protocol.queue_settings import DeadLetter
 
 
@@ -31,6 +32,7 @@ class Draft:
     lendings: list[Lending] = field(default_factory=list)
     gone: list[tuple[Asking, tuple[LeaseId, ...]]] = field(default_factory=list)
     doomed: list[tuple[int, int, Mark]] = field(default_factory=list)
+    sendings: list[tuple[Sending, Answer]] = field(default_factory=list)
     own: OwnSteps | None = None
     answers: list[tuple[Settling, int, Answer]] = field(default_factory=list)
     steps: tuple[Step, ...] = ()
@@ -40,6 +42,12 @@ class Draft:
     def in_doubt(self) -> bool:
         """Whether an answer rests on something not being here."""
         return bool(self.gone) or any(answer.lost for _, _, answer in self.answers)
+
+
+def tell_sendings(draft: Draft, error: TritonMQError | None) -> None:
+    """What became of the dead letters."""
+    for sending, answer in draft.sendings:
+        sending.done(answer, error)
 
 
 def is_rare(own: OwnSteps) -> bool:

@@ -16,10 +16,10 @@ from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.queues.declared import Queue
-from mq_broker.broker.queues.draft import Draft, Lending, dead_letters, is_rare
+from mq_broker.broker.queues.draft import Draft, Lending, dead_letters, is_rare, tell_sendings
 from mq_broker.broker.queues.holdings import INHERITED_LEASE_MS_MIN, RETURNED_AT_ONCE, Holdings
 from mq_broker.broker.queues.lending import Ready, Run, Wish
-from mq_broker.broker.queues.requests import Asking, Extend, Lent, LentRun, OwnSteps, Settling
+from mq_broker.broker.queues.requests import Asking, Extend, Lent, LentRun, OwnSteps, Sending, Settling
 from mq_broker.core.entries import Work
 from mq_broker.core.messages import Done, Refused, Result
 from mq_broker.core.work.ranges import RANGES_MAX, joined
@@ -32,7 +32,7 @@ from mq_broker.core.work.settling import (
     Settle,
     gather,
 )
-from mq_broker.core.work.state import NO_MARK, WorkState
+from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import (
     LeaseId,
     Reject,
@@ -76,11 +76,12 @@ class Gathering:
         keep_time: Callable[[], None],
         stood_still: Callable[[], bool],
         on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None,
+        on_doomed: Callable[[Gathering], None] = lambda _: None,
     ) -> None:
         """`queue`: the group's declaration, None if there is none. `now_ms`, `now_us`: the monotonic clock, and the
         time since 1970 that is believed. `keep_time`: called when `has_clocks` may have become true. `stood_still`:
         whether this broker's loop did, and `slept` was not called since. `on_outbox`: called while the state has
-        decisions that are not published yet."""
+        decisions that are not published yet; `on_doomed`: while it may have records that go to a dead-letter topic."""
         self.partition = partition
         self.group = group
         self.epoch = partition.replica.leader_epoch
@@ -91,6 +92,8 @@ class Gathering:
         self._keep_time = keep_time
         self._stood_still = stood_still
         self._on_outbox = on_outbox
+        self._on_doomed = on_doomed
+        self._sendings: deque[Sending] = deque()
         self._next_n = self.epoch << 32  # a later life goes on: partitions take a number below the last for done
         self._loop = asyncio.get_running_loop()
         self._asking: OrderedDict[str, Asking] = OrderedDict()
@@ -144,6 +147,30 @@ class Gathering:
         self._own.append(own)
         self.wake()
 
+    def send(self, sending: Sending) -> None:
+        """Decide these dead letters, if their records are doomed still when an entry is made."""
+        self._sendings.append(sending)
+        self.wake()
+
+    def take_doomed(self, most: int) -> list[tuple[int, int, Mark]]:
+        """Unsettled records that are to become dead letters, about so many runs: they are forgotten here until
+        `doomed_again`."""
+        if self._state is None or not self._scanned:
+            return []
+        missing = self._state.settled.missing
+        return [(low, high, mark) for a, b, mark in self._ready.take_doomed(most) for low, high in missing(a, b)]
+
+    def doomed_again(self, runs: list[tuple[int, int, Mark]]) -> None:
+        """They are doomed still, perhaps."""
+        if self._state is not None and runs:
+            self._ready.doomed_again(runs)
+            self.wake()
+
+    @property
+    def queue(self) -> Queue | None:
+        """As it is declared."""
+        return self._queue()
+
     @property
     def waits(self) -> bool:
         """Whether somebody could be lent something."""
@@ -176,9 +203,12 @@ class Gathering:
             settling.refuse(error)
         for own in self._own:
             own.done(error)
+        for sending in self._sendings:
+            sending.done(Answer(), error)
         self._asking.clear()
         self._settling.clear()
         self._own.clear()
+        self._sendings.clear()
 
     # ------------------------------------------------------------------ one entry
 
@@ -219,6 +249,8 @@ class Gathering:
         self._add_own(draft, queue)
         if self._scanned:
             self._were_judged(draft)
+            if self._ready.dooms and isinstance(queue.settings.dead_letter, str):
+                self._on_doomed(self)
         if draft.steps or draft.in_doubt:
             self._propose(draft, state.life)
         else:
@@ -237,6 +269,8 @@ class Gathering:
         for settling in self._settling:
             settling.refuse(error)
         self._settling.clear()
+        while self._sendings:
+            self._sendings.popleft().lost()
         for asking in list(self._asking.values()):
             asking.judged = True
             if asking.hurry:
@@ -280,7 +314,7 @@ class Gathering:
         by_itself = self._loop.time() >= self._by_itself_from and (
             (queue is not None and self._dooms(queue)) or self._holdings.due(self._now_ms())
         )
-        if self._settling or self._own or not self._scanned or unjudged or by_itself:
+        if self._settling or self._own or self._sendings or not self._scanned or unjudged or by_itself:
             self.wake()
         if self._due is not None:
             self._due.cancel()
@@ -418,9 +452,14 @@ class Gathering:
             now_us,
             self._next_n,
             Backoff(settings.retry_ms, settings.retry_factor, settings.retry_ms_max),
+            delivery_limit=settings.delivery_limit,
         )
+        while self._sendings and self._sendings[0].life != state.life:
+            self._sendings.popleft().lost()
+        dead = [each.send for each in self._sendings if each.life == state.life]
         lends = [Lend(each.asking.member, each.choice.ranges, each.asking.accept) for each in draft.lendings]
-        gathered = gather(state, draft.settles, lends, setting)
+        gathered = gather(state, draft.settles, lends, setting, dead)
+        draft.sendings = [(self._sendings.popleft(), answer) for answer in gathered.sent]
         judged = len(gathered.settled)
         for settler, answer in zip(draft.settlers, gathered.settled, strict=False):
             if settler is not None:
@@ -495,6 +534,7 @@ class Gathering:
                 self._note_refused(draft, error)
         for settling, number, answer in draft.answers:
             settling.answer(number, answer if error is None else Answer(error=error))
+        tell_sendings(draft, error)
         if draft.own is not None:
             draft.own.done(error)
         for asking, gone in draft.gone:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mq_broker.core.work.ranges import Ranges
-from mq_broker.core.work.settling import Answer, Settle
+from mq_broker.core.work.settling import Answer, SendDead, Settle
 from mq_broker.core.work.steps import LeaseId, Step
 from mq_protocol.errors import TritonMQError
 
@@ -130,3 +130,25 @@ class OwnSteps:
             self.written.set_result(None)
         else:
             self.written.set_exception(error)
+
+
+class Sending:
+    """Dead letters that are staged, of one life of the group. Owns the answer. An error that is raised is of the entry:
+    whether they are decided is not known then."""
+
+    def __init__(self, life: int, send: SendDead) -> None:
+        self.life = life
+        self.send = send
+        self.answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+
+    def lost(self) -> None:
+        """Their records are not doomed any more."""
+        self.done(Answer(lost=self.send.ranges))
+
+    def done(self, answer: Answer, error: TritonMQError | None = None) -> None:
+        if self.answered.done():
+            return
+        if error is None:
+            self.answered.set_result(answer)
+        else:
+            self.answered.set_exception(error)

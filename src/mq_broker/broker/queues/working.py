@@ -45,7 +45,8 @@ class _Led:
 
 class Working:
     """Owns the gathering of each queue group and partition that is led here. `now_us`: the time that is believed, in
-    microseconds since 1970. `on_outbox`: publishes what a group has decided."""
+    microseconds since 1970. `on_outbox`: publishes what a group has decided. `on_doomed`: sends its dead
+    letters."""
 
     def __init__(
         self,
@@ -53,9 +54,11 @@ class Working:
         declared: Declared,
         now_us: Callable[[], int],
         on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None,
+        on_doomed: Callable[[Gathering], None] = lambda _: None,
     ) -> None:
         self._shell = shell
         self._on_outbox = on_outbox
+        self._on_doomed = on_doomed
         self._declared = declared
         self._now_us = now_us
         self._loop = asyncio.get_running_loop()
@@ -137,6 +140,7 @@ class Working:
                 self._keep_time,
                 self._stood_still,
                 self._on_outbox,
+                self._on_doomed,
             )
         return known
 

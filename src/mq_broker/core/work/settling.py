@@ -90,6 +90,15 @@ class Lend:
 
 
 @dataclass(frozen=True, slots=True)
+class SendDead:
+    """These doomed records are to be settled, and `lines`, their letters, published; all of it or nothing."""
+
+    ranges: Ranges
+    reason: Reason
+    lines: tuple[OutputLine, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """What became of a request, once the entry is committed: all of it is done but `lost`.
 
@@ -107,13 +116,14 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Gathered:
     """The steps of one entry, none if nothing is to be written; an answer for each request that was taken, in order,
-    settles before lends; what did not fit and is to be gathered anew."""
+    settles before dead letters before lends; what did not fit and is to be gathered anew."""
 
     steps: tuple[Step, ...]
     settled: tuple[Answer, ...]
     lent: tuple[Answer, ...]
     settles_left: tuple[Settle, ...]
     lends_left: tuple[Lend, ...]
+    sent: tuple[Answer, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +144,8 @@ class Backoff:
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What requests are judged by, besides the state. `end`: of the log. `next_n`: the first number for the outbox that
-    was not given yet. `late`: whether a record may be acknowledged that nobody has any more; not where order counts."""
+    was not given yet. `late`: whether a record may be acknowledged that nobody has any more; not where order counts.
+    `delivery_limit`: of failures, 0 for none."""
 
     leader_epoch: int
     end: int
@@ -142,10 +153,18 @@ class Setting:
     next_n: int
     backoff: Backoff = field(default_factory=Backoff)
     late: bool = True
+    delivery_limit: int = 0
 
 
-def gather(state: WorkState, settles: Sequence[Settle], lends: Sequence[Lend], setting: Setting) -> Gathered:
-    """As many of these requests as fit into one entry: at most 8,000 ranges and 1 MiB. Settles stand before leases."""
+def gather(
+    state: WorkState,
+    settles: Sequence[Settle],
+    lends: Sequence[Lend],
+    setting: Setting,
+    dead: Sequence[SendDead] = (),
+) -> Gathered:
+    """As many of these requests as fit into one entry: at most 8,000 ranges and 1 MiB. Settles stand before dead
+    letters, and those before leases."""
     entry = _Entry(state, setting)
     settled: list[Answer] = []
     for settle in settles:
@@ -153,13 +172,19 @@ def gather(state: WorkState, settles: Sequence[Settle], lends: Sequence[Lend], s
         if answer is None:
             return Gathered(entry.steps(), tuple(settled), (), tuple(settles[len(settled) :]), tuple(lends))
         settled.append(answer)
+    sent: list[Answer] = []
+    for send in dead:
+        answer = entry.send(send)
+        if answer is None:
+            break
+        sent.append(answer)
     lent: list[Answer] = []
     for lend in lends:
         answer = entry.lend(lend)
         if answer is None:
             break
         lent.append(answer)
-    return Gathered(entry.steps(), tuple(settled), tuple(lent), (), tuple(lends[len(lent) :]))
+    return Gathered(entry.steps(), tuple(settled), tuple(lent), (), tuple(lends[len(lent) :]), tuple(sent))
 
 
 class _Now(Enum):
@@ -321,6 +346,32 @@ class _Entry:
             self._next_n += 1
             self._outputs += 1
             self._taken[member] = outcome.number
+        return answer
+
+    # ------------------------------------------------------------------ dead letters
+
+    def send(self, send: SendDead) -> Answer | None:
+        """None if it does not fit into this entry. They must be doomed still, each of them, and nobody's: what was
+        purged, reset, parked or settled since the letters were made is not sent, nor what goes with it."""
+        why = why_wrong(send.ranges, self._setting.end)
+        if why or not send.ranges:
+            return Answer(error=InvalidRequest(f"these records cannot be sent: {why or 'there are none'}"))
+        if any(now is not None for _, _, now in self._touched.pieces(send.ranges)):
+            return Answer(lost=send.ranges)
+        state, limit = self._state, self._setting.delivery_limit
+        if any(lease is not None for _, _, lease in state.lent.pieces(send.ranges)):
+            return Answer(lost=send.ranges)
+        for first, end, mark in state.marks.pieces(send.ranges):
+            doomed = mark is not None and mark.doomed(limit) and not mark.parked
+            if not doomed or state.settled.missing_count(first, end) < end - first:
+                return Answer(lost=send.ranges)
+        if len(state.outbox) + self._outputs >= OUTBOX_MAX:
+            return Answer(error=Overloaded("too many decisions of the group are not published yet"))
+        step = Send(send.ranges, send.reason, self._next_n, send.lines)
+        answer = self._written([step], send.ranges, _Now.SETTLED, Answer())
+        if answer is not None and answer.error is None:
+            self._next_n += 1
+            self._outputs += 1
         return answer
 
     # ------------------------------------------------------------------ lending

@@ -29,6 +29,8 @@ from mq_protocol.errors import (
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 
 TOPIC = TopicSpec("t", "0" * 32, ((1,),))
+USUAL = {"dead_letter": "t.dead"}
+"""Where dead letters of topic `t` go is told always."""
 
 
 def test_each_declaration_gets_a_life_that_no_group_of_the_topic_had_before() -> None:
@@ -82,18 +84,19 @@ def test_a_group_is_declared_once_changed_told_and_deleted(tmp_path: Path) -> No
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t", partitions=2)
             first = await alter(broker, settings={"lease_ms": "5s"})
-            assert (first.made, first.queue.life, dict(first.queue.settings)) == (True, 1, {"lease_ms": "5s"})
+            assert (first.made, first.queue.life) == (True, 1)
+            assert first.queue.settings == {"lease_ms": "5s", "dead_letter": "t.dead"}
             assert not (await alter(broker)).made
             await alter(broker, group="h")
             await alter(broker, pb.QUEUE_ALTER, settings={"lease_ms": "", "paused": "true"})
-            assert await told(broker) == {"t g 1": {"paused": "true"}, "t h 2": {}}
+            assert await told(broker) == {"t g 1": {"paused": "true", **USUAL}, "t h 2": USUAL}
             deleted = await alter(broker, pb.QUEUE_DELETE)
-            assert (deleted.queue.life, await told(broker, "t")) == (1, {"t h 2": {}})
+            assert (deleted.queue.life, await told(broker, "t")) == (1, {"t h 2": USUAL})
             with pytest.raises(UnknownQueue):
                 await alter(broker, pb.QUEUE_DELETE)
             assert (await alter(broker)).queue.life == 3
         async with standalone(tmp_path) as broker:
-            assert await told(broker) == {"t g 3": {}, "t h 2": {}}
+            assert await told(broker) == {"t g 3": USUAL, "t h 2": USUAL}
 
     asyncio.run(scenario())
 
