@@ -37,6 +37,7 @@ def config(listen: str = "127.0.0.1:0", broker: int = 1, **fields: Any) -> Broke
         ({"advertised": "there"}, "--advertise"),
         ({"peer_listen": "there:port"}, "--peer-listen"),
         ({"peer_advertised": "there:70000"}, "--peer-advertise"),
+        ({"rack": "r" * (NAME_BYTES_MAX + 1)}, "rack"),
         ({"message_bytes_max": CLIENT_MESSAGE_BYTES_MAX - 1}, "--message-bytes-max"),
         ({"message_bytes_max": MESSAGE_BYTES_MAX + 1}, "--message-bytes-max"),
         ({"connections_max": 0}, "--connections-max"),

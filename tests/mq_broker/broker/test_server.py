@@ -14,7 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
+from grpc import aio
 from kazoo.client import KazooClient
 
 from mq_broker import broker as parts
@@ -24,6 +26,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.rpc.peer_service import PEER_UNARY, peer_path
 from mq_broker.storage.journal.recovery import recover
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 from mq_protocol import mq_pb2 as pb
@@ -389,6 +392,11 @@ def test_a_broker_registers_its_peer_port(zookeeper: str, tmp_path: Path) -> Non
         found = (await coordination.brokers())[1]
         assert found.peer_address.startswith("127.0.0.1:")
         assert found.peer_address != found.address
+        async with aio.insecure_channel(found.peer_address) as channel:
+            ask = channel.unary_unary(peer_path(next(iter(PEER_UNARY))), None, None)
+            with pytest.raises(aio.AioRpcError) as refused:
+                await ask(b"", timeout=DEADLINE_S)
+            assert refused.value.code() != grpc.StatusCode.UNIMPLEMENTED, "it serves brokers there, and this is none"
         await broker.stop()
 
     asyncio.run(scenario())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.administration.features import Features
+from mq_broker.broker.administration.features import Features, describe_broker
 from mq_broker.coordination.interface import BrokerRegistration
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import IncompatibleVersion
@@ -88,3 +88,19 @@ def test_the_level_is_not_raised_while_a_broker_with_replicas_is_absent_unless_f
 
 def test_an_absent_broker_does_not_matter_where_there_is_nothing_to_raise() -> None:
     assert Service({1: 2, 3: 2}, level=2).upgrade() == (2, 2, [2])
+
+
+def test_clients_are_told_all_that_a_broker_registered_for_them() -> None:
+    versions = Versions(release="1.2.3", level=4, protocol=6, protocol_oldest=5)
+    told = pb.BrokerInfo()
+    describe_broker(BrokerRegistration(2, 7, "h:1", "east", versions=versions), told)
+    assert told == pb.BrokerInfo(
+        id=2,
+        address="h:1",
+        incarnation=7,
+        rack="east",
+        release="1.2.3",
+        level=4,
+        protocol=6,
+        protocol_oldest=5,
+    )

@@ -320,6 +320,25 @@ def test_leadership_is_handed_only_to_a_live_broker_that_is_in_sync(monkeypatch:
     run(scenario)
 
 
+def test_a_successor_that_leads_is_seen_though_the_time_to_hand_over_is_shorter_than_the_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(moves, "LOOK_S", 0.05)
+
+    async def scenario() -> None:
+        here = Here(spec("t", (1, 2)))
+        part = here.leads("t", 0, 1, 2)
+
+        def transfer(to: int, _deadline_ms: int) -> None:
+            part.replica.leader, part.replica.leader_epoch = to, 2
+
+        monkeypatch.setattr(part, "transfer", transfer)
+        soon = asyncio.get_running_loop().time() + 0.01
+        await here.moves.lead(pb.LeadRequest(topic="t", partition=0, broker=2), soon)
+
+    run(scenario)
+
+
 def led_by(leader: int | None, *isr: int) -> NodeState:
     name = LeaderName(leader, 1) if leader else None
     return NodeState(name, 1, tuple((broker, "log") for broker in isr), 0, "")
@@ -401,6 +420,12 @@ def test_each_partition_of_the_coordinators_topic_is_to_have_three_replicas_and_
     assert [len(target) for _, target in plan(Here(some)).values()] == [3]
     more = spec(TRANSACTIONS_TOPIC, (1, 2, 3, 4), (2, 3, 4), (3, 4, 1), (4, 1, 2))
     assert all(len(target) == len(origin) for origin, target in plan(Here(more)).values())
+
+
+def test_a_partition_that_moves_anyway_is_not_led_by_its_first_replica_before() -> None:
+    here = Here(spec(TRANSACTIONS_TOPIC, (1, 2), (2, 3), (3, 4), (4, 1)))
+    here.states[TRANSACTIONS_TOPIC, 0] = led_by(2, 1, 2)
+    assert len(plan(here)[TRANSACTIONS_TOPIC, 0][1]) == 3
 
 
 def test_moves_are_written_together_and_called_off_together() -> None:

@@ -262,6 +262,24 @@ def test_an_answer_ends_before_the_first_topic_without_room_though_a_later_one_w
     run(scenario, "a", "b", "c")
 
 
+def test_topics_of_a_long_answer_are_described_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admin, "YIELD_EVERY", 3)
+    waiting: list[int] = []
+    tell = Admin._tell
+
+    async def noted(self: Admin, told: _Told, response: pb.MetadataResponse) -> None:
+        waiting.append(told.waiting)
+        await tell(self, told, response)
+
+    monkeypatch.setattr(Admin, "_tell", noted)
+
+    async def scenario(world: World) -> None:
+        assert await world.names(all_topics=True) == (["a", "b", "c"], False)
+        assert waiting == [3, 3, 3, 0], "each is a topic and its two partitions"
+
+    run(scenario, "a", "b", "c")
+
+
 def test_the_size_of_a_topic_in_an_answer_counts_its_schema_and_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
     world = object.__new__(World)
     small, wide = World.topic(world, "a", 1), World.topic(world, "b", 10, b"x" * 500)

@@ -90,6 +90,29 @@ def test_the_pauses_between_attempts_grow(finishing: bool, monkeypatch: pytest.M
     run(scenario)
 
 
+@pytest.mark.parametrize("what", ["publishing", "finishing", "checking"])
+def test_each_attempt_that_fails_takes_the_next_pause(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[int] = []
+
+    def noted(attempt: int) -> float:
+        attempts.append(attempt)
+        return 0.0
+
+    monkeypatch.setattr(transactions, "_backoff", noted)
+
+    async def scenario(world: World) -> None:
+        (world.coordinator if what == "finishing" else world.parts["t", 0]).refuse = [SOON] * 3
+        if what == "checking":
+            await checked(world, (0, 1))
+        else:
+            decide = decision(0, line(0, 1))
+            world.decides(decide)
+            await world.until_published(decide)
+        assert list(dict.fromkeys(attempts)) == [0, 1, 2]
+
+    run(scenario)
+
+
 def test_a_decision_is_finished_only_when_every_partition_has_published() -> None:
     async def scenario(world: World) -> None:
         world.parts["t", 1].refuse = [SOON] * 10_000
@@ -290,6 +313,24 @@ def test_every_partition_is_asked_whether_it_has_what_the_manifest_names() -> No
         world.parts["t", 1].refuse = [StagedBatchMissing("gone")]
         with pytest.raises(StagedBatchMissing):
             await checked(world, (0, 1), (1, 2))
+
+    run(scenario)
+
+
+def test_nobody_is_being_asked_any_more_when_a_manifest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        slow, answered = world.parts["t", 0], []
+
+        async def ask(_operation: object, _deadline: float) -> object:
+            await rounds()
+            answered.append("slow")
+            return slow.answer
+
+        monkeypatch.setattr(slow, "ask", ask)
+        world.parts["t", 1].refuse = [StagedBatchMissing("gone")]
+        with pytest.raises(StagedBatchMissing):
+            await checked(world, (0, 1), (1, 2))
+        assert answered == ["slow"]
 
     run(scenario)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
+from typing import Any
 
 import pytest
 
 from mq_broker.broker.transactions import coordinator as transactions
 from mq_broker.broker.transactions.requests import listed_name
-from mq_broker.core.entries import Discard, Fence
+from mq_broker.core.entries import Discard, Fence, TransactionKey
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotEnoughReplicas, NotLeader, UnknownTopic
 from mq_protocol.names import TRANSACTIONS_TOPIC
@@ -43,6 +44,24 @@ def test_what_is_young_stays() -> None:
         )
         await world.transactions.reap(60.0)
         assert reaped(world) == {0: [Discard(KEY, (uuid(1),))]}
+
+    run(scenario)
+
+
+def test_a_partition_is_asked_for_nothing_if_nothing_has_lost_or_its_leader_changed_meanwhile() -> None:
+    async def scenario(world: World) -> None:
+        world.parts["t", 0].stage(staged(1, 6))
+        world.parts["t", 1].stage(staged(2, 4, OTHER))
+
+        async def status(key: TransactionKey) -> pb.TransactionStatusResponse:
+            world.parts["t", 1].serving = key != OTHER
+            return pb.TransactionStatusResponse(known=True, batch_id=5, published=True)
+
+        stubbed: Any = world.transactions
+        stubbed._status_anywhere = status
+        await world.transactions.reap(60.0)
+        assert not world.parts["t", 1].serving
+        assert reaped(world) == {}
 
     run(scenario)
 

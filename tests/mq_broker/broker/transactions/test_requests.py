@@ -40,7 +40,7 @@ def test_a_batch_is_named_by_16_bytes(name: bytes) -> None:
     with pytest.raises(InvalidRequest, match="UUIDs of 16 bytes"):
         uuids_of(pb.PublishRequest(uuids=[UUID, name]))
     with pytest.raises(InvalidRequest, match="UUIDs of 16 bytes"):
-        check_manifest(decision(manifest=[pb.StagedBatches(topic="t", uuids=[name], row_count=2)]))
+        check_manifest(decision(manifest=[pb.StagedBatches(topic="t", uuids=[UUID, name], row_count=2)]))
 
 
 @pytest.mark.parametrize("topic", ["", "__transactions"])

@@ -1,0 +1,56 @@
+"""Which keys of one decision a broker has forgotten, and where."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.transactions import upkeep
+from mq_broker.broker.transactions.upkeep import Upkeep
+from mq_broker.core.entries import Forget, TransactionKey
+from mq_protocol.errors import NotEnoughReplicas
+from mq_protocol.names import TRANSACTIONS_TOPIC
+from tests.mq_broker.broker.transactions.worlds import Part, World, known, run, within
+
+KEYS = [TransactionKey(f"query {number}", "t") for number in range(3)]
+
+
+def over(part: Part) -> None:
+    for key in KEYS:
+        part.machine.transactions[key] = known(1, once=True, changed_us=10)
+
+
+async def forget(world: World) -> None:
+    shell: Any = world
+    await Upkeep(shell, lambda: 100).forget(90)
+
+
+def test_keys_are_forgotten_only_by_coordinators_that_serve() -> None:
+    async def scenario(world: World) -> None:
+        for part in world.parts.values():
+            over(part)
+            part.serving = part.number == 0
+        await forget(world)
+        assert [part.name for part in world.parts.values() if part.asked] == [f"{TRANSACTIONS_TOPIC}-0"]
+        serving = world.parts[TRANSACTIONS_TOPIC, 0]
+        assert serving.asked == [Forget(tuple(KEYS))]
+        assert within(serving.deadlines, upkeep._ATTEMPT_S)
+
+    run(scenario)
+
+
+def test_a_coordinator_that_cannot_forget_is_left_alone_until_later_and_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(upkeep, "FORGOTTEN_AT_ONCE", 1)
+
+    async def scenario(world: World) -> None:
+        first, second = (world.parts[TRANSACTIONS_TOPIC, number] for number in (0, 1))
+        over(first)
+        over(second)
+        first.refuse = [NotEnoughReplicas("1 live in-sync replica of 2")]
+        await forget(world)
+        assert (len(first.asked), len(second.asked)) == (1, 3)
+
+    run(scenario)
