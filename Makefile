@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+QUICK_SPARK := $(VENV)/quick-spark/ready
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
@@ -18,11 +19,15 @@ test: style floors            ## everything that must hold; most tests wait for 
 quick: style floors           ## a quick answer: everything that starts no broker, no ZooKeeper and no Spark, with few seeds and sizes
 	$(MAKE) -j 2 --no-print-directory types quick-tests
 
-tests: $(VENV)/.ready compiled
+tests: $(VENV)/.ready compiled $(QUICK_SPARK)
 	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder
 
-quick-tests: $(VENV)/.ready compiled
+quick-tests: $(VENV)/.ready compiled $(QUICK_SPARK)
 	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist load -m "not processes and not more_seeds"
+
+# A start of Spark costs half of the processor time with it, and the tests start a dozen.
+$(QUICK_SPARK): $(VENV)/.ready tests/spark/quick_start.py tests/spark/warming.py
+	-@$(BIN)/python -m tests.spark.quick_start
 
 compiled: $(VENV)/.ready      ## once, what each of the processes that run side by side would compile for itself
 	@test -d tests/__pycache__ || $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
@@ -78,7 +83,7 @@ rolling: $(VENV)/.ready       ## a cluster under load from the last release to t
 
 CRASHES ?= 200
 SEED ?= 1
-crashes: $(VENV)/.ready       ## exactly once, under so many crashes: make crashes CRASHES=n SEED=m
+crashes: $(VENV)/.ready $(QUICK_SPARK) ## exactly once, under so many crashes: make crashes CRASHES=n SEED=m
 	$(BIN)/python -m tests.spark.crashes --crashes $(CRASHES) --seed $(SEED) --table tests/spark/CRASHES.md
 
 fuzz: $(VENV)/.ready          ## random filters and schemas for native code; what fails goes into tests/fuzz/corpus: make fuzz MINUTES=n

@@ -13,7 +13,7 @@ import pytest
 
 import mq_client  # noqa: F401 - before anything imports gRPC, as applications are told to
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
-from tests.spark.quick_start import spark_home
+from tests.spark.quick_start import quick_spark
 
 STARTED = {"zookeeper", "broker", "bootstrap", "cluster", "start_cluster", "spark", "kernel"}
 """Fixtures that start processes."""
@@ -106,7 +106,7 @@ def _in_turns(waiting: list[pytest.Item], computing: list[pytest.Item]) -> Itera
 @pytest.fixture(scope="session", autouse=True)
 def _quick_spark(tmp_path_factory: pytest.TempPathFactory) -> None:
     """For every Spark that this process or a child of it starts."""
-    os.environ["SPARK_HOME"] = str(spark_home(tmp_path_factory.mktemp("spark-home") / "home"))
+    os.environ.update(quick_spark(tmp_path_factory.mktemp("quick-spark")).environment())
 
 
 @pytest.fixture(scope="session")

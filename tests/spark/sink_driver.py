@@ -37,11 +37,8 @@ def copy_stream(spark: SparkSession, bootstrap: str, source: str, sink: str, che
 
 
 def short_session() -> SparkSession.Builder:
-    """A session that starts quickly and says nothing: the JVM compiles little, because tests end before that would
-    pay."""
-    builder = SparkSession.builder.master("local[2]").config(
-        "spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    )
+    """A session that starts quickly and says nothing."""
+    builder = SparkSession.builder.master("local[2]")
     builder = builder.config("spark.ui.enabled", "false").config("spark.ui.showConsoleProgress", "false")
     return configure(builder.config("spark.sql.shuffle.partitions", "2").config("spark.log.level", "ERROR"))
 

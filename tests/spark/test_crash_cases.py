@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(600)  # a driver's start takes minutes on a mac
 
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
-    with Ground(tmp_path_factory.mktemp("crashes"), brokers=1, many=False) as ground:
+    with Ground(tmp_path_factory.mktemp("crashes"), brokers=1) as ground:
         yield ground
 
 

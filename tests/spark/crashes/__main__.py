@@ -29,9 +29,6 @@ from tests.spark.crashes.cases import Case, case_named, every_case, plan
 from tests.spark.crashes.ground import Ground, Result, totals
 from tests.spark.crashes.table import table
 
-_FEW_CASES = 10
-"""With no more than these, making an archive of classes costs more than it saves."""
-
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
@@ -64,8 +61,8 @@ def _chosen(arguments: argparse.Namespace) -> list[list[Case]]:
     return [cases for cases in queries if not arguments.mode or cases[0].mode in arguments.mode]
 
 
-def _ground(arguments: argparse.Namespace, made: Path, cases: int) -> Ground:
-    return Ground(arguments.scratch or made, many=cases > _FEW_CASES, forgetful=arguments.forgetful)
+def _ground(arguments: argparse.Namespace, made: Path) -> Ground:
+    return Ground(arguments.scratch or made, forgetful=arguments.forgetful)
 
 
 def _tell(result: Result) -> None:
@@ -88,7 +85,7 @@ def main() -> int:
     results: list[Result] = []
     with (
         tempfile.TemporaryDirectory(prefix="tritonmq-crashes-") as made,
-        _ground(arguments, Path(made), sum(map(len, queries))) as ground,
+        _ground(arguments, Path(made)) as ground,
     ):
         for cases in queries:
             results += ground.run(cases, arguments.seed, _tell)

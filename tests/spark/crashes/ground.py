@@ -18,8 +18,8 @@ from tests.spark.crashes.cases import Case
 from tests.spark.crashes.injecting import Injection
 from tests.spark.crashes.job import Job, Points, SparkPlace
 from tests.spark.crashes.judging import Verdict
-from tests.spark.crashes.spark_processes import StandaloneSpark, archive_classes
-from tests.spark.quick_start import QUICK_JVM, spark_home
+from tests.spark.crashes.spark_processes import StandaloneSpark
+from tests.spark.quick_start import quick_spark
 
 _ATTEMPTS = 8
 _COMMON = {"spark.sql.shuffle.partitions": "2"}
@@ -54,24 +54,19 @@ class Ground:
     """Owns the brokers, the standalone Spark if it is wanted, and the directory of the failpoints; a job while it
     lasts."""
 
-    def __init__(self, scratch: Path, brokers: int = 3, *, many: bool = True, forgetful: bool = False) -> None:
-        """`many`: so many drivers will be started that an archive of their classes pays. `forgetful`: see `Job`."""
+    def __init__(self, scratch: Path, brokers: int = 3, *, forgetful: bool = False) -> None:
+        """`forgetful`: see `Job`."""
         self.points = Points(scratch / "points")
         self.brokers = FailingBrokers(scratch / "brokers", brokers)
         self.lives = 0
         self._scratch = scratch
-        self._many = many
         self._forgetful = forgetful
-        self._home = scratch / "spark-home"
-        self._jvm = QUICK_JVM
+        self._home, self._jvm = quick_spark(scratch)
         self._standalone: StandaloneSpark | None = None
         self._jobs = 0
 
     def __enter__(self) -> Ground:
-        spark_home(self._home)
         os.environ[VARIABLE] = str(self.points.directory)  # for brokers and drivers to inherit
-        if self._many:
-            self._jvm = archive_classes(self._scratch, self._home)
         self.brokers.start()
         return self
 

@@ -15,11 +15,9 @@ import psutil
 from mq_dev.embedded_zookeeper import free_port
 from tests.cluster.harness import wait_until
 from tests.spark.crashes.driver import Specification
-from tests.spark.quick_start import QUICK_JVM
 
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 _END_S = 30.0
-_WARM_S = 600.0
 _HERE = "127.0.0.1"
 _WORKER_HOSTS = (_HERE, "127.0.0.2")
 """Two, because Spark runs a speculative copy only on another host."""
@@ -28,19 +26,6 @@ _WORKER_HOSTS = (_HERE, "127.0.0.2")
 def environment(home: Path) -> dict[str, str]:
     own = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": _HERE, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
     return {**os.environ, **own}
-
-
-def archive_classes(scratch: Path, home: Path) -> str:
-    """Options of a JVM that make Spark's start cost half of the CPU: its classes come parsed and verified out of an
-    archive, made here. A JVM that cannot use it (another class path) starts as ever.
-    """
-    archive = scratch / "classes.jsa"
-    options = f"{QUICK_JVM} -Xlog:disable -XX:ArchiveClassesAtExit={archive}"
-    script = [str(Path(__file__).with_name("warming.py")), str(scratch / "warming")]
-    command = [str(home / "bin" / "spark-submit"), "--master", "local[2]", "--driver-java-options", options, *script]
-    with (scratch / "warming.log").open("wb") as log:
-        subprocess.run(command, env=environment(home), stdout=log, stderr=log, check=True, timeout=_WARM_S)
-    return f"{QUICK_JVM} -Xlog:disable -Xshare:auto -XX:SharedArchiveFile={archive}"
 
 
 def kill_family(pid: int) -> None:

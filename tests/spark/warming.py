@@ -1,5 +1,4 @@
-"""What a JVM does once for the archive of its classes (`archive_classes` in spark_processes.py): a small stream with a
-shuffle.
+"""What a JVM does once for the archive of its classes (quick_start.py): a small stream with a shuffle.
 
 spark-submit … warming.py DIRECTORY
 """
