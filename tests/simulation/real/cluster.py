@@ -51,6 +51,9 @@ BOOT_S = 60.0
 RECORDS_KEPT = 30
 """The nemesis purges no further than so many records before the end that it knows."""
 
+NOTICED_S = 1.5
+"""A broker that stood still for longer has to notice it."""
+
 STORY_LINES = 120
 MEMORY_HIGH = 1 << 30
 
@@ -83,6 +86,7 @@ class Machine:
         self.process: Process | None = None
         self.ready = False
         self.lives = 0
+        self._paused_at = 0.0
         self._stop: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -150,11 +154,14 @@ class Machine:
             self._stop.set()
 
     def pause(self) -> None:
-        if self.up and self.process is not None:
+        if self.up and self.process is not None and not self.process.paused:
             self.process.paused = True
+            self._paused_at = self.cluster.loop.time()
 
     def resume(self) -> None:
         if self.process is not None and self.process.paused:
+            if self.cluster.loop.time() - self._paused_at > NOTICED_S:
+                self.process.woke_at = self.cluster.loop.time()
             self.cluster.loop.resume(self.process)
 
 
@@ -263,7 +270,7 @@ class Cluster:
                     clients.append(Producer(self, f"producer {number}", name, partition, at_once))
                 clients.append(Reader(self, f"reader of {name}-{partition}", name, partition))
                 if self.plan.workers:
-                    ledger = self.ledgers[name, partition] = Ledger(self, f"{name}-{partition}")
+                    ledger = self.ledgers[name, partition] = Ledger(self, self.oracle.queue(f"{name}-{partition}"))
                     clients += [
                         Worker(self, f"worker {each} of {name}-{partition}", name, partition, ledger)
                         for each in range(self.plan.workers)
@@ -386,7 +393,7 @@ def simulate(seed: int, plan: Plan | None = None, *, verbose: bool = False) -> R
     logger.propagate = False
     report = Report(seed, plan, 0, 0.0, 0, cluster.done, cluster.faults)
     try:
-        with in_place_of(substitutes(cluster.loop, cluster.network)):
+        with in_place_of(substitutes(cluster.loop, cluster.network), tight=cluster.plan.tight):
             try:
                 cluster.run()
             except Violation as violation:

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.simulation.real.cluster import simulate
+from tests.simulation.real.fault import Fault
 from tests.simulation.real.plan import Plan
-from tests.simulation.real.planted import FAULTS, Fault
+from tests.simulation.real.planted import FAULTS
 
 HEADER = "| fault planted around the core | where | found by seed |\n|---|---|---|"
 
@@ -29,7 +30,15 @@ HEADER = "| fault planted around the core | where | found by seed |\n|---|---|--
 @contextlib.contextmanager
 def planted(fault: Fault) -> Iterator[None]:
     """The broker with this fault in it."""
-    module_name, _, path = fault.where.partition(":")
+    with contextlib.ExitStack() as edits:
+        for where, old, new in ((fault.where, fault.old, fault.new), *fault.also):
+            edits.enter_context(_edited(fault.name, where, old, new))
+        yield
+
+
+@contextlib.contextmanager
+def _edited(fault: str, where: str, old: str, new: str) -> Iterator[None]:
+    module_name, _, path = where.partition(":")
     module = importlib.import_module(f"mq_broker.{module_name}")
     *owners, name = path.split(".")
     owner: Any = module
@@ -37,12 +46,10 @@ def planted(fault: Fault) -> Iterator[None]:
         owner = getattr(owner, part)
     original = inspect.getattr_static(owner, name)
     source = textwrap.dedent(inspect.getsource(original.fget if isinstance(original, property) else original))
-    if source.count(fault.old) != 1:
-        raise ValueError(
-            f"{fault.name!r}: {fault.old!r} occurs {source.count(fault.old)} times in {fault.where}, not once"
-        )
+    if source.count(old) != 1:
+        raise ValueError(f"{fault!r}: {old!r} occurs {source.count(old)} times in {where}, not once")
     names: dict[str, Any] = {}
-    exec(compile(source.replace(fault.old, fault.new), f"<{fault.name}>", "exec"), vars(module), names)
+    exec(compile(source.replace(old, new), f"<{fault}>", "exec"), vars(module), names)
     # Other modules may hold a function by its own name.
     holders = [owner] if owners else [held for held in sys.modules.values() if vars(held).get(name) is original]
     for holder in holders:

@@ -44,6 +44,8 @@ class Process:
         self.power_lost = False
         self.alive = True
         self.paused = False
+        self.woke_at = 0.0
+        """When it went on after it had stood still for long."""
         self.clock_ahead_s = 0.0
         self.deferred: deque[asyncio.Handle] = deque()
         self.at_death: list[Callable[[], None]] = []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mq_broker.core.messages import Audit, Effect
 from tests.simulation.real.clients import values_in
+from tests.simulation.real.queue_truth import QueueTruth
 from tests.simulation.real.workers import why_not_worked_off
 
 if TYPE_CHECKING:
@@ -31,6 +32,13 @@ class Oracle:
         self.cluster = cluster
         self._committed: dict[str, dict[int, int]] = {}
         self._leaders: dict[tuple[str, int], str] = {}
+        self._queues: dict[str, QueueTruth] = {}
+
+    def queue(self, place: str) -> QueueTruth:
+        """What is committed about the queue group of this partition."""
+        if place not in self._queues:
+            self._queues[place] = QueueTruth(self.cluster, place)
+        return self._queues[place]
 
     # ------------------------------------------------------------------ each step of each replica
 
@@ -49,6 +57,8 @@ class Oracle:
             known = self._leaders.setdefault((place, replica.leader_epoch), process.name)
             if known != process.name:
                 self.cluster.fail(f"{place}: {known} and {process.name} both led epoch {replica.leader_epoch}")
+        if self.cluster.plan.workers and not place.startswith("__"):
+            self.queue(place).stepped(process, replica, before)
         high_watermark = replica.high_watermark
         if high_watermark == before:
             return
@@ -107,6 +117,7 @@ class Oracle:
         """What members of queue groups have left to do; empty if nothing."""
         replicas = self._replicas()
         for place, ledger in self.cluster.ledgers.items():
+            ledger.truth.compare()
             leader = next((each for each in replicas.get(place, {}).values() if each.serving), None)
             if leader is None:
                 return f"{ledger.place} has a leader"

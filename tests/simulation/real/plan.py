@@ -8,7 +8,10 @@ from random import Random
 
 @dataclass(slots=True)
 class Plan:
-    """`topics`: by name, how many partitions and which settings. Rates are events of the nemesis a second."""
+    """`topics`: by name, how many partitions and which settings. Rates are events of the nemesis a second.
+    `slow_work`: how often a member goes on working on a record, instead of settling it.
+    `impatient`: how often it does not wait for what it is lent, or dies of it.
+    `tight`: the bounds of queue groups are so low that they are reached."""
 
     brokers: int = 3
     replicas: int = 3
@@ -25,6 +28,9 @@ class Plan:
     transactors: int = 0
     groups: bool = False
     workers: int = 0
+    slow_work: float = 0.1
+    impatient: float = 0.05
+    tight: bool = False
 
     @property
     def purges(self) -> bool:
@@ -50,10 +56,11 @@ class Plan:
         size = "3000" if "small segments" in needs else "20000"
         plan.topics = {"t": (random.choice((1, 2)), {"durability": "fsync", "segment_bytes_max": size})}
         plan.groups, plan.transactors = "groups" in needs, int("transactions" in needs)
-        plan.workers = 3 if "queue" in needs else 0
+        plan.workers, plan.slow_work, plan.impatient = 3 if "queue" in needs else 0, 0.4, 0.2
         if "busy" in needs:
             plan.producers, plan.pause_s, plan.disk_latency_s = 3, 0.05, (0.001, 0.05)
-        kinds = set(needs) - {"small segments", "groups", "transactions", "queue", "busy"}
+        plan.tight = "tight" in needs
+        kinds = set(needs) - {"small segments", "groups", "transactions", "queue", "busy", "tight"}
         if kinds & {"sync fails", "read fails", "disk full"}:
             plan.bad_disk = random.randint(1, 3)
         plan.rates = {"kill": 0.2, "isolate": 0.2, **dict.fromkeys(sorted(kinds), 0.6)}
@@ -97,5 +104,7 @@ class Plan:
             settings["segment_bytes_max"] = random.choice(("3000", "20000", "1000000"))
         chosen = [kind for kind in kinds if random.random() < 0.6]
         plan.rates = {kind: random.choice((0.1, 0.3)) for kind in chosen}
-        plan.workers = Random(f"workers {seed}").choice((0, 0, 1, 3))
+        workers = Random(f"workers {seed}")
+        plan.workers = workers.choice((0, 0, 1, 3))
+        plan.tight = workers.random() < 0.3
         return plan

@@ -7,20 +7,8 @@ rule means.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Fault:
-    """`where` is "module:Class.method" under mq_broker; `old` must occur in its source exactly once. `needs`: what must
-    happen for it to show: kinds of the nemesis, or "small segments", "groups", "transactions", "queue", "busy"."""
-
-    name: str
-    where: str
-    old: str
-    new: str
-    needs: tuple[str, ...] = ()
-
+from tests.simulation.real.fault import Fault
+from tests.simulation.real.planted_queues import QUEUES
 
 SHELL = (
     Fault(
@@ -248,31 +236,6 @@ MOVES = (
         "if here not in move.target:",
         "if here not in move.target:\n        return False\n    if False:",
         ("move",),
-    ),
-)
-
-QUEUES = (
-    Fault(
-        "a lease is told before its entry is committed",
-        "broker.queues.gathering:Gathering._propose",
-        "self.partition.propose(work, lambda result: self._replied(draft, result), math.inf)",
-        "self.partition.propose(work, lambda result: None, math.inf)\n"
-        "    self._replied(draft, Done(self.partition.replica.last_index))",
-        ("queue", "lead"),
-    ),
-    Fault(
-        "a new leader keeps no clock of the leases that it finds",
-        "broker.queues.holdings:Holdings.take_up",
-        "self._clocks.start(lease, [(first, end)], max(lease_ms, INHERITED_LEASE_MS_MIN), now_ms)",
-        "pass",
-        ("queue", "lead"),
-    ),
-    Fault(
-        "leases that a new leader finds run out at once",
-        "broker.queues.holdings:Holdings.take_up",
-        "max(lease_ms, INHERITED_LEASE_MS_MIN)",
-        "0",
-        ("queue", "lead"),
     ),
 )
 

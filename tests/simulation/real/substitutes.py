@@ -22,6 +22,7 @@ from typing import Any
 from mq_broker.broker import server
 from mq_broker.core.messages import Effect, Event
 from mq_broker.core.replication.replica import Replica
+from mq_broker.core.work import state as work_state
 from mq_broker.rpc import server as rpc_server
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.identity import boot_id
@@ -244,8 +245,8 @@ def substitutes(loop: VirtualLoop, network: Network) -> list[tuple[Any, Any, str
 
 
 @contextlib.contextmanager
-def in_place_of(table: list[tuple[Any, Any, str]]) -> Iterator[None]:
-    """The product's modules have the substitutes until this ends."""
+def in_place_of(table: list[tuple[Any, Any, str]], *, tight: bool = False) -> Iterator[None]:
+    """The product's modules have the substitutes until this ends. `tight`: with bounds that are reached."""
     by_id = {id(original): (original, substitute, below) for original, substitute, below in table}
     undo: list[tuple[Any, str, Any]] = []
     for module_name, module in sorted(sys.modules.items()):
@@ -257,6 +258,9 @@ def in_place_of(table: list[tuple[Any, Any, str]]) -> Iterator[None]:
                 undo.append((module, name, value))
                 setattr(module, name, found[1])
     undo.append((limits, "SEGMENT_BYTES_FLOOR", limits.SEGMENT_BYTES_FLOOR))
+    if tight:
+        undo += [(work_state, name, getattr(work_state, name)) for name in ("SPAN_MAX", "RUNS_MAX")]
+        vars(work_state).update(SPAN_MAX=40, RUNS_MAX=8)
     limits.SEGMENT_BYTES_FLOOR = 1_000  # segments of a few entries, so that many are begun and dropped
     try:
         yield

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.simulation.real.cluster import Report, simulate
+from tests.simulation.real.fault import Fault
 from tests.simulation.real.faults import planted
 from tests.simulation.real.plan import Plan
-from tests.simulation.real.planted import FAULTS, Fault
+from tests.simulation.real.planted import FAULTS
 
 ROOT = Path(__file__).parents[3]
 

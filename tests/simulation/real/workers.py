@@ -1,7 +1,8 @@
 """Members of a queue group in the simulated cluster, and what is checked of each answer that they get.
 
-A worker is lent records, works on them, and settles each one by itself; it forgets some, fails some, and dies now and
-then, to come back under its name. The ledger knows what all of them were told.
+A worker is lent records, works on them, and settles each one by itself. It extends some, forgets some, fails some, and
+says some things twice. It dies now and then, to come back under its name; what the dead process had sent may come late.
+The ledger knows what all of them were told; what is committed is known to the truth (queue_truth.py).
 """
 
 from __future__ import annotations
@@ -10,15 +11,15 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
 from tests.simulation.real.clients import Client
+from tests.simulation.real.queue_truth import FAILED, GROUP, LEASE_S, QueueTruth
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster
 
-GROUP = "work"
-LEASE_S = 3.0
 SETTINGS = {
     "lease_ms": f"{round(LEASE_S * 1000)}ms",
     "delivery_limit": "4",
@@ -26,7 +27,8 @@ SETTINGS = {
     "retry_ms_max": "1s",
     "dead_letter": "park",
 }
-LeaseName = tuple[int, int, int]
+Item = tuple[LeaseId, int, int]
+"""Lease, offset and outcome of one record to settle."""
 
 
 @dataclass(slots=True)
@@ -45,8 +47,12 @@ class Ledger:
     """Owns what all members of the group were told of the records of one partition."""
 
     cluster: Cluster
-    place: str
+    truth: QueueTruth
     records: dict[int, Told] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        return self.truth.place
 
     def receive(self, member: str, offset: int, asked_at: float, deliveries: int, failures: int) -> None:
         """A member was lent the record, by an answer to what it asked at that time."""
@@ -66,6 +72,12 @@ class Ledger:
     def let_go(self, offset: int) -> None:
         self.records[offset].holder = ""
 
+    def extended(self, member: str, offset: int, asked_at: float) -> None:
+        """The member has the record for longer, unless it let go of it meanwhile."""
+        told = self.records[offset]
+        if told.holder == member:
+            told.held_until = max(told.held_until, asked_at + LEASE_S)
+
     def settled(self, offset: int, outcome: int) -> None:
         """The outcome is confirmed."""
         told = self.records[offset]
@@ -82,14 +94,14 @@ class Worker(Client):
         self.topic = topic
         self.partition = partition
         self._ledger = ledger
-        self._lives = 0
+        self._late: set[asyncio.Task[None]] = set()
         self._begin_life()
 
     def _begin_life(self) -> None:
-        self._lives += 1
+        self._ledger.truth.lives(self.name)
         self._key = self.random.randbytes(16)
-        self._held: dict[LeaseName, set[int]] = {}
-        self._settles: list[tuple[LeaseName, int, pb.Outcome.ValueType]] = []
+        self._held: dict[LeaseId, set[int]] = {}
+        self._settles: list[Item] = []
 
     async def run(self) -> None:
         while not self.cluster.over:
@@ -111,91 +123,145 @@ class Worker(Client):
             for offset in offsets:
                 self._ledger.let_go(offset)
         self.cluster.done["workers died"] += 1
+        items = [(lease, offset, self._outcome()) for lease, held in self._held.items() for offset in sorted(held)]
+        if items and self.random.random() < 0.7:
+            task = self.loop.create_task(self._say_late(items), name=f"{self.name}, which died")
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
         self._begin_life()
+
+    async def _say_late(self, items: list[Item]) -> None:
+        """What the process sent before it died comes now."""
+        try:
+            await self.pause(1.0 + LEASE_S * self.random.random())
+            broker = await self.leader(self.topic, self.partition)
+            if broker and not self.cluster.over:
+                await self._ask_to_settle(broker, items)
+        except TritonMQError as error:
+            self.cluster.done[f"settled late: {type(error).__name__}"] += 1
 
     async def _lease(self, broker: int) -> None:
         asked_at = self.cluster.loop.time()
+        named = set(self._held)
         request = pb.LeaseRequest(
             topic=self.topic,
             partition=self.partition,
             group=GROUP,
             member=self.name,
             member_key=self._key,
-            records_max=self.random.randint(1, 5),
+            records_max=self.random.randint(1, 100 if self.cluster.stopping else 5),
             wait_ms=self.random.choice((0, 500, 2_000)),
             held=[pb.LeaseId(leader_epoch=e, entry=i, step=s) for e, i, s in self._held],
             working=1,
         )
-        answer: pb.LeaseResponse = await self.ask(broker, "Lease", request)
+        if not self.cluster.stopping and self.random.random() < self.cluster.plan.impatient:
+            try:
+                answer: pb.LeaseResponse = await self.ask(broker, "Lease", request, self.loop.often_short(0.002, 1.0))
+            except TritonMQError:
+                if self.random.random() < 0.5:
+                    self._die()
+                raise
+        else:
+            answer = await self.ask(broker, "Lease", request)
         for gone in answer.gone:
             for offset in self._held.pop(_name(gone), ()):
                 self._ledger.let_go(offset)
         if not answer.HasField("lease"):
             return
-        lease = _name(answer.lease)
+        lease, truth = _name(answer.lease), self._ledger.truth
+        truth.not_named(self.name, named, lease)
         at = 0
         numbers = zip(answer.ranges[::2], answer.ranges[1::2], answer.deliveries, answer.failures, strict=True)
         for gap, length, deliveries, failures in numbers:
             for offset in range(at + gap, at + gap + length):
+                truth.received(lease, offset, asked_at, (deliveries, failures))
                 self._ledger.receive(self.name, offset, asked_at, deliveries, failures)
                 self._held.setdefault(lease, set()).add(offset)
                 self.cluster.done["records lent"] += 1
             at += gap + length
 
+    def _outcome(self) -> int:
+        chance = 0.0 if self.cluster.stopping else self.random.random()
+        if chance > 0.95:
+            return int(pb.OUTCOME_REJECT)
+        if chance > 0.85:
+            return int(pb.OUTCOME_FAIL)
+        return int(pb.OUTCOME_RELEASE if chance > 0.8 else pb.OUTCOME_ACK)
+
     def _work(self) -> None:
-        """Choose an outcome for most of what is held. What is forgotten runs out."""
+        """Choose an outcome for most of what is held. Some are worked on for longer; what is forgotten runs out."""
         settling = {(lease, offset) for lease, offset, _ in self._settles}
         for lease, offsets in self._held.items():
             for offset in sorted(offsets):
                 if (lease, offset) in settling or self.random.random() < 0.1:
                     continue
-                chance = 0.0 if self.cluster.stopping else self.random.random()
-                outcome = pb.OUTCOME_ACK
-                if chance > 0.95:
-                    outcome = pb.OUTCOME_REJECT
-                elif chance > 0.85:
-                    outcome = pb.OUTCOME_FAIL
-                elif chance > 0.8:
-                    outcome = pb.OUTCOME_RELEASE
+                longer = not self.cluster.stopping and self.random.random() < self.cluster.plan.slow_work
+                outcome = int(pb.OUTCOME_EXTEND) if longer else self._outcome()
                 self._settles.append((lease, offset, outcome))
 
     async def _settle(self, broker: int) -> None:
         if not self._settles or not broker:
             return
         asked = list(self._settles)
-        for _, offset, _ in asked:
-            self._ledger.let_go(offset)  # from now on it may be with somebody else
-        request = pb.SettleRequest(
-            topic=self.topic, partition=self.partition, group=GROUP, member=self.name, timeout_ms=4_000
-        )
-        for (epoch, entry, step), offset, outcome in asked:
-            lease = pb.LeaseId(leader_epoch=epoch, entry=entry, step=step)
-            request.settles.append(pb.SettleOne(lease=lease, ranges=[offset, 1], outcome=outcome))
-            if outcome in (pb.OUTCOME_FAIL, pb.OUTCOME_REJECT):
-                request.settles[-1].error = "it failed"
-        answer: pb.SettleResponse = await self.ask(broker, "Settle", request)
-        for (lease, offset, outcome), told in zip(asked, answer.answers, strict=True):
-            if told.HasField("error") and told.error.code != pb.LEASE_LOST:
-                self.cluster.done[f"settle again: {told.error.code}"] += 1
+        twice = [item for item in asked if self.random.random() < 0.05]
+        self._settles = [item for item in asked if item[2] != pb.OUTCOME_EXTEND]  # extensions are not asked for again
+        for _, offset, outcome in asked:
+            if outcome != pb.OUTCOME_EXTEND:
+                self._ledger.let_go(offset)  # from now on it may be with somebody else
+        for item, lost in await self._ask_to_settle(broker, asked + twice):
+            lease, offset, outcome = item
+            if item in self._settles:
+                self._settles.remove(item)
+            elif outcome != pb.OUTCOME_EXTEND:
                 continue
-            self._settles.remove((lease, offset, outcome))
+            if outcome == pb.OUTCOME_EXTEND and not lost:
+                continue
+            if lost:
+                self._ledger.let_go(offset)
             self._held.get(lease, set()).discard(offset)
             if not self._held.get(lease, True):
                 del self._held[lease]
-            if told.lost or told.HasField("error"):
-                self.cluster.done["records lost"] += 1
+
+    async def _ask_to_settle(self, broker: int, asked: list[Item]) -> list[tuple[Item, bool]]:
+        """Those that have an answer, and whether it is that the record is lost."""
+        asked_at, truth = self.cluster.loop.time(), self._ledger.truth
+        request = pb.SettleRequest(
+            topic=self.topic, partition=self.partition, group=GROUP, member=self.name, timeout_ms=4_000
+        )
+        for item in asked:
+            truth.asks(*item)
+            (epoch, entry, step), offset, outcome = item
+            lease = pb.LeaseId(leader_epoch=epoch, entry=entry, step=step)
+            settle = request.settles.add(lease=lease, ranges=[offset, 1])
+            settle.outcome = outcome  # type: ignore[assignment]
+            if outcome in (pb.OUTCOME_FAIL, pb.OUTCOME_REJECT):
+                settle.error = FAILED
+        answer: pb.SettleResponse = await self.ask(broker, "Settle", request)
+        answered: list[tuple[Item, bool]] = []
+        for item, told in zip(asked, answer.answers, strict=True):
+            if told.HasField("error") and told.error.code != pb.LEASE_LOST:
+                self.cluster.done[f"settle again: {told.error.code}"] += 1
                 continue
-            self.cluster.done["records settled"] += 1
-            self._ledger.settled(offset, outcome)
+            lost = bool(told.lost) or told.HasField("error")
+            truth.answered(*item, lost, asked_at, broker)
+            answered.append((item, lost))
+            _, offset, outcome = item
+            self.cluster.done["records lost" if lost else f"records: {pb.Outcome.Name(outcome)}"] += 1  # type: ignore[arg-type]
+            if outcome == pb.OUTCOME_EXTEND and not lost:
+                self._ledger.extended(self.name, offset, asked_at)
+            elif not lost:
+                self._ledger.settled(offset, outcome)
+        return answered
 
 
-def _name(lease: pb.LeaseId) -> LeaseName:
-    return lease.leader_epoch, lease.entry, lease.step
+def _name(lease: pb.LeaseId) -> LeaseId:
+    return LeaseId(lease.leader_epoch, lease.entry, lease.step)
 
 
 async def declare(operator: Client, topic: str) -> bool:
     """Have the topic worked off as a queue, too."""
-    request = pb.AlterQueueRequest(topic=topic, group=GROUP, settings=SETTINGS)
+    settings = {**SETTINGS, "dead_letter": "drop"} if operator.cluster.plan.tight else SETTINGS  # parked ones fill it
+    request = pb.AlterQueueRequest(topic=topic, group=GROUP, settings=settings)
     await operator.ask(operator.any_broker(), "AlterQueue", request)
     return True
 

@@ -1,0 +1,20 @@
+"""What a fault to plant is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`where` is "module:Class.method" under mq_broker; `old` must occur in its source exactly once. `needs`: what must
+    happen for it to show: kinds of the nemesis, or "small segments", "groups", "transactions", "queue", "tight" (the
+    bounds of queue groups are low), "busy".
+    `also`: other places, each with its `old` and `new`, where one edit alone breaks nothing."""
+
+    name: str
+    where: str
+    old: str
+    new: str
+    needs: tuple[str, ...] = ()
+    also: tuple[tuple[str, str, str], ...] = ()

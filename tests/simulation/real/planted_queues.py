@@ -1,0 +1,185 @@
+"""Faults to plant in queue groups: each breaks one clause of their rules."""
+
+from __future__ import annotations
+
+from tests.simulation.real.fault import Fault
+
+QUEUES = (
+    Fault(
+        "a lease is told before its entry is committed",
+        "broker.queues.gathering:Gathering._propose",
+        "self.partition.propose(work, lambda result: self._replied(draft, result), math.inf)",
+        "self.partition.propose(work, lambda result: None, math.inf)\n"
+        "    self._replied(draft, Done(self.partition.replica.last_index))",
+        ("queue", "lead"),
+    ),
+    Fault(
+        "a request is judged without the steps before it in its entry",
+        "core.work.settling:_Entry._written",
+        "self._touched.assign([(low, high, now) for low, high in mine])",
+        "pass",
+        ("queue", "lead"),
+    ),
+    Fault(
+        "what was lent to a former request answers a later one",
+        "broker.queues.gathering:Gathering._lent",
+        "asking, state, queue = lending.asking, self._state, self._queue()",
+        "asking = self._asking.get(lending.asking.member, lending.asking)\n"
+        "    state, queue = self._state, self._queue()",
+        ("queue", "lead"),
+    ),
+    Fault(
+        "leases are named without the epoch of their leader",
+        "core.work.groups:WorkGroups.apply",
+        "LeaseId(leader_epoch, index, number)",
+        "LeaseId(1, index, number)",
+        ("queue", "recover"),
+        (("broker.queues.gathering:Gathering._finish", "LeaseId(self.epoch, index,", "LeaseId(1, index,"),),
+    ),
+    Fault(
+        "a member settles by another lease than the one that it has",
+        "core.work.settling:_Entry._judged",
+        "theirs = lease == settle.lease and state.leases[lease].member == settle.member",
+        "theirs = state.leases[lease].member == settle.member",
+        ("queue", "lead"),
+    ),
+    Fault(
+        "anybody settles what is lent",
+        "core.work.settling:_Entry._judged",
+        "theirs = lease == settle.lease and state.leases[lease].member == settle.member",
+        "theirs = True",
+        ("queue", "lead"),
+    ),
+    Fault(
+        "what nobody has is given back by who had it once",
+        "core.work.settling:_Entry._judged",
+        "late = isinstance(settle.outcome, Ack) and self._setting.late",
+        "late = self._setting.late",
+        ("queue", "lead"),
+    ),
+    Fault(
+        "clocks go on while their leader stands still",
+        "broker.queues.holdings:Holdings.slept",
+        "self._clocks.restart(now_ms)",
+        "pass",
+        ("queue", "pause"),
+    ),
+    Fault(
+        "an extension is told and not made",
+        "broker.queues.clocks:Clocks.extend",
+        "if clock is None:",
+        "if True:",
+        ("queue",),
+    ),
+    Fault(
+        "what a member does not name stays its own",
+        "broker.queues.holdings:Holdings.unclaimed",
+        "member = asking.member\n",
+        "return [], True\n    member = asking.member\n",
+        ("queue", "cut"),
+    ),
+    Fault(
+        "a member that names one lease keeps them all",
+        "broker.queues.holdings:Holdings.unclaimed",
+        "if lease not in asking.held)",
+        "if not asking.held)",
+        ("queue", "cut"),
+    ),
+    Fault(
+        "what a member does not name is charged",
+        "broker.queues.holdings:Holdings.unclaimed",
+        "[Settle(lease, member, rests, Release())]",
+        "[Settle(lease, member, rests, Failed(REPLACED))]",
+        ("queue", "cut"),
+    ),
+    Fault(
+        "a leader lends before its epoch start is committed",
+        "broker.queues.working:Working.gathering",
+        "if not partition.serving:",
+        "if not partition.replica.leading:",
+        ("queue", "lead", "busy"),
+        (
+            (
+                "broker.queues.working:Working._look",
+                "(partition.serving and partition.replica.leader_epoch == led.epoch)",
+                "(partition.replica.leading and partition.replica.leader_epoch == led.epoch)",
+            ),
+            (
+                "broker.queues.working:Working._take_up",
+                "if not partition.serving:",
+                "if not partition.replica.leading:",
+            ),
+            ("broker.host.shell:Shell.leader", "found.serving", "found.replica.leading"),
+        ),
+    ),
+    Fault(
+        "a new leader keeps no clock of the leases that it finds",
+        "broker.queues.holdings:Holdings.take_up",
+        "self._clocks.start(lease, [(first, end)], max(lease_ms, INHERITED_LEASE_MS_MIN), now_ms)",
+        "pass",
+        ("queue", "lead"),
+    ),
+    Fault(
+        "leases that a new leader finds run out at once",
+        "broker.queues.holdings:Holdings.take_up",
+        "max(lease_ms, INHERITED_LEASE_MS_MIN)",
+        "0",
+        ("queue", "lead"),
+    ),
+    Fault(
+        "leases that a new leader finds are given no time to be claimed",
+        "broker.queues.holdings:Holdings.take_up",
+        "max(lease_ms, INHERITED_LEASE_MS_MIN)",
+        "lease_ms",
+        ("queue", "lead"),
+    ),
+    Fault(
+        "fresh records are lent though as many runs are kept as may be",
+        "core.work.state:WorkState.fresh_room",
+        "SPAN_MAX if self.runs < RUNS_MAX else 0",
+        "SPAN_MAX",
+        ("queue", "tight"),
+    ),
+    Fault(
+        "fresh records are lent however far from the base",
+        "core.work.state:WorkState.fresh_room",
+        "SPAN_MAX if self.runs < RUNS_MAX else 0",
+        "10 * SPAN_MAX if self.runs < RUNS_MAX else 0",
+        ("queue", "tight"),
+    ),
+    Fault(
+        "what came back is forgotten once many runs are kept",
+        "core.work.state:WorkState._mark",
+        "self.marks.assign(made)",
+        "self.marks.assign(made if self.runs < RUNS_MAX else [])",
+        ("queue", "tight"),
+    ),
+    Fault(
+        "a recovery leaves leases as they were",
+        "core.work.state:WorkState.recover",
+        "self._return(tuple((low, high) for low, high, _ in self.lent), Return(()))",
+        "pass",
+        ("queue", "recover"),
+    ),
+    Fault(
+        "a recovery charges who had leases",
+        "core.work.state:WorkState.recover",
+        "Return(())",
+        "Return((), True)",
+        ("queue", "recover"),
+    ),
+    Fault(
+        "offsets that a recovery skips are waited for",
+        "core.work.state:WorkState.skip",
+        "self.settled.add(((first, end),))",
+        "pass",
+        ("queue", "recover"),
+    ),
+    Fault(
+        "a snapshot leaves out what became of records before",
+        "core.work.state:WorkState.frozen",
+        "tuple(self.marks)",
+        "()",
+        ("queue", "purge", "small segments"),
+    ),
+)

@@ -1,0 +1,286 @@
+"""What is committed about a queue group in one partition, applied entry by entry to a model that keeps every record by
+itself (tests/mq_broker/core/work/model.py), and what must hold of it.
+
+Each step of an entry must have a cause: a request that some member made, a lease whose time was over, a process that
+took another's place. What members are told must be what the entries say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mq_broker.core.entries import Entry, EpochStart, Trim, Work
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.window import WindowBounds
+from mq_broker.core.work import state as work_state
+from mq_broker.core.work.state import NO_MARK, WorkState
+from mq_broker.core.work.steps import Accept, Begin, Lease, LeaseId, Reason, Reject, Return, Step
+from mq_protocol import mq_pb2 as pb
+from tests.mq_broker.core.work.model import Model, Record, offsets_of
+
+if TYPE_CHECKING:
+    from tests.simulation.real.cluster import Cluster
+    from tests.simulation.real.loop import Process
+
+GROUP = "work"
+LEASE_S = 3.0
+INHERITED_S = 10.0
+"""A lease that a new leader finds lives at least for so long."""
+
+RAN_OUT, REPLACED, FAILED = "the lease ran out", "the process that held it ended", "it failed"
+MODEL_EVERY = 10
+"""Entries of the group after which the whole state is compared with the model."""
+
+Asked = tuple[LeaseId, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An entry, when its leader put it into the journal, and who that was."""
+
+    entry: Entry
+    at: float
+    by: Process
+
+
+class QueueTruth:
+    """Owns the model of one partition's queue group, and what members have asked."""
+
+    def __init__(self, cluster: Cluster, place: str) -> None:
+        self.cluster = cluster
+        self.place = place
+        self.recoveries = 0
+        self._written: dict[tuple[int, int], Written] = {}
+        self._epochs: dict[int, int] = {}
+        self._asked: set[Asked] = set()
+        self._acked: set[int] = set()
+        self._lives: Counter[str] = Counter()
+        self._extended: dict[tuple[LeaseId, int], tuple[float, int]] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self.at = 0
+        self._machine = PartitionMachine(WindowBounds(1_000))
+        self._model = Model({})
+        self._life = 0
+        self._next = 0  # offsets below are in the model, or settled for long
+        self._led_from: dict[int, float] = {}
+        self._lent_at: dict[LeaseId, float] = {}
+        self._lent: dict[tuple[LeaseId, int], tuple[int, int]] = {}
+        self._ended: dict[tuple[LeaseId, int], int] = {}
+        self._told: set[tuple[LeaseId, int]] = set()
+        self._replaced: Counter[str] = Counter()
+        self._works = 0
+
+    def _fail(self, what: str) -> None:
+        self.cluster.fail(f"{self.place}: {what}")
+
+    # ------------------------------------------------------------------ entries
+
+    def stepped(self, process: Process, replica: Any, before: int) -> None:
+        """Take in what this replica has written and committed since; `before`: the high watermark as it was."""
+        log = replica._shared.log
+        for index in range(max(log.last_index - log.tail_count, 0) + 1, log.last_index + 1):
+            key = index, log.epoch_at(index)
+            if key not in self._written and index in log._tail:
+                self._written[key] = Written(log.entry(index), self.cluster.loop.time(), process)
+        high_watermark = replica.high_watermark
+        if high_watermark == before or replica._shared.recovery < self.recoveries:
+            return
+        if high_watermark > self.at:
+            for index in range(self.at + 1, high_watermark + 1):
+                self._commit(index, log.epoch_at(index))
+        if replica.applied_index == self.at:
+            mine, its = self._machine.work.get(GROUP), replica.machine.work.get(GROUP)
+            if (mine is None) != (its is None) or (mine and its and mine.frozen() != its.frozen()):
+                self._fail(f"{process} has another state of the queue group at entry {self.at} than a replay")
+
+    def _commit(self, index: int, epoch: int) -> None:
+        written = self._written[index, epoch]
+        entry, operation = written.entry, written.entry.operation
+        self.at, self._epochs[index] = index, epoch
+        if isinstance(operation, EpochStart):
+            self._led_from[epoch] = written.at
+        state = self._machine.work.get(GROUP)
+        before = state.runs if state is not None else 0
+        if isinstance(operation, Work) and operation.group == GROUP:
+            for number, step in enumerate(operation.steps):
+                if isinstance(step, Begin):
+                    self._begins(operation.life)
+                elif operation.life == self._life:
+                    at = LeaseId(epoch, index, number)
+                    self._check(step, at, written, operation.steps, before)
+                    self._model.apply(step, at)
+                    if isinstance(step, Lease):
+                        self._note_lent(at)
+        self._machine.apply(entry)
+        state = self._machine.work.get(GROUP)
+        if state is None or not self._life:
+            return
+        self._follow_log(operation, state)
+        if isinstance(operation, Work):
+            self._works += 1
+            if state.span > work_state.SPAN_MAX:
+                self._fail(f"{state.span} records from base to frontier are more than {work_state.SPAN_MAX}")
+            if self._works % MODEL_EVERY == 0:
+                self.compare()
+
+    def _begins(self, life: int) -> None:
+        if life > self._life:
+            self._life, self._model, self._next = life, Model({}), -1
+
+    def _follow_log(self, operation: object, state: WorkState) -> None:
+        """New records, and those that no one can be lent any more."""
+        records = self._model.records
+        if self._next < 0:
+            self._next = state.base
+        for offset in range(self._next, self._machine.next_offset):
+            records[offset] = Record(settled=isinstance(operation, EpochStart))
+        self._next = max(self._next, self._machine.next_offset)
+        if isinstance(operation, Trim):
+            for offset, record in records.items():
+                if offset < self._machine.log_start_offset:
+                    self._model.drop(record, Reason.RETENTION)
+
+    def compare(self) -> None:
+        """The state is what the model says, of each record."""
+        state = self._machine.work.get(GROUP)
+        if state is None or not self._model.records:
+            return
+        try:
+            self._model.agrees_with(state)
+            if WorkState.thawed(state.frozen()).frozen() != state.frozen():
+                raise AssertionError("a snapshot of it is another one")
+        except AssertionError as error:
+            traceback = error.__traceback__
+            while traceback is not None and traceback.tb_next is not None:
+                traceback = traceback.tb_next
+            line = traceback.tb_lineno if traceback is not None else 0
+            self._fail(f"the state at entry {self.at} is not what the model says (line {line}): {error}")
+        keep = max(self._model.records)
+        for offset in [each for each in self._model.records if each < min(state.base, keep)]:
+            del self._model.records[offset]
+
+    # ------------------------------------------------------------------ each step has a cause
+
+    def _check(self, step: Step, at: LeaseId, written: Written, steps: tuple[Step, ...], runs: int) -> None:
+        match step:
+            case Lease(ranges, _):
+                fresh = [o for o in offsets_of(ranges) if (r := self._model.records.get(o)) is None or r.mark is None]
+                if fresh and runs >= work_state.RUNS_MAX:
+                    self._fail(f"fresh records {fresh} are lent while {runs} runs are kept")
+            case Accept(ranges):
+                for offset, record in self._unsettled(ranges):
+                    if record.lease is not None and record.lease[:2] != at[:2]:
+                        self._has_cause(record.lease, offset, pb.OUTCOME_ACK, "is settled")
+                    elif record.lease is None and offset not in self._acked:
+                        self._fail(f"offset {offset} is settled, and no member has acknowledged it")
+            case Return() | Reject():
+                for offset, record in self._unsettled(step.ranges):
+                    if record.lease is not None:
+                        self._check_return(step, record.lease, offset, written)
+
+    def _unsettled(self, ranges: Any) -> list[tuple[int, Record]]:
+        found = ((offset, self._model.records.get(offset)) for offset in offsets_of(ranges))
+        return [(offset, record) for offset, record in found if record is not None and not record.settled]
+
+    def _has_cause(self, lease: LeaseId, offset: int, outcome: int, what: str) -> None:
+        if (lease, offset, outcome) not in self._asked:
+            member = self._model.members[lease]
+            self._fail(f"offset {offset} {what} while {member} has it in {lease} and did not ask for that")
+
+    def _check_return(self, step: Return | Reject, lease: LeaseId, offset: int, written: Written) -> None:
+        outcome = pb.OUTCOME_RELEASE
+        if isinstance(step, Reject):
+            outcome = pb.OUTCOME_REJECT
+            self._has_cause(lease, offset, outcome, "is rejected")
+        elif step.charged and step.error == RAN_OUT:
+            outcome = -1
+            self._check_ran_out(lease, offset, written)
+        elif step.charged and step.error == REPLACED:
+            outcome = -1
+            member = self._model.members[lease]
+            self._replaced[member] += 1
+            if self._replaced[member] > self._lives[member] - 1:
+                self._fail(f"offset {offset} is charged, and {member} was not replaced so often")
+        elif step.charged:
+            outcome = pb.OUTCOME_FAIL
+            self._has_cause(lease, offset, outcome, "is charged")
+        self._ended[lease, offset] = outcome
+
+    def _check_ran_out(self, lease: LeaseId, offset: int, written: Written) -> None:
+        """Nobody is charged before the time is over: of the lease, an extension, a new leader, one that woke."""
+        epoch = written.entry.leader_epoch
+        if lease.leader_epoch == epoch:
+            until, why = self._lent_at[lease] + LEASE_S, "it was lent"
+        else:
+            until, why = self._led_from.get(epoch, 0.0) + INHERITED_S, "its leader was a new one"
+        extended_at, broker = self._extended.get((lease, offset), (0.0, 0))
+        if broker == written.by.broker and extended_at + LEASE_S > until:
+            until, why = extended_at + LEASE_S, "it was extended"
+        if written.by.woke_at + LEASE_S > until:
+            until, why = written.by.woke_at + LEASE_S, "its leader had stood still"
+        if written.at < until:
+            self._fail(f"the lease {lease} of offset {offset} ran out {until - written.at:.3f} s early, since {why}")
+
+    def _note_lent(self, lease: LeaseId) -> None:
+        self._lent_at[lease] = self.cluster.loop.time()
+        for offset, record in self._model.records.items():
+            if record.lease == lease:
+                mark = record.mark or NO_MARK
+                self._lent[lease, offset] = mark.deliveries + 1, mark.failures
+
+    # ------------------------------------------------------------------ what members ask and are told
+
+    def lives(self, member: str) -> None:
+        """Another process begins under this name."""
+        self._lives[member] += 1
+
+    def asks(self, lease: LeaseId, offset: int, outcome: int) -> None:
+        """A member is about to settle it."""
+        self._asked.add((lease, offset, outcome))
+        if outcome == pb.OUTCOME_ACK:
+            self._acked.add(offset)
+
+    def received(self, lease: LeaseId, offset: int, asked_at: float, counts: tuple[int, int]) -> None:
+        """A member was lent the record by an answer to what it asked at that time, with these counts of deliveries and
+        failures."""
+        lent = self._lent.get((lease, offset))
+        if lent is None:
+            self._fail(f"offset {offset} came in {lease}, and no committed entry has lent it so")
+        elif lent != counts:
+            self._fail(f"offset {offset} came in {lease} with counts {counts}, and the entries say {lent}")
+        else:
+            written = self._written[lease.entry, lease.leader_epoch]
+            if written.at < asked_at:
+                self._fail(f"offset {offset} came in {lease}, which was made before the request that it answers")
+
+    def not_named(self, member: str, named: set[LeaseId], lease: LeaseId) -> None:
+        """The member was lent this lease by a request that named others: the rest has gone back."""
+        for offset, record in self._model.records.items():
+            its = record.lease
+            if its is not None and its < lease and its not in named and self._model.members[its] == member:
+                self._fail(f"offset {offset} is in {its} still, though {member} did not name it before {lease}")
+
+    def answered(self, lease: LeaseId, offset: int, outcome: int, lost: bool, asked_at: float, broker: int) -> None:
+        """What a member was told of its request is so."""
+        record = self._model.records.get(offset)
+        settled = record is None or record.settled
+        held = record is not None and not record.settled and record.lease == lease
+        if lost:
+            if held and not self.recoveries:
+                self._fail(f"offset {offset} was said to be lost, and is in {lease} still")
+        elif outcome == pb.OUTCOME_EXTEND:
+            self._extended[lease, offset] = asked_at, broker
+        elif settled or self.recoveries:
+            return
+        elif outcome == pb.OUTCOME_ACK:
+            self._fail(f"offset {offset} was said to be settled, and is not: {record}")
+        elif self._ended.get((lease, offset)) != outcome:
+            self._fail(f"outcome {outcome} of offset {offset} was said to be done, and {lease} has not ended so")
+        elif (lease, offset) in self._told:
+            self._fail(f"offset {offset} was given back from {lease} twice")
+        else:
+            self._told.add((lease, offset))
