@@ -230,13 +230,19 @@ class _Broker:
         outbox = Outbox(shell, self._topics, self._transactions)
         staging = Staging(shell, self._topics)
         letters = DeadLetters(shell, self._topics, self._admin, self._transactions, staging)
+        outbox.missing = letters.stage_again
         self._leftovers = Leftovers(shell, self._topics, self._transactions, letters)
         self._working = Working(shell, self._declared, self._clock.now_us, outbox.look, letters.look)
         self._beginning = Beginning(shell, self._topics, self._declared, self._working)
         return (
             Declaring(self._topics, self._declared),
             Leasing(shell, self._topics, self._declared, self._working, self._clock.now_us),
-            Describing(shell, self._topics, self._declared),
+            Describing(
+                shell,
+                self._topics,
+                self._declared,
+                lambda partition, group: letters.alarm(partition, group) or outbox.alarm(partition, group),
+            ),
             Sweeping(shell, self._topics, self._declared, self._working),
             staging,
             self._leftovers,

@@ -124,8 +124,8 @@ class Retention:
                 if not queue.start_us and (group not in known or known[group].life < queue.life):
                     offset, held_by = 0, group  # it is about to begin
             for group, state in known.items():
-                if state.base < offset:
-                    offset, held_by = state.base, group
+                if (needed_from := state.needed_from()) < offset:
+                    offset, held_by = needed_from, group
         if held_by != self._held_back.get(partition, ""):
             self._held_back.pop(partition, None)
             if held_by:

@@ -150,8 +150,7 @@ class DeadLetters:
         pieces, left = _read(partition, chosen, group.records_max)
         gathering.doomed_again([*left, *(run for run in runs if run[2].rejected != rejected)])
         reason = Reason.REJECTED if rejected else Reason.DELIVERY_LIMIT
-        schema = partition.topic.schema
-        origin = Origin(partition.topic.spec.name, partition.number, gathering.group, reason.name.lower(), schema)
+        origin = _origin(gathering, reason)
         letters, payload = await self._making.run(partition.name, _make, pieces, origin, target)
         if letters.weary:
             log.warning(
@@ -205,26 +204,12 @@ class DeadLetters:
         gathering, partition = group.gathering, group.gathering.partition
         batch = uuid.uuid4().bytes
         number = partition.number % target.partitions
-        place = WorkPlace(partition.topic.spec.topic_id, partition.number, gathering.group)
-        key = pb.TransactionKey(query_id=query_id_of(place), sink=target.spec.name)
+        key = _key(gathering, target)
         assert letters.batch is not None
-        request = pb.StageRequest(
-            topic=target.spec.name,
-            topic_id=target.spec.topic_id,
-            partition=number,
-            key=key,
-            run_id=run_of_epoch(gathering.epoch),
-            uuid=batch,
-            record_count=letters.batch.num_rows,
-            schema_fingerprint=schema_fingerprint(target.schema),
-            payload=payload,
-        )
+        count = letters.batch.num_rows
         group.in_hand.add(batch)
         try:
-            stage = self._staging.stage
-            await self._transactions.ask_leader(
-                target.spec.name, number, "Stage", request, pb.StageResponse, stage, deadline
-            )
+            await self._stage(gathering, target, number, key, batch, count, payload, deadline)
             if gathering.closed:
                 raise partition.not_leader()
         except TritonMQError:
@@ -245,6 +230,60 @@ class DeadLetters:
         """It is not decided, and never will be."""
         group.in_hand.discard(batch)
         self._shell.spawn(self._discard(target, number, key, batch), "discard of dead letters")
+
+    async def stage_again(self, gathering: Gathering, n: int) -> None:
+        """The topic has lost letters that were decided as number `n`: they are made again of their records, which
+        retention has kept, and staged under the same UUID. What was said of their failures is gone with the records'
+        marks."""
+        partition = gathering.partition
+        state = partition.replica.machine.work.get(gathering.group)
+        outgoing = state.outbox.get(n) if state is not None else None
+        if outgoing is None or outgoing.reason is Reason.OUTPUT:
+            return  # whoever made the outputs has to look at it
+        try:
+            for line in outgoing.lines:
+                target = self._topics.with_id(line.topic_id)
+                if target is None:
+                    return
+                pieces, _ = _read(partition, [(first, end, Mark()) for first, end in outgoing.ranges], 1 << 62)
+                letters, payload = await self._making.run(
+                    partition.name, _make, pieces, _origin(gathering, outgoing.reason), target
+                )
+                if letters.ranges == outgoing.ranges and letters.batch is not None:
+                    key = _key(gathering, target)
+                    deadline = asyncio.get_running_loop().time() + ATTEMPT_S
+                    count = letters.batch.num_rows
+                    await self._stage(gathering, target, line.partition, key, line.uuids[0], count, payload, deadline)
+                    log.warning("%s: %d dead letters that were lost are staged again", partition.name, count)
+        except TritonMQError as error:
+            log.info("%s: dead letters that were lost are not staged again yet: %s", partition.name, error)
+
+    async def _stage(
+        self,
+        gathering: Gathering,
+        target: Topic,
+        number: int,
+        key: pb.TransactionKey,
+        batch: bytes,
+        count: int,
+        payload: bytes,
+        deadline: float,
+    ) -> None:
+        request = pb.StageRequest(
+            topic=target.spec.name,
+            topic_id=target.spec.topic_id,
+            partition=number,
+            key=key,
+            run_id=run_of_epoch(gathering.epoch),
+            uuid=batch,
+            record_count=count,
+            schema_fingerprint=schema_fingerprint(target.schema),
+            payload=payload,
+        )
+        stage = self._staging.stage
+        await self._transactions.ask_leader(
+            target.spec.name, number, "Stage", request, pb.StageResponse, stage, deadline
+        )
 
     async def _discard(self, target: Topic, number: int, key: pb.TransactionKey, batch: bytes) -> None:
         """One attempt: what it does not reach is a leftover."""
@@ -268,6 +307,17 @@ class DeadLetters:
             topic = await self._admin.make_like(source, name, letter_schema(source.schema), deadline)
         check_fits(source.schema, topic.schema, name)
         return topic
+
+
+def _origin(gathering: Gathering, reason: Reason) -> Origin:
+    topic = gathering.partition.topic
+    return Origin(topic.spec.name, gathering.partition.number, gathering.group, reason.name.lower(), topic.schema)
+
+
+def _key(gathering: Gathering, target: Topic) -> pb.TransactionKey:
+    partition = gathering.partition
+    place = WorkPlace(partition.topic.spec.topic_id, partition.number, gathering.group)
+    return pb.TransactionKey(query_id=query_id_of(place), sink=target.spec.name)
 
 
 def _read(partition: Partition, runs: list[Run], records_max: int) -> tuple[list[Piece], list[Run]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import islice
 from typing import Final, TypeAlias
 
@@ -32,9 +32,13 @@ LOOKED_AT_ONCE: Final = 1_000
 
 
 class Describing:
-    """Owns nothing: the facts are in the partitions."""
+    """Owns nothing: the facts are in the partitions. `alarm`: why what a group in a partition, by their names, has
+    decided or is to send does not get on; empty if it does."""
 
-    def __init__(self, shell: Shell, topics: Topics, declared: Declared) -> None:
+    def __init__(
+        self, shell: Shell, topics: Topics, declared: Declared, alarm: Callable[[str, str], str] = lambda *_: ""
+    ) -> None:
+        self._alarm = alarm
         self._shell = shell
         self._topics = topics
         self._declared = declared
@@ -74,6 +78,7 @@ class Describing:
                 return told
             await _count(told, partition, state, queue)
             _tell_totals(told, state)
+            told.alarm = self._alarm(partition.name, request.group)
             if request.runs_max:
                 await _tell_runs(told, request, partition, state, queue)
             if not partition.serving:

@@ -244,6 +244,12 @@ class WorkState:
                     if lease is None:
                         yield free, until, mark
 
+    def needed_from(self) -> int:
+        """The first record that is not settled, or of which a dead letter is not published: should that be lost, it is
+        made again."""
+        dead = (each for each in self.outbox.values() if each.reason is not Reason.OUTPUT and each.ranges)
+        return min(self.settled.base, min((each.ranges[0][0] for each in dead), default=self.settled.base))
+
     # ------------------------------------------------------------------ what entries do
 
     def apply(self, step: Step, at: LeaseId, end: int) -> None:

@@ -13,6 +13,8 @@ from mq_broker.broker.administration import retention
 from mq_broker.broker.administration.retention import Retention, _trim_to
 from mq_broker.core.entries import Trim
 from mq_broker.core.messages import Published
+from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.steps import Accept, LeaseId, Reason, Send, Sent
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import NotLeader, StorageFailed, TritonMQError
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
@@ -194,7 +196,7 @@ def test_retention_stops_at_what_a_queue_group_has_not_settled_and_says_so_once(
     keeper = Retention(SimpleNamespace())  # type: ignore[arg-type]
     work = part.replica.machine.work
     assert keeper._needed_from(part, 40) == 40
-    work.update(slow=SimpleNamespace(base=13), fast=SimpleNamespace(base=70))
+    work.update(slow=WorkState(1, 13), fast=WorkState(1, 70))
     for _ in range(3):
         assert keeper._needed_from(part, 40) == 13
     (told,) = caplog.messages[:1]
@@ -206,7 +208,14 @@ def test_retention_stops_at_what_a_queue_group_has_not_settled_and_says_so_once(
     assert keeper._needed_from(part, 40) is None, "it has not begun here, and needs the first record"
     declared["later"].start_us = 17
     assert keeper._needed_from(part, 40) == 13
-    work["slow"].base = 0
+    work["slow"].apply(Accept(((13, 20),)), LeaseId(1, 1, 0), 100)
+    assert keeper._needed_from(part, 40) == 20
+    work["slow"].apply(Send(((20, 21),), Reason.REJECTED, 1, ()), LeaseId(1, 2, 0), 100)
+    work["slow"].apply(Accept(((21, 90),)), LeaseId(1, 3, 0), 100)
+    assert keeper._needed_from(part, 40) == 20, "its dead letter is not published yet"
+    work["slow"].apply(Sent(1), LeaseId(1, 4, 0), 100)
+    assert keeper._needed_from(part, 40) == 40
+    work["slow"] = WorkState(1, 0)
     assert keeper._needed_from(part, 40) is None
     part.topic.settings.retention_over_queues = True
     assert keeper._needed_from(part, 40) == 40
