@@ -48,6 +48,11 @@ CHANNEL_OPTIONS: Final[tuple[Option, ...]] = (
 ERROR_METADATA: Final = "tritonmq-error-bin"
 """The trailing metadata that carry the whole error."""
 
+
+class MethodUnknown(InvalidRequest):
+    """That broker does not know the method; one of another release may."""
+
+
 _UNENCODED: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 _BROKEN: Final = "broker at {address} cannot be reached: {details}"
@@ -67,7 +72,7 @@ MEANINGS: Final[dict[str, tuple[type[TritonMQError], str]]] = {
     "UNKNOWN": (Unreachable, _BROKEN),
     "ABORTED": (Unreachable, _BROKEN),
     "DEADLINE_EXCEEDED": (OutcomeUnknown, _LATE),
-    "UNIMPLEMENTED": (InvalidRequest, _UNKNOWN),  # refused before anything was done
+    "UNIMPLEMENTED": (MethodUnknown, _UNKNOWN),  # refused before anything was done
     # A message is above gRPC's bound. It may be the answer, so the request may have been carried out.
     "RESOURCE_EXHAUSTED": (InternalError, _TOO_LARGE),
     # gRPC makes none of these by itself, and a broker of ours none without its error: something else answers there.

@@ -34,6 +34,7 @@ from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
 from mq_protocol.names import INTERNAL_PREFIX, SETTINGS, TopicSettings, check_topic_name, did_you_mean, parse_settings
+from mq_protocol.transport import MethodUnknown
 from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST, Versions, check_overlap
 
 _ATTEMPT_MS_MAX = 3_000.0
@@ -416,6 +417,7 @@ class Connection:
         last: TritonMQError | None = None
         began = time.monotonic()
         for _ in attempts(deadline):
+            older: list[MethodUnknown] = []  # while a cluster is upgraded some brokers know more methods than others
             candidates = list(dict.fromkeys([*self.addresses(), *self.bootstrap]))
             candidates.sort(key=lambda address: (address in asked, address != self._answered))
             for place, address in enumerate(candidates):
@@ -423,9 +425,12 @@ class Connection:
                 try:
                     answer = self.ask(address, method, request, response, deadline.at_most(min(attempt_ms, left_ms)))
                 except TritonMQError as error:
+                    tried[address] = str(error)
+                    if isinstance(error, MethodUnknown):
+                        older.append(error)
+                        continue
                     if not error.retriable:
                         raise
-                    tried[address] = str(error)
                     last = error
                     if unclear is not None and not error.definite:
                         unclear.append(address)
@@ -435,6 +440,8 @@ class Connection:
                 if deadline.expired:
                     break
             else:
+                if len(older) == len(candidates):
+                    raise older[0]
                 waited_s = time.monotonic() - began
                 if isinstance(last, Unreachable) and waited_s >= self._refused_s and self._answered is None:
                     self._check_somebody_listens(candidates)

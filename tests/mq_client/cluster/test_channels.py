@@ -12,11 +12,11 @@ import grpc
 import pytest
 
 from mq_client.cluster import channels
-from mq_client.errors import InternalError, InvalidRequest, NotLeader, OutcomeUnknown, TritonMQError, Unreachable
+from mq_client.errors import InternalError, NotLeader, OutcomeUnknown, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
 from mq_protocol.methods import BROKER
-from mq_protocol.transport import ERROR_METADATA
+from mq_protocol.transport import ERROR_METADATA, MethodUnknown
 
 Serve = Callable[[Callable[[grpc.ServicerContext], None]], str]
 
@@ -65,7 +65,7 @@ def test_the_brokers_own_error_comes_whole(serve: Serve) -> None:
     ("code", "kind"),
     [
         (grpc.StatusCode.UNAVAILABLE, Unreachable),
-        (grpc.StatusCode.UNIMPLEMENTED, InvalidRequest),
+        (grpc.StatusCode.UNIMPLEMENTED, MethodUnknown),
         (grpc.StatusCode.INTERNAL, Unreachable),
         (grpc.StatusCode.UNKNOWN, Unreachable),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, InternalError),
