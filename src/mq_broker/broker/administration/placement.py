@@ -36,7 +36,7 @@ def place(
     leads = Counter(members[0] for members in existing)
     holds = Counter(chain.from_iterable(existing))
     order = sorted(racks)
-    turn = start % len(order) if order else 0
+    turn = start % len(order)
     rank = {broker: place for place, broker in enumerate(order[turn:] + order[:turn])}
     rack_of = {broker: racks[broker] or f"\0{broker}" for broker in order}
     assignment: list[tuple[int, ...]] = []

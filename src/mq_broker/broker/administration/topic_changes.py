@@ -124,7 +124,6 @@ def with_settings(spec: TopicSpec, given: Mapping[str, str]) -> TopicSpec:
     is unknown, out of range, or cannot be changed while the topic is in use."""
     settings = {name: value for name, value in {**spec.settings, **given}.items() if value}
     before, after = parse_settings(spec.settings, spec.replicas), parse_settings(settings, spec.replicas)
-    parse_settings(settings, min(map(len, spec.target)))
     for name in given:
         if name not in SETTINGS:
             parse_settings({name: "-"}, spec.replicas)  # says which was meant

@@ -201,6 +201,20 @@ def test_what_has_arrived_is_written_and_what_has_not_stays_on_its_way() -> None
     run(scenario)
 
 
+def test_a_move_is_told_as_over_only_once_that_is_written(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    async def scenario() -> None:
+        here = Here(spec("t", (1, 2, 3), moving={0: Move((1, 3), (1, 2))}))
+        here.leads("t", 0, 1, 2, 3)
+        for here.refuses in (True, False):
+            caplog.clear()
+            await here.moves._carry_on(here.find("t"))
+            assert ("t-0 moved from brokers [1, 2] to [1, 3]" in caplog.messages) is not here.refuses
+
+    run(scenario)
+
+
 def test_nothing_is_written_while_nothing_has_arrived_nor_into_another_topic_of_that_name() -> None:
     async def scenario() -> None:
         move = Move((1, 3), (1, 2))
@@ -381,6 +395,16 @@ def test_a_broker_is_needed_by_what_is_on_it_and_then_by_what_names_it_still() -
 def plan(here: Here, **fields: Any) -> dict[tuple[str, int], tuple[list[int], list[int]]]:
     told = asyncio.run(here.moves.plan_moves(pb.PlanMovesRequest(**fields), 0))
     return {(move.topic, move.partition): (list(move.origin), list(move.target)) for move in told.moves}
+
+
+def test_a_plan_is_made_for_the_topics_that_there_are_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Here()
+
+    async def refresh() -> None:
+        here.specs["t"] = spec("t", (1, 2), (1, 2))
+
+    monkeypatch.setattr(here, "refresh", refresh)
+    assert plan(here, drain=2).keys() == {("t", 0), ("t", 1)}
 
 
 def test_a_broker_is_drained_of_all_that_it_holds() -> None:

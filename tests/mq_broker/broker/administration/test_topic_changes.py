@@ -170,3 +170,10 @@ def test_columns_are_only_added_and_only_to_topics_that_have_some() -> None:
         with_columns(typed, pa.schema([*parse_schema("a long, b int"), pa.field("", pa.int64())]))
     with pytest.raises(InvalidRequest, match="holds records"):
         with_columns(TOPIC, parse_schema("a long"))
+
+
+def test_a_setting_must_suit_the_fewest_replicas_that_a_partition_is_to_have() -> None:
+    fewer = TopicSpec("t", "id", ((1, 2, 3), (1, 2, 3)), moving={1: Move((1,), (1, 2, 3))})
+    assert with_settings(fewer, {"min_insync_replicas": "1"}).settings == {"min_insync_replicas": "1"}
+    with pytest.raises(InvalidSetting, match="min_insync_replicas"):
+        with_settings(fewer, {"min_insync_replicas": "2"})

@@ -149,6 +149,25 @@ def test_a_partition_whose_turn_goes_on_gets_no_second_one_beside_it(monkeypatch
     asyncio.run(scenario())
 
 
+def test_nothing_is_remembered_of_a_partition_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "CHECK_S", 0.0)
+
+    async def scenario() -> None:
+        parts: Any = [Part(), Part()]
+        shell: Any = Shell()
+        ours = Retention(shell)
+        ours._held_back = dict.fromkeys(parts, "readers")
+        parts[0].closed = True
+        keeping = asyncio.create_task(ours.keep())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert ours._held_back == {parts[1]: "readers"}
+        keeping.cancel()
+        await asyncio.wait({keeping})
+
+    asyncio.run(scenario())
+
+
 def test_a_follower_trims_nothing_and_shortens_when_it_is_due() -> None:
     async def scenario() -> None:
         idle, due, own = Part(retention_bytes=200), Part(retention_bytes=200), Part()
