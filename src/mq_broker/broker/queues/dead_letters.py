@@ -218,7 +218,12 @@ class DeadLetters:
         line = OutputLine(target.spec.topic_id, number, (batch,))
         sending = Sending(queue.life, SendDead(letters.ranges, reason, (line,)))
         gathering.send(sending)
-        answer = await sending.answered  # raises where the entry may yet be committed: then it stays in hand
+        try:
+            answer = await sending.answered
+        except TritonMQError as error:
+            if error.definite:
+                self._let_go(group, target, number, key, batch)
+            raise  # else the entry may yet be committed, and the letters stay in hand until this leadership ends
         if answer.error is not None or answer.lost:
             self._let_go(group, target, number, key, batch)
             gathering.doomed_again([(first, end, Mark()) for first, end in letters.ranges])

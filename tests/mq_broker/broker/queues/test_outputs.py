@@ -144,12 +144,12 @@ def test_what_was_decided_is_published_by_the_next_leader(tmp_path: Path, monkey
     async def scenario() -> None:
         with monkeypatch.context() as context:
             context.setattr(Outbox, "look", lambda *_: None)  # the broker stops before it publishes anything
-            async with queue(tmp_path, records=3) as broker:
+            async with queue(tmp_path, records=2) as broker:
                 await broker.create_topic("out")
                 topics = {topic.name: topic.topic_id for topic in (await broker.metadata()).topics}
                 key = pb.TransactionKey(query_id=query_id_of(WorkPlace(topics["t"], 0, "g")), sink="out")
                 member = Member(broker)
-                lent = await member.lease(3)
+                lent = await member.lease(2)
                 for number in range(2):
                     outputs = [line(topic="out", topic_id=topics["out"], uuids=[await staged(broker, key, number)])]
                     settle = pb.SettleOne(lease=lent.lease, ranges=[number, 1], outputs=outputs, number=number + 1)

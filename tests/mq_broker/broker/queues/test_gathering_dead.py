@@ -1,0 +1,90 @@
+"""Dead letters of a group as its leader gathers them: numbers, lives, and records that are known to be doomed twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.queues.dead_letters import _read
+from mq_broker.broker.queues.requests import OwnSteps, Sending
+from mq_broker.core.work.settling import Rejected, SendDead
+from mq_broker.core.work.state import Mark
+from mq_broker.core.work.steps import Begin, End, OutputLine, Reason
+from mq_protocol.errors import NotLeader, OutcomeUnknown
+from tests.mq_broker.broker.queues.partitions import EPOCH, Group, rounds, scenario
+
+LINE = OutputLine("0" * 32, 0, (bytes(16),))
+
+
+async def doomed(group: Group, life: int = 1) -> Sending:
+    """Letters of the record that comes next, which a member has rejected."""
+    asking = group.ask("a", 1)
+    await rounds()
+    [run] = asking.answered.result().runs
+    group.outcome(Rejected("bad"), "a", asking.answered.result().lease, (run.first, run.end))
+    await rounds()
+    return Sending(life, SendDead(((run.first, run.end),), Reason.REJECTED, (LINE,)))
+
+
+@scenario
+async def test_numbers_of_a_later_life_go_on_where_the_former_one_ended() -> None:
+    group = Group(10, dead_letter="dead")
+    sending = await doomed(group)
+    group.gathering.send(sending)
+    await rounds()
+    assert not sending.answered.result().lost
+    assert list(group.state.outbox) == [EPOCH << 32]
+    for steps, life in (((End(),), 1), ((Begin(0),), 2)):
+        group.gathering.add(OwnSteps(life, steps))
+        await rounds()
+    assert group.queue is not None
+    group.queue = replace(group.queue, life=2)
+    group.gathering.wake()
+    await rounds()
+    sending = await doomed(group, 2)
+    group.gathering.send(sending)
+    await rounds()
+    assert list(group.state.outbox) == [(EPOCH << 32) + 1], "its partitions take a lower one for done"
+
+
+@scenario
+async def test_letters_of_a_former_life_are_not_sent() -> None:
+    group = Group(10, dead_letter="dead")
+    sending = await doomed(group)
+    sending.life = 7
+    group.gathering.send(sending)
+    await rounds()
+    assert sending.answered.result().lost
+    assert not group.state.outbox
+
+
+@scenario
+async def test_whoever_waits_for_letters_when_the_leadership_ends_is_told_that_it_is_not_known() -> None:
+    group = Group(10, dead_letter="dead")
+    sending = await doomed(group)
+    group.led.keeps_up = False
+    group.gathering.send(sending)
+    await rounds()
+    assert group.led.in_flight == 1
+    group.gathering.close(NotLeader("another one leads"))
+    assert not sending.answered.done(), "its entry may be committed yet"
+    group.led.lose(OutcomeUnknown("another one leads"))
+    with pytest.raises(OutcomeUnknown):
+        sending.answered.result()
+
+
+def test_a_record_that_is_known_to_be_doomed_twice_is_read_once() -> None:
+    batches = {first: SimpleNamespace(base_offset=first, record_count=10, timestamp_us=1) for first in (0, 10, 20)}
+    partition: Any = SimpleNamespace(read=lambda offset, _end, _most: [(batches[offset // 10 * 10], b"payload")])
+    mark = Mark(1)
+    runs = [(3, 6, mark), (3, 6, mark), (5, 12, mark), (25, 26, mark)]
+    pieces, left = _read(partition, runs, 100)
+    assert [offset for piece in pieces for offset, _ in piece.records] == [*range(3, 12), 25]
+    assert [piece.base_offset for piece in pieces] == [0, 10, 20]
+    assert left == []
+    pieces, left = _read(partition, runs, 4)
+    assert [offset for piece in pieces for offset, _ in piece.records] == [3, 4, 5, 6]
+    assert left == [(7, 12, mark), (25, 26, mark)]
