@@ -30,7 +30,7 @@ from mq_cli.output import (
 )
 from mq_cli.settings_option import parse_pairs, settings_help
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name
-from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings
+from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings, usual_dead_letter
 
 if TYPE_CHECKING:
     from mq_client import Admin, QueueDescription, QueueInfo, QueuePartition, QueueRun
@@ -436,10 +436,10 @@ def _say_settings(info: QueueInfo) -> None:
 
 def _effective(info: QueueInfo) -> list[tuple[str, str, bool]]:
     """Every setting: name, value, and whether that is the default."""
-    return [
-        (setting.name, info.settings.get(setting.name, setting.default), setting.name not in info.settings)
-        for setting in QUEUE_SETTINGS.values()
-    ]
+    usual = {setting.name: setting.default for setting in QUEUE_SETTINGS.values()}
+    usual["dead_letter"] = usual_dead_letter(info.topic)
+    effective = {**usual, **info.settings}
+    return [(name, effective[name], name not in info.settings or effective[name] == usual[name]) for name in usual]
 
 
 def _paused(info: QueueInfo) -> bool:

@@ -57,12 +57,14 @@ def test_a_queue_is_declared_looked_at_changed_and_deleted(cluster: LocalCluster
     assert run(cluster, "queue", "pop", "jobs", "g").stdout == b"a\n"
     assert run(cluster, "queue", "pause", "jobs", "g").returncode == 0
     found = json.loads(run(cluster, "queue", "describe", "jobs", "g", "-p", "0", "--json").stdout)
-    assert (found["ready"], found["accepted"], found["settings"]) == (2, 1, {"lease_ms": "5m", "paused": "true"})
+    assert (found["ready"], found["accepted"]) == (2, 1)
+    assert found["settings"] == {"lease_ms": "5m", "paused": "true", "dead_letter": "jobs.dead"}
     assert [(run["first"], run["end"], run["state"]) for run in found["records"]] == [(1, 3, "ready")]
     assert run(cluster, "queue", "alter", "jobs", "g", "--set", "lease_ms=").returncode == 0
     assert run(cluster, "queue", "resume", "jobs", "g").returncode == 0
     told = run(cluster, "queue", "describe", "jobs", "g").stdout.decode()
     assert "lease_ms = 30s (default)" in told
+    assert "dead_letter = jobs.dead (default)" in told
     assert run(cluster, "queue", "purge", "jobs", "g").returncode == REFUSED  # nobody is there to ask
     assert run(cluster, "queue", "purge", "jobs", "g", "--yes").stdout == b"partition\tmessages\n0\t2\n"
     assert run(cluster, "queue", "delete", "jobs", "g", "--yes").returncode == 0
