@@ -316,14 +316,15 @@ def test_what_is_known_of_topics_is_forgotten_when_one_is_gone_and_moves_are_loo
         _admin=SimpleNamespace(forget=lambda _topics: did.append("forget")),
         _moves=SimpleNamespace(wake=lambda: did.append("wake")),
         _declared=SimpleNamespace(keep=lambda _topics: did.append("keep")),
-        _beginning=SimpleNamespace(topics_changed=lambda: None),
-        _working=SimpleNamespace(settings_changed=lambda: None),
+        _beginning=SimpleNamespace(topics_changed=lambda: did.append("begin queues")),
+        _working=SimpleNamespace(settings_changed=lambda: did.append("settings")),
     )
     topics: Any = {"a": None, "b": None}
     for changed, forgotten in ((None, True), ({"a"}, False), ({"a", "b"}, False), ({"a", "gone"}, True)):
         did.clear()
         server._Broker._on_topics(stand_in, topics, changed)
-        assert did == ["follow", *(["forget", "keep"] if forgotten else []), "wake"], changed
+        gone = ["forget", "keep"] if forgotten else []
+        assert did == ["follow", *gone, "wake", "begin queues", "settings"], changed
 
 
 def test_queue_groups_that_waited_for_the_level_of_features_are_looked_at_once_it_is_raised() -> None:
