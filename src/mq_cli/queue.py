@@ -220,13 +220,18 @@ def describe(
             say(f"member {member.member} holds {held} of partition {each.partition}")
         if each.more_members:
             say(f"and {counted(each.more_members, 'member')} more hold records of partition {each.partition}")
+        if each.outbox:
+            waiting = counted(each.outbox, "decision")
+            say(f"partition {each.partition}: dead letters or outputs of {waiting} are not published yet")
+        if each.alarm:
+            say(f"partition {each.partition} does not get on: {each.alarm}")
     if partition is not None:
         click.echo()
         _write_runs(runs)
 
 
 def _write_partitions(found: QueueDescription) -> None:
-    totals = ("accepted", "returned", "charged")
+    totals = ("accepted", "dead", "returned", "charged")
     write_table(
         [
             "#partition",
@@ -451,6 +456,8 @@ def _sums(found: QueueDescription) -> dict[str, Any]:
         **{state: getattr(found, state) for state in STATES},
         "accepted": found.accepted,
         "charged": found.charged,
+        "dead": found.dead,
+        "outbox": found.outbox,
         "members": found.members,
     }
 
@@ -474,6 +481,9 @@ def _partition_document(each: QueuePartition) -> dict[str, Any]:
         "members": [{"member": member.member, "records": member.records} for member in each.members],
         "more_members": each.more_members,
         "runs_kept": each.runs_kept,
+        "dead": each.dead,
+        "outbox": each.outbox,
+        "alarm": each.alarm,
     }
 
 

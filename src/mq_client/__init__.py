@@ -90,6 +90,7 @@ if TYPE_CHECKING:
     from mq_client.producing.futures import BatchMetadata, BatchPlace, RecordMetadata
     from mq_client.queueing.descriptions import QueueDescription, QueueInfo, QueueMember, QueuePartition, QueueRun
     from mq_client.queueing.leases import LeaseId
+    from mq_client.queueing.outputs import Outputs
     from mq_client.queueing.queue import LeasedBatch, LeasedRecord, Queue
     from mq_client.reader import Reader
     from mq_client.transaction_admin import AbortedTransaction, StagedSum, TransactionDescription
@@ -109,6 +110,7 @@ __all__ = [
     "LeasedRecord",
     "LeasedBatch",
     "LeaseId",
+    "Outputs",
     "QueueDescription",
     "QueueInfo",
     "QueueMember",
@@ -196,6 +198,7 @@ _HOMES = {
     "producer": ("Producer",),
     "queueing.descriptions": ("QueueDescription", "QueueInfo", "QueueMember", "QueuePartition", "QueueRun"),
     "queueing.leases": ("LeaseId",),
+    "queueing.outputs": ("Outputs",),
     "queueing.queue": ("LeasedBatch", "LeasedRecord", "Queue"),
     "reader": ("Reader",),
     "transaction_admin": ("AbortedTransaction", "StagedSum", "TransactionDescription"),

@@ -23,7 +23,7 @@ from mq_client.queueing.holdings import Holdings
 from mq_client.queueing.leases import DONE, LOST, HeldLease, LeaseId
 from mq_client.queueing.offsets import from_gaps, spelled_out
 from mq_client.queueing.places import Call, Place, Terms
-from mq_client.queueing.settling import RECORDS_MAX, Line, Tally
+from mq_client.queueing.settling import RECORDS_MAX, RELEASE, Line, Tally
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 
@@ -143,18 +143,28 @@ class Answers:
             if told.HasField("error"):
                 tallies += self._settle_failed(place, call, [line], from_wire(told.error), now)
             else:
-                tallies += self._done(line, told.lost)
+                tallies += self._done(place, line, told.lost, now)
         return tallies
 
-    def _done(self, line: Line, gaps: Any) -> list[Tally]:
+    def _done(self, place: Place, line: Line, gaps: Any, now: float) -> list[Tally]:
         lost = _lost(line, gaps)
         if line.again and line.word.outcome != pb.OUTCOME_ACK:
             # It was said before, and that answer was lost: what the leader does not know as this member's any more
             # went back by it
             lost = lost[:0]
+        if line.word.outputs is not None and len(lost):
+            return self._nothing_of_it(place, line, now)
         self._holdings.end(line.lease, lost, LOST)
         self._holdings.end(line.lease, line.indexes, DONE)
         gone = set(lost.tolist())
+        return [tally for piece in line.pieces for tally in piece.answered(gone)]
+
+    @staticmethod
+    def _nothing_of_it(place: Place, line: Line, now: float) -> list[Tally]:
+        """Some of the records are not the member's any more, so no output is published and none is settled. What is
+        the member's still goes back, uncharged."""
+        place.settles.add(line.lease, line.indexes, RELEASE, None, now)
+        gone = set(line.indexes.tolist())
         return [tally for piece in line.pieces for tally in piece.answered(gone)]
 
     def _settle_failed(

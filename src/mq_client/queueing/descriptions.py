@@ -26,8 +26,8 @@ _NAMES: Final = {state: name for name, state in STATES.items()}
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """A queue group as it was declared. `settings`: those that are not the default, as text. `life`: a group that is
-    deleted and declared again has a higher one."""
+    """A queue group as it was declared. `settings`: all but defaults, and `dead_letter`, as text. `life`: a
+    group that is deleted and declared again has a higher one."""
 
     topic: str
     group: str
@@ -64,7 +64,9 @@ class QueuePartition:
     """What became of one partition's records in a queue group. All below offset `base` are settled, all from `frontier`
     on were never lent. Totals count since the group began: `accepted`, `dropped` by reason, `returned`, and `charged`,
     which are returns that count as failures. `oldest_ready_us`: when the oldest ready record was appended, 0 if none
-    is ready. `runs_kept`: what leases and returned records take of their bound of 100,000."""
+    is ready. `runs_kept`: what leases and returned records take of their bound of 100,000. `dead`: records that were
+    sent as dead letters since the group began. `outbox`: decisions whose dead letters or outputs are not all published
+    yet. `alarm`: why they do not get on, "" if they do."""
 
     partition: int
     begun: bool
@@ -85,6 +87,9 @@ class QueuePartition:
     more_members: int
     runs_kept: int
     leader_epoch: int
+    dead: int = 0
+    outbox: int = 0
+    alarm: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +140,19 @@ class QueueDescription:
         return sum(each.charged for each in self.partitions)
 
     @property
+    def dead(self) -> int:
+        return sum(each.dead for each in self.partitions)
+
+    @property
+    def outbox(self) -> int:
+        return sum(each.outbox for each in self.partitions)
+
+    @property
+    def alarms(self) -> dict[int, str]:
+        """Why dead letters or outputs do not get on, by partition."""
+        return {each.partition: each.alarm for each in self.partitions if each.alarm}
+
+    @property
     def members(self) -> dict[str, int]:
         """Records held, by member."""
         found: dict[str, int] = {}
@@ -169,6 +187,9 @@ def described_partition(told: pb.QueuePartition) -> QueuePartition:
         more_members=told.more_members,
         runs_kept=told.runs_kept,
         leader_epoch=told.leader_epoch,
+        dead=told.dead,
+        outbox=told.outbox,
+        alarm=told.alarm,
     )
 
 

@@ -24,11 +24,24 @@ from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import InternalError, InvalidRequest, LeaseLost, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_client.producing.sender import Refresher
+from mq_client.producing.staging import StagedPart
 from mq_client.queueing.answers import Answers
 from mq_client.queueing.holdings import Holdings
 from mq_client.queueing.leases import LOST, SETTLING, HeldLease, Indexes
+from mq_client.queueing.offsets import runs_count
 from mq_client.queueing.places import WATCH_MS, Call, Place, Question, Terms, Turns
-from mq_client.queueing.settling import EXTEND, RELEASE, Outbox, Tally, Word, to_wire, why_lost
+from mq_client.queueing.settling import (
+    EXTEND,
+    RANGES_MAX,
+    RECORDS_MAX,
+    RELEASE,
+    Outbox,
+    StagedOutputs,
+    Tally,
+    Word,
+    to_wire,
+    why_lost,
+)
 from mq_protocol import mq_pb2 as pb
 
 GATHER_S: Final = 0.005
@@ -122,6 +135,39 @@ class Keeper:
             if bool((lease.states[indexes] >= SETTLING).any()):
                 raise InvalidRequest(f"{self._named(lease)}: some of these records have an outcome already")
             tally = Tally(self._where(lease), len(indexes), lost=lost)
+            self.holdings.say(lease, indexes, word, tally, time.monotonic())
+            self._work.notify()
+        return tally.future
+
+    def check_unsettled(self, lease: HeldLease, indexes: Indexes) -> None:
+        """Raises `LeaseLost` if one of these is known to be lost, `InvalidRequest` if one has an outcome, or if they
+        are more than one request may say."""
+        self.check_process()
+        with self.lock:
+            self._check_unsettled(lease, indexes)
+
+    def _check_unsettled(self, lease: HeldLease, indexes: Indexes) -> None:
+        lost = lease.offsets[indexes[lease.states[indexes] == LOST]].tolist()
+        if lost:
+            raise why_lost(self._where(lease), lost)
+        for index in indexes[lease.states[indexes] >= SETTLING][:1]:
+            self._check_open(lease, int(index))
+        if len(indexes) > RECORDS_MAX or runs_count(lease.offsets[indexes]) > RANGES_MAX:
+            raise InvalidRequest(
+                f"{self._named(lease)}: an ack with outputs may name {RECORDS_MAX} records in {RANGES_MAX} ranges of "
+                "offsets, and these are more: acknowledge fewer records at a time"
+            )
+
+    def ack_with_outputs(self, lease: HeldLease, indexes: Indexes, parts: tuple[StagedPart, ...]) -> Future[None]:
+        """They are done, and what was staged is published: both or neither. Raises as `check_unsettled`."""
+        self.check_process()
+        with self.lock:
+            self._check_unsettled(lease, indexes)
+            place = self.holdings.places[lease.partition]
+            # Above all that an earlier process of the same member id can have given
+            place.number = max(place.number + 1, time.time_ns() // 1000)
+            tally = Tally(self._where(lease), len(indexes))
+            word = Word(pb.OUTCOME_ACK, outputs=StagedOutputs(parts, place.number))
             self.holdings.say(lease, indexes, word, tally, time.monotonic())
             self._work.notify()
         return tally.future

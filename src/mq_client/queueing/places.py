@@ -38,9 +38,9 @@ class Call:
 class Place:
     """One partition. Its three kinds of questions are asked independently, each one at a time.
 
-    `epoch`: of the leader that was known last. `hopeful`: something may be ready there. `unsure`: the answer to a
-    question that handed out credit was lost, leases may have run out, or another broker leads: it is to be told soon
-    which leases this member holds. Times: of the monotonic clock.
+    `epoch`: of the leader that was known last. `number`: of the last ack with outputs. `hopeful`: something may be
+    ready there. `unsure`: the answer to a question that handed out credit was lost, leases may have run out, or another
+    broker leads: it is to be told soon which leases this member holds. Times: of the monotonic clock.
     """
 
     partition: int
@@ -51,6 +51,7 @@ class Place:
     settling: Call | None = None
     extending: Call | None = None
     epoch: int = 0
+    number: int = 0
     hopeful: bool = True
     unsure: bool = False
     ask_after: float = 0.0

@@ -18,10 +18,12 @@ from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import InvalidRequest, InvalidSetting, NotDeserialized
+from mq_client.producing.staging import Stager
 from mq_client.queueing.administration import declare, find_queue
 from mq_client.queueing.browsing import peek, pop
 from mq_client.queueing.keeper import Keeper
 from mq_client.queueing.leases import DONE
+from mq_client.queueing.outputs import Outputs
 from mq_client.queueing.places import Credit, Terms
 from mq_client.queueing.reading import RowReader
 from mq_client.queueing.records import LeasedBatch, LeasedRecord
@@ -119,6 +121,7 @@ class Queue:
         self._keeper = Keeper(self._connection, terms)
         self._rows = RowReader(self._keeper)
         self._opening = threading.Lock()
+        self._stager: Stager | None = None
         weakref.finalize(self, _give_back, self._keeper).atexit = False
 
     # ------------------------------------------------------------------ being lent records
@@ -181,6 +184,19 @@ class Queue:
             self._connection, self.topic, self.group, _positive("n", n), Deadline(self._timeout_ms), self._deserialize
         )
 
+    def outputs(self) -> Outputs:
+        """What is to be published with the next `ack`, empty so far: both happen, or neither.
+
+        outputs = queue.outputs()
+        outputs.publish("done", result, key=record.key)
+        record.ack(outputs=outputs)
+        """
+        self._open()
+        with self._opening:
+            if self._stager is None:
+                self._stager = Stager(self._connection, self._timeout_ms)
+        return Outputs(self._stager, self._timeout_ms)
+
     def peek(self, n: int = 10) -> list[ConsumerRecord]:
         """Up to `n` records that are ready, by partition and offset. Nothing is lent or counted."""
         self._open()
@@ -236,6 +252,10 @@ class Queue:
         deadline = Deadline(self._timeout_ms if timeout_ms is None else positive_ms("timeout_ms", timeout_ms))
         self._keeper.close_soon(deadline)
         self._keeper.join()
+        with self._opening:
+            stager, self._stager = self._stager, None
+        if stager is not None:
+            stager.close()
 
     def __enter__(self) -> Queue:
         self._open()

@@ -15,8 +15,10 @@ from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import InvalidRequest
 from mq_client.queueing.keeper import Keeper
 from mq_client.queueing.leases import SETTLING, HeldLease, Indexes, LeaseId
+from mq_client.queueing.outputs import Outputs
 from mq_client.queueing.settling import ACK, RELEASE, Word, failed, rejected
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.work_keys import WorkPlace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,9 +63,14 @@ class LeasedRecord(ConsumerRecord):
         assert self._keeper is not None
         return LeasedRecord.of(record, self._keeper, self._held, self._index)
 
-    def ack(self) -> Future[None]:
-        """It is done, for good."""
-        return self._say(ACK)
+    def ack(self, *, outputs: Outputs | None = None) -> Future[None]:
+        """It is done, for good. `outputs`, of `Queue.outputs()`: are published with it, exactly once, or not at all if
+        the record is not this member's any more. They are staged first, and this call waits for that: it raises what
+        could not be staged, and the record has no outcome then. The future ends once both are decided; readers see the
+        outputs a moment later."""
+        if outputs is None:
+            return self._say(ACK)
+        return _ack_with(self._opened(), self._held, np.array([self._index], dtype=np.int64), outputs)
 
     def fail(self, error: object = "", *, delay_ms: float | None = None) -> Future[None]:
         """It failed: it is lent again after `delay_ms` (None: as the group's retries say), or parked once it has
@@ -148,9 +155,11 @@ class LeasedBatch:
         frame: pd.DataFrame = self.rows.to_pandas()
         return frame
 
-    def ack(self, mask: Mask | None = None) -> Future[None]:
-        """They are done, for good."""
-        return self._say(mask, ACK)
+    def ack(self, mask: Mask | None = None, *, outputs: Outputs | None = None) -> Future[None]:
+        """They are done, for good. `outputs`: as a record's; all of these rows are settled with them, or none."""
+        if outputs is None:
+            return self._say(mask, ACK)
+        return _ack_with(self._keeper, self._held, self._meant(mask), outputs)
 
     def fail(self, mask: Mask | None = None, error: object = "", *, delay_ms: float | None = None) -> Future[None]:
         """They failed. See `LeasedRecord.fail`."""
@@ -181,8 +190,29 @@ class LeasedBatch:
             if word.outcome == pb.OUTCOME_ACK:
                 return _done()
             raise InvalidRequest('this queue was opened with ack="auto": its records were settled by being lent')
-        indexes = self._left() if mask is None else self._indexes[_chosen(mask, len(self))]
+        indexes = self._meant(mask)
         return self._keeper.settle(self._held, indexes, word) if len(indexes) else _done()
+
+    def _meant(self, mask: Mask | None) -> Indexes:
+        return self._left() if mask is None else self._indexes[_chosen(mask, len(self))]
+
+
+def _ack_with(keeper: Keeper, held: HeldLease, indexes: Indexes, outputs: Outputs) -> Future[None]:
+    outputs.check_usable()
+    if keeper.terms.accept:
+        raise InvalidRequest(
+            'this queue was opened with ack="auto": its records were settled by being lent. Open it with '
+            'ack="explicit" to publish outputs with them'
+        )
+    if not len(indexes):
+        raise InvalidRequest("outputs are published with the rows that they were made of, and the mask names none")
+    keeper.check_unsettled(held, indexes)
+    if not outputs:
+        return keeper.settle(held, indexes, ACK)
+    parts = outputs.stage(WorkPlace(keeper.topic_id, held.partition, keeper.terms.group), held.id)
+    future = keeper.ack_with_outputs(held, indexes, parts)
+    outputs.note_given()
+    return future
 
 
 def _chosen(mask: Mask, rows: int) -> NDArray[np.bool_]:

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mq_client.errors import LeaseLost, TritonMQError
+from mq_client.producing.staging import StagedPart
 from mq_client.queueing.leases import HeldLease, Indexes
 from mq_client.queueing.offsets import runs_count, to_gaps
 from mq_protocol import mq_pb2 as pb
@@ -34,12 +35,23 @@ Place: TypeAlias = tuple[str, int]
 """Topic and partition."""
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class StagedOutputs:
+    """What was staged for one ack. `number` grows with each such ack of the member in the partition. Equal to itself
+    alone, so two acks never become one line."""
+
+    parts: tuple[StagedPart, ...]
+    number: int
+
+
 class Word(NamedTuple):
-    """What is said of records. `delay_ms` None: as the group's retries say."""
+    """What is said of records. `delay_ms` None: as the group's retries say. `outputs`: of an ack; then it is done whole
+    or not at all."""
 
     outcome: pb.Outcome.ValueType
     error: str = ""
     delay_ms: int | None = None
+    outputs: StagedOutputs | None = None
 
 
 ACK: Final = Word(pb.OUTCOME_ACK)
@@ -226,13 +238,24 @@ class Outbox:
         """As much as one request may say, taken out of the box."""
         gathered: dict[tuple[int, Word, bool], list[Piece]] = {}
         ranges = records = 0
+        with_outputs = False
         while self._pieces and ranges < RANGES_MAX and records < RECORDS_MAX:
+            if self._pieces[0].word.outputs is not None:
+                # Whole, and one in a request: a leader takes a number below the last one for done, so none may be
+                # refused for now while a later one is done
+                if with_outputs or not self._fits(self._pieces[0], RANGES_MAX - ranges, RECORDS_MAX - records):
+                    break
+                with_outputs = True
             piece = self._cut_first(RANGES_MAX - ranges, RECORDS_MAX - records)
             self.records -= len(piece.indexes)
             ranges += _ranges_at_most(piece)
             records += len(piece.indexes)
             gathered.setdefault((id(piece.lease), piece.word, piece.again), []).append(piece)
         return [_line(pieces) for pieces in gathered.values()]
+
+    @staticmethod
+    def _fits(piece: Piece, ranges_max: int, records_max: int) -> bool:
+        return len(piece.indexes) <= records_max and _ranges_at_most(piece) <= ranges_max
 
     def _cut_first(self, ranges_max: int, records_max: int) -> Piece:
         """The first piece, or as much of it as fits; the rest stays."""
@@ -279,5 +302,17 @@ def to_wire(lines: Iterable[Line]) -> list[pb.SettleOne]:
         )
         if line.word.delay_ms is not None:
             one.delay_ms = line.word.delay_ms
+        if line.word.outputs is not None:
+            one.number = line.word.outputs.number
+            one.outputs.extend(
+                pb.StagedBatches(
+                    topic=part.topic,
+                    topic_id=part.topic_id,
+                    partition=part.partition,
+                    uuids=part.uuids,
+                    row_count=part.row_count,
+                )
+                for part in line.word.outputs.parts
+            )
         settles.append(one)
     return settles

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mq_client.errors import LeaseLost, NotLeader
+from mq_client.producing.staging import StagedPart
 from mq_client.queueing.leases import HeldLease, LeaseId
-from mq_client.queueing.settling import ACK, RANGES_MAX, Outbox, Tally, Word, failed, to_wire
+from mq_client.queueing.settling import ACK, RANGES_MAX, Outbox, StagedOutputs, Tally, Word, failed, to_wire
 from mq_protocol import mq_pb2 as pb
 
 
@@ -62,6 +63,26 @@ def test_what_is_too_much_for_one_request_goes_in_several_and_is_answered_once()
         finished = [t for line in lines for piece in line.pieces for t in piece.answered(set())]
         assert bool(finished) == (said == len(every_other))
     assert (said, requests) == (len(every_other), 2)
+
+
+def test_one_request_has_one_ack_with_outputs() -> None:
+    """A leader takes numbers in order: the first one, asked again behind the second, would be taken for done."""
+    part = StagedPart("out", 2, (b"u" * 16,), 3, "id")
+    box, held = Outbox(), lease(RANGES_MAX * 2)
+    box.add_one(held, 0, ACK, Tally(("t", 0), 1), 0.0)
+    for number, index in ((7, 1), (8, 2)):
+        word = Word(pb.OUTCOME_ACK, outputs=StagedOutputs((part,), number))
+        box.add(held, np.array([index]), word, Tally(("t", 0), 1), 0.0)
+    box.add_one(held, 3, ACK, Tally(("t", 0), 1), 0.0)
+    requests = [to_wire(lines) for lines in iter(box.take_lines, [])]
+    assert [[(one.number, list(one.ranges)) for one in request] for request in requests] == [
+        [(0, [100, 1]), (7, [101, 1])],
+        [(8, [102, 1]), (0, [103, 1])],
+    ]
+    assert box.records == 0
+    [line] = requests[0][1].outputs
+    assert (line.topic, line.partition, line.topic_id, line.row_count) == ("out", 2, "id", 3)
+    assert list(line.uuids) == [b"u" * 16]
 
 
 def test_what_had_no_answer_is_said_again_before_all_else() -> None:
