@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeAlias, assert_never, cast
 
 from mq_broker.broker.host.arriving import bytes_max
 from mq_broker.broker.host.interface import Host
+from mq_broker.broker.host.observers import Observers
 from mq_broker.broker.host.peer_messages import PeerMessages
 from mq_broker.broker.host.quiescence import IN_EARNEST, Rest
 from mq_broker.broker.metadata.topics import Topic
@@ -114,7 +115,7 @@ class Partition:
         self.topic = topic
         self.number = number
         self.name = f"{topic.spec.name}-{number}"
-        self.observers: set[Callable[[], None]] = set()
+        self.observers = Observers()
         self.closed = False
         self.shorten_due = False
         self.could_begin = 0
