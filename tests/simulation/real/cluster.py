@@ -44,7 +44,7 @@ from tests.simulation.real.plan import Plan
 from tests.simulation.real.substitutes import in_place_of, substitutes
 from tests.simulation.real.transactors import Member, Transactor
 from tests.simulation.real.wires import Network
-from tests.simulation.real.workers import Ledger, Worker, declare
+from tests.simulation.real.workers import OUTPUTS, Ledger, Worker, declare
 from tests.simulation.real.zookeeper import Session, ZooKeeper
 
 BOOT_S = 60.0
@@ -259,6 +259,7 @@ class Cluster:
             if self.plan.purges:
                 self.write("operator", "retention", topic=name, records=RECORDS_KEPT)
             if self.plan.workers:
+                await self._create(operator, name + OUTPUTS, 2, settings)
                 await self.until(partial(declare, operator, name), BOOT_S, f"the queue group of {name} is declared")
         clients: list[Client] = []
         number = 0

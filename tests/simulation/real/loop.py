@@ -47,6 +47,7 @@ class Process:
         self.woke_at = 0.0
         """When it went on after it had stood still for long."""
         self.clock_ahead_s = 0.0
+        self.clock_was_set = False
         self.deferred: deque[asyncio.Handle] = deque()
         self.at_death: list[Callable[[], None]] = []
         self.context = Context()

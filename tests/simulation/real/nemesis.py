@@ -49,8 +49,11 @@ class Nemesis:
         for machine in self.cluster.machines.values():
             self._mend(machine)
             if machine.process is not None:
-                # Brokers whose clocks are half a minute apart answer each other nothing
+                # Brokers whose clocks are half a minute apart answer each other nothing. A clock that is set forward
+                # is believed after an hour, so what is delayed would wait for so long; or when its broker starts
                 machine.process.clock_ahead_s = 0.0
+                if machine.process.clock_was_set:
+                    machine.kill()
             machine.resume()
             if not machine.up:
                 machine.start()
@@ -127,6 +130,7 @@ class Nemesis:
     def _clock(self) -> None:
         machine = self._one()
         if machine.process is not None:
+            machine.process.clock_was_set = True
             machine.process.clock_ahead_s += self.random.choice((-3600.0, -1.0, 1.0, 60.0, 86400.0))
 
     # ------------------------------------------------------------------ networks

@@ -5,12 +5,18 @@ What clients were told and saw is judged apart, by tests/history/checker.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from mq_broker.core.messages import Audit, Effect
+from mq_protocol.arrow import decode_batch
+from mq_protocol.dead_letters import DEAD_COLUMN
+from mq_protocol.work_keys import is_of_queue
 from tests.simulation.real.clients import values_in
 from tests.simulation.real.queue_truth import QueueTruth
-from tests.simulation.real.workers import why_not_worked_off
+from tests.simulation.real.workers import OUTPUT_AT, OUTPUTS, why_not_worked_off
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster
@@ -18,6 +24,10 @@ if TYPE_CHECKING:
 
 HARMLESS_ALARMS = ("the disk refused entries", "the log has a new id", "nothing was committed for")
 """Alarms that faults of the world cause. Any other says that a rule was broken."""
+
+
+DEAD = ".dead"
+"""How the names of dead-letter topics end."""
 
 
 class Violation(AssertionError):
@@ -123,26 +133,55 @@ class Oracle:
                 return f"{ledger.place} has a leader"
             if why := why_not_worked_off(leader, ledger):
                 return why
+        for (name, number), there in sorted(replicas.items()):
+            leader = next((each for each in there.values() if each.serving), None)
+            staged = leader.replica.machine.staged.values() if leader is not None else ()
+            if left := [batch.key for batch in staged if is_of_queue(batch.key.query_id)]:
+                return f"nothing of queue groups is staged at {name}-{number}: {left}"
         return ""
+
+    def _check_published(self) -> None:
+        """There is one dead letter for each record that was settled as dead, one output for each ack that was decided
+        with one, and none for others."""
+        found = {DEAD: Counter[tuple[str, int, int]](), OUTPUTS: Counter[tuple[str, int, int]]()}
+        for (name, _), there in self._replicas().items():
+            for ending, records in found.items():
+                if name.endswith(ending):
+                    leads, leader = next((broker, each) for broker, each in there.items() if each.serving)
+                    _, values = contents(self.cluster.machines[leads].process, leader)
+                    places = values if ending == DEAD else [divmod(value, OUTPUT_AT) for value in values]
+                    records.update((name.removesuffix(ending), *place) for place in places)
+        for (name, number), ledger in self.cluster.ledgers.items():
+            for ending, decided in ((DEAD, ledger.truth.dead), (OUTPUTS, set(ledger.truth.outputs))):
+                here = Counter({each[2]: count for each, count in found[ending].items() if each[:2] == (name, number)})
+                missing, more = Counter(decided) - here, here - Counter(decided)
+                if missing or more:
+                    raise Violation(
+                        f"{ledger.place}: {name}{ending} has nothing of offsets {sorted(missing)}, and too much of "
+                        f"{sorted(more.elements())}"
+                    )
+                self.cluster.done["dead letters" if ending == DEAD else "outputs"] += here.total()
 
     def conclude(self) -> None:
         """All replicas hold the same, and that is written down for the judge."""
+        self._check_published()
         for (name, number), there in sorted(self._replicas().items()):
             if name.startswith("__") or name not in self.cluster.zookeeper.topics:
                 continue  # a deleted topic's replicas may still be open, and nobody leads it
             machines = self.cluster.machines
             leads, leader = next((broker, partition) for broker, partition in there.items() if partition.serving)
             offsets, values = contents(machines[leads].process, leader)
-            self.cluster.write(
-                "oracle",
-                "final",
-                topic=name,
-                partition=number,
-                start=leader.index.log_start_offset,
-                end=leader.next_offset,
-                offsets=offsets,
-                values=values,
-            )
+            if not name.endswith((DEAD, OUTPUTS)):
+                self.cluster.write(
+                    "oracle",
+                    "final",
+                    topic=name,
+                    partition=number,
+                    start=leader.index.log_start_offset,
+                    end=leader.next_offset,
+                    offsets=offsets,
+                    values=values,
+                )
             for broker, partition in sorted(there.items()):
                 if partition is leader:
                     continue
@@ -159,21 +198,30 @@ class Oracle:
                     )
 
 
-def contents(process: Any, partition: Any) -> tuple[list[int], list[int]]:
-    """Offsets and values that this replica knows to be committed, read by its own process."""
-    found: tuple[list[int], list[int]] = process.context.copy().run(_contents, partition)
+def contents(process: Any, partition: Any) -> tuple[list[int], list[Any]]:
+    """Offsets and values that this replica knows to be committed, read by its own process. Of a dead letter, where its
+    record was: partition and offset."""
+    found: tuple[list[int], list[Any]] = process.context.copy().run(_contents, partition)
     return found
 
 
-def _contents(partition: Any) -> tuple[list[int], list[int]]:
+def _contents(partition: Any) -> tuple[list[int], list[Any]]:
     offsets: list[int] = []
-    values: list[int] = []
+    values: list[Any] = []
     at = partition.index.log_start_offset
     while at < partition.next_offset:
         for batch, payload in partition.read(at, partition.next_offset, 1 << 20):
-            rows = values_in(payload)
+            rows = (
+                letters_in(payload, partition.topic.schema) if DEAD in partition.topic.spec.name else values_in(payload)
+            )
             skip = at - batch.base_offset
             offsets += range(at, batch.base_offset + batch.record_count)
             values += rows[skip:]
             at = batch.base_offset + batch.record_count
     return offsets, values
+
+
+def letters_in(payload: Any, schema: pa.Schema) -> list[tuple[int, int]]:
+    """Partition and offset of the record that each of these dead letters is of."""
+    column = decode_batch(payload, schema).column(DEAD_COLUMN).to_pylist()
+    return [(facts["partition"], facts["offset"]) for facts in column]

@@ -16,7 +16,7 @@ from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.work import state as work_state
 from mq_broker.core.work.state import NO_MARK, WorkState
-from mq_broker.core.work.steps import Accept, Begin, Lease, LeaseId, Reason, Reject, Return, Step
+from mq_broker.core.work.steps import Accept, Begin, Lease, LeaseId, Reason, Reject, Return, Send, Step
 from mq_protocol import mq_pb2 as pb
 from tests.mq_broker.core.work.model import Model, Record, offsets_of
 
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from tests.simulation.real.loop import Process
 
 GROUP = "work"
+ACK_WITH_OUTPUT = 100
+"""Beside the outcomes of the protocol: an ack with one record that is to be published."""
+
 LEASE_S = 3.0
+DELIVERY_LIMIT = 4
 INHERITED_S = 10.0
 """A lease that a new leader finds lives at least for so long."""
 
@@ -73,6 +77,10 @@ class QueueTruth:
         self._told: set[tuple[LeaseId, int]] = set()
         self._replaced: Counter[str] = Counter()
         self._works = 0
+        self.dead: set[int] = set()
+        """Offsets that were settled as dead letters."""
+        self.outputs: dict[int, LeaseId] = {}
+        """Offsets of which an output was decided, and by which lease."""
 
     def _fail(self, what: str) -> None:
         self.cluster.fail(f"{self.place}: {what}")
@@ -111,10 +119,12 @@ class QueueTruth:
                     self._begins(operation.life)
                 elif operation.life == self._life:
                     at = LeaseId(epoch, index, number)
-                    self._check(step, at, written, operation.steps, before)
+                    self._check(step, at, written, before)
                     self._model.apply(step, at)
                     if isinstance(step, Lease):
                         self._note_lent(at)
+                    elif isinstance(step, Send) and self._model.last_n == step.n and not step.member:
+                        self.dead.update(offsets_of(step.ranges))
         self._machine.apply(entry)
         state = self._machine.work.get(GROUP)
         if state is None or not self._life:
@@ -151,8 +161,7 @@ class QueueTruth:
             return
         try:
             self._model.agrees_with(state)
-            if WorkState.thawed(state.frozen()).frozen() != state.frozen():
-                raise AssertionError("a snapshot of it is another one")
+            self._model.agrees_with(WorkState.thawed(state.frozen()))  # as one that opens with a snapshot has it
         except AssertionError as error:
             traceback = error.__traceback__
             while traceback is not None and traceback.tb_next is not None:
@@ -165,7 +174,7 @@ class QueueTruth:
 
     # ------------------------------------------------------------------ each step has a cause
 
-    def _check(self, step: Step, at: LeaseId, written: Written, steps: tuple[Step, ...], runs: int) -> None:
+    def _check(self, step: Step, at: LeaseId, written: Written, runs: int) -> None:
         match step:
             case Lease(ranges, _):
                 fresh = [o for o in offsets_of(ranges) if (r := self._model.records.get(o)) is None or r.mark is None]
@@ -177,10 +186,24 @@ class QueueTruth:
                         self._has_cause(record.lease, offset, pb.OUTCOME_ACK, "is settled")
                     elif record.lease is None and offset not in self._acked:
                         self._fail(f"offset {offset} is settled, and no member has acknowledged it")
+            case Send():
+                self._check_send(step, at)
             case Return() | Reject():
                 for offset, record in self._unsettled(step.ranges):
                     if record.lease is not None:
                         self._check_return(step, record.lease, offset, written)
+
+    def _check_send(self, step: Send, at: LeaseId) -> None:
+        if step.n <= self._model.last_n:
+            self._fail(f"number {step.n} of the outbox does not come after {self._model.last_n}")
+        if step.n >> 32 != at.leader_epoch:
+            self._fail(f"number {step.n} of the outbox does not begin with epoch {at.leader_epoch}")
+        for offset, record in self._unsettled(step.ranges):
+            if step.member and record.lease is not None:
+                self._has_cause(record.lease, offset, ACK_WITH_OUTPUT, "is settled with an output")
+                self.outputs[offset] = record.lease
+            elif not (record.mark or NO_MARK).doomed(DELIVERY_LIMIT):
+                self._fail(f"offset {offset} is sent as a dead letter, and is not doomed: {record}")
 
     def _unsettled(self, ranges: Any) -> list[tuple[int, Record]]:
         found = ((offset, self._model.records.get(offset)) for offset in offsets_of(ranges))
@@ -269,7 +292,10 @@ class QueueTruth:
         record = self._model.records.get(offset)
         settled = record is None or record.settled
         held = record is not None and not record.settled and record.lease == lease
-        if lost:
+        if outcome == ACK_WITH_OUTPUT:
+            if lost == (self.outputs.get(offset) == lease):
+                self._fail(f"the output of offset {offset} was said to be {'lost' if lost else 'decided'}, and is not")
+        elif lost:
             if held and not self.recoveries:
                 self._fail(f"offset {offset} was said to be lost, and is in {lease} still")
         elif outcome == pb.OUTCOME_EXTEND:

@@ -70,7 +70,7 @@ class Transactor(Client):
             uuids = [self.random.randbytes(16) for _ in batches]
             async with asyncio.timeout(3 * ANSWER_S):
                 for uuid, batch in zip(uuids, batches, strict=True):
-                    await self._stage(partition, stage, uuid, batch)
+                    await stage_batch(self, (self.topic, partition), stage, uuid, batch)
             manifest.append(pb.StagedBatches(topic=self.topic, partition=partition, uuids=uuids, row_count=len(part)))
             if self.random.random() < 0.03:
                 raise Unreachable("the driver died before it decided")
@@ -93,37 +93,6 @@ class Transactor(Client):
                 await self.pause(0.3)
             else:
                 return
-
-    async def _stage(self, partition: int, stage: pb.StageOf, uuid: bytes, values: list[int]) -> None:
-        while True:
-            broker = await self.leader(self.topic, partition)
-            call = self.channel(broker or self.any_broker()).stream_stream(path("Produce"))()
-            header = pb.ProduceHeader(
-                correlation=1,
-                topic=self.topic,
-                partition=partition,
-                uuid=uuid,
-                stage=stage,
-                record_count=len(values),
-                schema_fingerprint=FINGERPRINT,
-                timeout_ms=int(ANSWER_S * 1000),
-            )
-            try:
-                async with asyncio.timeout(ANSWER_S):
-                    await call.write(encode(Envelope(header, (payload_of(values),))))
-                    data = await call.read()
-                    if data is not aio.EOF:
-                        [result] = parse(data, pb.ProduceResponse).results
-                        if not result.HasField("error"):
-                            return
-                        error = from_wire(result.error)
-                        if not error.retriable:
-                            raise error
-            except aio.AioRpcError:
-                pass
-            finally:
-                call.cancel()
-            await self.pause(0.2)
 
     async def _decide(self, request: pb.DecideRequest, *, lost: bool) -> None:
         if not self._coordinators:
@@ -212,3 +181,38 @@ class Member(Client):
         settled = [pb.CursorPosition(topic=self.topic, partition=self.partition, offset=end)]
         request = pb.SubscribeRequest(settled=settled, credit=pb.SubscribeCredit(bytes=taken))
         await call.write(request.SerializeToString())
+
+
+async def stage_batch(
+    client: Client, place: tuple[str, int], stage: pb.StageOf, uuid: bytes, values: list[int]
+) -> None:
+    """Asked again until it is staged. Raises the `TritonMQError` with which it is refused for good."""
+    while True:
+        broker = await client.leader(*place)
+        call = client.channel(broker or client.any_broker()).stream_stream(path("Produce"))()
+        header = pb.ProduceHeader(
+            correlation=1,
+            topic=place[0],
+            partition=place[1],
+            uuid=uuid,
+            stage=stage,
+            record_count=len(values),
+            schema_fingerprint=FINGERPRINT,
+            timeout_ms=int(ANSWER_S * 1000),
+        )
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                await call.write(encode(Envelope(header, (payload_of(values),))))
+                data = await call.read()
+                if data is not aio.EOF:
+                    [result] = parse(data, pb.ProduceResponse).results
+                    if not result.HasField("error"):
+                        return
+                    error = from_wire(result.error)
+                    if not error.retriable:
+                        raise error
+        except aio.AioRpcError:
+            pass
+        finally:
+            call.cancel()
+        await client.pause(0.2)

@@ -14,18 +14,25 @@ from typing import TYPE_CHECKING, Any
 from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
+from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_lease
 from tests.simulation.real.clients import Client
-from tests.simulation.real.queue_truth import FAILED, GROUP, LEASE_S, QueueTruth
+from tests.simulation.real.queue_truth import ACK_WITH_OUTPUT, DELIVERY_LIMIT, FAILED, GROUP, LEASE_S, QueueTruth
+from tests.simulation.real.transactors import stage_batch
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster
 
+OUTPUTS = ".out"
+"""How the names of the topics end into which members publish."""
+
+OUTPUT_AT = 10**9
+"""An output is a number: partition and offset of its record, the partition so many times."""
+
 SETTINGS = {
     "lease_ms": f"{round(LEASE_S * 1000)}ms",
-    "delivery_limit": "4",
+    "delivery_limit": str(DELIVERY_LIMIT),
     "retry_ms": "100ms",
     "retry_ms_max": "1s",
-    "dead_letter": "park",
 }
 Item = tuple[LeaseId, int, int]
 """Lease, offset and outcome of one record to settle."""
@@ -82,7 +89,7 @@ class Ledger:
         """The outcome is confirmed."""
         told = self.records[offset]
         told.failed += outcome == pb.OUTCOME_FAIL
-        if outcome == pb.OUTCOME_ACK and told.accepted_at is None:
+        if outcome in (pb.OUTCOME_ACK, ACK_WITH_OUTPUT) and told.accepted_at is None:
             told.accepted_at = self.cluster.loop.time()
 
 
@@ -95,6 +102,7 @@ class Worker(Client):
         self.partition = partition
         self._ledger = ledger
         self._late: set[asyncio.Task[None]] = set()
+        self._number = 0  # of the last ack with outputs, by this name
         self._begin_life()
 
     def _begin_life(self) -> None:
@@ -102,6 +110,7 @@ class Worker(Client):
         self._key = self.random.randbytes(16)
         self._held: dict[LeaseId, set[int]] = {}
         self._settles: list[Item] = []
+        self._output: pb.SettleOne | None = None  # one at a time, since the group keeps the last number alone
 
     async def run(self) -> None:
         while not self.cluster.over:
@@ -202,6 +211,7 @@ class Worker(Client):
     async def _settle(self, broker: int) -> None:
         if not self._settles or not broker:
             return
+        await self._make_output()
         asked = list(self._settles)
         twice = [item for item in asked if self.random.random() < 0.05]
         self._settles = [item for item in asked if item[2] != pb.OUTCOME_EXTEND]  # extensions are not asked for again
@@ -222,6 +232,28 @@ class Worker(Client):
             if not self._held.get(lease, True):
                 del self._held[lease]
 
+    async def _make_output(self) -> None:
+        """Have one of the records that are to be acknowledged answered by an output, staged under its lease."""
+        acks = [item for item in self._settles if item[2] == pb.OUTCOME_ACK]
+        tried = any(item[2] == ACK_WITH_OUTPUT for item in self._settles)
+        if tried or not acks or self.random.random() < 0.5:
+            return
+        lease, offset, outcome = self.random.choice(acks)
+        topics = self.cluster.zookeeper.topics
+        target = topics[self.topic + OUTPUTS][1]
+        place = WorkPlace(topics[self.topic][1].topic_id, self.partition, GROUP)
+        number, uuid = self.random.randrange(len(target.assignment)), self.random.randbytes(16)
+        stage = pb.StageOf(
+            key=pb.TransactionKey(query_id=query_id_of(place), sink=target.name), run_id=run_of_lease(*lease)
+        )
+        await stage_batch(self, (target.name, number), stage, uuid, [self.partition * OUTPUT_AT + offset])
+        self._number += 1
+        self._output = pb.SettleOne(number=self._number)
+        self._output.outputs.add(
+            topic=target.name, topic_id=target.topic_id, partition=number, uuids=[uuid], row_count=1
+        )
+        self._settles[self._settles.index((lease, offset, outcome))] = lease, offset, ACK_WITH_OUTPUT
+
     async def _ask_to_settle(self, broker: int, asked: list[Item]) -> list[tuple[Item, bool]]:
         """Those that have an answer, and whether it is that the record is lost."""
         asked_at, truth = self.cluster.loop.time(), self._ledger.truth
@@ -233,6 +265,10 @@ class Worker(Client):
             (epoch, entry, step), offset, outcome = item
             lease = pb.LeaseId(leader_epoch=epoch, entry=entry, step=step)
             settle = request.settles.add(lease=lease, ranges=[offset, 1])
+            if outcome == ACK_WITH_OUTPUT:
+                assert self._output is not None
+                settle.MergeFrom(self._output)
+                continue
             settle.outcome = outcome  # type: ignore[assignment]
             if outcome in (pb.OUTCOME_FAIL, pb.OUTCOME_REJECT):
                 settle.error = FAILED
@@ -246,12 +282,16 @@ class Worker(Client):
             truth.answered(*item, lost, asked_at, broker)
             answered.append((item, lost))
             _, offset, outcome = item
-            self.cluster.done["records lost" if lost else f"records: {pb.Outcome.Name(outcome)}"] += 1  # type: ignore[arg-type]
+            self.cluster.done["records lost" if lost else f"records: {_named(outcome)}"] += 1
             if outcome == pb.OUTCOME_EXTEND and not lost:
                 self._ledger.extended(self.name, offset, asked_at)
             elif not lost:
                 self._ledger.settled(offset, outcome)
         return answered
+
+
+def _named(outcome: int) -> str:
+    return "acks with an output" if outcome == ACK_WITH_OUTPUT else pb.Outcome.Name(outcome)  # type: ignore[arg-type]
 
 
 def _name(lease: pb.LeaseId) -> LeaseId:
@@ -260,7 +300,7 @@ def _name(lease: pb.LeaseId) -> LeaseId:
 
 async def declare(operator: Client, topic: str) -> bool:
     """Have the topic worked off as a queue, too."""
-    settings = {**SETTINGS, "dead_letter": "drop"} if operator.cluster.plan.tight else SETTINGS  # parked ones fill it
+    settings = {**SETTINGS, "dead_letter": "drop"} if operator.cluster.plan.tight else SETTINGS
     request = pb.AlterQueueRequest(topic=topic, group=GROUP, settings=settings)
     await operator.ask(operator.any_broker(), "AlterQueue", request)
     return True
@@ -274,6 +314,8 @@ def why_not_worked_off(partition: Any, ledger: Ledger) -> str:
     for low, high, mark in state.unleased(state.base, partition.next_offset):
         if mark is None or not mark.parked:
             return f"{ledger.place}: offsets {low} to {high} are settled or parked, not {mark}"
+    if state.outbox:
+        return f"{ledger.place}: everything that was decided is published: {state.outbox}"
     if state.leased:
         return f"{ledger.place}: no record is leased: {dict(state.leases)}"
     for offset, told in ledger.records.items():
