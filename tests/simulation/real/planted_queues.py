@@ -177,9 +177,8 @@ QUEUES = (
     Fault(
         "dead letters are let go though their entry may be committed yet",
         "broker.queues.dead_letters:DeadLetters._decide",
-        "answer = await sending.answered  #",
-        "try:\n        answer = await sending.answered\n"
-        "    except TritonMQError:\n        self._let_go(group, target, number, key, batch)\n        raise\n    #",
+        "if error.definite:",
+        "if True:",
         ("queue", "kill"),
     ),
     Fault(
