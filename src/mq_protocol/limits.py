@@ -66,6 +66,9 @@ LEASES_HELD_MAX: Final = 10_000
 SETTLES_MAX: Final = 8_000
 """Outcomes in one request, as many as it may have ranges."""
 
+SETTLE_OUTPUTS_MAX: Final = 1_024
+"""Partitions that the outputs of all acks in one request name together. One ack names 64 at most."""
+
 LOCKS_MAX: Final = 1_000
 """Places in queues for locks that one broker keeps for clients, held ones too. A place is a node in ZooKeeper."""
 

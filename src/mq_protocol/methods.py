@@ -155,7 +155,18 @@ BROKER: Final = Service(
     Method("Transactions", pb.TransactionsRequest, pb.TransactionsResponse),
     Method("AbortTransaction", pb.AbortTransactionRequest, pb.AbortTransactionResponse),
     Method("Lease", pb.LeaseRequest, pb.LeaseResponse, bound=Bound(lists={"held": Elements(limits.LEASES_HELD_MAX)})),
-    Method("Settle", pb.SettleRequest, pb.SettleResponse, bound=Bound(lists={"settles": Elements(limits.SETTLES_MAX)})),
+    Method(
+        "Settle",
+        pb.SettleRequest,
+        pb.SettleResponse,
+        bound=Bound(
+            lists={
+                "settles": Elements(limits.SETTLES_MAX),
+                "settles.outputs": Elements(limits.SETTLE_OUTPUTS_MAX),
+                "settles.outputs.uuids": Elements(limits.REQUEST_BYTES_MAX // 16),
+            }
+        ),
+    ),
     Method("Produce", pb.ProduceRequest, pb.ProduceResponse, Kind.CONVERSATION, bound=_BATCHES),
     Method(
         "Fetch",

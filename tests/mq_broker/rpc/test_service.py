@@ -27,7 +27,7 @@ from mq_protocol.errors import (
     TritonMQError,
 )
 from mq_protocol.methods import BROKER
-from mq_protocol.transport import ERROR_METADATA, from_call
+from mq_protocol.transport import ERROR_METADATA, MethodUnknown, from_call
 
 
 class Answering:
@@ -214,7 +214,7 @@ def test_a_method_that_does_not_exist_is_said_so() -> None:
         async with served() as (_, channel, address):
             with pytest.raises(aio.AioRpcError) as refused:
                 await _unary(channel, "Nothing", b"")
-            assert type(from_call(refused.value, address)) is InvalidRequest
+            assert type(from_call(refused.value, address)) is MethodUnknown
 
     asyncio.run(scenario())
 
