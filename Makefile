@@ -13,11 +13,12 @@ demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the
 	$(BIN)/python -m benchmarks.demo
 
 SIDE_BY_SIDE ?= 4
-test: style floors            ## everything that must hold; most tests wait for processes, so several run side by side
-	$(MAKE) -j 2 --no-print-directory types tests
+test: $(VENV)/.ready          ## everything that must hold; most tests wait for processes, so several run side by side
+	$(MAKE) -j 2 --no-print-directory $(QUICK_SPARK) floors types compiled style
+	$(MAKE) --no-print-directory tests
 
-quick: style floors           ## a quick answer: everything that starts no broker, no ZooKeeper and no Spark, with few seeds and sizes
-	$(MAKE) -j 2 --no-print-directory types quick-tests
+quick: $(VENV)/.ready         ## a quick answer: everything that starts no broker, no ZooKeeper and no Spark, with few seeds and sizes
+	$(MAKE) -j 2 --no-print-directory floors style types quick-tests
 
 tests: $(VENV)/.ready compiled $(QUICK_SPARK)
 	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder
@@ -109,7 +110,7 @@ lock:                         ## pin every dependency anew
 
 $(VENV)/.ready: requirements.lock pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip -q install --require-hashes -r requirements.lock
+	$(BIN)/python -m pip -q install --no-compile --require-hashes -r requirements.lock  # most of it is never imported
 	$(BIN)/python -m pip -q install --no-deps -e .
 	touch $@
 
