@@ -23,7 +23,7 @@ quick: $(VENV)/.ready         ## a quick answer: everything that starts no broke
 tests: $(VENV)/.ready compiled $(QUICK_SPARK)
 	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder
 
-quick-tests: $(VENV)/.ready compiled $(QUICK_SPARK)
+quick-tests: $(VENV)/.ready compiled
 	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist load -m "not processes and not more_seeds"
 
 # A start of Spark costs half of the processor time with it, and the tests start a dozen.
