@@ -72,6 +72,8 @@ class Disk:
         self.sync_fails = 0.0
         self.read_fails = 0.0
         self.full = False
+        self.lied = False
+        """It once failed to sync or to read: only then may what was flushed be gone."""
         self.ops = 0
         self.kill_at = 0
         """The process is killed before this operation."""
@@ -143,6 +145,7 @@ class Disk:
     def read(self, fd: int, size: int, position: int) -> bytes:
         if self._loop.chance(self.read_fails):
             self._faults["disk cannot read"] += 1
+            self.lied = True
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return os.pread(fd, size, position)
 
@@ -178,6 +181,7 @@ class Disk:
         writes = self._writes.get(inode, [])
         if self._loop.chance(self.sync_fails):
             self._faults["sync failed"] += 1
+            self.lied = True
             for write in writes:
                 write.stuck = True
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -218,6 +222,7 @@ class Disk:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         if self._loop.chance(self.sync_fails):
             self._faults["sync failed"] += 1
+            self.lied = True
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         for name in self._names:
             name.directories.discard(str(path))

@@ -17,6 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from mq_broker.broker import server
@@ -27,6 +28,7 @@ from mq_broker.rpc import server as rpc_server
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.identity import boot_id
 from mq_broker.storage.journal.background_syncs import BackgroundSyncs
+from mq_broker.storage.journal.recovery import LogDamaged
 from mq_broker.storage.journal.writer import Writer
 from mq_protocol import limits
 from tests.simulation.real.disk import StorageOs, StorageShutil, this_disk
@@ -209,6 +211,17 @@ class KnownShell(server.Shell):
         process.shell = self
 
 
+class WatchedDamage(LogDamaged):
+    """Damage that was found. A disk that never failed to sync or to read damages nothing that was flushed."""
+
+    def __init__(self, path: Path, segment: int, position: int, last_index: int, reason: str) -> None:
+        super().__init__(path, segment, position, last_index, reason)
+        process = PROCESS.get()
+        assert process is not None
+        if not this_disk().lied:
+            process.oracle.cluster.fail(f"{process}: a log is damaged on a disk that never failed: {self}")
+
+
 class WatchedReplica(Replica):
     """A replica whose steps the oracle sees."""
 
@@ -237,6 +250,7 @@ def substitutes(loop: VirtualLoop, network: Network) -> list[tuple[Any, Any, str
         (boot_id, boot_of_this_machine, "mq_broker"),
         (Writer, SimulatedWriter, "mq_broker"),
         (BackgroundSyncs, SimulatedSyncs, "mq_broker"),
+        (LogDamaged, WatchedDamage, "mq_broker.storage"),
         (Replica, WatchedReplica, "mq_broker.broker"),
         (server.Shell, KnownShell, "mq_broker.broker.server"),
         (rpc_server.listen, network.listen, "mq_broker"),
