@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
 
-SIDE_BY_SIDE ?= 5
+SIDE_BY_SIDE ?= 4
 test: $(VENV)/.ready          ## everything that must hold; most tests wait for processes, so several run side by side
 	$(MAKE) -j 2 --no-print-directory $(QUICK_SPARK) floors types compiled style
 	$(MAKE) --no-print-directory tests

@@ -89,7 +89,9 @@ def test_with_a_listener_the_brokers_and_spark_agree_while_running_and_after_the
     wait_until(
         lambda: described(streams, group) == {0: (6, 0), 1: (1, 0), 2: (0, 0)}, "all partitions are told while it runs"
     )
-    running = wait_until(lambda: (found := listener.latest()[query.id]).records == 0 and found, "Spark agrees")
+    running = wait_until(
+        lambda: (found := listener.latest().get(query.id)) and found.records == 0 and found, "Spark agrees"
+    )
     assert (running.name, running.group, running.running, running.records) == ("running", group, True, 0)
     query.stop()
     wait_until(lambda: not listener.latest()[query.id].running, "it is measured once more after its end")
