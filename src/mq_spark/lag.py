@@ -321,12 +321,13 @@ class _LagTopic:
         self._last: Future[BatchMetadata] | None = None
 
     def write(self, measured: QueryLag) -> None:
-        """What was handed over before and is still on its way keeps this one back: the next measurement says more."""
-        if self._last is not None:
-            if not self._last.done():
-                return
-            if (error := self._last.exception()) is not None:
-                log.warning("lag was not written to topic %s: %s", self._topic, error)
+        """What was handed over before and is still on its way keeps this one back: the next measurement says more.
+        After the last one of a run there is none, so that is always written."""
+        on_its_way = self._last is not None and not self._last.done()
+        if on_its_way and measured.running:
+            return
+        if self._last is not None and not on_its_way and (error := self._last.exception()) is not None:
+            log.warning("lag was not written to topic %s: %s", self._topic, error)
         table = pa.Table.from_pylist(_rows(measured), schema=self._schema)
         try:
             self._last = self._producer.publish_batch(self._topic, table)
