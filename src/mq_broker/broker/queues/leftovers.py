@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -29,9 +28,9 @@ from mq_protocol.work_keys import LeaseRun, attempt_of, is_of_queue, place_of
 
 log = logging.getLogger(__name__)
 
-SWEEP_S: Final = 20.0
-UNASKED_S: Final = 10.0
-"""For so long after it was staged nobody is asked about a batch: most are decided by then."""
+SWEEP_S: Final = 15.0
+"""Nobody is asked about a batch in the first sweep that sees it: most are decided by the next one. So no clock counts,
+of which its timestamp is one."""
 
 ASKED_AT_ONCE: Final = 8_192
 """Batches of one attempt."""
@@ -46,13 +45,14 @@ Attempt = tuple[TransactionKey, str]
 
 
 class Leftovers:
-    """Owns nothing: what is staged, leased and decided is in the journals."""
+    """Owns what the last sweep has seen. What is staged, leased and decided is in the journals."""
 
     def __init__(self, shell: Shell, topics: Topics, transactions: Transactions, letters: DeadLetters) -> None:
         self._shell = shell
         self._topics = topics
         self._transactions = transactions
         self._letters = letters
+        self._seen: dict[str, set[bytes]] = {}
 
     # ------------------------------------------------------------------ the queue's side
 
@@ -84,19 +84,22 @@ class Leftovers:
         """Runs until cancelled."""
         while True:
             await asyncio.sleep(SWEEP_S)
-            await self.sweep(UNASKED_S)
+            await self.sweep()
 
-    async def sweep(self, unasked_s: float) -> None:
-        """Discard leftovers in the partitions led here."""
-        before_us = int((time.time() - unasked_s) * 1_000_000)
+    async def sweep(self) -> None:
+        """Discard leftovers in the partitions led here, among what the sweep before has seen."""
+        before, self._seen = self._seen, {}
         for partition in self._shell.partitions():
             if partition.serving and not partition.topic.internal:
-                await self._sweep_one(partition, before_us)
+                await self._sweep_one(partition, before.get(partition.name, set()))
 
-    async def _sweep_one(self, partition: Partition, before_us: int) -> None:
+    async def _sweep_one(self, partition: Partition, before: set[bytes]) -> None:
         attempts: dict[Attempt, list[bytes]] = {}
         for batch in partition.replica.machine.staged.values():
-            if not is_of_queue(batch.key.query_id) or batch.timestamp_us > before_us:
+            if not is_of_queue(batch.key.query_id):
+                continue
+            self._seen.setdefault(partition.name, set()).add(batch.uuid)
+            if batch.uuid not in before:
                 continue
             attempt = batch.key, batch.run_id
             if attempt not in attempts and len(attempts) >= ATTEMPTS_PER_SWEEP:
