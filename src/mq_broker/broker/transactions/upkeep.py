@@ -18,6 +18,7 @@ from mq_broker.broker.transactions.aborting import pins
 from mq_broker.broker.transactions.requests import listed_name
 from mq_broker.core.entries import Forget, TransactionKey
 from mq_protocol.errors import TritonMQError
+from mq_protocol.work_keys import place_of
 
 log = logging.getLogger(__name__)
 
@@ -81,13 +82,22 @@ class Upkeep:
             if pins(partition, batch)
         }
         for name, key in self._held_up.look(held, now_ms):
+            place = place_of(key.query_id)
+            if place is None:
+                advice = f"If the query is dead, free it with `tritonmq transaction abort {listed_name(key.query_id)}`"
+            else:
+                advice = (
+                    f"They go once partition {place.partition} of the queue's topic has a leader, and the lease under "
+                    "which they were staged has ended: `tritonmq queue describe` shows both"
+                )
             log.error(
-                "%s: its journal grows, because batches that query %r staged for %r have held up retention for an "
-                "hour. If the query is dead, free it with `tritonmq transaction abort %s`",
+                "%s: its journal grows, because batches that %s %r staged for %r have held up retention for an hour. "
+                "%s",
                 name,
-                key.query_id,
+                "query" if place is None else "queue group",
+                key.query_id if place is None else place.group,
                 key.sink,
-                listed_name(key.query_id),
+                advice,
             )
 
     async def forget(self, after_us: int) -> None:

@@ -11,7 +11,7 @@ from mq_broker.broker.transactions.upkeep import Upkeep
 from mq_broker.core.entries import Forget, TransactionKey
 from mq_protocol.errors import NotEnoughReplicas
 from mq_protocol.names import TRANSACTIONS_TOPIC
-from tests.mq_broker.broker.transactions.worlds import Part, World, known, run, within
+from tests.mq_broker.broker.transactions.worlds import Part, World, known, run, staged, within
 
 KEYS = [TransactionKey(f"query {number}", "t") for number in range(3)]
 
@@ -54,3 +54,27 @@ def test_a_coordinator_that_cannot_forget_is_left_alone_until_later_and_others_g
         assert (len(first.asked), len(second.asked)) == (1, 3)
 
     run(scenario)
+
+
+def test_who_holds_up_retention_is_told_with_what_frees_it(caplog: pytest.LogCaptureFixture) -> None:
+    """`transaction abort` is refused for what queue groups stage."""
+    of_group = TransactionKey(f"work:{'a' * 32}/3/workers", "t")
+
+    async def scenario(world: World) -> None:
+        part: Any = world.parts["t", 0]
+        part.stage(staged(1, 0, KEYS[0]), staged(2, 0, of_group))
+        part.could_begin = 1 << 40
+        shell: Any = world
+        for other in world.parts.values():
+            other.serving = other is part
+        keeping = Upkeep(shell, lambda: 0)
+        for now_ms in (0, upkeep.ALARM_MS):
+            keeping.alarm(now_ms)
+
+    run(scenario)
+    of_query, of_queue = sorted((record.getMessage() for record in caplog.records), key=lambda text: "queue" in text)
+    assert "query 'query 0' staged for 't'" in of_query
+    assert "tritonmq transaction abort" in of_query
+    assert "queue group 'workers' staged for 't'" in of_queue
+    assert "partition 3 of the queue's topic" in of_queue
+    assert "abort" not in of_queue
