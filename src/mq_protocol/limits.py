@@ -66,8 +66,12 @@ LEASES_HELD_MAX: Final = 10_000
 SETTLES_MAX: Final = 8_000
 """Outcomes in one request, as many as it may have ranges."""
 
-SETTLE_OUTPUTS_MAX: Final = 1_024
-"""Partitions that the outputs of all acks in one request name together. One ack names 64 at most."""
+OUTPUT_PARTITIONS_MAX: Final = 64
+OUTPUT_BATCHES_MAX: Final = 8_192
+"""Of one ack with outputs: partitions that it names, and batches in all. They stand in one entry."""
+
+SETTLE_OUTPUTS_MAX: Final = 16 * OUTPUT_PARTITIONS_MAX
+"""Partitions that the outputs of all acks in one request name together."""
 
 LOCKS_MAX: Final = 1_000
 """Places in queues for locks that one broker keeps for clients, held ones too. A place is a node in ZooKeeper."""

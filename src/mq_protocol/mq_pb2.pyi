@@ -2603,10 +2603,13 @@ class LeaseResponse(_message.Message):
     LEASE_MS_FIELD_NUMBER: _builtins.int
     READY_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """for so long from now, unless it is extended"""
     ready: _builtins.bool
     """more is ready"""
+    number: _builtins.int
+    """of the member's last ack with outputs, whichever process sent it: the next one is higher"""
     @_builtins.property
     def lease(self) -> Global___LeaseId:
         """none: nothing was lent"""
@@ -2635,10 +2638,11 @@ class LeaseResponse(_message.Message):
         lease_ms: _builtins.int = ...,
         ready: _builtins.bool = ...,
         gone: _abc.Iterable[Global___LeaseId] | None = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "failures", b"failures", "gone", b"gone", "lease", b"lease", "lease_ms", b"lease_ms", "ranges", b"ranges", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "failures", b"failures", "gone", b"gone", "lease", b"lease", "lease_ms", b"lease_ms", "number", b"number", "ranges", b"ranges", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -41,6 +41,7 @@ from mq_broker.broker.queues.describing import Describing
 from mq_broker.broker.queues.leasing import Leasing
 from mq_broker.broker.queues.leftovers import Leftovers
 from mq_broker.broker.queues.outbox import Outbox
+from mq_broker.broker.queues.outputs import Outputs
 from mq_broker.broker.queues.staging import Staging
 from mq_broker.broker.queues.sweeping import Sweeping
 from mq_broker.broker.queues.working import Working
@@ -236,7 +237,14 @@ class _Broker:
         self._beginning = Beginning(shell, self._topics, self._declared, self._working)
         return (
             Declaring(self._topics, self._declared),
-            Leasing(shell, self._topics, self._declared, self._working, self._clock.now_us),
+            Leasing(
+                shell,
+                self._topics,
+                self._declared,
+                self._working,
+                Outputs(self._topics, self._transactions),
+                self._clock.now_us,
+            ),
             Describing(
                 shell,
                 self._topics,

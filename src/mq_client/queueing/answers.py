@@ -79,6 +79,7 @@ class Answers:
         except InternalError as error:
             return Heard([], error=error)
         place.unsure = False
+        place.number = max(place.number, answer.number)
         self._holdings.lose(place, map(LeaseId.from_wire, answer.gone))
         if lease is not None:
             self._holdings.grant(lease, settled=self._terms.accept)

@@ -164,8 +164,7 @@ class Keeper:
         with self.lock:
             self._check_unsettled(lease, indexes)
             place = self.holdings.places[lease.partition]
-            # Above all that an earlier process of the same member id can have given
-            place.number = max(place.number + 1, time.time_ns() // 1000)
+            place.number += 1
             tally = Tally(self._where(lease), len(indexes))
             word = Word(pb.OUTCOME_ACK, outputs=StagedOutputs(parts, place.number))
             self.holdings.say(lease, indexes, word, tally, time.monotonic())

@@ -31,13 +31,10 @@ from mq_client.producing.batches import (
 from mq_client.producing.rows import RowShape
 from mq_client.producing.staging import StagedPart, Stager
 from mq_client.queueing.leases import LeaseId
+from mq_protocol.limits import OUTPUT_BATCHES_MAX, OUTPUT_PARTITIONS_MAX
 from mq_protocol.names import check_topic_name, did_you_mean
 from mq_protocol.partitioner import partition_for_key, partitions_for_keys
 from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_lease
-
-LINES_MAX: Final = 64
-UUIDS_MAX: Final = 8_192
-"""Of one ack: partitions that are written, and staged batches in all. Brokers take no more."""
 
 BYTES_MAX: Final = 64 << 20
 """Of one ack, about: what is gathered is in this process's memory."""
@@ -99,7 +96,7 @@ class Outputs:
             row = (name, text, pairs, at_us)
         self._check_row(view, size - (0 if view.typed else RECORD_OVERHEAD_BYTES))
         where = topic, self._chosen(view, partition, name)
-        self._check_room(where, size)
+        self._check_room(size, {where})
         self._rows.setdefault(where, []).append(row)
         self._bytes += size
 
@@ -120,7 +117,7 @@ class Outputs:
         if not view.typed:
             self._check_row(view, largest_record_bytes(table))
         parts = list(self._parts(view, table, partition, key_column))
-        self._check_room(None, table.nbytes, {(topic, at) for at, _ in parts})
+        self._check_room(table.nbytes, {(topic, at) for at, _ in parts})
         for at, rows in parts:
             self._tables.setdefault((topic, at), []).append(rows)
         self._bytes += table.nbytes
@@ -150,8 +147,10 @@ class Outputs:
             for table in tables:
                 stages[topic].add(topic, partition, table, _left_ms(deadline))
         parts = tuple(part for stage in stages.values() for part in stage.finish(_left_ms(deadline)))
-        if sum(len(part.uuids) for part in parts) > UUIDS_MAX:
-            raise BatchTooLarge(f"one ack publishes at most {UUIDS_MAX} batches: give it larger ones, or fewer")
+        if sum(len(part.uuids) for part in parts) > OUTPUT_BATCHES_MAX:
+            raise BatchTooLarge(
+                f"one ack publishes at most {OUTPUT_BATCHES_MAX} batches: give it larger ones, or fewer"
+            )
         return parts
 
     def _table(self, topic: str, rows: list[Any]) -> pa.RecordBatch:
@@ -189,17 +188,16 @@ class Outputs:
                 "send less in a record or raise the setting"
             )
 
-    def _check_room(self, where: tuple[str, int] | None, size: int, places: set[tuple[str, int]] | None = None) -> None:
-        added = places or ({where} if where else set())
+    def _check_room(self, size: int, places: set[tuple[str, int]]) -> None:
         if self._bytes + size > BYTES_MAX:
             raise Overloaded(
                 f"outputs of one ack take at most {BYTES_MAX >> 20} MiB, and these would take more: acknowledge fewer "
                 "records at a time"
             )
-        if len({*self._rows, *self._tables, *added}) > LINES_MAX:
+        if len({*self._rows, *self._tables, *places}) > OUTPUT_PARTITIONS_MAX:
             raise Overloaded(
-                f"outputs of one ack go to at most {LINES_MAX} partitions: acknowledge fewer records at a time, or "
-                "write records without keys"
+                f"outputs of one ack go to at most {OUTPUT_PARTITIONS_MAX} partitions: acknowledge fewer records at a "
+                "time, or write records without keys"
             )
 
     def _chosen(self, view: TopicView, partition: int | None, key: bytes | None) -> int:

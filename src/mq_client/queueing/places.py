@@ -38,9 +38,10 @@ class Call:
 class Place:
     """One partition. Its three kinds of questions are asked independently, each one at a time.
 
-    `epoch`: of the leader that was known last. `number`: of the last ack with outputs. `hopeful`: something may be
-    ready there. `unsure`: the answer to a question that handed out credit was lost, leases may have run out, or another
-    broker leads: it is to be told soon which leases this member holds. Times: of the monotonic clock.
+    `epoch`: of the leader that was known last. `number`: of the last ack with outputs, also of a former process of this
+    member. `hopeful`: something may be ready there. `unsure`: the answer to a question that handed out credit was lost,
+    leases may have run out, or another broker leads: it is to be told soon which leases this member holds. Times: of
+    the monotonic clock.
     """
 
     partition: int

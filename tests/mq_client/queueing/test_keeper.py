@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import pytest
 
 from mq_client.errors import InvalidRequest, LeaseLost, NotLeader, OutcomeUnknown, UnknownQueue, Unreachable
+from mq_client.producing.staging import StagedPart
 from mq_protocol import mq_pb2 as pb
 from tests.mq_client.queueing.played_leaders import Leaders, Member, done, lent, said
 
@@ -112,6 +114,44 @@ def test_a_lost_lease_is_told_by_the_future_and_by_the_next_use(monkeypatch: pyt
             use()
     with pytest.raises(ValueError, match="mine"), second:  # what went wrong inside says more
         raise ValueError("mine")
+    member.close()
+
+
+PART = (StagedPart("out", 0, (b"u" * 16,), 1, "id"),)
+
+
+def test_acks_with_outputs_are_numbered_on_from_what_the_leader_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A former process of the member may have given numbers; a lower one would be taken for done."""
+    leaders = Leaders(1)
+    member = Member(leaders, monkeypatch)
+    first = lent(5, 0, 3)
+    first.number = 41
+    leaders.next("Lease").answer(first)
+    records = [member.take() for _ in range(3)]
+    leaders.next("Lease")
+    for record in records:
+        member.keeper.ack_with_outputs(record._held, np.array([record._index]), PART)
+    for number in (42, 43, 44):
+        asked = leaders.next("Settle")
+        assert [(one.number, len(one.outputs)) for one in asked.request.settles] == [(number, 1)]
+        asked.answer(done(asked))
+    member.close()
+
+
+def test_of_an_ack_with_outputs_that_is_lost_in_part_the_rest_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    leaders = Leaders(1)
+    member = Member(leaders, monkeypatch)
+    leaders.next("Lease").answer(lent(5, 0, 3))
+    batch = member.take_batch(3)
+    leaders.next("Lease")
+    future = member.keeper.ack_with_outputs(batch._held, batch._indexes, PART)
+    asked = leaders.next("Settle")
+    asked.answer(done(asked, 1, 1))
+    with pytest.raises(LeaseLost, match="3 of these records"):
+        future.result(10)
+    asked = leaders.next("Settle")
+    assert said(asked) == [(pb.OUTCOME_RELEASE, [0, 3])]
+    asked.answer(done(asked, 1, 1))
     member.close()
 
 

@@ -87,7 +87,7 @@ def test_what_one_ack_publishes_is_bounded(
     admin.create_topic(topic, partitions=4, record_bytes_max="1000")
     with Producer(bootstrap) as producer:
         producer.publish(topic, "a")
-    monkeypatch.setattr(bounds, "LINES_MAX", 3)
+    monkeypatch.setattr(bounds, "OUTPUT_PARTITIONS_MAX", 3)
     with Queue(bootstrap, topic, "g") as queue:
         record = queue.take(WAIT_MS)
         outputs = queue.outputs()

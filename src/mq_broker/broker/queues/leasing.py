@@ -11,7 +11,7 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.queues.declared import Declared
-from mq_broker.broker.queues.outputs import outputs_of
+from mq_broker.broker.queues.outputs import Outputs, last_number, outputs_of
 from mq_broker.broker.queues.requests import Asking, Extend, Item, Lent
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.streams import in_turns
@@ -20,7 +20,7 @@ from mq_broker.core.work.settling import Ack, Answer, Failed, Outcome, Rejected,
 from mq_broker.core.work.steps import ERROR_BYTES_MAX, LeaseId
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
-from mq_protocol.errors import InvalidRequest, NotLeader, UnknownTopic, shortened
+from mq_protocol.errors import InvalidRequest, NotLeader, TritonMQError, UnknownTopic, shortened
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.names import check_member_id, check_member_key
 from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR
@@ -38,12 +38,19 @@ class Leasing:
     """What members ask. Owns nothing."""
 
     def __init__(
-        self, shell: Shell, topics: Topics, declared: Declared, working: Working, now_us: Callable[[], int]
+        self,
+        shell: Shell,
+        topics: Topics,
+        declared: Declared,
+        working: Working,
+        outputs: Outputs,
+        now_us: Callable[[], int],
     ) -> None:
         self._shell = shell
         self._topics = topics
         self._declared = declared
         self._working = working
+        self._outputs = outputs
         self._now_us = now_us
 
     async def lease(self, request: pb.LeaseRequest, deadline: float) -> pb.LeaseResponse:
@@ -70,22 +77,36 @@ class Leasing:
         )
         now = asyncio.get_running_loop().time()
         wait_until = min(now + request.wait_ms / 1000, deadline - _BEFORE_DEADLINE_S)
-        return _told(await self._working.lent(partition, request.group, asking, wait_until, deadline))
+        lent = await self._working.lent(partition, request.group, asking, wait_until, deadline)
+        # A process that took the place of another goes on with its numbers. That one's leases have ended by now, so it
+        # has no further ones.
+        return _told(lent, last_number(partition, request.group, request.member))
 
     async def settle(self, request: pb.SettleRequest, deadline: float) -> pb.SettleResponse:
-        """What became of each of these, once it is committed. A request that cannot be right is refused whole."""
+        """What became of each of these, once it is committed. A request that cannot be right is refused whole. Outputs
+        that cannot be published are refused by themselves."""
         partition = await self._partition(request)
         if sum(len(settle.ranges) for settle in request.settles) > 2 * RANGES_MAX:
             raise InvalidRequest(f"a request settles at most {RANGES_MAX} ranges: settle fewer at once")
         end = partition.next_offset
-        items = [await self._item(settle, request.member, end) async for settle in in_turns(request.settles)]
+        items = [self._item(settle, request.member, end) async for settle in in_turns(request.settles)]
         _check_often(item.ranges for item in items if isinstance(item, Extend))
         _check_often(item.ranges for item in items if not isinstance(item, Extend))
         _check_epochs(partition, [item.lease for item in items])
         timeout_ms = min(request.timeout_ms or REQUEST_TIMEOUT_MS, REQUEST_TIMEOUT_MS)
         until = min(deadline, asyncio.get_running_loop().time() + timeout_ms / 1000)
-        answers = await self._working.settled(partition, request.group, items, until)
-        return pb.SettleResponse(answers=map(_answer, answers))
+        refused: dict[int, Answer] = {}
+        for number, settle in enumerate(request.settles):
+            if settle.outputs:
+                try:
+                    await self._outputs.check(partition, request.group, request.member, settle, until)
+                except TritonMQError as error:
+                    refused[number] = Answer(error=error)
+        judged = [item for number, item in enumerate(items) if number not in refused]
+        answers = iter(await self._working.settled(partition, request.group, judged, until))
+        return pb.SettleResponse(
+            answers=[_answer(refused[n] if n in refused else next(answers)) for n in range(len(items))]
+        )
 
     async def _partition(self, request: pb.LeaseRequest | pb.SettleRequest) -> Partition:
         """Where the group is worked on. Raises the error with which the request is refused."""
@@ -101,8 +122,8 @@ class Leasing:
         self._declared.get(partition, request.group)
         return partition
 
-    async def _item(self, settle: pb.SettleOne, member: str, end: int) -> Item:
-        """Raises `InvalidRequest`; of outputs also `UnknownTopic` and `UnknownPartition`."""
+    def _item(self, settle: pb.SettleOne, member: str, end: int) -> Item:
+        """Raises `InvalidRequest`."""
         try:
             ranges = from_gaps(settle.ranges)
         except ValueError as error:
@@ -118,7 +139,7 @@ class Leasing:
         if settle.delay_ms > DELAY_MS_MAX:
             raise InvalidRequest(f"a delay of {settle.delay_ms} ms is too long: at most {DELAY_MS_MAX} ms are allowed")
         if settle.outputs or settle.number:
-            return Settle(lease, member, ranges, await outputs_of(settle, self._topics))
+            return Settle(lease, member, ranges, outputs_of(settle))
         if settle.outcome == pb.OUTCOME_EXTEND:
             return Extend(lease, member, ranges)
         return Settle(lease, member, ranges, self._outcome(settle))
@@ -170,7 +191,7 @@ def _check_epochs(partition: Partition, leases: Sequence[LeaseId] | frozenset[Le
         )
 
 
-def _told(lent: Lent) -> pb.LeaseResponse:
+def _told(lent: Lent, number: int) -> pb.LeaseResponse:
     ranges: Ranges = tuple((run.first, run.end) for run in lent.runs)
     response = pb.LeaseResponse(
         ranges=to_gaps(ranges),
@@ -178,6 +199,7 @@ def _told(lent: Lent) -> pb.LeaseResponse:
         failures=[run.failures for run in lent.runs],
         lease_ms=lent.lease_ms,
         ready=lent.ready,
+        number=number,
         gone=[pb.LeaseId(leader_epoch=epoch, entry=entry, step=step) for epoch, entry, step in lent.gone],
     )
     if lent.lease is not None:

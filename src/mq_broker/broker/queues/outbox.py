@@ -31,13 +31,11 @@ from mq_protocol.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from mq_protocol.limits import OUTPUT_BATCHES_MAX
 from mq_protocol.names import quoted
 from mq_protocol.work_keys import WorkPlace, query_id_of
 
 log = logging.getLogger(__name__)
-
-UUIDS_AT_ONCE_MAX: Final = 8_192
-"""Batches that one request publishes: as many as one decision may have."""
 
 SENT_AT_ONCE_MAX: Final = 1_000
 AGAIN_S: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -77,7 +75,7 @@ class _Lane:
         count = 0
         for each in self.waiting:
             count += len(each.uuids)
-            if chosen and (alone or count > UUIDS_AT_ONCE_MAX):
+            if chosen and (alone or count > OUTPUT_BATCHES_MAX):
                 break
             chosen.append(each)
         return chosen

@@ -5,15 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.queues.outbox import Outbox
+from mq_broker.broker.queues.outputs import Outputs
 from mq_broker.core.work.steps import OutputLine
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, InvalidTopicName, TritonMQError, UnknownPartition, UnknownTopic
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import (
+    InvalidRequest,
+    InvalidTopicName,
+    NotLeader,
+    StagedBatchMissing,
+    TritonMQError,
+    UnknownPartition,
+    UnknownTopic,
+)
 from mq_protocol.work_keys import WorkPlace, query_id_of
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, of, partition_of, queue
@@ -43,8 +54,6 @@ WRONG: Sequence[tuple[str, pb.SettleOne, type[TritonMQError], str]] = (
     ("no batch", ack(line(uuids=[])), InvalidRequest, "at least one"),
     ("no UUID", ack(line(uuids=[b"x"])), InvalidRequest, "16 bytes"),
     ("internal topic", ack(line(topic="__transactions")), InvalidTopicName, "the brokers' own"),
-    ("unknown topic", ack(line(topic="nowhere")), UnknownTopic, "nowhere"),
-    ("another id", ack(line()), UnknownTopic, "made again"),
 )
 
 
@@ -52,17 +61,14 @@ def test_outputs_that_cannot_be_right_change_nothing(tmp_path: Path, shells: lis
     async def scenario() -> None:
         async with queue(tmp_path) as broker:
             member, partition = Member(broker), partition_of(shells)
-            topic_id = partition.topic.spec.topic_id
             before = partition.replica.machine.work.frozen()
             for what, settle, error, why in WRONG:
                 with pytest.raises(error, match=why):
                     await member.settle(settle)
                 assert partition.replica.machine.work.frozen() == before, what
-            with pytest.raises(UnknownPartition):
-                await member.settle(ack(line(topic_id=topic_id, partition=7)))
             with pytest.raises(InvalidRequest, match="twice"):
-                await member.settle(ack(line(topic_id=topic_id), line(topic_id=topic_id)))
-            settle = ack(line(topic_id=topic_id))
+                await member.settle(ack(line(), line()))
+            settle = ack(line())
             settle.outcome = pb.OUTCOME_RELEASE
             with pytest.raises(InvalidRequest, match="acknowledged"):
                 await member.settle(settle)
@@ -70,19 +76,146 @@ def test_outputs_that_cannot_be_right_change_nothing(tmp_path: Path, shells: lis
     asyncio.run(scenario())
 
 
-def test_an_ack_with_outputs_settles_and_decides_by_one_entry_or_does_nothing(
+async def out_topic(broker: Broker, shells: list[Shell]) -> tuple[str, pb.TransactionKey]:
+    """The id of topic `out`, made now, and the key under which members of the queue stage there."""
+    await broker.create_topic("out")
+    out = (await broker.metadata("out")).topics[0].topic_id
+    place = WorkPlace(partition_of(shells).topic.spec.topic_id, 0, "g")
+    return out, pb.TransactionKey(query_id=query_id_of(place), sink="out")
+
+
+def test_outputs_that_are_not_staged_are_refused_by_themselves(tmp_path: Path, shells: list[Shell]) -> None:
+    """One that could not be published would stop all others of the group to its partition."""
+
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker:
+            out, key = await out_topic(broker, shells)
+            member, state = Member(broker), partition_of(shells).replica.machine.work["g"]
+            lent = await member.lease(8)
+            there = await staged(broker, key, 1)
+            wrong = [
+                line(topic="nowhere"),
+                line(topic="out"),  # of another id
+                line(topic="out", topic_id=out, partition=7),
+                line(topic="out", topic_id=out),
+                line(topic="out", topic_id=out, uuids=[there, UUID]),
+            ]
+            settles = [
+                pb.SettleOne(lease=lent.lease, ranges=[at, 1], outputs=[each], number=at + 1)
+                for at, each in enumerate(wrong)
+            ]
+            right = pb.SettleOne(
+                lease=lent.lease, ranges=[5, 1], outputs=[line(topic="out", topic_id=out, uuids=[there])], number=9
+            )
+            *refused, settled, also = await member.settle(
+                *settles, right, pb.SettleOne(lease=lent.lease, ranges=[6, 1])
+            )
+            assert [type(from_wire(each.error)) for each in refused] == [
+                *(UnknownTopic, UnknownTopic, UnknownPartition, StagedBatchMissing, StagedBatchMissing)
+            ]
+            assert settled == also == pb.SettleAnswer()
+            assert (state.totals.accepted, state.leased) == (2, 6)
+            await until(lambda: has_numbers(broker, [1]))
+            unstaged = pb.SettleOne(lease=lent.lease, ranges=[0, 1], outputs=[wrong[3]], number=10)
+            [after] = await member.settle(unstaged)
+            assert type(from_wire(after.error)) is StagedBatchMissing, "also once something was published"
+
+    asyncio.run(scenario())
+
+
+def test_an_ack_that_is_asked_again_is_done_though_its_outputs_are_published_and_their_topic_is_gone(
+    tmp_path: Path, shells: list[Shell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise NotLeader("the partition has no leader at the moment")
+
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker:
+            out, key = await out_topic(broker, shells)
+            member = Member(broker)
+            lent = await member.lease(2)
+            settle = pb.SettleOne(
+                lease=lent.lease,
+                ranges=[0, 1],
+                outputs=[line(topic="out", topic_id=out, uuids=[await staged(broker, key, 1)])],
+                number=1,
+            )
+            assert await member.settle(settle) == [pb.SettleAnswer()]
+            await until(lambda: has_numbers(broker, [1]))
+            assert await member.settle(settle) == [pb.SettleAnswer()]
+            with monkeypatch.context() as context:
+                context.setattr(Outputs, "_check_line", away)
+                assert await member.settle(settle) == [pb.SettleAnswer()], "at once, whoever leads there"
+            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="out"))
+            assert await member.settle(settle) == [pb.SettleAnswer()]
+
+    asyncio.run(scenario())
+
+
+def test_an_ack_that_is_decided_while_its_outputs_are_looked_for_is_done(
+    tmp_path: Path, shells: list[Shell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was sent twice: the second one finds them published."""
+    look = Outputs._check_line
+
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker:
+            out, key = await out_topic(broker, shells)
+            member = Member(broker)
+            lent = await member.lease(2)
+            batch = await staged(broker, key, 1)
+            settle = pb.SettleOne(
+                lease=lent.lease, ranges=[0, 1], outputs=[line(topic="out", topic_id=out, uuids=[batch])], number=1
+            )
+
+            async def after_the_first(*parts: Any) -> None:
+                monkeypatch.setattr(Outputs, "_check_line", look)
+                assert await member.settle(settle) == [pb.SettleAnswer()]
+                await until(lambda: has_numbers(broker, [1]))
+                await look(*parts)
+
+            monkeypatch.setattr(Outputs, "_check_line", after_the_first)
+            assert await member.settle(settle) == [pb.SettleAnswer()]
+            assert await broker.numbers("out") == [1]
+
+    asyncio.run(scenario())
+
+
+def test_a_process_in_the_place_of_another_is_told_the_number_to_go_on_from(
     tmp_path: Path, shells: list[Shell]
 ) -> None:
     async def scenario() -> None:
         async with queue(tmp_path) as broker:
-            await broker.create_topic("out")
-            out = (await broker.metadata("out")).topics[0].topic_id
+            out, key = await out_topic(broker, shells)
+            member = Member(broker)
+            lent = await member.lease(1, member_key=b"1" * 16)
+            assert lent.number == 0
+            batch = await staged(broker, key, 1)
+            settle = pb.SettleOne(
+                lease=lent.lease, ranges=[0, 1], outputs=[line(topic="out", topic_id=out, uuids=[batch])], number=7
+            )
+            assert await member.settle(settle) == [pb.SettleAnswer()]
+            assert (await member.lease(1, member_key=b"2" * 16)).number == 7
+            assert (await Member(broker, "b").lease(1)).number == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_ack_with_outputs_settles_and_decides_by_one_entry_or_does_nothing(
+    tmp_path: Path, shells: list[Shell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Outbox, "look", lambda *_: None)  # nothing is published: what was decided stays to be seen
+
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker:
+            out, key = await out_topic(broker, shells)
             member, state = Member(broker), partition_of(shells).replica.machine.work["g"]
             lent = await member.lease(4)
+            uuids = [await staged(broker, key, 1), await staged(broker, key, 2)]
             settle = pb.SettleOne(
                 lease=lent.lease,
                 ranges=[0, 2],
-                outputs=[line(topic="out", topic_id=out), line(topic="out", topic_id=out, uuids=[b"1" * 16])],
+                outputs=[line(topic="out", topic_id=out, uuids=[each]) for each in uuids],
                 number=7,
             )
             [lost] = await Member(broker, "b").settle(settle)
@@ -90,7 +223,7 @@ def test_an_ack_with_outputs_settles_and_decides_by_one_entry_or_does_nothing(
             assert not state.outbox
             assert await member.settle(settle) == [pb.SettleAnswer()]
             [outgoing] = state.outbox.values()
-            assert (outgoing.ranges, outgoing.lines) == (((0, 2),), (OutputLine(out, 0, (UUID, b"1" * 16)),))
+            assert (outgoing.ranges, outgoing.lines) == (((0, 2),), (OutputLine(out, 0, tuple(uuids)),))
             assert await member.settle(settle) == [pb.SettleAnswer()], "asked again, it is done"
             assert len(state.outbox) == 1
             again = pb.SettleOne(lease=lent.lease, ranges=[1, 3], outputs=settle.outputs, number=8)
@@ -161,8 +294,13 @@ def test_what_was_decided_is_published_by_the_next_leader(tmp_path: Path, monkey
 
 
 def test_outputs_in_a_topic_that_was_deleted_count_as_published(
-    tmp_path: Path, shells: list[Shell], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, shells: list[Shell], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    async def found(*_: object) -> None:
+        """They are staged, and lost after they were looked for."""
+
+    monkeypatch.setattr(Outputs, "check", found)
+
     async def scenario() -> None:
         async with queue(tmp_path) as broker:
             state = partition_of(shells).replica.machine.work["g"]
