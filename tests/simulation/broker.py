@@ -19,7 +19,6 @@ from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
     Audit,
-    BrokersSeen,
     CasAnswer,
     CasOutcome,
     DecisionCommitted,
@@ -46,7 +45,6 @@ from mq_broker.core.messages import (
     Reply,
     RoleChanged,
     Send,
-    SessionLost,
     StartOver,
     Tick,
     Trimmed,
@@ -57,9 +55,9 @@ from mq_broker.core.messages import (
 from mq_broker.core.replication.peer_admission import Verdict, judge, judge_snapshot
 from mq_broker.core.replication.replica import Replica
 from mq_protocol.errors import NotLeader
-from tests.simulation.coordination import Session
 from tests.simulation.host import AUDIT_TICKS, REST_TICK_MS, Host, OnReply
 from tests.simulation.journal import DiskCondition, Journal
+from tests.simulation.registration import Registration
 
 if TYPE_CHECKING:
     from tests.simulation.cluster import Cluster
@@ -70,7 +68,7 @@ BEAT_PATIENCE_MS = 2_000
 
 
 class Broker:
-    """Owns one machine: the process (and how many lives it had), its journals, its session."""
+    """Owns one machine: the process (and how many lives it had), its journals, its registration."""
 
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.cluster = cluster
@@ -92,13 +90,11 @@ class Broker:
         self.hosts: dict[int, Host] = {}
         self.assigned: dict[int, tuple[int, tuple[int, ...]]] = {}
         """What this process knows of it: by partition, with the version. It may be late."""
-        self.session: Session | None = None
-        self._live: BrokersSeen = BrokersSeen(())
+        self.registration = Registration(self)
         self._opening: set[int] = set()
         self._closings: Counter[int] = Counter()  # of replicas that were moved away
         self._requests = 0
         self._backlog: dict[str, list[tuple[Callable[..., object], tuple[Any, ...]]]] = {}
-        self._seeing = self._see_again = False
         self.contacts = Contacts(0)
         self._beaten_by: dict[int, int] = {}
 
@@ -122,21 +118,20 @@ class Broker:
             return
         self.up, self.starting, self.paused = True, False, False
         self.incarnation = coordination.begin_life(self.number)
-        self._live = BrokersSeen(())
-        self._seeing = self._see_again = False
+        self.registration.begin()
         self.contacts = Contacts(self.loop.now_ms, BEAT_PATIENCE_MS)
         self._beaten_by = {}
         self.hosts = {}
         self.assigned = dict(enumerate(coordination.assigned))
         self._opening.clear()
-        coordination.set_watcher(self.number, lambda: self._hint(life))
+        coordination.set_watcher(self.number, lambda: self.registration.hint(life))
         coordination.set_mover(self.number, lambda partition: self._look_up(life, partition))
         if self.loop.chance(0.5):  # which of the two comes first is the shell's own affair
-            self._open_session()
+            self.registration.open_session()
             self._open_all()
         else:
             self._open_all()
-            self._open_session()
+            self.registration.open_session()
         self.cluster.network.broker_changed(self.number)
         self.loop.after(self.loop.between(1, 80), self._tick, life)
         self.loop.after(self.loop.between(1, BEAT_MS), self._beat, life)
@@ -170,7 +165,7 @@ class Broker:
             host.first_readable = recovered.snapshot.state.next_offset
         self.hosts[partition] = host
         self.cluster.oracle.opened(host, recovered)
-        self.feed(host, self._live)
+        self.feed(host, self.registration.seen)
         for other in self.cluster.brokers.values():
             if other is not self and other.up:
                 self.feed(host, PeerConnected(other.number))
@@ -186,7 +181,7 @@ class Broker:
             if emptied:
                 journal.delete()
         self.hosts = {}
-        self.session = None
+        self.registration.session = None
         self._backlog.clear()
         self.cluster.network.broker_changed(self.number)
 
@@ -212,12 +207,11 @@ class Broker:
                 )
             for journal in self.journals:
                 journal.close_cleanly()
-            if self.session is not None and self.cluster.coordination.reaches(self.number):
-                self.cluster.coordination.close_session(self.session)
+            self.registration.leave()
             self.up = self.stopping = False
             self.life += 1
             self.hosts = {}
-            self.session = None
+            self.registration.session = None
             self.cluster.network.broker_changed(self.number)
 
         wait()
@@ -310,74 +304,6 @@ class Broker:
                 self.cluster.oracle.given_up(self.number, partition)
                 journal.delete()
 
-    # ------------------------------------------------------------------ registration
-
-    def _open_session(self) -> None:
-        """Register, and read who else is there. Retried until the service answers."""
-        life = self.life
-        coordination = self.cluster.coordination
-        if not coordination.reaches(self.number):
-            self.loop.after(500, lambda: self._open_session() if life == self.life else None)
-            return
-        session = self.session = coordination.open_session(self.number)
-        coordination.watch_session(session, lambda: self.life == life and self.answers())
-        self.loop.after(self.loop.often_short(1, 500), self._register, life, session)
-        self._look_after(life, session)
-
-    def _register(self, life: int, session: Session) -> None:
-        if life != self.life or session.expired:
-            return
-        if not self.answers():
-            self.loop.after(100, self._register, life, session)
-            return
-        self.cluster.coordination.register(session, self.incarnation)
-        self._hint(life)
-
-    def _look_after(self, life: int, session: Session) -> None:
-        """A process learns that its session ended when it reaches the service again, and not before."""
-        if life != self.life or session is not self.session:
-            return
-        if session.expired and self.answers():
-            self._live = BrokersSeen(tuple(name for name in self._live.live if name.broker != self.number))
-            self.feed_all(SessionLost())
-            self._open_session()
-            return
-        self.loop.after(self.loop.between(20, 200), self._look_after, life, session)
-
-    def _hint(self, life: int) -> None:
-        """The registrations may have changed: read them, and again if they change meanwhile."""
-        if life != self.life or not self.up:
-            return
-        if self._seeing:
-            self._see_again = True
-            return
-        self._seeing = True
-        self.loop.after(self.loop.often_short(0.3, 40), self._read_brokers, life)
-
-    def _read_brokers(self, life: int) -> None:
-        if life != self.life or not self.up:
-            return
-        self._see_again = False
-        session = self.session
-        answered = self.cluster.coordination.reaches(self.number) and session is not None and not session.expired
-        seen = BrokersSeen(self.cluster.coordination.live()) if answered else None
-        self.loop.after(
-            self.loop.often_short(0.3, 40), self.arrive, "coordination", self._brokers_read, life, session, seen
-        )
-
-    def _brokers_read(self, life: int, session: Session | None, seen: BrokersSeen | None) -> None:
-        if life != self.life:
-            return
-        self._seeing = False
-        # What was read in a session already known to be lost is forgotten
-        if seen is None or session is not self.session:
-            self.loop.after(500, self._hint, life)
-            return
-        self._live = seen
-        self.feed_all(seen)
-        if self._see_again:
-            self._hint(life)
-
     # ------------------------------------------------------------------ events in
 
     def _tick(self, life: int) -> None:
@@ -419,12 +345,12 @@ class Broker:
         if not (self.cluster.nemesis.healing and host.replica.leading):
             return False
         isr, assigned = host.replica.isr, self.cluster.coordination.assigned[host.partition][1]
-        return any(name.broker not in isr for name in self._live.live if name.broker in assigned)
+        return any(name.broker not in isr for name in self.registration.seen.live if name.broker in assigned)
 
     # ------------------------------------------------------------------ contact
 
     def is_live(self, broker: int) -> bool:
-        return any(name.broker == broker for name in self._live.live)
+        return self.registration.is_live(broker)
 
     def _beat(self, life: int) -> None:
         if life != self.life or not self.up:
@@ -489,7 +415,7 @@ class Broker:
                 self._step(host, message)
             case Verdict.NOT_REGISTERED:
                 self.cluster.faults["message of an unread life"] += 1
-                self._hint(self.life)
+                self.registration.hint(self.life)
             case Verdict.NONSENSE:
                 self.cluster.oracle.nonsense(host, message, why)
 

@@ -406,9 +406,9 @@ class Nemesis:
         self._later(200, 8_000, setattr, self.cluster.coordination, "forget", 0.0)
 
     def _session_expires(self, broker: Broker) -> None:
-        if broker.session is not None and not broker.session.expired:
+        if broker.registration.session is not None and not broker.registration.session.expired:
             self.note("session_expires", f"broker {broker.number}")
-            self.cluster.coordination.close_session(broker.session)
+            self.cluster.coordination.close_session(broker.registration.session)
 
     # ------------------------------------------------------------------ disks
 
