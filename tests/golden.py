@@ -19,7 +19,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from mq_broker.coordination import change_notes, documents
 from mq_broker.coordination import file as coordination_file
 from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
-from mq_broker.core.entries import Append, Entry, Stage, StagedBatches, TransactionKey
+from mq_broker.core.entries import SCHEDULED, Append, Carry, Entry, Schedule, Stage, StagedBatches, TransactionKey
 from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Placed, SeenUuids
 from mq_broker.core.messages import LeaderName, NodeState
@@ -80,7 +80,7 @@ def frames() -> dict[str, str]:
     """One of each kind of entry."""
     made = {}
     for index, operation in enumerate(one_of_each_operation(), start=1):
-        carries = isinstance(operation, Append | Stage)
+        carries = isinstance(operation, Append | Stage | Schedule | Carry)
         records = len(operation.uuids()) if isinstance(operation, Append) and operation.record_uuids else int(carries)
         payload = PAYLOAD if carries else b""
         entry = Entry(
@@ -102,9 +102,12 @@ def frames() -> dict[str, str]:
 def stored() -> dict[str, str]:
     """Other bytes in a partition's directory."""
     queues = replace(SNAPSHOT, state=replace(SNAPSHOT.state, work=(("jobs", queue_group()),)))
+    waits = StagedBatch(uuid_of(8), SCHEDULED, 0, "", 3, 38, 1_000_038, 64, 128, 1_700_000_000_000_000)
+    scheduled = replace(SNAPSHOT, state=replace(SNAPSHOT.state, staged=(waits,)))
     return {
         "snapshot": encode_snapshot(PLACE, SNAPSHOT).hex(),
         "snapshot with a queue group": encode_snapshot(PLACE, queues).hex(),
+        "snapshot with a scheduled batch": encode_snapshot(PLACE, scheduled).hex(),
         "flushed": pack_mark(PLACE, 40).hex(),
     }
 

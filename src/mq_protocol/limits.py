@@ -46,6 +46,14 @@ MICRO_BATCH_ID_MAX: Final = 1 << 62
 """Micro-batch ids of Spark count from 0, and `txnVersion` is an application's own number: a time in nanoseconds is
 below it too."""
 
+SCHEDULED_MAX: Final = 100_000
+"""Scheduled batches that wait in a partition, some 400 bytes of memory each on every replica (`scheduled_max`)."""
+
+SCHEDULED_CEILING: Final = 1_000_000
+
+DELAY_MS_MAX: Final = 365 * 86_400_000
+"""How far ahead a batch may be scheduled."""
+
 GROUPS_PER_PARTITION_MAX: Final = 10_000
 """Groups whose cursors a partition keeps, about half a kilobyte each on every replica: those of queries that ended
 stay."""

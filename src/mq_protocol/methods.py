@@ -83,6 +83,11 @@ class Service:
 
 
 _NUMBERS: Final = Elements(limits.REQUEST_PLACES_MAX, ())
+_SETTLES: Final = {
+    "settles": Elements(limits.SETTLES_MAX),
+    "settles.outputs": Elements(limits.SETTLE_OUTPUTS_MAX),
+    "settles.outputs.uuids": Elements(limits.REQUEST_BYTES_MAX // 16),
+}
 _SETTINGS: Final = Bound(lists={"settings": Elements(limits.REQUEST_SETTINGS_MAX)})
 _STAGED: Final = Bound(limits.MANIFEST_BYTES_MAX, {"uuids": Elements(limits.MANIFEST_BYTES_MAX // 16)})
 _BATCHES: Final = Bound(limits.MESSAGE_BYTES_MAX)
@@ -135,6 +140,7 @@ BROKER: Final = Service(
     Method("Groups", pb.GroupsRequest, pb.GroupsResponse),
     Method("DeleteGroup", pb.DeleteGroupRequest, pb.DeleteGroupResponse, bound=_places("partitions")),
     Method("Purge", pb.PurgeRequest, pb.PurgeResponse, bound=_places("positions")),
+    Method("CancelScheduled", pb.CancelScheduledRequest, pb.CancelScheduledResponse),
     Method("AlterQueue", pb.AlterQueueRequest, pb.AlterQueueResponse, bound=_SETTINGS),
     Method("Queues", pb.QueuesRequest, pb.QueuesResponse),
     Method(
@@ -154,18 +160,17 @@ BROKER: Final = Service(
     Method("Staged", pb.StagedRequest, pb.StagedResponse),
     Method("Transactions", pb.TransactionsRequest, pb.TransactionsResponse),
     Method("AbortTransaction", pb.AbortTransactionRequest, pb.AbortTransactionResponse),
-    Method("Lease", pb.LeaseRequest, pb.LeaseResponse, bound=Bound(lists={"held": Elements(limits.LEASES_HELD_MAX)})),
+    Method(
+        "Lease",
+        pb.LeaseRequest,
+        pb.LeaseResponse,
+        bound=Bound(lists={"held": Elements(limits.LEASES_HELD_MAX), **_SETTLES}),
+    ),
     Method(
         "Settle",
         pb.SettleRequest,
         pb.SettleResponse,
-        bound=Bound(
-            lists={
-                "settles": Elements(limits.SETTLES_MAX),
-                "settles.outputs": Elements(limits.SETTLE_OUTPUTS_MAX),
-                "settles.outputs.uuids": Elements(limits.REQUEST_BYTES_MAX // 16),
-            }
-        ),
+        bound=Bound(lists=_SETTLES),
     ),
     Method("Produce", pb.ProduceRequest, pb.ProduceResponse, Kind.CONVERSATION, bound=_BATCHES),
     Method(
@@ -201,6 +206,7 @@ PEER: Final = Service(
     Method("AreStaged", pb.AreStagedRequest, pb.AreStagedResponse, bound=_STAGED),
     Method("Stage", pb.StageRequest, pb.StageResponse, bound=_BATCHES),
     Method("AttemptStatus", pb.AttemptStatusRequest, pb.AttemptStatusResponse),
+    Method("StreamGroups", pb.StreamGroupsRequest, pb.StreamGroupsResponse),
     Method("AbortKey", pb.AbortKeyRequest, pb.AbortTransactionResponse),
     Method("Fence", pb.FenceRequest, pb.FenceResponse, bound=_manifest("kept")),
     _TRANSACTION_STATUS,

@@ -274,6 +274,23 @@ QUEUE_ALTER: QueueChange.ValueType  # 1
 QUEUE_DELETE: QueueChange.ValueType  # 2
 Global___QueueChange: _TypeAlias = QueueChange  # noqa: Y015
 
+class _QueueOrder:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _QueueOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_QueueOrder.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ORDER_NONE: _QueueOrder.ValueType  # 0
+    ORDER_KEY: _QueueOrder.ValueType  # 1
+    ORDER_ALL: _QueueOrder.ValueType  # 2
+
+class QueueOrder(_QueueOrder, metaclass=_QueueOrderEnumTypeWrapper): ...
+
+ORDER_NONE: QueueOrder.ValueType  # 0
+ORDER_KEY: QueueOrder.ValueType  # 1
+ORDER_ALL: QueueOrder.ValueType  # 2
+Global___QueueOrder: _TypeAlias = QueueOrder  # noqa: Y015
+
 class _Outcome:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1336,6 +1353,9 @@ class PartitionOffsets(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     SPAN_FIELD_NUMBER: _builtins.int
     LOWER_BOUND_FIELD_NUMBER: _builtins.int
+    SCHEDULED_FIELD_NUMBER: _builtins.int
+    NEXT_DUE_US_FIELD_NUMBER: _builtins.int
+    HELD_BY_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     log_start_offset: _builtins.int
     log_end_offset: _builtins.int
@@ -1347,6 +1367,12 @@ class PartitionOffsets(_message.Message):
     """of payload kept, stored size"""
     lower_bound: _builtins.bool
     """told by a replica that does not lead: more may be committed than it knows"""
+    scheduled: _builtins.int
+    """batches that wait until they are due"""
+    next_due_us: _builtins.int
+    """when the first of them is, 0 if none waits"""
+    held_by: _builtins.str
+    """the group that retention waits for, if any"""
     @_builtins.property
     def error(self) -> Global___Error: ...
     @_builtins.property
@@ -1365,10 +1391,13 @@ class PartitionOffsets(_message.Message):
         bytes: _builtins.int = ...,
         span: Global___SpanMeasure | None = ...,
         lower_bound: _builtins.bool = ...,
+        scheduled: _builtins.int = ...,
+        next_due_us: _builtins.int = ...,
+        held_by: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "span", b"span"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "lower_bound", b"lower_bound", "offset_at_timestamp", b"offset_at_timestamp", "partition", b"partition", "span", b"span"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "error", b"error", "held_by", b"held_by", "leader_epoch", b"leader_epoch", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "lower_bound", b"lower_bound", "next_due_us", b"next_due_us", "offset_at_timestamp", b"offset_at_timestamp", "partition", b"partition", "scheduled", b"scheduled", "span", b"span"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1463,6 +1492,8 @@ class ProduceHeader(_message.Message):
     AFTER_FIELD_NUMBER: _builtins.int
     STAGE_FIELD_NUMBER: _builtins.int
     RECORD_UUIDS_FIELD_NUMBER: _builtins.int
+    DUE_US_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
     correlation: _builtins.int
     """unique on the stream; answered once"""
     topic: _builtins.str
@@ -1478,6 +1509,10 @@ class ProduceHeader(_message.Message):
     """empty, or the UUID that must be in the log before this one (keeps order under retries)"""
     record_uuids: _builtins.bytes
     """empty, or a UUID of its own for each record, 16 bytes each: see RecordsThere. Not with `stage`"""
+    due_us: _builtins.int
+    """above 0: publish it at that time, microseconds since 1970, and not before (acks is ALL). Answered with offset -1"""
+    delay_ms: _builtins.int
+    """above 0: so long after the broker has it. Not with `due_us`; neither with `stage` or `record_uuids`"""
     @_builtins.property
     def stage(self) -> Global___StageOf:
         """present: stage instead of append (acks is ALL)"""
@@ -1496,10 +1531,12 @@ class ProduceHeader(_message.Message):
         after: _builtins.bytes = ...,
         stage: Global___StageOf | None = ...,
         record_uuids: _builtins.bytes = ...,
+        due_us: _builtins.int = ...,
+        delay_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stage", b"stage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "after", b"after", "correlation", b"correlation", "partition", b"partition", "record_count", b"record_count", "record_uuids", b"record_uuids", "schema_fingerprint", b"schema_fingerprint", "stage", b"stage", "timeout_ms", b"timeout_ms", "topic", b"topic", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "after", b"after", "correlation", b"correlation", "delay_ms", b"delay_ms", "due_us", b"due_us", "partition", b"partition", "record_count", b"record_count", "record_uuids", b"record_uuids", "schema_fingerprint", b"schema_fingerprint", "stage", b"stage", "timeout_ms", b"timeout_ms", "topic", b"topic", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2544,6 +2581,8 @@ class LeaseRequest(_message.Message):
     ACCEPT_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     WORKING_FIELD_NUMBER: _builtins.int
+    SETTLES_FIELD_NUMBER: _builtins.int
+    ROWS_BYTES_MAX_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     group: _builtins.str
@@ -2563,9 +2602,15 @@ class LeaseRequest(_message.Message):
     """settled by being lent: delivered at most once"""
     working: _builtins.int
     """of a process that took a member's place: so many records, the first ones, it may have died of"""
+    rows_bytes_max: _builtins.int
+    """above 0: with the rows of what is lent, if they take no more"""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:
         """every lease of this partition that the member knows of: its others go back"""
+
+    @_builtins.property
+    def settles(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettleOne]:
+        """judged before anything is lent, by the same entry if it has room; then nothing is waited for. No outputs, no EXTEND"""
 
     def __init__(
         self,
@@ -2583,10 +2628,12 @@ class LeaseRequest(_message.Message):
         accept: _builtins.bool = ...,
         held: _abc.Iterable[Global___LeaseId] | None = ...,
         working: _builtins.int = ...,
+        settles: _abc.Iterable[Global___SettleOne] | None = ...,
+        rows_bytes_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "bytes_max", b"bytes_max", "group", b"group", "held", b"held", "lease_ms", b"lease_ms", "member", b"member", "member_key", b"member_key", "partition", b"partition", "records_max", b"records_max", "topic", b"topic", "topic_id", b"topic_id", "wait_ms", b"wait_ms", "working", b"working"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "bytes_max", b"bytes_max", "group", b"group", "held", b"held", "lease_ms", b"lease_ms", "member", b"member", "member_key", b"member_key", "partition", b"partition", "records_max", b"records_max", "rows_bytes_max", b"rows_bytes_max", "settles", b"settles", "topic", b"topic", "topic_id", b"topic_id", "wait_ms", b"wait_ms", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2604,12 +2651,23 @@ class LeaseResponse(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     GONE_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    BATCHES_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
     lease_ms: _builtins.int
     """for so long from now, unless it is extended"""
     ready: _builtins.bool
     """more is ready"""
     number: _builtins.int
     """of the member's last ack with outputs, whichever process sent it: the next one is higher"""
+    order: Global___QueueOrder.ValueType
+    """of a lease: which of its records are worked on one after another"""
+    order_by: _builtins.str
+    """the column that has the keys; empty: the record's key"""
+    payload: _builtins.bytes
+    """of the batches"""
     @_builtins.property
     def lease(self) -> Global___LeaseId:
         """none: nothing was lent"""
@@ -2628,6 +2686,14 @@ class LeaseResponse(_message.Message):
     def gone(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:
         """of those held: none of their records is the member's any more"""
 
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettleAnswer]:
+        """one for each settle, in order, once it is committed"""
+
+    @_builtins.property
+    def batches(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredBatch]:
+        """all rows of what was lent, in order; none: fetch them. With "kept": those that were lent, and no others"""
+
     def __init__(
         self,
         *,
@@ -2639,10 +2705,15 @@ class LeaseResponse(_message.Message):
         ready: _builtins.bool = ...,
         gone: _abc.Iterable[Global___LeaseId] | None = ...,
         number: _builtins.int = ...,
+        order: Global___QueueOrder.ValueType = ...,
+        order_by: _builtins.str = ...,
+        answers: _abc.Iterable[Global___SettleAnswer] | None = ...,
+        batches: _abc.Iterable[Global___StoredBatch] | None = ...,
+        payload: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "failures", b"failures", "gone", b"gone", "lease", b"lease", "lease_ms", b"lease_ms", "number", b"number", "ranges", b"ranges", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "batches", b"batches", "deliveries", b"deliveries", "failures", b"failures", "gone", b"gone", "lease", b"lease", "lease_ms", b"lease_ms", "number", b"number", "order", b"order", "order_by", b"order_by", "payload", b"payload", "ranges", b"ranges", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2739,6 +2810,7 @@ class SettleAnswer(_message.Message):
 
     ERROR_FIELD_NUMBER: _builtins.int
     LOST_FIELD_NUMBER: _builtins.int
+    PULLED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def error(self) -> Global___Error:
         """nothing of it was done"""
@@ -2747,19 +2819,48 @@ class SettleAnswer(_message.Message):
     def lost(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """records that are not the member's any more; all others are done"""
 
+    @_builtins.property
+    def pulled(self) -> _containers.RepeatedCompositeFieldContainer[Global___PulledRecords]:
+        """records of the member that went back too, as they come after one of these in the group's order"""
+
     def __init__(
         self,
         *,
         error: Global___Error | None = ...,
         lost: _abc.Iterable[_builtins.int] | None = ...,
+        pulled: _abc.Iterable[Global___PulledRecords] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lost", b"lost"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "lost", b"lost", "pulled", b"pulled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SettleAnswer: _TypeAlias = SettleAnswer  # noqa: Y015
+
+@_typing.final
+class PulledRecords(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lease(self) -> Global___LeaseId: ...
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        lease: Global___LeaseId | None = ...,
+        ranges: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PulledRecords: _TypeAlias = PulledRecords  # noqa: Y015
 
 @_typing.final
 class SettleResponse(_message.Message):
@@ -2932,6 +3033,7 @@ class QueuePartition(_message.Message):
     OUTBOX_FIELD_NUMBER: _builtins.int
     DEAD_FIELD_NUMBER: _builtins.int
     ALARM_FIELD_NUMBER: _builtins.int
+    BLOCKED_BY_FIELD_NUMBER: _builtins.int
     partition: _builtins.int
     life: _builtins.int
     """0: the group has not begun here"""
@@ -2969,6 +3071,10 @@ class QueuePartition(_message.Message):
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueMember]: ...
     @_builtins.property
     def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueRun]: ...
+    @_builtins.property
+    def blocked_by(self) -> Global___BlockedBy:
+        """of a group with an order: the record that most others wait for, and that cannot be lent now"""
+
     def __init__(
         self,
         *,
@@ -2997,14 +3103,37 @@ class QueuePartition(_message.Message):
         outbox: _builtins.int = ...,
         dead: _builtins.int = ...,
         alarm: _builtins.str = ...,
+        blocked_by: Global___BlockedBy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocked_by", b"blocked_by", "error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "alarm", b"alarm", "base", b"base", "charged", b"charged", "dead", b"dead", "delayed", b"delayed", "doomed", b"doomed", "dropped", b"dropped", "error", b"error", "frontier", b"frontier", "leader_epoch", b"leader_epoch", "leased", b"leased", "life", b"life", "log_end_offset", b"log_end_offset", "members", b"members", "more", b"more", "more_members", b"more_members", "oldest_ready_us", b"oldest_ready_us", "outbox", b"outbox", "parked", b"parked", "partition", b"partition", "ready", b"ready", "returned", b"returned", "runs", b"runs", "runs_kept", b"runs_kept"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "alarm", b"alarm", "base", b"base", "blocked_by", b"blocked_by", "charged", b"charged", "dead", b"dead", "delayed", b"delayed", "doomed", b"doomed", "dropped", b"dropped", "error", b"error", "frontier", b"frontier", "leader_epoch", b"leader_epoch", "leased", b"leased", "life", b"life", "log_end_offset", b"log_end_offset", "members", b"members", "more", b"more", "more_members", b"more_members", "oldest_ready_us", b"oldest_ready_us", "outbox", b"outbox", "parked", b"parked", "partition", b"partition", "ready", b"ready", "returned", b"returned", "runs", b"runs", "runs_kept", b"runs_kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___QueuePartition: _TypeAlias = QueuePartition  # noqa: Y015
+
+@_typing.final
+class BlockedBy(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    key: _builtins.str
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BlockedBy: _TypeAlias = BlockedBy  # noqa: Y015
 
 @_typing.final
 class DescribeQueueResponse(_message.Message):
@@ -3959,6 +4088,50 @@ class AttemptStatusResponse(_message.Message):
 Global___AttemptStatusResponse: _TypeAlias = AttemptStatusResponse  # noqa: Y015
 
 @_typing.final
+class StreamGroupsRequest(_message.Message):
+    """Of the leader of a topic's partition 0: the groups that have a cursor there."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    topic_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        topic_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamGroupsRequest: _TypeAlias = StreamGroupsRequest  # noqa: Y015
+
+@_typing.final
+class StreamGroupsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        groups: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamGroupsResponse: _TypeAlias = StreamGroupsResponse  # noqa: Y015
+
+@_typing.final
 class LockRequest(_message.Message):
     """---------------------------------------------------------------- locks
     One stream is one place in the queue for a lock. The client names the lock in its first request and says nothing more; when it ends
@@ -4323,6 +4496,60 @@ class LinkMessage(_message.Message):
 Global___LinkMessage: _TypeAlias = LinkMessage  # noqa: Y015
 
 @_typing.final
+class CancelScheduledRequest(_message.Message):
+    """A scheduled batch is not to be published. Asked again, the same answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    UUID_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    uuid: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        uuid: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partition", b"partition", "topic", b"topic", "uuid", b"uuid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelScheduledRequest: _TypeAlias = CancelScheduledRequest  # noqa: Y015
+
+@_typing.final
+class CancelScheduledResponse(_message.Message):
+    """`published`: it has its offset already, and stays. Neither: nothing is known of this UUID (any more)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CANCELLED_FIELD_NUMBER: _builtins.int
+    PUBLISHED_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    cancelled: _builtins.bool
+    published: _builtins.bool
+    offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        cancelled: _builtins.bool = ...,
+        published: _builtins.bool = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancelled", b"cancelled", "offset", b"offset", "published", b"published"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CancelScheduledResponse: _TypeAlias = CancelScheduledResponse  # noqa: Y015
+
+@_typing.final
 class EpochStartMeta(_message.Message):
     """---------------------------------------------------------------- inside journal entries
     The `meta` of an entry's body, by entry kind. APPEND's is no message: its record_uuids as they came.
@@ -4578,6 +4805,25 @@ class ForgetMeta(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForgetMeta: _TypeAlias = ForgetMeta  # noqa: Y015
+
+@_typing.final
+class ScheduleMeta(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DUE_US_FIELD_NUMBER: _builtins.int
+    due_us: _builtins.int
+    def __init__(
+        self,
+        *,
+        due_us: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_us", b"due_us"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScheduleMeta: _TypeAlias = ScheduleMeta  # noqa: Y015
 
 @_typing.final
 class DeleteGroupMeta(_message.Message):
@@ -5005,6 +5251,7 @@ class StagedBatchState(_message.Message):
     TIMESTAMP_US_FIELD_NUMBER: _builtins.int
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     DECODED_BYTES_FIELD_NUMBER: _builtins.int
+    DUE_US_FIELD_NUMBER: _builtins.int
     uuid: _builtins.bytes
     batch_id: _builtins.int
     run_id: _builtins.str
@@ -5013,6 +5260,8 @@ class StagedBatchState(_message.Message):
     timestamp_us: _builtins.int
     payload_bytes: _builtins.int
     decoded_bytes: _builtins.int
+    due_us: _builtins.int
+    """of a scheduled batch"""
     @_builtins.property
     def key(self) -> Global___TransactionKey: ...
     def __init__(
@@ -5027,10 +5276,11 @@ class StagedBatchState(_message.Message):
         timestamp_us: _builtins.int = ...,
         payload_bytes: _builtins.int = ...,
         decoded_bytes: _builtins.int = ...,
+        due_us: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "decoded_bytes", b"decoded_bytes", "index", b"index", "key", b"key", "payload_bytes", b"payload_bytes", "row_count", b"row_count", "run_id", b"run_id", "timestamp_us", b"timestamp_us", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "decoded_bytes", b"decoded_bytes", "due_us", b"due_us", "index", b"index", "key", b"key", "payload_bytes", b"payload_bytes", "row_count", b"row_count", "run_id", b"run_id", "timestamp_us", b"timestamp_us", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -5164,6 +5414,8 @@ class WorkPart(_message.Message):
     OUTBOX_FIELD_NUMBER: _builtins.int
     TAKEN_FIELD_NUMBER: _builtins.int
     RECOVERY_FIELD_NUMBER: _builtins.int
+    BEGUN_EPOCH_FIELD_NUMBER: _builtins.int
+    BEGUN_ENTRY_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     life: _builtins.int
     base: _builtins.int
@@ -5176,6 +5428,9 @@ class WorkPart(_message.Message):
     bits: _builtins.bytes
     """others, 512 bytes each"""
     recovery: _builtins.int
+    begun_epoch: _builtins.int
+    begun_entry: _builtins.int
+    """the entry that began this life"""
     @_builtins.property
     def dropped(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkDropped]: ...
     @_builtins.property
@@ -5229,10 +5484,12 @@ class WorkPart(_message.Message):
         outbox: _abc.Iterable[Global___WorkOutgoing] | None = ...,
         taken: _abc.Iterable[Global___WorkTaken] | None = ...,
         recovery: _builtins.int = ...,
+        begun_epoch: _builtins.int = ...,
+        begun_entry: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "base", b"base", "bits", b"bits", "charged", b"charged", "chunks", b"chunks", "dead", b"dead", "dropped", b"dropped", "frontier", b"frontier", "full", b"full", "group", b"group", "last_n", b"last_n", "lent", b"lent", "lent_by", b"lent_by", "life", b"life", "mark", b"mark", "marked", b"marked", "marks", b"marks", "members", b"members", "outbox", b"outbox", "recovery", b"recovery", "returned", b"returned", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "base", b"base", "begun_entry", b"begun_entry", "begun_epoch", b"begun_epoch", "bits", b"bits", "charged", b"charged", "chunks", b"chunks", "dead", b"dead", "dropped", b"dropped", "frontier", b"frontier", "full", b"full", "group", b"group", "last_n", b"last_n", "lent", b"lent", "lent_by", b"lent_by", "life", b"life", "mark", b"mark", "marked", b"marked", "marks", b"marks", "members", b"members", "outbox", b"outbox", "recovery", b"recovery", "returned", b"returned", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 from mq_protocol import limits
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
 
 INTERNAL_PREFIX = "__"
 """Topics of the brokers' own begin so; users can neither create nor delete nor write them."""
+
+_Choice = TypeVar("_Choice", bound=Enum)
 
 FOR_EVER = "forever"
 """What retention is by default: nothing is dropped that nobody asked to be."""
@@ -231,6 +233,13 @@ class OnTotalLoss(Enum):
     STOP = "stop"
 
 
+class RetentionPolicy(Enum):
+    """What may be dropped beside what is too old or too much: nothing, or what all groups are done with."""
+
+    LIMITS = "limits"
+    CONSUMED = "consumed"
+
+
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
     """A topic's settings, every one with its value. Sizes in bytes. Retention and `dedup_ms` None: nothing is
@@ -247,20 +256,23 @@ class TopicSettings:
     on_total_loss: OnTotalLoss
     retention_ms: int | None
     retention_bytes: int | None
+    retention: RetentionPolicy
     retention_over_queues: bool
+    scheduled_max: int
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One line of the table. `default` is for people; `reason` says what the setting is for and why it is bounded.
     `live`: it can be changed while the topic is in use; replicas that differ in another would part, or take it only
-    when they restart."""
+    when they restart. `level`: of features, that the cluster needs, since older brokers cannot read the setting."""
 
     name: str
     default: str
     allowed: str
     reason: str
     live: bool = False
+    level: int = 1
 
 
 SETTINGS: Mapping[str, Setting] = {
@@ -334,12 +346,31 @@ SETTINGS: Mapping[str, Setting] = {
             live=True,
         ),
         Setting(
+            "retention",
+            RetentionPolicy.LIMITS.value,
+            "limits or consumed",
+            "what is dropped: what retention_ms and retention_bytes allow; with consumed also what every group of the "
+            "topic is done with, if it has any",
+            live=True,
+            level=2,
+        ),
+        Setting(
             "retention_over_queues",
             "false",
             "true or false",
             "whether retention drops records that a queue group has not settled: they are settled then, and nobody "
             "worked on them",
             live=True,
+            level=2,
+        ),
+        Setting(
+            "scheduled_max",
+            str(limits.SCHEDULED_MAX),
+            f"0 to {limits.SCHEDULED_CEILING}",
+            "how many scheduled batches a partition keeps until they are due; each takes some 400 bytes of memory on "
+            "every replica",
+            live=True,
+            level=2,
         ),
         Setting(
             "on_total_loss",
@@ -377,7 +408,7 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
         "batch_bytes_max", limits.BATCH_BYTES_MAX, limits.BATCH_BYTES_FLOOR, limits.BATCH_BYTES_CEILING
     )
     record_ceiling = batch_bytes_max - limits.BATCH_OVERHEAD_BYTES
-    durability = _durability(given.get("durability", Durability.FSYNC.value))
+    durability = _one_of(Durability, "durability", given.get("durability", Durability.FSYNC.value))
     return TopicSettings(
         durability=durability,
         min_insync_replicas=_integer(given, "min_insync_replicas", replicas // 2 + 1, 1, replicas, int),
@@ -398,18 +429,20 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
         dedup_ms=_unless_for_ever(given, "dedup_ms", limits.DEDUP_MS_FLOOR, parse_duration),
         retention_ms=_unless_for_ever(given, "retention_ms", limits.RETENTION_MS_FLOOR, parse_duration),
         retention_bytes=_unless_for_ever(given, "retention_bytes", 0, parse_size),
+        retention=_one_of(RetentionPolicy, "retention", given.get("retention", RetentionPolicy.LIMITS.value)),
         retention_over_queues=parse_flag(given, SETTINGS["retention_over_queues"]),
+        scheduled_max=_integer(given, "scheduled_max", limits.SCHEDULED_MAX, 0, limits.SCHEDULED_CEILING, int),
         on_total_loss=_on_total_loss(given.get("on_total_loss"), durability),
     )
 
 
-def _durability(text: str) -> Durability:
-    words = [durability.value for durability in Durability]
+def _one_of(kind: type[_Choice], name: str, text: str) -> _Choice:
+    words = [choice.value for choice in kind]
     if text not in words:
         raise InvalidSetting(
-            f"durability={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)})"
+            f"{name}={text!r} is not known{did_you_mean(text, words)} (it is one of {', '.join(words)})"
         )
-    return Durability(text)
+    return kind(text)
 
 
 def parse_flag(given: Mapping[str, str], setting: Setting) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -26,6 +26,14 @@ class DeadLetter(Enum):
     DROP = "drop"
 
 
+class Order(Enum):
+    """Which records are worked on one after another: any at a time, those of one key, or all."""
+
+    NONE = "none"
+    KEY = "key"
+    ALL = "all"
+
+
 DEAD_SUFFIX: Final = ".dead"
 """Of the topic to which dead letters go where nothing else is said."""
 
@@ -33,7 +41,8 @@ DEAD_SUFFIX: Final = ".dead"
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
     """The settings of a queue group, every one with its value. Times in milliseconds. `dead_letter`: a topic's name, or
-    what becomes of dead letters without one."""
+    what becomes of dead letters without one. `order_by`: the column whose values are the keys; empty for the record's
+    key."""
 
     lease_ms: int = 30_000
     delivery_limit: int = 10
@@ -43,6 +52,8 @@ class QueueSettings:
     dead_letter: DeadLetter | str = DeadLetter.PARK
     in_flight_max: int = 100_000
     paused: bool = False
+    order: Order = Order.NONE
+    order_by: str = ""
 
 
 QUEUE_SETTINGS: Mapping[str, Setting] = {
@@ -84,19 +95,34 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
             live=True,
         ),
         Setting("paused", "false", "true or false", "whether nothing is lent for now", live=True),
+        Setting(
+            "order",
+            "none",
+            "none, key or all",
+            "which records are worked on one after another: those of one key, or all; none for as many at a time as "
+            "there are members",
+            live=True,
+        ),
+        Setting(
+            "order_by",
+            "",
+            "a column's name",
+            "with order=key on a topic with columns: the column whose values are the keys; a record's key otherwise",
+            live=True,
+        ),
     )
 }
 
 NOT_BUILT: Final = (
-    *("resume_ms", "order", "order_by", "priority", "spill", "filter", "idle_ms"),
+    *("resume_ms", "priority", "spill", "filter", "idle_ms"),
     *("ttl_ms", "expired", "length_max", "bytes_max", "overflow", "dropped"),
 )
 """Settings that are planned: whoever gives one is told so."""
 
 
-def parse_queue_settings(given: Mapping[str, str], topic: str) -> QueueSettings:
+def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool = False) -> QueueSettings:
     """The settings of a group of that topic, defaults filled in. Times are milliseconds, or a number with a unit, such
-    as `30s`.
+    as `30s`. `partly`: others of the group are not among these, so each is checked by itself.
 
     Raises `InvalidSetting`, which names the setting, what it was given and what is allowed; for an unknown name, the
     nearest right one.
@@ -110,27 +136,54 @@ def parse_queue_settings(given: Mapping[str, str], topic: str) -> QueueSettings:
                 f"{', '.join(QUEUE_SETTINGS)})"
             )
     usual = QueueSettings()
+    order = _order(given.get("order", usual.order.value))
 
     def time_ms(name: str, default: int, low: int, high: int) -> int:
         return _number(given, name, default, low, high, parse_duration)
 
     return QueueSettings(
         lease_ms=time_ms("lease_ms", usual.lease_ms, LEASE_MS_FLOOR, LEASE_MS_CEILING),
-        delivery_limit=_number(given, "delivery_limit", usual.delivery_limit, 0, 1_000, int),
+        delivery_limit=_number(given, "delivery_limit", usual.delivery_limit, 0, 1_000, _whole),
         retry_ms=time_ms("retry_ms", usual.retry_ms, 0, RETRY_MS_CEILING),
         retry_factor=_number(given, "retry_factor", usual.retry_factor, 1.0, 10.0, _factor),
         retry_ms_max=time_ms("retry_ms_max", usual.retry_ms_max, 0, RETRY_MS_CEILING),
         dead_letter=_dead_letter(given.get("dead_letter", usual_dead_letter(topic)), topic),
-        in_flight_max=_number(given, "in_flight_max", usual.in_flight_max, 1, 1_000_000, int),
+        in_flight_max=_number(given, "in_flight_max", usual.in_flight_max, 1, 1_000_000, _whole),
         paused=parse_flag(given, QUEUE_SETTINGS["paused"]),
+        order=order,
+        order_by=_order_by(given.get("order_by", ""), order, partly=partly and "order" not in given),
     )
 
 
-def _factor(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
+def _order(text: str) -> Order:
+    try:
+        return Order(text)
+    except ValueError:
+        allowed = QUEUE_SETTINGS["order"].allowed
+        near = did_you_mean(text, [each.value for each in Order])
+        raise InvalidSetting(f"order={text!r} is not allowed{near or ':'} give {allowed}") from None
+
+
+def _order_by(text: str, order: Order, *, partly: bool) -> str:
+    if text and order is not Order.KEY and not partly:
+        raise InvalidSetting(
+            f"order_by={text!r} says what the keys are, and order={order.value} has none: give order=key too, or leave "
+            "order_by out"
+        )
+    return text
+
+
+def _whole(text: str) -> int:
+    """Python would take `1_0` and digits of other scripts, too."""
+    if re.fullmatch(r"[0-9]{1,18}", text) is None:
         raise ValueError(text)
-    return value
+    return int(text)
+
+
+def _factor(text: str) -> float:
+    if re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", text) is None:
+        raise ValueError(text)
+    return float(text)
 
 
 def _number(given: Mapping[str, str], name: str, default: T, low: T, high: T, parse: Callable[[str], T]) -> T:
@@ -142,8 +195,16 @@ def _number(given: Mapping[str, str], name: str, default: T, low: T, high: T, pa
     except ValueError:
         value = None
     if value is None or not low <= value <= high:
-        raise InvalidSetting(f"{name}={given[name]!r} is not allowed: give {setting.allowed}; {setting.reason}")
+        unit = _seconds_meant(value, low, high) if parse is parse_duration else ""
+        raise InvalidSetting(f"{name}={given[name]!r} is not allowed{unit}: give {setting.allowed}; {setting.reason}")
     return value
+
+
+def _seconds_meant(value: T | None, low: T, high: T) -> str:
+    """Of a time in milliseconds that is too short: what to write if seconds were meant and are allowed."""
+    if value is None or not value < low <= 1_000 * value <= high:
+        return ""
+    return f" ({value} means {value} ms, write {value}s for seconds)"
 
 
 def usual_dead_letter(topic: str) -> str:

@@ -13,7 +13,8 @@ PUBLIC = {
     "mq_protocol.sql.ddl": "check_column_names check_schema format_schema format_type parse_schema",
     "mq_protocol.envelope": "Buffer Envelope H Header decode encode split",
     "mq_protocol.evolution": "check_extension extended versions",
-    "mq_protocol.names": "INTERNAL_PREFIX SETTINGS TRANSACTIONS_TOPIC Durability OnTotalLoss Setting TopicSettings "
+    "mq_protocol.names": "INTERNAL_PREFIX SETTINGS TRANSACTIONS_TOPIC Durability OnTotalLoss RetentionPolicy Setting "
+    "TopicSettings "
     "check_column_name check_group_name check_id check_member_id check_member_key check_lock_name "
     "check_new_group_name check_new_topic_name "
     "check_rack check_topic_name quoted "

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.queue_settings import NOT_BUILT, QUEUE_SETTINGS, DeadLetter, QueueSettings, parse_queue_settings
+from mq_protocol.queue_settings import (
+    NOT_BUILT,
+    QUEUE_SETTINGS,
+    DeadLetter,
+    Order,
+    QueueSettings,
+    parse_queue_settings,
+)
 
 
 def test_what_is_not_given_has_its_default() -> None:
@@ -31,21 +38,28 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         "dead_letter": "drop",
         "in_flight_max": "7",
         "paused": "true",
+        "order": "key",
+        "order_by": "customer",
     }
     assert given.keys() == QUEUE_SETTINGS.keys()
     parsed = parse_queue_settings(given, "orders")
-    assert parsed == QueueSettings(120_000, 0, 250, 1.5, 604_800_000, DeadLetter.DROP, 7, True)
+    assert parsed == QueueSettings(120_000, 0, 250, 1.5, 604_800_000, DeadLetter.DROP, 7, True, Order.KEY, "customer")
 
 
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
         ("lease_ms", "999", "1s to 12h"),
+        ("lease_ms", "30", r"\(30 means 30 ms, write 30s for seconds\): give 1s to 12h"),
+        ("lease_ms", "50000000", "is not allowed: give 1s to 12h"),
         ("lease_ms", "13h", "1s to 12h"),
         ("lease_ms", "soon", "1s to 12h"),
         ("delivery_limit", "-1", "0 to 1000"),
         ("delivery_limit", "1001", "0 to 1000"),
         ("delivery_limit", "1.5", "0 to 1000"),
+        ("delivery_limit", "1_0", "0 to 1000"),
+        ("in_flight_max", "\N{ARABIC-INDIC DIGIT FIVE}", "1 to 1000000"),
+        ("retry_factor", " 2", "1 to 10"),
         ("retry_ms", "8d", "0 to 7d"),
         ("retry_factor", "nan", "1 to 10"),
         ("retry_factor", "inf", "1 to 10"),
@@ -57,6 +71,9 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         ("dead_letter", "a/b", "a topic's name, park or drop"),
         ("dead_letter", "x" * 256, "a topic's name, park or drop"),
         ("dead_letter", "dorp", "did you mean 'drop'"),
+        ("order", "keys", r"did you mean 'key'\? give none"),
+        ("order", "fifo", "none, key or all"),
+        ("order_by", "customer", "give order=key too"),
         ("lease_msx", "1s", "did you mean 'lease_ms'"),
     ],
 )
@@ -75,3 +92,11 @@ def test_what_is_planned_is_not_taken_in_silence() -> None:
     for name in NOT_BUILT:
         with pytest.raises(InvalidSetting, match="not built yet"):
             parse_queue_settings({name: "1"}, "orders")
+
+
+def test_a_column_of_keys_is_refused_where_there_are_no_keys_and_taken_where_order_is_not_named() -> None:
+    with pytest.raises(InvalidSetting, match="order=all has none"):
+        parse_queue_settings({"order": "all", "order_by": "customer"}, "orders")
+    assert parse_queue_settings({"order_by": "customer"}, "orders", partly=True).order_by == "customer"
+    with pytest.raises(InvalidSetting, match="order=none has none"):
+        parse_queue_settings({"order": "none", "order_by": "customer"}, "orders", partly=True)

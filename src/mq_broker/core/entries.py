@@ -1,7 +1,7 @@
 """What a partition's journal is made of: entries, each one operation.
 
-An `Entry` is metadata only. The payload of an APPEND or STAGE entry (one Arrow IPC record batch message) never enters
-the core: the shell and the storage carry it beside the entry, under the same index.
+An `Entry` is metadata only. The payload of an APPEND, STAGE, SCHEDULE or CARRY entry (one Arrow IPC record batch
+message) never enters the core: the shell and the storage carry it beside the entry, under the same index.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class EntryKind(IntEnum):
     FENCE = 11
     FORGET = 12
     WORK = 13
+    SCHEDULE = 14
+    CARRY = 15
     DELETE_GROUP = 20
 
 
@@ -42,6 +44,10 @@ class TransactionKey:
 
     query_id: str
     sink: str
+
+
+SCHEDULED = TransactionKey("", "")
+"""The key of scheduled batches, which belong to no transaction. Nobody else can have it: a query has an id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +103,23 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Schedule:
+    """A batch that stays invisible until it is due: a PUBLISH entry of the key `SCHEDULED` names its UUID then.
+    `due_us`: microseconds since 1970, above 0."""
+
+    due_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """A scheduled batch once more, under the same UUID and with its payload, so that the journal need not begin before
+    its former entry. It changes nothing if no scheduled batch of that UUID waits (any more)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Publish:
-    """Gives offsets to staged batches, in the order named; carries no payload."""
+    """Gives offsets to staged batches, in the order named; carries no payload. Of scheduled batches `batch_id` is the
+    time by which all of them were due, in microseconds since 1970."""
 
     key: TransactionKey
     batch_id: int
@@ -210,6 +231,8 @@ Operation: TypeAlias = (
     | Forget
     | DeleteGroup
     | Work
+    | Schedule
+    | Carry
 )
 
 
@@ -218,8 +241,9 @@ class Entry:
     """One operation in a partition's journal.
 
     `index` counts from 1 without gaps; `leader_epoch` never falls along the journal. `timestamp_us` is the leader's
-    wall clock in microseconds since 1970, never below the entry before. `record_count` is rows (APPEND, STAGE; else 0).
-    `payload_bytes` is the stored size of the payload; `decoded_bytes` its size in memory once decompressed.
+    wall clock in microseconds since 1970, never below the entry before. `record_count` is rows (APPEND, STAGE,
+    SCHEDULE, CARRY; else 0). `payload_bytes` is the stored size of the payload; `decoded_bytes` its size in memory once
+    decompressed.
     """
 
     index: int
@@ -241,6 +265,8 @@ def offsets_given(entry: Entry, staged: Callable[[bytes], int]) -> int:
         case Publish(uuids=uuids):
             return sum(map(staged, uuids))
         case Stage() | Discard() | EpochStart() | Trim() | MoveCursor() | DeleteGroup() | Work():
+            return 0
+        case Schedule() | Carry():
             return 0
         case Decide() | Finish() | Abort() | Fence() | Forget():
             return 0
@@ -268,7 +294,7 @@ def stored_bytes(entry: Entry) -> int:
             named = _bytes(key.query_id, key.sink)
         case Work(group, _, steps):
             named = _bytes(group) + sum(map(step_bytes, steps))
-        case EpochStart() | Trim():
+        case EpochStart() | Trim() | Schedule() | Carry():
             named = 0
     return _FIXED_BYTES + named + entry.payload_bytes
 
@@ -276,7 +302,7 @@ def stored_bytes(entry: Entry) -> int:
 _FIXED_BYTES = 128  # header, lengths, numbers
 _UUID_LINE_BYTES = 18
 
-LEVELS: dict[type, int] = {Work: 2}
+LEVELS: dict[type, int] = {Work: 2, Schedule: 2, Carry: 2}
 """The level of features (`mq_protocol/versions.py`) from which on a leader may write an operation. Without a line it is
 1: brokers of release 0.2.0 know those."""
 

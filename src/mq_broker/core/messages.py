@@ -15,6 +15,7 @@ from mq_broker.core.entries import Entry, Operation, TransactionKey
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.machine.window import WindowBounds
 from mq_protocol.errors import TritonMQError
+from mq_protocol.limits import SCHEDULED_MAX
 
 RequestId: TypeAlias = int
 """Made by the shell, unique within the process; answered by exactly one `Reply`."""
@@ -132,8 +133,9 @@ class Propose:
     """A client (or the shell) wants an operation in the journal, or the answer to a question.
 
     `uuid` deduplicates APPEND and STAGE. `after`, if not empty, is a UUID that must already be in the log or its tail,
-    else the request is refused with OUT_OF_ORDER. `keep_on_mismatch` is for DECIDE (onReplayMismatch=keep). `body` is
-    the payload: the core hands it on with the entry and never looks at it.
+    else the request is refused with OUT_OF_ORDER. `keep_on_mismatch` is for DECIDE (onReplayMismatch=keep).
+    `scheduled_max` is for SCHEDULE: how many such batches may wait. `body` is the payload: the core hands it on with
+    the entry and never looks at it.
     """
 
     request: RequestId
@@ -146,6 +148,7 @@ class Propose:
     after: bytes = b""
     wait: Wait = Wait.COMMITTED
     keep_on_mismatch: bool = False
+    scheduled_max: int = SCHEDULED_MAX
     body: object = field(default=None, compare=False, repr=False)
 
 

@@ -189,6 +189,11 @@ class OffsetIndex:
         by_size = self._start_of(over - 1) if over > self._first else self.log_start_offset
         return max(by_time, by_size)
 
+    def batch_start(self, offset: int) -> int:
+        """Where the batch that has this offset begins; the offset itself where none has it; beyond the log its end."""
+        start = self._start_of(self._first_from(offset))
+        return start if self.log_start_offset <= start < offset else offset
+
     def bytes_between(self, start_offset: int, end_offset: int) -> int:
         """Stored payload bytes of `start_offset .. end_offset - 1`; offsets outside the log count as its ends. A
         batch's bytes are shared out evenly among its records, so that neighbouring ranges add up."""

@@ -7,6 +7,7 @@ from typing import assert_never
 from mq_broker.core.entries import (
     Abort,
     Append,
+    Carry,
     Decide,
     DeleteGroup,
     Discard,
@@ -17,6 +18,7 @@ from mq_broker.core.entries import (
     Forget,
     MoveCursor,
     Publish,
+    Schedule,
     Stage,
     Trim,
     Work,
@@ -53,6 +55,8 @@ def words_of_entry(entry: Entry) -> str:
             what = f"append({name_of(entry.uuid)}{':' if records else ''}{records})"
         case Stage(batch_id=batch_id):
             what = f"stage({name_of(entry.uuid)} of {batch_id})"
+        case Schedule() | Carry():
+            what = _scheduled_words(entry)
         case Publish(uuids=uuids) | Discard(uuids=uuids):
             what = f"{type(entry.operation).__name__.lower()}({','.join(name_of(u) for u in uuids)})"
         case MoveCursor(group, offset, forward=forward):
@@ -74,6 +78,12 @@ def words_of_entry(entry: Entry) -> str:
         case _:
             assert_never(entry.operation)
     return f"{entry.index}/{entry.leader_epoch}:{what}"
+
+
+def _scheduled_words(entry: Entry) -> str:
+    if isinstance(entry.operation, Schedule):
+        return f"schedule({name_of(entry.uuid)} at {entry.operation.due_us})"
+    return f"carry({name_of(entry.uuid)})"
 
 
 def words_of_message(message: AppendEntries | AppendAck | InstallSnapshot) -> str:

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from mq_broker.core.entries import (
+    SCHEDULED,
     Abort,
     Append,
+    Carry,
     Decide,
     DeleteGroup,
     Discard,
@@ -23,6 +25,7 @@ from mq_broker.core.entries import (
     MoveCursor,
     Operation,
     Publish,
+    Schedule,
     Stage,
     StagedBatches,
     TransactionKey,
@@ -467,6 +470,23 @@ class World:
 
     def do_discard(self, broker: str, *names: str) -> None:
         self._propose(broker, Discard(KEY, tuple(uuid(n) for n in names)))
+
+    def do_schedule(self, broker: str, name: str, due: str, rows: str = "1", most: str = "100") -> None:
+        self._propose(broker, Schedule(int(due)), uuid=uuid(name), record_count=int(rows), scheduled_max=int(most))
+
+    def do_due(self, broker: str, now: str) -> None:
+        """What the leader does when it believes that it is `now`."""
+        due = self.hosts[int(broker)].replica.machine.due_times.due(int(now), 1000)
+        self._propose(broker, Publish(SCHEDULED, int(now), tuple(due)))
+
+    def do_publish_due(self, broker: str, now: str, *names: str) -> None:
+        self._propose(broker, Publish(SCHEDULED, int(now), tuple(map(uuid, names))))
+
+    def do_carry(self, broker: str, name: str, rows: str = "1") -> None:
+        self._propose(broker, Carry(), uuid=uuid(name), record_count=int(rows))
+
+    def do_cancel(self, broker: str, name: str) -> None:
+        self._propose(broker, Discard(SCHEDULED, (uuid(name),)))
 
     def do_cursor(self, broker: str, group: str, offset: str, forward: str = "no") -> None:
         self._propose(broker, MoveCursor(group, int(offset), "consumer", forward=forward == "yes"))

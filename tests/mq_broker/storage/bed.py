@@ -8,6 +8,7 @@ done.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
 import random
@@ -21,6 +22,7 @@ from pathlib import Path
 from mq_broker.core.entries import (
     Abort,
     Append,
+    Carry,
     Decide,
     DeleteGroup,
     Discard,
@@ -32,6 +34,7 @@ from mq_broker.core.entries import (
     MoveCursor,
     Operation,
     Publish,
+    Schedule,
     Stage,
     StagedBatches,
     TransactionKey,
@@ -85,6 +88,8 @@ def one_of_each_operation() -> list[Operation]:
         Work("jobs", 3, one_of_each_step()),
         Work("mail", 1, (steps.Begin(0), steps.Lease(((0, 3),), "w"), steps.Return(((1, 2),), True))),
         EpochStart(4, 7, 2),
+        Schedule(1_700_000_000_000_000),
+        Carry(),
     ]
 
 
@@ -330,8 +335,11 @@ def on_a_bed(
 
 
 def open_files_under(path: Path) -> list[str]:
-    names = [os.path.realpath(descriptor) for descriptor in Path("/proc/self/fd").iterdir()]
-    return [name for name in names if name.startswith(str(path))]
+    names = []
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # Another thread of this process has closed it since.
+            names.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    return [name for name in names if name.startswith(os.path.realpath(path))]
 
 
 class Killed(BaseException):

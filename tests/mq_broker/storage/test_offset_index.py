@@ -262,6 +262,18 @@ def test_retention_by_size_keeps_what_was_asked_for_and_the_last_batch(index: Of
     assert (len(index), index.bytes_total, index.retention_offset(1 << 60, 0)) == (0, 0, 50)
 
 
+def test_a_batch_begins_where_its_first_record_is(index: OffsetIndex) -> None:
+    index.append(Published(0, 10, 1, 0, 100, 100))
+    index.append(Published(10, 5, 2, 0, 100, 100))
+    index.skip(15, 30)
+    index.append(Published(30, 5, 3, 0, 100, 100))
+    assert [index.batch_start(offset) for offset in (0, 9, 10, 14, 15, 22, 30, 34, 35, 99)] == [
+        *(0, 0, 10, 10, 15, 22, 30, 30, 35, 35)
+    ]
+    index.trim(12)
+    assert [index.batch_start(offset) for offset in (3, 12, 14, 33)] == [3, 12, 12, 30]
+
+
 def test_offsets_that_are_lost_say_where_to_go_on(index: OffsetIndex) -> None:
     index.append(Published(0, 5, 1, 10, 50, 1))
     index.skip(5, 100)

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mq_broker.core.entries import (
+    SCHEDULED,
     Abort,
     Append,
+    Carry,
     Decide,
     DeleteGroup,
     Discard,
@@ -24,6 +26,7 @@ from mq_broker.core.entries import (
     MoveCursor,
     Operation,
     Publish,
+    Schedule,
     Stage,
     TransactionKey,
     Trim,
@@ -37,6 +40,7 @@ from mq_protocol.errors import (
     FencedRun,
     InvalidRequest,
     OutOfOrder,
+    Overloaded,
     ReplayMismatch,
     StagedBatchMissing,
     StaleMicroBatch,
@@ -64,6 +68,8 @@ class Overlay:
         self._keys: dict[TransactionKey, int] = {}
         self._fences: dict[TransactionKey, int] = {}
         self._work: dict[str, int] = {}
+        self.scheduled = 0  # batches that are on their way to wait until they are due
+        self.trims = 0
         for entry in tail:
             self.add(entry)
 
@@ -76,6 +82,9 @@ class Overlay:
             self._fences[entry.operation.key] = entry.index
         if isinstance(entry.operation, Work):
             self._work[entry.operation.group] = entry.index
+        if isinstance(entry.operation, Schedule):
+            self.scheduled += 1
+        self.trims += isinstance(entry.operation, Trim)
 
     def remove(self, entry: Entry) -> None:
         """The entry was applied: the state machine knows it now."""
@@ -88,6 +97,9 @@ class Overlay:
                     del known[key]
         if isinstance(entry.operation, Work) and self._work.get(entry.operation.group) == entry.index:
             del self._work[entry.operation.group]
+        if isinstance(entry.operation, Schedule):
+            self.scheduled -= 1
+        self.trims -= isinstance(entry.operation, Trim)
 
     def uuid_index(self, uuid: bytes) -> int | None:
         return self._uuids.get(uuid)
@@ -112,7 +124,7 @@ def _uuids_of(entry: Entry) -> tuple[bytes, ...]:
     """The UUIDs by which a retry of the batch, or of one of its records, is recognised."""
     if isinstance(entry.operation, Append):
         return (entry.uuid, *entry.operation.uuids())
-    return (entry.uuid,) if isinstance(entry.operation, Stage) else ()
+    return (entry.uuid,) if isinstance(entry.operation, Stage | Schedule) else ()
 
 
 def _keys_of(operation: Operation) -> tuple[TransactionKey, ...]:
@@ -121,7 +133,7 @@ def _keys_of(operation: Operation) -> tuple[TransactionKey, ...]:
             return (key,)
         case Forget(keys=keys):
             return keys
-        case Append() | Stage() | EpochStart() | Trim() | MoveCursor() | DeleteGroup() | Work():
+        case Append() | Stage() | Schedule() | Carry() | EpochStart() | Trim() | MoveCursor() | DeleteGroup() | Work():
             return ()
 
 
@@ -158,8 +170,10 @@ def _refuse(error: TritonMQError, *, of_absence: bool = False) -> Answer:
 def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_index: int) -> Verdict:
     """The verdict on one request. Pure: changes nothing. `first_index`: where the journal begins."""
     match propose.operation:
-        case Append() | Stage() as batch:
+        case Append() | Stage() | Schedule() as batch:
             return _judge_batch(propose, batch, machine, overlay)
+        case Carry() as carry:
+            return _judge_carry(propose.uuid, carry, machine, overlay)
         case Publish() as publish:
             return _judge_publish(publish, machine, overlay, first_index)
         case Discard() as discard:
@@ -203,14 +217,20 @@ def _judge_move(move: MoveCursor, machine: PartitionMachine) -> Verdict:
 
 
 def _judge_work(work: Work, machine: PartitionMachine, overlay: Overlay) -> Verdict:
-    """One entry of a group at a time: what its steps do was worked out on the applied state. Behind another one they
-    might do something else than what those who asked are told. One without steps is never written: it is answered once
-    this leader knows that it led when it was asked."""
+    """One entry of a group at a time, and none behind a trim, which settles records: what its steps do was worked out
+    on the applied state. Behind another one they might do something else than what those who asked are told. One
+    without steps is never written: it is answered once this leader knows that it led when it was asked."""
     if not work.steps:
         return Answer(Done(0, duplicate=True), of_absence=True)
     if overlay.work_index(work.group) is not None:
         return _refuse(
             OutOfOrder(f"another entry of queue group {work.group!r} is on its way: gather again once it is committed")
+        )
+    if overlay.trims:
+        return _refuse(
+            OutOfOrder(
+                f"records of queue group {work.group!r} are about to be dropped: gather again once that is committed"
+            )
         )
     why = why_not_one_entry(work.steps)
     if why:
@@ -269,7 +289,9 @@ def _judge_for_coordinator(
             return Admit(Forget(keys)) if keys else Answer(Done(0, duplicate=True))
 
 
-def _judge_batch(propose: Propose, operation: Append | Stage, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+def _judge_batch(
+    propose: Propose, operation: Append | Stage | Schedule, machine: PartitionMachine, overlay: Overlay
+) -> Verdict:
     placed = machine.uuids.get(propose.uuid)
     if placed is not None:
         return Answer(Done(placed.index, placed.base_offset, placed.timestamp_us, duplicate=True))
@@ -290,6 +312,8 @@ def _judge_batch(propose: Propose, operation: Append | Stage, machine: Partition
         fence = overlay.fence_index(key)
         if fence is not None:
             return WaitFor(fence)
+    if isinstance(operation, Schedule) and len(machine.due_times) + overlay.scheduled >= propose.scheduled_max:
+        return _refuse(_schedule_full(propose.scheduled_max))
     after = propose.after
     if after and after not in machine.uuids and overlay.uuid_index(after) is None:
         return _refuse(
@@ -320,6 +344,8 @@ def _judge_records(uuids: list[bytes], machine: PartitionMachine, overlay: Overl
 
 
 def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay, first_index: int) -> Verdict:
+    if publish.key == SCHEDULED:
+        return _judge_due(publish, machine, overlay, first_index)
     if publish.batch_id <= machine.published.get(publish.key, -1):
         return Answer(Done(0, machine.next_offset, duplicate=True))
     pending = overlay.key_index(publish.key)
@@ -354,13 +380,41 @@ def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay
     return WaitFor(wait) if wait else Admit(publish)
 
 
+def _judge_due(publish: Publish, machine: PartitionMachine, overlay: Overlay, first_index: int) -> Verdict:
+    """Those of the batches that still wait, and are due by the time that the publish names."""
+    pending = overlay.key_index(SCHEDULED)
+    if pending is not None:
+        return WaitFor(pending)
+    named = (machine.staged[uuid] for uuid in dict.fromkeys(publish.uuids) if uuid in machine.due_times)
+    uuids = tuple(b.uuid for b in named if b.due_us <= publish.batch_id and b.index >= first_index)
+    if not uuids:
+        return Answer(Done(0, machine.next_offset, duplicate=True))
+    return Admit(Publish(SCHEDULED, publish.batch_id, uuids))
+
+
+def _judge_carry(uuid: bytes, carry: Carry, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    """Only one that will still wait then: what is published or cancelled has no use for another copy."""
+    waits = uuid in machine.due_times and overlay.key_index(SCHEDULED) is None
+    return Admit(carry) if waits else Answer(Done(0, duplicate=True))
+
+
+def _schedule_full(most: int) -> Overloaded:
+    return Overloaded(
+        f"{most} scheduled batches wait in this partition, as many as it keeps: send later, put more records into a "
+        "batch, cancel some, or raise the topic's scheduled_max"
+    )
+
+
 def _judge_discard(discard: Discard, machine: PartitionMachine, overlay: Overlay) -> Verdict:
     pending = overlay.key_index(discard.key)
     if pending is not None:
         return WaitFor(pending)
     uuids = tuple(u for u in discard.uuids if u in machine.staged and machine.staged[u].key == discard.key)
     if not uuids:
-        return Answer(Done(0, duplicate=True))
+        coming = max(filter(None, map(overlay.uuid_index, discard.uuids)), default=0)
+        if discard.key == SCHEDULED and coming:
+            return WaitFor(coming)
+        return Answer(Done(0, duplicate=True), of_absence=discard.key == SCHEDULED)
     return Admit(Discard(discard.key, uuids))
 
 

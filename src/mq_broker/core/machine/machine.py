@@ -14,9 +14,11 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from mq_broker.core.entries import (
+    SCHEDULED,
     UUID_BYTES,
     Abort,
     Append,
+    Carry,
     Decide,
     DeleteGroup,
     Discard,
@@ -27,11 +29,13 @@ from mq_broker.core.entries import (
     Forget,
     MoveCursor,
     Publish,
+    Schedule,
     Stage,
     TransactionKey,
     Trim,
     Work,
 )
+from mq_broker.core.machine.due_times import DueTimes
 from mq_broker.core.machine.state import EPHEMERAL, Cursor, MachineState, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Placed, UuidWindow, WindowBounds
 from mq_broker.core.messages import OffsetsSkipped, Published, Trimmed
@@ -61,6 +65,7 @@ class PartitionMachine:
         self.log_start_offset = state.log_start_offset
         self.uuids = UuidWindow(window, state.uuids)
         self.staged: dict[bytes, StagedBatch] = {batch.uuid: batch for batch in state.staged}
+        self.due_times = DueTimes(state.staged)
         self.published: OrderedDict[TransactionKey, int] = OrderedDict(state.published)
         self.cursors: dict[str, Cursor] = dict(state.cursors)
         self.ephemeral: set[str] = {group for group, cursor in state.cursors if cursor.kind == EPHEMERAL}
@@ -112,13 +117,14 @@ class PartitionMachine:
                 # Last, so that a retry is recognised however many UUIDs its records have.
                 self.uuids.remember(entry.uuid, Placed(entry.index, published.base_offset, entry.timestamp_us))
                 return [published]
-            case Stage() as stage:
-                self._stage(entry, stage)
+            case Stage() | Schedule() | Carry() as stage:
+                self._carry(entry) if isinstance(stage, Carry) else self._stage(entry, stage)
             case Publish() as publish:
                 return self._publish(entry, publish)
             case Discard(uuids=uuids):
                 for uuid in uuids:
                     self.staged.pop(uuid, None)
+                    self.due_times.remove(uuid)
             case MoveCursor() | DeleteGroup() as change:
                 self._change_group(change, entry.timestamp_us)
             case Fence() as fence:
@@ -165,19 +171,31 @@ class PartitionMachine:
         self.next_offset += record_count
         return published
 
-    def _stage(self, entry: Entry, stage: Stage) -> None:
+    def _stage(self, entry: Entry, stage: Stage | Schedule) -> None:
+        due_us = stage.due_us if isinstance(stage, Schedule) else 0
+        key, batch_id, run_id = (
+            (SCHEDULED, 0, "") if isinstance(stage, Schedule) else (stage.key, stage.batch_id, stage.run_id)
+        )
         self.staged[entry.uuid] = StagedBatch(
             entry.uuid,
-            stage.key,
-            stage.batch_id,
-            stage.run_id,
+            key,
+            batch_id,
+            run_id,
             entry.record_count,
             entry.index,
             entry.timestamp_us,
             entry.payload_bytes,
             entry.decoded_bytes,
+            due_us,
         )
+        if due_us:
+            self.due_times.add(entry.uuid, due_us)
         self.uuids.remember(entry.uuid, Placed(entry.index, -1, entry.timestamp_us))
+
+    def _carry(self, entry: Entry) -> None:
+        waiting = self.staged.get(entry.uuid)
+        if waiting is not None and waiting.due_us:  # else it was published or cancelled meanwhile
+            self.staged[entry.uuid] = replace(waiting, index=entry.index)
 
     def _publish(self, entry: Entry, publish: Publish) -> list[Published]:
         readable: list[Published] = []
@@ -187,7 +205,12 @@ class PartitionMachine:
                 continue
             published = self._give_offsets(batch.index, batch.row_count, entry.timestamp_us, batch)
             readable.append(published)
-            self.uuids.place(uuid, Placed(batch.index, published.base_offset, entry.timestamp_us))
+            placed = Placed(batch.index, published.base_offset, entry.timestamp_us)
+            if not self.uuids.place(uuid, placed) and batch.due_us:
+                self.uuids.remember(uuid, placed)  # it may have waited longer than the window goes back
+            self.due_times.remove(uuid)
+        if publish.key == SCHEDULED:
+            return readable
         self.published[publish.key] = max(publish.batch_id, self.published.get(publish.key, -1))
         self.published.move_to_end(publish.key)
         if len(self.published) > PUBLISHED_KEYS_MAX:

@@ -16,6 +16,9 @@ from mq_broker.core.work.groups import FrozenGroups
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
+    """A batch without offsets. `due_us`: when a scheduled one is to be published, microseconds since 1970; 0 for those
+    of transactions. `index`: the last entry that has its payload."""
+
     uuid: bytes
     key: TransactionKey
     batch_id: int
@@ -25,6 +28,7 @@ class StagedBatch:
     timestamp_us: int
     payload_bytes: int
     decoded_bytes: int
+    due_us: int = 0
 
 
 EPHEMERAL = "ephemeral"

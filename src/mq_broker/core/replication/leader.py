@@ -78,6 +78,11 @@ class Leader:
         return self._shared.high_watermark >= self.epoch_start
 
     @property
+    def trimming(self) -> bool:
+        """Records are about to be dropped: the entry that says so is not committed yet."""
+        return self._overlay.trims > 0
+
+    @property
     def at_rest(self) -> bool:
         """Nobody waits for an answer, and every follower has all there is and knows it, or cannot be had."""
         shared = self._shared

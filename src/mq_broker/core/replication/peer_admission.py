@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TypeAlias
 
-from mq_broker.core.entries import UUID_BYTES, Append, Entry, EpochStart, Stage, Trim
+from mq_broker.core.entries import SCHEDULED, UUID_BYTES, Append, Carry, Entry, EpochStart, Schedule, Stage, Trim
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import AppendAck, AppendEntries, InstallSnapshot
 from mq_broker.core.replication.replica import Replica
@@ -139,8 +139,10 @@ def _wrong_entry(entry: Entry) -> str:
     if len(entry.uuid) != UUID_BYTES:
         return f"has a UUID of {len(entry.uuid)} bytes"
     operation = entry.operation
-    if isinstance(operation, Append | Stage) and not 0 < entry.record_count <= BYTES_MAX:
+    if isinstance(operation, Append | Stage | Schedule | Carry) and not 0 < entry.record_count <= BYTES_MAX:
         return f"has {entry.record_count} records"
+    if isinstance(operation, Schedule):
+        return "" if 0 < operation.due_us <= INDEX_MAX else f"is due at {operation.due_us}"
     if isinstance(operation, Append):
         count = len(operation.record_uuids) / UUID_BYTES
         return "" if count in {0, entry.record_count} else f"has {count:g} UUIDs for {entry.record_count} records"
@@ -195,6 +197,8 @@ def _wrong_snapshot(snapshot: Snapshot, leader_epoch: int) -> str:
         or not 0 <= batch.timestamp_us <= INDEX_MAX
         or not 0 <= batch.payload_bytes <= MESSAGE_BYTES_MAX
         or not 0 <= batch.decoded_bytes <= BYTES_MAX
+        or not 0 <= batch.due_us <= INDEX_MAX
+        or (batch.due_us > 0) is not (batch.key == SCHEDULED)
         for batch in state.staged
     ):
         return "a staged batch is where no entry can be, or of no size that a batch has"

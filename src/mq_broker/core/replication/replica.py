@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import assert_never
 
-from mq_broker.core.entries import EpochStart, Stage, offsets_given
+from mq_broker.core.entries import EpochStart, Schedule, Stage, offsets_given
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.messages import (
     AppendAck,
@@ -84,6 +84,11 @@ class Replica:
     def ready(self) -> bool:
         """Leads, and its epoch start is committed: the end of the log is known."""
         return isinstance(self._role, Leader) and self._role.ready
+
+    @property
+    def trimming(self) -> bool:
+        """Leads, and has records that are about to be dropped."""
+        return isinstance(self._role, Leader) and self._role.trimming
 
     @property
     def leader(self) -> int:
@@ -187,7 +192,7 @@ class Replica:
         staged = {uuid: batch.row_count for uuid, batch in machine.staged.items()}
         for entry in self._shared.log.tail():
             offset += offsets_given(entry, lambda uuid: staged.pop(uuid, 0))
-            if isinstance(entry.operation, Stage):
+            if isinstance(entry.operation, Stage | Schedule):
                 staged[entry.uuid] = entry.record_count
             elif isinstance(entry.operation, EpochStart):
                 offset = max(offset, entry.operation.offset_floor)

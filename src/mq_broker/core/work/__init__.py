@@ -5,6 +5,7 @@
     run_map      values of ranges: which lease has a record, what became of it before
     steps        what a `Work` entry is made of
     state        the state of one group in one partition, and what each step does to it
+    order        which records are worked on one after another
     settling     what becomes of a request to settle; how requests become one entry
 
 Facts alone are here. Who is lent what, and when a lease runs out, is decided elsewhere.

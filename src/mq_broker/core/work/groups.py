@@ -33,7 +33,8 @@ class WorkGroups(dict[str, WorkState]):
             state = self.get(group)
             if isinstance(step, Begin):
                 if state is None or state.life < life:
-                    self[group] = WorkState(life, min(max(step.offset, start), end), step.recovery)
+                    base = min(max(step.offset, start), end)
+                    self[group] = WorkState(life, base, step.recovery, (leader_epoch, index))
             elif state is not None and state.life == life:
                 if isinstance(step, End):
                     del self[group]

@@ -142,11 +142,6 @@ class OffsetSet:
         self._put(current, mask)
         self._raise_base(self.next_missing(self.base))
 
-    def pass_to(self, base: int) -> None:
-        """Everything below `base` is settled."""
-        if base > self.base:
-            self._raise_base(self.next_missing(base))
-
     # ------------------------------------------------------------------ chunks
 
     def _is_full(self, chunk: int) -> bool:

@@ -12,6 +12,7 @@ from enum import Enum
 from itertools import islice
 from typing import Final, TypeAlias
 
+from mq_broker.core.work.order import Order, without
 from mq_broker.core.work.ranges import RANGES_MAX, Range, Ranges, joined, why_wrong
 from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.state import OUTBOX_MAX, WorkState
@@ -54,10 +55,12 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """They go back and are charged. `due_us`: None for what the group's `Backoff` says."""
+    """They go back and are charged. `due_us`: None for what the group's `Backoff` says. `begun_first`: only what their
+    holder can have begun is charged, the first one of each key."""
 
     error: str = ""
     due_us: int | None = None
+    begun_first: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +107,17 @@ class Answer:
 
     `lost`: those records are not the member's any more. That rests on something not being here, so it is said only once
     the leader knows that it still leads. `error`: nothing of the request is done. `lent`: of a `Lend`, what the lease
-    has; `step` is its number in the entry, -1 where nothing is lent.
+    has; `step` is its number in the entry, -1 where nothing is lent. `pulled`: records of the member that went back
+    with these, since they come after one of them in the group's order, by lease. `waits`: of an acknowledgement, what
+    is not done, since an earlier record of its key is not settled: to be asked again once that is.
     """
 
     lost: Ranges = ()
     error: TritonMQError | None = None
     lent: Ranges = ()
     step: int = -1
+    pulled: tuple[tuple[LeaseId, Ranges], ...] = ()
+    waits: Ranges = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +151,16 @@ class Backoff:
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What requests are judged by, besides the state. `end`: of the log. `next_n`: the first number for the outbox that
-    was not given yet. `late`: whether a record may be acknowledged that nobody has any more; not where order counts.
-    `delivery_limit`: of failures, 0 for none."""
+    was not given yet. `delivery_limit`: of failures, 0 for none. `order`: None where each record is by itself; with one
+    a record that nobody has any more is not acknowledged."""
 
     leader_epoch: int
     end: int
     now_us: int
     next_n: int
     backoff: Backoff = field(default_factory=Backoff)
-    late: bool = True
     delivery_limit: int = 0
+    order: Order | None = None
 
 
 def gather(
@@ -209,6 +216,8 @@ class _Entry:
         self._state = state
         self._setting = setting
         self._touched: RunMap[_Now] = RunMap()
+        self._done: RunMap[bool] = RunMap()  # with an order: what the steps so far settle, and what they give back
+        self._back: list[Range] = []
         self._steps: list[Step] = []
         self._open: list[Range] = []  # the ranges of the last step, which may grow
         self._taken: dict[str, int] = {}
@@ -243,9 +252,47 @@ class _Entry:
         mine, lost = self._judged(settle)
         if mine is None or lost is None:
             return None if before else Answer(error=InvalidRequest(_TOO_MANY))
+        if setting.order is not None and not isinstance(settle.outcome, Ack):
+            lost = self._with_settled(settle, mine, lost)
+        now, answer = _Now.BACK, Answer(lost=joined(lost))
+        if isinstance(settle.outcome, Ack):
+            now = _Now.SETTLED
+            if setting.order is not None and mine:
+                waits = setting.order.overtaking(mine, self._done)
+                mine, answer = without(mine, waits), replace(answer, waits=waits)
+        elif setting.order is not None and mine:
+            return self._give_back(settle, mine, answer, setting.order)
+        return self._written(self._steps_of(settle.outcome, mine), mine, now, answer)
+
+    def _with_settled(self, settle: Settle, mine: list[Range], lost: list[Range]) -> list[Range]:
+        """What is told as lost of records that go back in order: settled ones too. The member may ask again after one
+        was sent as a dead letter, and what went back with it the first time is not known any more."""
+        unsettled = (piece for low, high in mine for piece in self._state.settled.missing(low, high))
+        exact = list(islice(unsettled, RANGES_MAX + 1))
+        return without(settle.ranges, exact) if len(exact) <= RANGES_MAX else lost
+
+    def _give_back(self, settle: Settle, mine: list[Range], answer: Answer, order: Order) -> Answer | None:
+        """With them go the member's later records of their keys, uncharged. What cannot be in one entry stays: it
+        cannot be settled before those that went."""
+        state, leases = self._state, dict[LeaseId, list[Range]]()
+        named = mine
+        if isinstance(settle.outcome, Failed) and settle.outcome.begun_first:
+            missing = (piece for low, high in mine for piece in state.settled.missing(low, high))
+            exact = list(islice(missing, RANGES_MAX))
+            if len(exact) < RANGES_MAX:
+                named = exact
+                mine = without(named, order.of_those_after(named, named))
+        pulled: list[Range] = []
+        behind = (piece for piece in self._touched.pieces(order.behind(mine)) if piece[2] is None)
+        others = without(((low, high) for low, high, _ in behind), mine)
+        for first, end, lease in islice(state.lent.covered(others), RANGES_MAX - len(named)):
+            if state.leases[lease].member == settle.member:
+                pulled.append((first, end))
+                leases.setdefault(lease, []).append((first, end))
         steps = self._steps_of(settle.outcome, mine)
-        now = _Now.SETTLED if isinstance(settle.outcome, Ack) else _Now.BACK
-        return self._written(steps, mine, now, Answer(lost=joined(lost)))
+        steps += self._steps_of(Release(), pulled)
+        told = tuple((lease, joined(ranges)) for lease, ranges in leases.items())
+        return self._written(steps, joined(mine, pulled), _Now.BACK, replace(answer, pulled=told))
 
     def _written(self, steps: list[Step], mine: Sequence[Range], now: _Now, answer: Answer) -> Answer | None:
         ranges = sum(len(ranges_of(step)) for step in steps)
@@ -259,13 +306,18 @@ class _Entry:
         for step in steps:
             self._add(step)
         self._touched.assign([(low, high, now) for low, high in mine])
+        if self._setting.order is not None and now is _Now.SETTLED:
+            self._done.assign([(low, high, True) for low, high in mine])
+        elif self._setting.order is not None and now is _Now.BACK:
+            self._back += mine
         return answer
 
     def _judged(self, settle: Settle) -> tuple[list[Range] | None, list[Range] | None]:
         """Which unsettled records of these the outcome is for, and which are not the member's; None if they are in too
         many pieces."""
         state = self._state
-        late = isinstance(settle.outcome, Ack) and self._setting.late
+        of_this_life = settle.lease[:2] > state.begun
+        late = isinstance(settle.outcome, Ack) and self._setting.order is None and of_this_life
         mine: list[Range] = []
         lost: list[Range] = []
         for low, high, now in self._touched.pieces(settle.ranges):
@@ -328,12 +380,15 @@ class _Entry:
         """All of it or nothing: the records are the member's and unsettled, or no output is published."""
         state, member = self._state, settle.member
         if outcome.number <= max(state.taken.get(member, -1), self._taken.get(member, -1)):
-            return Answer()  # asked again
+            return Answer(lost=self._left(settle.ranges))  # asked again, if all of them are settled
         for low, high, now in self._touched.pieces(settle.ranges):
             for first, end, lease in state.lent.pieces(((low, high),)):
                 held = lease == settle.lease and state.leases[settle.lease].member == member
                 if now is not None or not held or state.settled.missing_count(first, end) < end - first:
                     return Answer(lost=settle.ranges)
+        order = self._setting.order
+        if order is not None and settle.ranges and order.overtaking(settle.ranges, self._done):
+            return Answer(waits=settle.ranges)
         if not settle.ranges:
             return Answer(
                 error=InvalidRequest("outputs are published with the records that they were made of: name some")
@@ -347,6 +402,13 @@ class _Entry:
             self._outputs += 1
             self._taken[member] = outcome.number
         return answer
+
+    def _left(self, ranges: Ranges) -> Ranges:
+        """All of these, if one of them is not settled: then nothing was ever decided with them. Else none."""
+        missing_count = self._state.settled.missing_count
+        pieces = self._touched.pieces(ranges)
+        left = any(now is not _Now.SETTLED and missing_count(first, end) for first, end, now in pieces)
+        return ranges if left else ()
 
     # ------------------------------------------------------------------ dead letters
 
@@ -377,15 +439,17 @@ class _Entry:
     # ------------------------------------------------------------------ lending
 
     def lend(self, lend: Lend) -> Answer | None:
-        """None if it does not fit into this entry. What a step before has touched is not lent: whoever chose the
-        records did not know of that."""
+        """None if it does not fit into this entry. What a step before has touched is not lent, nor what comes in order
+        after what it gave back: whoever chose the records did not know of that."""
         why = why_wrong(lend.ranges, self._setting.end)
         if why or not lend.member:
             return Answer(error=InvalidRequest(f"these records cannot be lent: {why or 'to whom is not said'}"))
-        state = self._state
+        state, order, wanted = self._state, self._setting.order, list(lend.ranges)
+        if order is not None and self._back and wanted:
+            wanted = without(wanted, order.of_those_after(wanted, joined(self._back)))
         free = [
             missing
-            for low, high, now in self._touched.pieces(lend.ranges)
+            for low, high, now in self._touched.pieces(wanted)
             if now is None
             for first, end, lease in state.lent.pieces(((low, high),))
             if lease is None

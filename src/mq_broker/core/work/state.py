@@ -100,6 +100,7 @@ class FrozenWork:
     taken: tuple[tuple[str, int], ...] = ()
     totals: Totals = field(default_factory=Totals)
     recovery: int = 0
+    begun: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
@@ -111,11 +112,13 @@ class Held:
 
 
 class WorkState:
-    """Owns the facts about one group in one partition."""
+    """Owns the facts about one group in one partition. `begun`: the epoch and the index of the entry that began its
+    life. A lease of a former life is lower."""
 
-    def __init__(self, life: int, base: int, recovery: int = 0) -> None:
+    def __init__(self, life: int, base: int, recovery: int = 0, begun: tuple[int, int] = (0, 0)) -> None:
         self.life = life
         self.recovery = recovery
+        self.begun = begun
         self.settled = OffsetSet(base)
         self.frontier = base
         self.leases: dict[LeaseId, Held] = {}
@@ -130,7 +133,7 @@ class WorkState:
     @classmethod
     def thawed(cls, frozen: FrozenWork) -> WorkState:
         """The state of which `frozen` is the value. Raises `ValueError` if it contradicts itself."""
-        made = cls(frozen.life, 0, frozen.recovery)
+        made = cls(frozen.life, 0, frozen.recovery, frozen.begun)
         made.settled = OffsetSet.thawed(frozen.settled)
         made.frontier = frozen.frontier
         made.leases = {lease: Held(member, 0) for lease, member in frozen.members}
@@ -164,6 +167,7 @@ class WorkState:
             tuple(self.taken.items()),
             self.totals,
             self.recovery,
+            self.begun,
         )
 
     # ------------------------------------------------------------------ what policy asks
@@ -294,7 +298,6 @@ class WorkState:
         """The log begins there from now on: what was dropped before it is settled, leases too."""
         if start > self.base:
             self._drop(((self.base, start),), Reason.RETENTION)
-            self.settled.pass_to(start)
 
     def _missing_count(self, ranges: Iterable[Range]) -> int:
         count = self.settled.missing_count

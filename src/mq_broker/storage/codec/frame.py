@@ -30,6 +30,7 @@ from mq_broker.core.entries import (
     UUID_BYTES,
     Abort,
     Append,
+    Carry,
     Decide,
     DeleteGroup,
     Discard,
@@ -42,6 +43,7 @@ from mq_broker.core.entries import (
     MoveCursor,
     Operation,
     Publish,
+    Schedule,
     Stage,
     StagedBatches,
     TransactionKey,
@@ -304,6 +306,10 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
             return _encode_end(operation)
         case Work() as work:
             return EntryKind.WORK, work_to_wire(work)
+        case Schedule(due_us):
+            return EntryKind.SCHEDULE, pb.ScheduleMeta(due_us=due_us).SerializeToString()
+        case Carry():
+            return EntryKind.CARRY, b""
 
 
 def _encode_end(operation: Abort | Fence | Forget | Finish) -> tuple[EntryKind, bytes]:
@@ -380,6 +386,19 @@ def _forget(meta: bytes) -> Operation:
     return Forget(tuple(_key(key) for key in pb.ForgetMeta.FromString(meta).keys))
 
 
+def _schedule(meta: bytes) -> Operation:
+    due_us = pb.ScheduleMeta.FromString(meta).due_us
+    if due_us <= 0:
+        raise ValueError("it is due at no time")
+    return Schedule(due_us)
+
+
+def _carry(meta: bytes) -> Operation:
+    if meta:
+        raise LaterWork("it has fields that this version does not know")
+    return Carry()
+
+
 _DECODERS: Final[dict[int, Callable[[bytes], Operation]]] = {
     EntryKind.APPEND: Append,
     EntryKind.EPOCH_START: _epoch_start,
@@ -395,6 +414,8 @@ _DECODERS: Final[dict[int, Callable[[bytes], Operation]]] = {
     EntryKind.FORGET: _forget,
     EntryKind.DELETE_GROUP: _delete_group,
     EntryKind.WORK: work_from_wire,
+    EntryKind.SCHEDULE: _schedule,
+    EntryKind.CARRY: _carry,
 }
 
 

@@ -8,9 +8,9 @@ partition's directory fails as a damaged one does.
 
 The body of version 2 is parts, each a u32 (its size in bytes) and a protobuf message: first a `SnapshotState` without
 its UUIDs, then `PlacedUuids` of up to 1,024 UUIDs each, the oldest first. Version 3 is written where there are queue
-groups: between the two are as many `WorkPart` as the first part says. The body of version 1, which is still read, is
-one `SnapshotState`. UUIDs are written by columns and as steps from one to the next: about 23 bytes each, 16 of which
-are the UUID.
+groups or scheduled batches: between the two are as many `WorkPart` as the first part says. The body of version 1, which
+is still read, is one `SnapshotState`. UUIDs are written by columns and as steps from one to the next: about 23 bytes
+each, 16 of which are the UUID.
 
 Both directions run in a thread. They go part by part, and let other threads run between two: the event loop of a broker
 then waits for the time of one part, not for that of 100,000 UUIDs.
@@ -82,7 +82,8 @@ def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
         body += _PART.pack(len(written))
         body += written
         _let_others_run()
-    header = _HEADER.pack(0, _MAGIC, _WITH_WORK if work else _VERSION, len(body))[_CRC_BYTES:]
+    newer = work or any(batch.due_us for batch in state.staged)
+    header = _HEADER.pack(0, _MAGIC, _WITH_WORK if newer else _VERSION, len(body))[_CRC_BYTES:]
     crc = _checksum(place, (header, body))
     return b"".join((crc.to_bytes(_CRC_BYTES, "little"), header, body))
 
@@ -194,6 +195,7 @@ def _staged_to_wire(batch: StagedBatch) -> pb.StagedBatchState:
         timestamp_us=batch.timestamp_us,
         payload_bytes=batch.payload_bytes,
         decoded_bytes=batch.decoded_bytes,
+        due_us=batch.due_us,
     )
 
 
@@ -256,6 +258,7 @@ def _staged_from_wire(batch: pb.StagedBatchState) -> StagedBatch:
         batch.timestamp_us,
         batch.payload_bytes,
         batch.decoded_bytes,
+        batch.due_us,
     )
 
 

@@ -181,6 +181,8 @@ def groups_to_wire(groups: FrozenGroups) -> Iterator[pb.WorkPart]:
             frontier=frozen.frontier,
             last_n=frozen.last_n,
             recovery=frozen.recovery,
+            begun_epoch=frozen.begun[0],
+            begun_entry=frozen.begun[1],
             full=to_gaps(full),
             accepted=totals.accepted,
             dead=totals.dead,
@@ -284,6 +286,7 @@ class _Gathered:
             tuple(self._taken.items()),
             Totals(head.accepted, dropped, head.dead, head.returned, head.charged),
             _number(head.recovery),
+            (head.begun_epoch, head.begun_entry),
         )
         WorkState.thawed(frozen)
         return frozen

@@ -48,6 +48,19 @@ def test_brokers_of_the_last_release_are_sent_no_entry_of_a_queue_group() -> Non
     assert level_of(work()) == 2
 
 
+def test_no_steps_are_written_behind_a_trim_that_is_not_committed() -> None:
+    """They were worked out on records that the trim settles: a send would do nothing, and be told as done."""
+    log = Log()
+    asked = work(Accept(((0, 5),)))
+    trim = Entry(log.index + 1, 1, 0, Trim(5))
+    error = refusal(log.judged(asked, trim))
+    assert isinstance(error, OutOfOrder)
+    assert "about to be dropped" in str(error)
+    overlay = admission.Overlay([trim])
+    overlay.remove(trim)
+    assert isinstance(admission.judge(Propose(1, asked, 1_000), log.machine, overlay, 1), admission.Admit)
+
+
 def test_what_is_trimmed_is_settled_in_each_queue_group() -> None:
     log = Log()
     log.add(work(Begin(50), group="r"))

@@ -118,3 +118,31 @@ def test_gaps_and_lengths_that_are_no_ranges_are_refused(gaps: list[int]) -> Non
 def test_ranges_that_overlap_or_fall_or_pass_the_end_are_refused_with_the_reason(ranges: Ranges, why: str) -> None:
     assert why in why_wrong(ranges, 10)
     assert why_wrong(((0, 3), (3, 10)), 10) == ""
+
+
+def test_settling_whole_chunks_leaves_those_beside_them_as_they_are() -> None:
+    for partial in ((0, 7), (5 * 4096 + 7, 5 * 4096 + 9), (4 * 4096 + 7, 4 * 4096 + 9)):
+        held = OffsetSet()
+        held.add([(3, 5)])
+        held.add([partial])
+        held.add([(4096, 5 * 4096)])
+        plain = {*range(3, 5), *range(*partial), *range(4096, 5 * 4096)}
+        missing = [offset for low, high in held.missing(0, 6 * 4096) for offset in range(low, high)]
+        assert missing == [offset for offset in range(6 * 4096) if offset not in plain]
+
+
+def test_a_set_that_begins_later_knows_nothing_of_what_was_before() -> None:
+    held = OffsetSet()
+    held.add([(10, 12), (4096, 3 * 4096), (3 * 4096 + 5, 3 * 4096 + 9)])
+    held.add([(0, 5)])
+    assert held.frozen() == (5, ((1, 3),), ((0, 3 << 10), (3, 0b1111 << 5)))
+    held.add([(0, 3)])
+    assert held.base == 5
+    held.add([(0, 10)])
+    assert held.base == 12, "what follows is settled too"
+    held.add([(0, 2 * 4096)])
+    assert held.frozen() == (3 * 4096, (), ((3, 0b1111 << 5),))
+    held.add([(0, 3 * 4096 + 7)])
+    assert held.frozen() == (3 * 4096 + 9, (), ())
+    assert [held.next_settled(offset, 1 << 40) for offset in (0, 3 * 4096 + 9)] == [0, 1 << 40]
+    assert held.next_settled(7, 5) == 5

@@ -60,3 +60,20 @@ def test_a_run_begins_later_where_it_is_told_to_and_goes_where_nothing_is_left(c
 def test_runs_that_contradict_each_other_are_refused(runs: list[tuple[int, int, str]]) -> None:
     with pytest.raises(ValueError, match="contradict"):
         RunMap(runs)
+
+
+def test_runs_that_only_touch_the_ranges_begin_where_they_began() -> None:
+    for ranges in ([(5, 6)], [(0, 1), (5, 6)], [(5, 6), (20, 30)]):
+        runs = RunMap([(0, 5, "a"), (6, 9, "b"), (30, 31, "c")])
+        runs.begin_at(ranges, lambda at: at + 1)
+        expected = (1, 5, "a") if (0, 1) in ranges else (0, 5, "a")
+        assert list(runs) == [expected, (6, 9, "b"), (30, 31, "c")]
+
+
+@pytest.mark.parametrize("many", [8, 9, 20])
+def test_of_many_runs_those_go_of_which_nothing_is_left(many: int) -> None:
+    runs = RunMap((10 * i, 10 * i + 4, i) for i in range(3 * many))
+    runs.begin_at([(10 * i, 10 * i + 4) for i in range(1, many + 1)], lambda at: at + 4)
+    assert [value for _, _, value in runs] == [0, *range(many + 1, 3 * many)]
+    runs.begin_at([(0, 1 << 20)], lambda at: at + 4 if (at // 10) % 2 else at)
+    assert [value for _, _, value in runs] == [value for value in (0, *range(many + 1, 3 * many)) if not value % 2]

@@ -48,6 +48,8 @@ END = 1_000
 FIRST = LeaseId(1, 2, 0)
 """Records 0 to 9, of member a. Records 10 to 19 are of b, by SECOND; 20 to 29 came back from a; the rest is fresh."""
 SECOND = LeaseId(1, 2, 1)
+FORMER = LeaseId(1, 1, 0)
+"""Of a life before."""
 LINES = (OutputLine("id", 1, (bytes(16),)),)
 N = 1 << 32
 
@@ -69,15 +71,13 @@ class Group:
         self.index += 1
         self.groups.apply("g", 1, steps, 1, self.index, (0, END))
 
-    def gather(self, *settles: Settle, lends: tuple[Lend, ...] = (), late: bool = True, next_n: int = N) -> Gathered:
-        setting = Setting(1, END, now_us=0, next_n=next_n, late=late)
+    def gather(self, *settles: Settle, lends: tuple[Lend, ...] = (), next_n: int = N) -> Gathered:
+        setting = Setting(1, END, now_us=0, next_n=next_n)
         return gather(self.state, settles, lends, setting)
 
-    def ask(
-        self, ranges: Ranges, outcome: Outcome, lease: LeaseId = FIRST, member: str = "a", late: bool = True
-    ) -> Answer:
+    def ask(self, ranges: Ranges, outcome: Outcome, lease: LeaseId = FIRST, member: str = "a") -> Answer:
         """Settle by an entry of its own."""
-        gathered = self.gather(Settle(lease, member, ranges, outcome), late=late)
+        gathered = self.gather(Settle(lease, member, ranges, outcome))
         self.take(*gathered.steps)
         (answer,) = gathered.settled
         return answer
@@ -110,7 +110,6 @@ def test_of_what_nobody_has_only_a_plain_ack_is_welcome(outcome: Outcome) -> Non
     group = Group()
     lease = LeaseId(1, 2, 2)
     assert group.ask(((20, 22),), outcome, lease).lost == ((20, 22),)
-    assert group.ask(((20, 22),), Ack(), lease, late=False).lost == ((20, 22),), "unless order counts"
     assert group.state.totals.accepted == 0
     assert group.ask(((20, 22),), Ack(), lease) == Answer()
     assert group.state.totals.accepted == 2
@@ -165,6 +164,33 @@ def test_outputs_are_decided_with_their_lease_once_and_with_all_of_their_records
     assert group.ask(((8, 10),), AckWithOutputs(LINES, 1)) == Answer(), "asked again"
     assert list(group.state.outbox) == [N]
     assert isinstance(group.ask((), AckWithOutputs(LINES, 2)).error, InvalidRequest)
+
+
+def test_outputs_with_a_number_that_was_taken_are_lost_unless_their_records_are_settled() -> None:
+    group = Group()
+    assert group.ask(((8, 10),), AckWithOutputs(LINES, 7)) == Answer()
+    assert group.ask(((4, 6),), AckWithOutputs(LINES, 5)).lost == ((4, 6),), "of a process whose place was taken"
+    gathered = group.gather(
+        Settle(FIRST, "a", ((0, 2),), Release()),
+        Settle(FIRST, "a", ((4, 6),), AckWithOutputs(LINES, 8)),
+        Settle(FIRST, "a", ((4, 6),), AckWithOutputs(LINES, 8)),
+        Settle(FIRST, "a", ((0, 2),), AckWithOutputs(LINES, 8)),
+    )
+    assert [answer.lost for answer in gathered.settled] == [(), (), (), ((0, 2),)]
+    assert list(group.state.outbox) == [N]
+
+
+@pytest.mark.parametrize("outcome", [Ack(), Release(), Failed(), Rejected(), AckWithOutputs(LINES, 1)])
+def test_a_lease_of_a_former_life_settles_nothing_of_the_present_one(outcome: Outcome) -> None:
+    group = Group()
+    for step in (Begin(0), Lease(((0, 10),), "a"), Return(((0, 10),), True)):
+        group.index += 1
+        group.groups.apply("g", 2, [step], 1, group.index, (0, END))
+    settle = Settle(FIRST, "a", ((0, 2),), outcome)
+    assert group.gather(settle).settled[0].lost == ((0, 2),)
+    group.groups = WorkGroups.thawed(group.groups.frozen())
+    assert group.gather(settle).settled[0].lost == ((0, 2),), "a leader that began with a snapshot knows it too"
+    assert group.gather(Settle(LeaseId(1, 4, 0), "a", ((0, 2),), Ack())).settled == (Answer(),), "its own late ack"
 
 
 def test_when_the_outbox_is_full_outputs_are_refused_and_acks_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +278,7 @@ def naive(model: Model, settle: Settle) -> set[int]:
             continue
         mine = record.lease == settle.lease and model.members[settle.lease] == settle.member
         lent_before = record.lease is None and record.mark is not None and record.mark.deliveries > 0
-        if not mine and not (lent_before and isinstance(settle.outcome, Ack)):
+        if not mine and not (lent_before and isinstance(settle.outcome, Ack) and settle.lease != FORMER):
             lost.add(offset)
     return lost
 
@@ -281,7 +307,7 @@ def test_a_whole_entry_leaves_the_state_that_its_requests_leave_one_by_one(seed:
         model.records |= {offset: Record() for offset in range(end, end + 10)}
         end += 10
         state = groups["g"]
-        known = [*state.leases, LeaseId(1, 1, 9)]
+        known = [*state.leases, LeaseId(1, 2, 9), FORMER]
         settles = []
         for _ in range(rng.choice([0, 1, 3, 8])):
             lease = rng.choice(known)

@@ -183,7 +183,7 @@ def test_steps_of_another_life_do_nothing_but_begin_a_later_one() -> None:
     before = group.state.frozen()
     for life, step in ((2, Accept(((0, 5),))), (2, End()), (0, End()), (1, Begin(7)), (0, Begin(7))):
         assert group.take(step, life=life).frozen() == before
-    assert group.take(Begin(7), life=2).frozen() == FrozenWork(2, (7, (), ()), 7)
+    assert group.take(Begin(7), life=2).frozen() == FrozenWork(2, (7, (), ()), 7, begun=(1, group.index))
     group.groups.apply("g", 2, [End()], 1, 99, (0, END))
     assert not group.groups
     group.groups.apply("g", 2, [Accept(((0, 5),))], 1, 100, (0, END))

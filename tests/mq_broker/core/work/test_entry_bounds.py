@@ -1,0 +1,280 @@
+"""How much one entry of a queue group takes, and what becomes of requests that do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from mq_broker.core.entries import Work
+from mq_broker.core.work import settling, steps
+from mq_broker.core.work.ranges import OFFSET_END_MAX, RANGES_MAX, Range, count, from_gaps, joined, why_wrong
+from mq_broker.core.work.settling import (
+    Ack,
+    AckWithOutputs,
+    Answer,
+    Backoff,
+    Failed,
+    Gathered,
+    Lend,
+    Rejected,
+    Release,
+    SendDead,
+    Setting,
+    Settle,
+    gather,
+)
+from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.steps import (
+    Accept,
+    Begin,
+    Drop,
+    End,
+    Lease,
+    LeaseId,
+    OutputLine,
+    Park,
+    Reason,
+    Reject,
+    Reset,
+    Return,
+    Send,
+    Sent,
+    Step,
+    ranges_of,
+    step_bytes,
+    why_not_one_entry,
+)
+from mq_broker.storage.codec.work import work_to_wire
+from mq_protocol.errors import InvalidRequest, NotLeader, Overloaded
+
+END = 1_000
+N = 1 << 32
+LEASE = LeaseId(1, 1, 0)
+SETTING = Setting(1, END, 0, N, delivery_limit=1)
+LINE = OutputLine("1" * 32, 3, (b"u" * 16, b"v" * 16))
+
+
+def state(*more: Step) -> WorkState:
+    """Records 0 to 99 are leased by `a`."""
+    made = WorkState(1, 0)
+    for number, step in enumerate((Lease(((0, 100),), "a"), *more)):
+        made.apply(step, LeaseId(1, 1, number), END)
+    return made
+
+
+def singles(first: int, many: int) -> tuple[Range, ...]:
+    """So many ranges that do not touch."""
+    return tuple((first + 2 * each, first + 2 * each + 1) for each in range(many))
+
+
+def ack(*ranges: Range) -> Settle:
+    return Settle(LEASE, "a", ranges, Ack())
+
+
+def gathered(*settles: Settle, lends: Sequence[Lend] = (), dead: Sequence[SendDead] = ()) -> Gathered:
+    return gather(state(), settles, lends, SETTING, dead)
+
+
+# ---------------------------------------------------------------- ranges and bytes
+
+
+def test_what_has_no_room_in_an_entry_is_left_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "RANGES_MAX", 4)
+    settles = [ack(*singles(0, 2)), ack(*singles(10, 2)), ack((20, 21)), ack((30, 31))]
+    lends = (Lend("b", ((200, 201),)),)
+    first = gathered(*settles, lends=lends)
+    assert [step.ranges for step in first.steps if isinstance(step, Accept)] == [(*singles(0, 2), *singles(10, 2))]
+    assert (len(first.settled), first.settles_left, first.lends_left) == (2, tuple(settles[2:]), lends)
+    second = gathered(*first.settles_left, lends=lends)
+    assert (second.settles_left, second.lends_left, len(second.lent)) == ((), (), 1)
+
+
+def test_what_could_be_in_no_entry_is_refused_and_what_fills_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "RANGES_MAX", 4)
+    [answer] = gathered(ack(*singles(0, 4))).settled
+    assert answer == Answer()
+    [answer] = gathered(ack(*singles(0, 5))).settled
+    assert isinstance(answer.error, InvalidRequest)
+    assert "settle fewer at once" in str(answer.error)
+
+
+def test_the_text_of_a_failure_counts_for_the_bytes_of_an_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    fails = [Settle(LEASE, "a", ((each, each + 1),), Failed("x" * each, 0)) for each in (100, 50, 60)]
+    fails = [replace(each, ranges=((at, at + 1),)) for at, each in enumerate(fails)]
+    size = sum(step_bytes(step) for step in gathered(*fails[:2]).steps)
+    monkeypatch.setattr(settling, "ENTRY_BYTES_MAX", size)
+    assert len(gathered(*fails).settled) == 2
+    monkeypatch.setattr(settling, "ENTRY_BYTES_MAX", size - 1)
+    assert len(gathered(*fails).settled) == 1
+    monkeypatch.setattr(settling, "ENTRY_BYTES_MAX", 20)
+    assert isinstance(gathered(fails[0]).settled[0].error, InvalidRequest)
+
+
+def test_requests_to_be_lent_that_have_no_room_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "RANGES_MAX", 3)
+    lends = tuple(Lend(member, singles(first, 2)) for member, first in (("b", 200), ("c", 300), ("d", 400)))
+    found = gathered(lends=lends)
+    assert ([answer.step for answer in found.lent], found.lends_left) == ([0], lends[1:])
+    assert gathered(ack(*singles(0, 2)), lends=lends).lends_left == lends
+
+
+def test_letters_that_have_no_room_are_left_and_take_none_from_what_came_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = state(Return(((0, 100),), charged=True))
+    dead = tuple(SendDead(singles(first, 2), Reason.DELIVERY_LIMIT, (LINE,)) for first in (0, 10, 20))
+    monkeypatch.setattr(settling, "RANGES_MAX", 4)
+    found = gather(known, (), (), SETTING, dead)
+    assert len(found.sent) == 2
+    assert [step.n for step in found.steps if isinstance(step, Send)] == [N, N + 1]
+    monkeypatch.setattr(settling, "RANGES_MAX", 1)
+    [answer, *_] = gather(known, (), (), SETTING, dead).sent
+    assert isinstance(answer.error, InvalidRequest)
+
+
+def test_what_a_request_is_compared_with_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = state(Accept(singles(1, 40)), Return(((0, 100),)), Lease(singles(0, 40), "b"))
+    whole = Settle(LeaseId(1, 1, 3), "b", ((0, 100),), Release())
+    monkeypatch.setattr(settling, "PIECES_MAX", 500)
+    assert len(gather(known, (whole, whole), (), SETTING).settled) == 2
+    monkeypatch.setattr(settling, "PIECES_MAX", 30)
+    [answer] = gather(known, (whole,), (), SETTING).settled
+    assert isinstance(answer.error, InvalidRequest)
+    small = Settle(LeaseId(1, 1, 3), "b", ((0, 1),), Release())
+    found = gather(known, (small, whole), (), SETTING)
+    assert (len(found.settled), found.settles_left) == (1, (whole,)), "alone it is refused, in the next entry"
+
+
+# ---------------------------------------------------------------- the outbox
+
+
+def test_as_many_acks_with_outputs_share_an_entry_as_the_outbox_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "OUTBOX_MAX", 3)
+    known = state(Send((), Reason.OUTPUT, 1, (LINE,)))
+    settles = [Settle(LEASE, "a", ((each, each + 1),), AckWithOutputs((LINE,), each + 1)) for each in range(3)]
+    found = gather(known, settles, (), SETTING)
+    assert [step.n for step in found.steps if isinstance(step, Send)] == [N, N + 1]
+    assert [type(answer.error) for answer in found.settled] == [type(None), type(None), Overloaded]
+    again = gather(known, [settles[0], settles[0]], (), SETTING)
+    assert (len(again.steps), again.settled) == (1, (Answer(), Answer())), "asked twice it is done once"
+
+
+def test_letters_and_outputs_share_the_room_of_the_outbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "OUTBOX_MAX", 2)
+    known = state(Return(((50, 100),), charged=True))
+    output = Settle(LEASE, "a", ((0, 1),), AckWithOutputs((LINE,), 1))
+    dead = [SendDead(((each, each + 1),), Reason.DELIVERY_LIMIT, (LINE,)) for each in (60, 70)]
+    found = gather(known, [output], (), SETTING, dead)
+    assert [type(answer.error) for answer in found.sent] == [type(None), Overloaded]
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_what_cannot_be_lent_settled_or_sent_is_told_why() -> None:
+    assert isinstance(gathered(Settle(LeaseId(2, 1, 0), "a", ((0, 1),), Ack())).settled[0].error, NotLeader)
+    assert "beyond the end" in str(gathered(ack((END, END + 1))).settled[0].error)
+    [lent] = gathered(lends=(Lend("", ((200, 201),)),)).lent
+    assert "to whom is not said" in str(lent.error)
+    [lent] = gathered(lends=(Lend("b", ((END, END + 1),)),)).lent
+    assert "beyond the end" in str(lent.error)
+    [sent] = gathered(dead=(SendDead((), Reason.REJECTED, (LINE,)),)).sent
+    assert "there are none" in str(sent.error)
+    [sent] = gathered(dead=(SendDead(((END, END + 1),), Reason.REJECTED, (LINE,)),)).sent
+    assert "beyond the end" in str(sent.error)
+
+
+def test_a_record_that_is_settled_by_being_lent_is_lent_and_accepted_by_one_entry() -> None:
+    found = gathered(ack((0, 1)), lends=(Lend("b", ((200, 202),), accepted=True), Lend("c", ((201, 203),))))
+    assert found.steps == (
+        Accept(((0, 1),)),
+        Lease(((200, 202),), "b"),
+        Accept(((200, 202),)),
+        Lease(((202, 203),), "c"),
+    )
+    assert [(answer.step, answer.lent) for answer in found.lent] == [(1, ((200, 202),)), (3, ((202, 203),))]
+
+
+def test_steps_that_say_the_same_are_one_and_others_stay_in_their_order() -> None:
+    outcomes = [Ack(), Ack(), Release(5), Release(5), Release(6), Rejected("a"), Rejected("b"), Ack()]
+    found = gathered(*(Settle(LEASE, "a", ((at, at + 1),), each) for at, each in enumerate(outcomes)))
+    assert found.steps == (
+        Accept(((0, 2),)),
+        Return(((2, 4),), due_us=5),
+        Return(((4, 5),), due_us=6),
+        Reject(((5, 6),), "a"),
+        Reject(((6, 7),), "b"),
+        Accept(((7, 8),)),
+    )
+
+
+# ---------------------------------------------------------------- when what failed is lent again
+
+
+def test_pauses_grow_by_the_factor_up_to_the_longest() -> None:
+    backoff = Backoff(first_ms=100, factor=3.0, most_ms=2_000)
+    assert [backoff.due_us(7, failures) for failures in range(4)] == [100_007, 300_007, 900_007, 2_000_007]
+    assert backoff.due_us(0, 10_000) == 2_000_000
+    assert Backoff(first_ms=100, factor=1.0).due_us(0, 50) == 100_000
+    assert Backoff(first_ms=0).due_us(9, 3) == 9
+
+
+def test_records_that_failed_differently_often_wait_differently_long() -> None:
+    known = state(Return(((0, 2),), charged=True), Lease(((0, 2),), "a"))
+    settles = [Settle(LEASE, "a", ((2, 4),), Failed("x")), Settle(LeaseId(1, 1, 2), "a", ((0, 2),), Failed("x"))]
+    found = gather(known, settles, (), replace(SETTING, backoff=Backoff(1_000, 2.0)))
+    assert [(step.ranges, step.due_us) for step in found.steps if isinstance(step, Return)] == [
+        (((2, 4),), 1_000_000),
+        (((0, 2),), 2_000_000),
+    ]
+
+
+# ---------------------------------------------------------------- steps
+
+
+STEPS: list[Step] = [
+    Begin(5),
+    Lease(singles(1 << 40, 50), "member" * 20),
+    Accept(singles(0, 500)),
+    Drop(((1 << 61, (1 << 61) + (1 << 60)),), Reason.PURGED),
+    Return(singles(7, 3), True, (1 << 62), "ü" * 100),
+    Reject(((1 << 50, (1 << 50) + 1),), "x" * 256),
+    Send(singles(0, 9), Reason.OUTPUT, N, (LINE, replace(LINE, uuids=tuple([b"u" * 16] * 100))), "m" * 100, 1 << 62),
+    Send((), Reason.REJECTED, N, (LINE,) * 64),
+    Sent(1 << 60),
+    Park(((1, 2),)),
+    Reset(((1, 2),)),
+    End(),
+]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda step: type(step).__name__)
+def test_a_step_takes_no_more_bytes_than_it_is_counted_for_and_not_many_fewer(step: Step) -> None:
+    written = len(work_to_wire(Work("", 1, (step,))))
+    assert written <= step_bytes(step) + 16
+    assert step_bytes(step) < 3 * written + 100 + 8 * len(ranges_of(step))
+
+
+def test_steps_that_are_too_much_or_wrong_are_no_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_not_one_entry(STEPS) == ""
+    assert why_not_one_entry([Accept(singles(0, RANGES_MAX))]) == ""
+    assert "ranges" in why_not_one_entry([Accept(singles(0, RANGES_MAX)), Park(((1, 2),))])
+    assert why_not_one_entry([Accept(singles(0, RANGES_MAX)), Begin(3)]) == ""
+    assert "empty" in why_not_one_entry([Begin(1), Accept(((3, 3),))])
+    monkeypatch.setattr(steps, "ENTRY_BYTES_MAX", sum(map(step_bytes, STEPS)))
+    assert why_not_one_entry(STEPS) == ""
+    assert "bytes are more than" in why_not_one_entry([*STEPS, End()])
+
+
+def test_ranges_are_counted_joined_and_bounded() -> None:
+    assert (count(((0, 3), (5, 6))), count(())) == (4, 0)
+    assert joined(((5, 6), (0, 3)), ((3, 4), (1, 2))) == ((0, 4), (5, 6))
+    assert why_wrong(((0, OFFSET_END_MAX),)) == ""
+    assert "beyond the end" in why_wrong(((0, OFFSET_END_MAX + 1),))
+    assert why_wrong(singles(0, RANGES_MAX)) == ""
+    assert len(from_gaps([0, 1] * RANGES_MAX)) == RANGES_MAX
+    assert from_gaps([0, OFFSET_END_MAX]) == ((0, OFFSET_END_MAX),)
+    with pytest.raises(ValueError, match="out of range"):
+        from_gaps([1, OFFSET_END_MAX])
