@@ -308,6 +308,13 @@ def test_a_topic_is_described_with_all_its_settings_and_purged(topic: str) -> No
     found = json.loads(tritonmq("topic", "describe", name, "--json").stdout)
     assert (found["settings"], found["effective_settings"]["min_insync_replicas"]) == ({"durability": "os"}, "1")
     assert found["partitions"][0]["bytes"] > 0
+    assert tritonmq("produce", name, "--delay", "1h", given=b"later\n").returncode == 0
+    lines = tritonmq("topic", "describe", name).stdout.decode().splitlines()
+    assert [line.split(" at ")[0] for line in lines if line.startswith("scheduled")] == [
+        "scheduled: 1 more to be published, the next"
+    ]
+    [partition] = json.loads(tritonmq("topic", "describe", name, "--json").stdout)["partitions"]
+    assert (partition["log_end_offset"], partition["scheduled"]) == (3, 1)
     assert tritonmq("topic", "purge", name, "--before", "1").returncode == 1, "nobody said --yes"
     purged = tritonmq("topic", "purge", name, "--before", "1", "--yes")
     assert (purged.returncode, purged.stdout) == (0, f"topic\tpartition\tstart\n{name}\t0\t1\n".encode())
@@ -336,6 +343,9 @@ def test_listings_are_tables_and_json(topic: str) -> None:
             "isr": [1],
             "log_start_offset": 0,
             "log_end_offset": 2,
+            "scheduled": 0,
+            "next_due_us": None,
+            "held_by": None,
         }
         | {"bytes": described["partitions"][0]["bytes"]}
     ]

@@ -15,6 +15,7 @@ import signal
 from collections.abc import Callable, Collection
 from typing import Final
 
+from mq_broker.broker.administration.consumed import Consumed
 from mq_broker.broker.administration.features import Features
 from mq_broker.broker.administration.moves import Moves
 from mq_broker.broker.administration.purging import Purging
@@ -24,6 +25,7 @@ from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.data.fetch import Reading
 from mq_broker.broker.data.produce import Producing
+from mq_broker.broker.data.scheduled import Scheduled
 from mq_broker.broker.groups.cursors import Groups
 from mq_broker.broker.groups.ephemeral import EphemeralGroups
 from mq_broker.broker.groups.subscriptions import Delivery
@@ -38,6 +40,7 @@ from mq_broker.broker.queues.dead_letters import DeadLetters
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.declaring import Declaring
 from mq_broker.broker.queues.describing import Describing
+from mq_broker.broker.queues.key_reading import KeyReading
 from mq_broker.broker.queues.leasing import Leasing
 from mq_broker.broker.queues.leftovers import Leftovers
 from mq_broker.broker.queues.outbox import Outbox
@@ -202,21 +205,23 @@ class _Broker:
         self._total_loss = TotalLoss(shell, self.cluster, self._topics, coordination, self._calls)
         self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)
         held = Held(config.memory_high or memory_high_by_default(), config.connections_max)
-        self._producing = Producing(shell, self._topics, held)
+        self._clock = RetentionClock()
+        self._scheduled = Scheduled(shell, self._topics, self._clock.now_us)
+        self._producing = Producing(shell, self._topics, held, self._scheduled)
         self._reading = Reading(shell, self._topics, held)
         delivery = self._delivery = Delivery(shell, self._topics, held)
-        self._clock = RetentionClock()
         services = Services(
             self._admin,
             *self._queue_groups(shell),
             self._moves,
             self._total_loss,
             self._producing,
+            self._scheduled,
             self._reading,
             delivery,
             Groups(shell, self._topics, delivery.shares.members_of, delivery.shares.counts, delivery.shares.end),
             self._transactions,
-            Purging(shell, self._topics),
+            *self._dropping(shell),
             Aborting(shell, self.cluster, self._transactions),
             Features(self.cluster, self._topics, coordination),
             Locks(coordination),
@@ -224,6 +229,11 @@ class _Broker:
         self._server.add_generic_rpc_handlers((rpc_service.handlers(services),))
         for server in self._servers[1:]:
             server.add_generic_rpc_handlers((peer_handlers(services, self._links, proof, refusals),))
+
+    def _dropping(self, shell: Shell) -> tuple[Purging, Consumed]:
+        """The parts that say which records go, as far as they serve methods."""
+        self._consumed = Consumed(shell, self._topics, self._transactions.ask_leader)
+        return Purging(shell, self._topics), self._consumed
 
     def _queue_groups(self, shell: Shell) -> tuple[Declaring, Leasing, Describing, Sweeping, Staging, Leftovers]:
         """Their parts; what is returned serves methods."""
@@ -233,7 +243,8 @@ class _Broker:
         letters = DeadLetters(shell, self._topics, self._admin, self._transactions, staging)
         outbox.missing = letters.stage_again
         self._leftovers = Leftovers(shell, self._topics, self._transactions, letters)
-        self._working = Working(shell, self._declared, self._clock.now_us, outbox.look, letters.look)
+        self._keys = KeyReading(shell)
+        self._working = Working(shell, self._declared, self._clock.now_us, outbox.look, letters.look, self._keys.look)
         self._beginning = Beginning(shell, self._topics, self._declared, self._working)
         return (
             Declaring(self._topics, self._declared),
@@ -249,7 +260,8 @@ class _Broker:
                 shell,
                 self._topics,
                 self._declared,
-                lambda partition, group: letters.alarm(partition, group) or outbox.alarm(partition, group),
+                lambda *place: letters.alarm(*place) or outbox.alarm(*place) or self._keys.alarm(*place),
+                self._working.blocked_by,
             ),
             Sweeping(shell, self._topics, self._declared, self._working),
             staging,
@@ -264,6 +276,7 @@ class _Broker:
         if changed is None or not topics.keys() >= set(changed):
             self._admin.forget(topics)
             self._declared.keep(topics)
+            self._consumed.keep(topics)
         self._moves.wake()
         self._beginning.topics_changed()
         self._working.settings_changed()
@@ -290,7 +303,8 @@ class _Broker:
         spawn(self._transactions.reap_for_ever(), "reap")
         spawn(self._moves.carry_on(), "carry on moves")
         spawn(self._total_loss.watch(), "watch for partitions without a log")
-        spawn(Retention(self._shell, self._clock).keep(), "retention")
+        spawn(self._scheduled.keep(), "scheduled batches")
+        spawn(Retention(self._shell, self._consumed, self._clock).keep(), "retention")
         spawn(Upkeep(self._shell, self._clock.now_us).keep(), "upkeep of transactions")
         spawn(self._beginning.keep(), "beginning of queue groups")
         spawn(self._leftovers.keep(), "leftovers of queue groups")
@@ -337,3 +351,4 @@ class _Broker:
         await self._calls.close()
         self._producing.close()
         self._reading.close()
+        self._keys.close()

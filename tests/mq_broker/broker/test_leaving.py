@@ -34,6 +34,7 @@ class Parts:
             _calls=SimpleNamespace(close=self.noting("calls")),
             _producing=SimpleNamespace(close=lambda: self.told.append("checking threads")),
             _reading=SimpleNamespace(close=lambda: self.told.append("filtering threads")),
+            _keys=SimpleNamespace(close=lambda: self.told.append("reading keys")),
         )
         self.broker = broker
 
@@ -58,7 +59,7 @@ def test_a_broker_ends_its_work_then_its_session_and_its_journals_once_nobody_as
     asyncio.run(server._Broker.close(parts.broker))
     assert parts.told == [
         *("work", "session", "links", "server", "server"),
-        *("journals", "calls", "checking threads", "filtering threads"),
+        *("journals", "calls", "checking threads", "filtering threads", "reading keys"),
     ]
 
 

@@ -316,6 +316,7 @@ def test_what_is_known_of_topics_is_forgotten_when_one_is_gone_and_moves_are_loo
         _admin=SimpleNamespace(forget=lambda _topics: did.append("forget")),
         _moves=SimpleNamespace(wake=lambda: did.append("wake")),
         _declared=SimpleNamespace(keep=lambda _topics: did.append("keep")),
+        _consumed=SimpleNamespace(keep=lambda _topics: did.append("keep groups")),
         _beginning=SimpleNamespace(topics_changed=lambda: did.append("begin queues")),
         _working=SimpleNamespace(settings_changed=lambda: did.append("settings")),
     )
@@ -323,7 +324,7 @@ def test_what_is_known_of_topics_is_forgotten_when_one_is_gone_and_moves_are_loo
     for changed, forgotten in ((None, True), ({"a"}, False), ({"a", "b"}, False), ({"a", "gone"}, True)):
         did.clear()
         server._Broker._on_topics(stand_in, topics, changed)
-        gone = ["forget", "keep"] if forgotten else []
+        gone = ["forget", "keep", "keep groups"] if forgotten else []
         assert did == ["follow", *gone, "wake", "begin queues", "settings"], changed
 
 

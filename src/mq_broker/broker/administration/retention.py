@@ -12,8 +12,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
+from mq_broker.broker.administration.consumed import Consumed
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.core.entries import Trim
@@ -38,13 +39,22 @@ BELIEVED_AFTER_S: Final = 3_600.0
 """For how long a wall clock must stay ahead before retention goes by it: what an operator has to set it right."""
 
 
+class _Left(NamedTuple):
+    """What was believed before the wall clock was set back, and by `passed_s` since when it is."""
+
+    wall_us: int
+    passed_s: float
+    since_s: float
+
+
 class RetentionClock:
     """Owns what this broker takes for the time when it asks how old records are. Trap 21.
 
     It is the wall clock, unless that jumps forward: set to next year it would make every record old, and what is
     dropped is gone. Such a jump is logged as an error at once, and time goes on as the monotonic clock has it until the
     wall clock has been ahead for `BELIEVED_AFTER_S`. A clock that is set back is believed at once: nothing is lost by
-    it. The clock that a broker starts with is believed, there is nothing to compare it with.
+    it. If it is set right again within `BELIEVED_AFTER_S`, that is believed at once too: else records with a delay
+    would wait for so long. The clock that a broker starts with is believed, there is nothing to compare it with.
 
     `wall_us`: microseconds since 1970; `passed_s`: seconds of a clock that nobody sets and that goes on while the
     machine sleeps.
@@ -59,6 +69,7 @@ class RetentionClock:
         self._passed_s = passed_s
         self._believed = wall_us(), passed_s()
         self._ahead_since: float | None = None
+        self._left: _Left | None = None
 
     def now_us(self) -> int:
         """Microseconds since 1970, for ages only."""
@@ -66,7 +77,8 @@ class RetentionClock:
         then_us, then_s = self._believed
         expected_us = then_us + int((passed_s - then_s) * 1_000_000)
         ahead_us = wall_us - expected_us
-        if ahead_us > JUMP_US:
+        self._note_set_back(ahead_us, passed_s)
+        if ahead_us > JUMP_US and not self._is_set_right(wall_us, passed_s):
             if self._ahead_since is None:
                 self._ahead_since = passed_s
                 log.error(
@@ -82,13 +94,30 @@ class RetentionClock:
         self._believed = wall_us, passed_s
         return wall_us
 
+    def _note_set_back(self, ahead_us: int, passed_s: float) -> None:
+        if self._left is not None and passed_s - self._left.since_s >= BELIEVED_AFTER_S:
+            self._left = None
+        if self._left is None and ahead_us < -JUMP_US:
+            self._left = _Left(*self._believed, passed_s)
+
+    def _is_set_right(self, wall_us: int, passed_s: float) -> bool:
+        """Whether the wall clock is no further on than it would be if nobody had set it back. It may be behind."""
+        left = self._left
+        if left is None:
+            return False
+        behind_us = left.wall_us + int((passed_s - left.passed_s) * 1_000_000) - wall_us
+        if abs(behind_us) <= JUMP_US:
+            self._left = None
+        return behind_us >= -JUMP_US
+
 
 class Retention:
     """Owns the turns of this broker's partitions: each has its own, one at a time, so that one that is stuck delays no
     other."""
 
-    def __init__(self, shell: Shell, clock: RetentionClock | None = None) -> None:
+    def __init__(self, shell: Shell, consumed: Consumed, clock: RetentionClock | None = None) -> None:
         self._shell = shell
+        self._consumed = consumed
         self._clock = clock or RetentionClock()
         self._turns: set[Partition] = set()
         self._held_back: dict[Partition, str] = {}
@@ -106,13 +135,24 @@ class Retention:
 
     def _begin_turn(self, partition: Partition, now_us: int) -> None:
         offset = _trim_to(partition, now_us)
+        partition.held_by = ""
         if offset is not None:
             offset = self._needed_from(partition, offset)
+        offset = self._or_consumed(partition, offset)
         if offset is None and not (partition.shorten_due or partition.topic.internal):
             return
         self._turns.add(partition)
         turn = self._shell.spawn(self._turn(partition, offset), f"retention of {partition.name}")
         turn.add_done_callback(lambda _: self._turns.discard(partition))
+
+    def _or_consumed(self, partition: Partition, offset: int | None) -> int | None:
+        """The offset, or the higher one below which every group is done with all, by whole batches."""
+        needed = self._consumed.needed(partition)
+        if needed is None:
+            return offset
+        partition.held_by = needed.group
+        start = partition.index.batch_start(needed.offset)
+        return max(start, offset or 0) if start > partition.replica.machine.log_start_offset else offset
 
     def _needed_from(self, partition: Partition, offset: int) -> int | None:
         """The offset, or the lower one that a queue group needs; None if nothing below it may go. What no group has
@@ -126,6 +166,7 @@ class Retention:
             for group, state in known.items():
                 if (needed_from := state.needed_from()) < offset:
                     offset, held_by = needed_from, group
+        partition.held_by = held_by
         if held_by != self._held_back.get(partition, ""):
             self._held_back.pop(partition, None)
             if held_by:

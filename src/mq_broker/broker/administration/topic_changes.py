@@ -8,7 +8,7 @@ placement.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ import pyarrow as pa
 from mq_broker.broker.administration.rebalancing import Members
 from mq_broker.coordination.interface import Move, TopicSpec
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
-from mq_protocol.errors import InvalidRequest, InvalidSetting, UnknownPartition
+from mq_protocol.errors import IncompatibleVersion, InvalidRequest, InvalidSetting, UnknownPartition
 from mq_protocol.evolution import check_extension
 from mq_protocol.limits import MEMBERS_MAX, PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 from mq_protocol.names import SETTINGS, parse_settings
@@ -117,6 +117,16 @@ def with_columns(spec: TopicSpec, wanted: pa.Schema) -> TopicSpec:
         return spec
     check_column_names(list(wanted)[len(before) :])
     return replace(spec, schema=schema_to_bytes(wanted), earlier=(*spec.earlier, len(before)))
+
+
+def check_level(settings: Iterable[str], level: int) -> None:
+    """Raises `IncompatibleVersion` if a broker of a cluster of that level may not know one of these settings."""
+    for name in settings:
+        if name in SETTINGS and SETTINGS[name].level > level:
+            raise IncompatibleVersion(
+                f"the setting {name} needs level {SETTINGS[name].level} of features, and the cluster is at level "
+                f"{level}: upgrade all brokers, then run `tritonmq cluster upgrade`"
+            )
 
 
 def with_settings(spec: TopicSpec, given: Mapping[str, str]) -> TopicSpec:

@@ -20,7 +20,13 @@ import pyarrow as pa
 from mq_broker.broker.administration.features import describe_broker
 from mq_broker.broker.administration.placement import place
 from mq_broker.broker.administration.rebalancing import resized
-from mq_broker.broker.administration.topic_changes import begun, check_partitions, with_columns, with_settings
+from mq_broker.broker.administration.topic_changes import (
+    begun,
+    check_level,
+    check_partitions,
+    with_columns,
+    with_settings,
+)
 from mq_broker.broker.config import AutoCreate
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
@@ -318,6 +324,7 @@ class Admin:
         if not 1 <= replicas <= REPLICAS_MAX:
             raise InvalidSetting(f"replicas={replicas} is out of range: give 1 to {REPLICAS_MAX}")
         self._check_batch_bytes(parse_settings(settings, replicas))
+        check_level(settings, self._shell.level)
         if schema:
             told = _schema_told(schema)
             check_column_names(told)
@@ -440,6 +447,7 @@ class Admin:
             topic = await self._topics.edit(request.name, lambda spec: with_columns(spec, wanted))
             log.info("topic %s: its columns are %s now", request.name, ", ".join(topic.schema.names))
         if request.settings:
+            check_level((name for name, value in request.settings.items() if value), self._shell.level)
             if "batch_bytes_max" in request.settings:
                 self._check_batch_bytes(
                     parse_settings(with_settings(topic.spec, request.settings).settings, topic.spec.replicas)

@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from mq_broker.broker.data.scheduled import Scheduled, check_schedule, is_scheduled
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.host.window_turnover import Fillers
@@ -22,8 +23,8 @@ from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.places import Places
 from mq_broker.broker.runtime.streams import side_by_side
-from mq_broker.broker.transactions.requests import check_micro_batch_id, key_of, listed_name
-from mq_broker.core.entries import NO_UUID, UUID_BYTES, Append, Operation, Stage
+from mq_broker.broker.transactions.requests import check_attempt, check_micro_batch_id, key_of, listed_name
+from mq_broker.core.entries import NO_UUID, UUID_BYTES, Append, Operation, Schedule, Stage
 from mq_broker.core.messages import Decided, Done, RecordsThere, Refused, Result, Wait
 from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import ProduceRequests, Send
@@ -32,7 +33,7 @@ from mq_protocol.arrow import check_untrusted
 from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import BatchTooLarge, InternalError, InvalidRequest, SchemaMismatch, TritonMQError
-from mq_protocol.limits import PRODUCE_IN_FLIGHT_BYTES_MAX, RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
+from mq_protocol.limits import PRODUCE_IN_FLIGHT_BYTES_MAX, RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS, SCHEDULED_MAX
 from mq_protocol.names import INTERNAL_PREFIX, check_id
 from mq_protocol.work_keys import is_of_queue, place_of
 
@@ -79,8 +80,9 @@ class _Answer(NamedTuple):
 class Producing:
     """Owns the places in which large batches are checked."""
 
-    def __init__(self, shell: Shell, topics: Topics, held: Held) -> None:
+    def __init__(self, shell: Shell, topics: Topics, held: Held, scheduled: Scheduled) -> None:
         self.shell = shell
+        self.scheduled = scheduled
         self.held = held
         self.topics = topics
         self.fillers = Fillers()
@@ -177,6 +179,8 @@ class _Stream:
             if not batch.partition.replica.leading:
                 raise batch.partition.not_leader()
             schema = _check_header(header, topic)
+            if is_scheduled(header):
+                check_schedule(header, self._producing.scheduled.now_us())
         except TritonMQError as error:
             batch.error = error
             self._checked(batch)
@@ -216,10 +220,11 @@ class _Stream:
         assert batch.partition is not None
         header = batch.header
         stages = header.HasField("stage")
+        due_us = self._producing.scheduled.due_us(header) if is_scheduled(header) else 0
         query = listed_name(header.stage.key.query_id) if stages else ""
         self._producing.fillers.count(batch.partition, self._caller, query, 1 + len(header.record_uuids) // UUID_BYTES)
         batch.partition.propose(
-            _stage(header.stage) if stages else Append(header.record_uuids) if header.record_uuids else _APPEND,
+            _operation(header, due_us),
             lambda result: self._answer(batch, result),
             batch.deadline,
             uuid=header.uuid,
@@ -227,11 +232,14 @@ class _Stream:
             payload=batch.payload,
             decoded_bytes=batch.decoded_bytes,
             after=header.after,
-            wait=Wait.COMMITTED if stages else _WAITS[header.acks],
+            wait=Wait.COMMITTED if stages or due_us else _WAITS[header.acks],
+            scheduled_max=batch.partition.topic.settings.scheduled_max if due_us else SCHEDULED_MAX,
         )
 
     def _answer(self, batch: _Batch, result: Result) -> None:
         answer = pb.ProduceResult(correlation=batch.header.correlation)
+        if batch.partition is not None and is_scheduled(batch.header):
+            self._producing.scheduled.look(batch.partition)
         match result:
             case Done(_, base_offset, timestamp_us, duplicate):
                 answer.base_offset = base_offset
@@ -262,8 +270,12 @@ def _held_bytes(request: Envelope[pb.ProduceHeader]) -> int:
     return len(request.payload) + len(request.header.record_uuids) + _BATCH_BYTES
 
 
-def _stage(stage: pb.StageOf) -> Stage:
-    return Stage(key_of(stage.key), stage.batch_id, stage.run_id)
+def _operation(header: pb.ProduceHeader, due_us: int) -> Operation:
+    if header.HasField("stage"):
+        return Stage(key_of(header.stage.key), header.stage.batch_id, header.stage.run_id)
+    if due_us:
+        return Schedule(due_us)
+    return Append(header.record_uuids) if header.record_uuids else _APPEND
 
 
 def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
@@ -287,6 +299,8 @@ def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:
             )
         check_micro_batch_id(header.stage.batch_id)
         check_id("run id", header.stage.run_id)
+        if is_of_queue(query_id):
+            check_attempt(header.stage.run_id)
     schema = topic.versions.get(header.schema_fingerprint)
     if schema is None:
         raise SchemaMismatch(

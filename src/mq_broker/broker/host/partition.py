@@ -80,7 +80,7 @@ from mq_protocol.errors import (
     StorageFailed,
     TritonMQError,
 )
-from mq_protocol.limits import READ_BATCHES_MAX
+from mq_protocol.limits import READ_BATCHES_MAX, SCHEDULED_MAX
 from mq_protocol.names import OnTotalLoss
 
 log = logging.getLogger(__name__)
@@ -108,7 +108,8 @@ class Partition:
 
     `observers` are called, at the end of a turn, when something became readable or the role changed. `shorten_due`: the
     journal may begin later than it does (retention.py). `could_begin`: at which entry, as last looked, if nothing were
-    staged before it. `rest` says when it is ticked seldom (quiescence.py).
+    staged before it. `held_by`: the group that retention waits for, if any. `rest` says when it is ticked seldom
+    (quiescence.py).
     """
 
     def __init__(self, host: Host[Partition], topic: Topic, number: int) -> None:
@@ -119,6 +120,7 @@ class Partition:
         self.closed = False
         self.shorten_due = False
         self.could_begin = 0
+        self.held_by = ""
         self.rest = Rest(IN_EARNEST)
         self._host = host
         self._place = Place(topic.spec.topic_id, number)
@@ -240,6 +242,9 @@ class Partition:
             log_end_offset=self.next_offset,
             leader_epoch=self.replica.leader_epoch,
             bytes=self.index.bytes_total,
+            scheduled=len(self.replica.machine.due_times),
+            next_due_us=self.replica.machine.due_times.next_us() or 0,
+            held_by=self.held_by,
         )
 
     def not_leader(self) -> NotLeader:
@@ -268,6 +273,7 @@ class Partition:
         after: bytes = b"",
         wait: Wait = Wait.COMMITTED,
         keep_on_mismatch: bool = False,
+        scheduled_max: int = SCHEDULED_MAX,
     ) -> None:
         """Ask the core. `on_reply` is called exactly once, on the loop, perhaps before this returns; past `deadline`
         (loop's clock) with `OutcomeUnknown`.
@@ -293,6 +299,7 @@ class Partition:
                 after,
                 wait,
                 keep_on_mismatch,
+                scheduled_max,
                 payload,
             )
         )

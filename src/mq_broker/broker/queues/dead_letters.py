@@ -11,7 +11,7 @@ import asyncio
 import logging
 import uuid
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.host.partition import Partition
@@ -36,6 +36,7 @@ from mq_protocol.errors import (
     TritonMQError,
     UnknownTopic,
 )
+from mq_protocol.ipc_message import read_record_batch_message
 from mq_protocol.names import INTERNAL_PREFIX, quoted
 from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_epoch
 
@@ -47,6 +48,9 @@ BYTES_AT_ONCE: Final = 4 << 20
 BATCHES_AT_ONCE: Final = 200
 """Stored batches that are read in one round: so many, or so many bytes if the first is not larger."""
 
+DECODED_AT_ONCE: Final = 16 << 20
+"""Bytes of letters, decompressed, of one round; one stored batch may pass it."""
+
 ATTEMPT_S: Final = 30.0
 AGAIN_S: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 RETRIED_UNTOLD: Final = 2
@@ -55,6 +59,14 @@ RETRIED_UNTOLD: Final = 2
 MAKING_AT_ONCE: Final = 1
 
 Run: TypeAlias = tuple[int, int, Mark]
+
+
+class _Made(NamedTuple):
+    """Letters, and as they are stored; `decoded_bytes`: decompressed."""
+
+    letters: Letters
+    payload: bytes
+    decoded_bytes: int
 
 
 @dataclass(slots=True)
@@ -148,10 +160,18 @@ class DeadLetters:
         rejected = runs[0][2].rejected
         chosen = sorted((run for run in runs if run[2].rejected == rejected), key=lambda run: run[0])
         pieces, left = _read(partition, chosen, group.records_max)
-        gathering.doomed_again([*left, *(run for run in runs if run[2].rejected != rejected)])
         reason = Reason.REJECTED if rejected else Reason.DELIVERY_LIMIT
         origin = _origin(gathering, reason)
-        letters, payload = await self._making.run(partition.name, _make, pieces, origin, target)
+        made = await self._making.run(partition.name, _make, pieces, origin, target, DECODED_AT_ONCE)
+        await self._send_made(group, queue, target, made, reason, deadline)
+        others = [run for run in runs if run[2].rejected != rejected]
+        gathering.doomed_again([*left, *_runs(made.letters.left), *others])
+
+    async def _send_made(
+        self, group: _Group, queue: Queue, target: Topic, made: _Made, reason: Reason, deadline: float
+    ) -> None:
+        """Raises why nothing of them was sent."""
+        gathering, partition, letters = group.gathering, group.gathering.partition, made.letters
         if letters.weary:
             log.warning(
                 "%s: records of queue group %s are parked, since they were dead letters too often: %s",
@@ -162,10 +182,11 @@ class DeadLetters:
             await self._park(gathering, queue, letters.weary)
         if letters.batch is None:
             return
-        if len(payload) > target.settings.batch_bytes_max:
+        settings = target.settings
+        if len(made.payload) > settings.batch_bytes_max or made.decoded_bytes > settings.batch_decoded_bytes_max:
             await self._part(group, queue, letters, target)
             return
-        await self._decide(group, queue, target, letters, payload, reason, deadline)
+        await self._decide(group, queue, target, letters, made.payload, reason, deadline)
         group.records_max = RECORDS_AT_ONCE
 
     async def _part(self, group: _Group, queue: Queue, letters: Letters, target: Topic) -> None:
@@ -173,14 +194,16 @@ class DeadLetters:
         assert letters.batch is not None
         if letters.batch.num_rows > 1:
             group.records_max = max(letters.batch.num_rows // 2, 1)
-            group.gathering.doomed_again([(first, end, Mark()) for first, end in letters.ranges])
+            group.gathering.doomed_again(_runs(letters.ranges))
             return
         log.error(
-            "%s: record %d of queue group %s is parked: as a dead letter it is above batch_bytes_max=%d of topic %s",
+            "%s: record %d of queue group %s is parked: as a dead letter it is above batch_bytes_max=%d or "
+            "batch_decoded_bytes_max=%d of topic %s",
             group.gathering.partition.name,
             letters.ranges[0][0],
             quoted(group.gathering.group),
             target.settings.batch_bytes_max,
+            target.settings.batch_decoded_bytes_max,
             target.spec.name,
         )
         await self._park(group.gathering, queue, letters.ranges)
@@ -226,9 +249,10 @@ class DeadLetters:
             raise  # else the entry may yet be committed, and the letters stay in hand until this leadership ends
         if answer.error is not None or answer.lost:
             self._let_go(group, target, number, key, batch)
-            gathering.doomed_again([(first, end, Mark()) for first, end in letters.ranges])
         if answer.error is not None:
             raise answer.error
+        if answer.lost:
+            gathering.doomed_again(_runs(letters.ranges))
         group.in_hand.discard(batch)  # the outbox has it
 
     def _let_go(self, group: _Group, target: Topic, number: int, key: pb.TransactionKey, batch: bytes) -> None:
@@ -251,8 +275,8 @@ class DeadLetters:
                 if target is None:
                     return
                 pieces, _ = _read(partition, [(first, end, Mark()) for first, end in outgoing.ranges], 1 << 62)
-                letters, payload = await self._making.run(
-                    partition.name, _make, pieces, _origin(gathering, outgoing.reason), target
+                letters, payload, _ = await self._making.run(
+                    partition.name, _make, pieces, _origin(gathering, outgoing.reason), target, 1 << 62
                 )
                 if letters.ranges == outgoing.ranges and letters.batch is not None:
                     key = _key(gathering, target)
@@ -352,9 +376,15 @@ def _read(partition: Partition, runs: list[Run], records_max: int) -> tuple[list
     return pieces, []
 
 
-def _make(pieces: list[Piece], origin: Origin, target: Topic) -> tuple[Letters, bytes]:
-    """The letters and their payload. Runs in a thread."""
-    letters = make(pieces, origin, target.schema)
+def _make(pieces: list[Piece], origin: Origin, target: Topic, bytes_max: int) -> _Made:
+    """Runs in a thread."""
+    letters = make(pieces, origin, target.schema, bytes_max)
     if letters.batch is None:
-        return letters, b""
-    return letters, encode_batch(letters.batch, "zstd").to_pybytes()
+        return _Made(letters, b"", 0)
+    payload = encode_batch(letters.batch, "zstd").to_pybytes()
+    return _Made(letters, payload, read_record_batch_message(memoryview(payload)).decoded_bytes())
+
+
+def _runs(ranges: Ranges) -> list[Run]:
+    """To be given back: what is known of them is read anew."""
+    return [(first, end, Mark()) for first, end in ranges]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from mq_broker.broker.host.partition import Partition
@@ -60,10 +60,7 @@ class Declared:
                     f"queue group {group!r} of topic {name} has settings that only a newer release knows: upgrade this "
                     "broker"
                 )
-            raise UnknownQueue(
-                f"topic {name} has no queue group {group!r}{did_you_mean(group, self.of(partition))}: declare it "
-                f"(`tritonmq queue declare {name} {group}`)"
-            )
+            raise unknown_queue(name, group, self.of(partition))
         if group in partition.replica.machine.cursors:
             raise WrongGroupKind(
                 f"group {group!r} reads {partition.name} as a stream: delete that group, or give one of the two "
@@ -105,3 +102,11 @@ def _parsed(spec: TopicSpec) -> dict[str, Queue]:
         except InvalidSetting:
             continue
     return queues
+
+
+def unknown_queue(topic: str, group: str, known: Iterable[str]) -> UnknownQueue:
+    """`known`: the queue groups of the topic, of which the nearest is named."""
+    return UnknownQueue(
+        f"topic {topic} has no queue group {group!r}{did_you_mean(group, known) or ':'} `tritonmq queue list {topic}` "
+        f"shows those that it has, `tritonmq queue declare {topic} {group}` makes this one"
+    )

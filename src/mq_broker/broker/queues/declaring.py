@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
-from mq_broker.broker.metadata.topics import Topics
-from mq_broker.broker.queues.declared import Declared
+from mq_broker.broker.metadata.topics import Topic, Topics
+from mq_broker.broker.queues.declared import Declared, unknown_queue
+from mq_broker.broker.queues.letters import check_fits
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, InvalidSetting, TooManyGroups, UnknownQueue
+from mq_protocol.arrow import schema_from_bytes
+from mq_protocol.errors import InvalidRequest, InvalidSetting, TooManyGroups, UnknownTopic
 from mq_protocol.limits import ANSWER_BYTES_MAX, OFFSET_MAX, QUEUE_GROUPS_PER_PARTITION_MAX
-from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name, did_you_mean, quoted
-from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings, usual_dead_letter
+from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name, quoted
+from mq_protocol.order_keys import check_order
+from mq_protocol.queue_settings import QUEUE_SETTINGS, DeadLetter, parse_queue_settings, usual_dead_letter
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +39,15 @@ class Declaring:
         check_topic_name(topic)
         check_group_name(group)
         self._declared.check_level()
-        await self._topics.get(topic)
+        known = await self._topics.get(topic)
         settings = dict(request.settings)
         if request.change == pb.QUEUE_DECLARE:
             check_new_group_name(group)
             _check_names(topic, settings)
             self._declared.check_reads_nothing(topic, group)
             start_us = _start_us(request)
+            if group not in known.spec.queues:
+                await self._check_dead_letter(known, settings)
             made: list[bool] = []
 
             def declare(spec: TopicSpec) -> TopicSpec:
@@ -54,17 +59,33 @@ class Declaring:
             log.info("topic %s: queue group %s is declared", topic, quoted(group))
             return answer
         if request.change == pb.QUEUE_ALTER:
+            if "dead_letter" in settings:
+                await self._check_dead_letter(known, settings)
             edited = await self._topics.edit(topic, lambda spec: with_queue_settings(spec, group, settings))
             log.info("topic %s: queue group %s has the settings %s now", topic, quoted(group), settings)
             return pb.AlterQueueResponse(queue=queue_told(topic, group, edited.spec.queues[group]))
         if request.change == pb.QUEUE_DELETE:
-            known = (await self._topics.renewed(await self._topics.get(topic))).spec.queues.get(group)
-            if known is None:
-                raise _unknown(topic, group, ())
-            await self._topics.edit(topic, lambda spec: without_queue(spec, group, known.life))
+            queues = (await self._topics.renewed(known)).spec.queues
+            ended = queues.get(group)
+            if ended is None:
+                raise unknown_queue(topic, group, queues)
+            await self._topics.edit(topic, lambda spec: without_queue(spec, group, ended.life))
             log.info("topic %s: queue group %s is deleted", topic, quoted(group))
-            return pb.AlterQueueResponse(queue=queue_told(topic, group, known))
+            return pb.AlterQueueResponse(queue=queue_told(topic, group, ended))
         raise InvalidRequest(f"change {request.change} of a queue group is not known to this broker: upgrade it")
+
+    async def _check_dead_letter(self, source: Topic, settings: Mapping[str, str]) -> None:
+        """Raises `SchemaMismatch` for a topic that is there and cannot take the dead letters. One that is not there is
+        made when it is first needed."""
+        name = settings.get("dead_letter") or usual_dead_letter(source.spec.name)
+        target = parse_queue_settings({"dead_letter": name}, source.spec.name, partly=True).dead_letter
+        if isinstance(target, DeadLetter):
+            return
+        try:
+            there = await self._topics.get(target)
+        except UnknownTopic:
+            return
+        check_fits(source.schema, there.schema, target)
 
     async def queues(self, request: pb.QueuesRequest, _deadline: float) -> pb.QueuesResponse:
         """The queue groups of a topic, or of all, by topic and group; as many as fit one answer."""
@@ -96,7 +117,7 @@ def queue_told(topic: str, group: str, queue: QueueSpec) -> pb.QueueInfo:
 
 
 def with_queue(spec: TopicSpec, group: str, settings: Mapping[str, str], start_us: int) -> TopicSpec:
-    """Raises `TooManyGroups`, and `InvalidRequest` if the group is there with other settings."""
+    """Raises `TooManyGroups`, `InvalidSetting`, and `InvalidRequest` if the group is there with other settings."""
     known = spec.queues.get(group)
     if known is not None:
         wanted = parse_queue_settings(_given({**known.settings, **settings}), spec.name)
@@ -110,6 +131,7 @@ def with_queue(spec: TopicSpec, group: str, settings: Mapping[str, str], start_u
         raise TooManyGroups(
             f"topic {spec.name} has {len(spec.queues)} queue groups, as many as it may have: delete unused ones"
         )
+    _check_whole(spec, _given(settings))
     life = spec.queue_lives + 1
     queue = QueueSpec(life, start_us, _given(settings))
     return replace(spec, queues={**spec.queues, group: queue}, queue_lives=life)
@@ -119,12 +141,12 @@ def with_queue_settings(spec: TopicSpec, group: str, settings: Mapping[str, str]
     """An empty value is the default again. Raises `UnknownQueue` and `InvalidSetting`."""
     known = spec.queues.get(group)
     if known is None:
-        raise _unknown(spec.name, group, spec.queues)
+        raise unknown_queue(spec.name, group, spec.queues)
     if not settings:
         raise InvalidSetting(f"no setting of queue group {group!r} is given: name one, such as lease_ms=60s")
     _check_names(spec.name, settings)
     changed = _given({**known.settings, **settings})
-    parse_queue_settings(changed, spec.name)
+    _check_whole(spec, changed)
     return replace(spec, queues={**spec.queues, group: replace(known, settings=changed)})
 
 
@@ -144,7 +166,12 @@ def _check_names(topic: str, settings: Mapping[str, str]) -> None:
     """An empty value stands for the default. Raises `InvalidSetting`."""
     usual = {name: setting.default for name, setting in QUEUE_SETTINGS.items()}
     usual["dead_letter"] = usual_dead_letter(topic)
-    parse_queue_settings({name: value or usual.get(name, "") for name, value in settings.items()}, topic)
+    parse_queue_settings({name: value or usual.get(name, "") for name, value in settings.items()}, topic, partly=True)
+
+
+def _check_whole(spec: TopicSpec, settings: Mapping[str, str]) -> None:
+    """Raises `InvalidSetting` for settings that do not fit together, or not the topic's columns."""
+    check_order(parse_queue_settings(settings, spec.name), schema_from_bytes(spec.schema), spec.name)
 
 
 def _start_us(request: pb.AlterQueueRequest) -> int:
@@ -158,10 +185,3 @@ def _start_us(request: pb.AlterQueueRequest) -> int:
             return request.timestamp_us
         case _:
             return 0
-
-
-def _unknown(topic: str, group: str, known: Iterable[str]) -> UnknownQueue:
-    return UnknownQueue(
-        f"topic {topic} has no queue group {group!r}{did_you_mean(group, known)}: `tritonmq queue list` shows those "
-        "that exist"
-    )

@@ -16,13 +16,14 @@ from typing import Final, TypeAlias
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
-from mq_broker.broker.queues.declared import Declared, Queue
+from mq_broker.broker.queues.declared import Declared, Queue, unknown_queue
 from mq_broker.broker.queues.declaring import queue_told
+from mq_broker.broker.queues.key_reading import shown_key
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
-from mq_protocol.errors import InvalidRequest, NotLeader, RequestTooLarge, TritonMQError, UnknownQueue
+from mq_protocol.errors import InvalidRequest, NotLeader, RequestTooLarge, TritonMQError
 from mq_protocol.limits import ANSWER_BYTES_MAX
 
 MEMBERS_TOLD_MAX: Final = 100
@@ -33,12 +34,19 @@ LOOKED_AT_ONCE: Final = 1_000
 
 class Describing:
     """Owns nothing: the facts are in the partitions. `alarm`: why what a group in a partition, by their names, has
-    decided or is to send does not get on; empty if it does."""
+    decided or is to send does not get on; empty if it does. `blocked_by`: the record that others of the group wait
+    for."""
 
     def __init__(
-        self, shell: Shell, topics: Topics, declared: Declared, alarm: Callable[[str, str], str] = lambda *_: ""
+        self,
+        shell: Shell,
+        topics: Topics,
+        declared: Declared,
+        alarm: Callable[[str, str], str] = lambda *_: "",
+        blocked_by: Callable[[Partition, str], int | None] = lambda *_: None,
     ) -> None:
         self._alarm = alarm
+        self._blocked_by = blocked_by
         self._shell = shell
         self._topics = topics
         self._declared = declared
@@ -52,10 +60,7 @@ class Describing:
             topic = await self._topics.renewed(topic)
             spec = topic.spec.queues.get(request.group)
         if spec is None:
-            raise UnknownQueue(
-                f"topic {request.topic} has no queue group {request.group!r}: `tritonmq queue list` shows those "
-                "that exist"
-            )
+            raise unknown_queue(request.topic, request.group, topic.spec.queues)
         if request.runs_max > RUNS_TOLD_MAX:
             raise InvalidRequest(f"runs_max={request.runs_max} is above {RUNS_TOLD_MAX}: ask for fewer, then for more")
         response = pb.DescribeQueueResponse(queue=queue_told(request.topic, request.group, spec))
@@ -79,6 +84,10 @@ class Describing:
             await _count(told, partition, state, queue)
             _tell_totals(told, state)
             told.alarm = self._alarm(partition.name, request.group)
+            blocked_by = self._blocked_by(partition, request.group)
+            if blocked_by is not None:
+                key = shown_key(partition, blocked_by, queue.settings)
+                told.blocked_by.CopyFrom(pb.BlockedBy(offset=blocked_by, key=key))
             if request.runs_max:
                 await _tell_runs(told, request, partition, state, queue)
             if not partition.serving:

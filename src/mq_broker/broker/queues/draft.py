@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from mq_broker.broker.queues.lending import Choice
 from mq_broker.broker.queues.requests import Asking, OwnSteps, Sending, Settling
 from mq_broker.core.work.ranges import joined
-from mq_broker.core.work.settling import Answer, Settle
+from mq_broker.core.work.settling import Answer, Backoff, Settle
 from mq_broker.core.work.state import Mark
 from mq_broker.core.work.steps import Begin, Drop, End, LeaseId, Park, Reason, Step
 from mq_protocol.errors import TritonMQError
-from mq_protocol.queue_settings import DeadLetter
+from mq_protocol.queue_settings import DeadLetter, QueueSettings
 
 
 @dataclass(slots=True)
@@ -48,6 +48,11 @@ def tell_sendings(draft: Draft, error: TritonMQError | None) -> None:
     """What became of the dead letters."""
     for sending, answer in draft.sendings:
         sending.done(answer, error)
+
+
+def backoff_of(settings: QueueSettings) -> Backoff:
+    """When records are lent again that failed."""
+    return Backoff(settings.retry_ms, settings.retry_factor, settings.retry_ms_max)
 
 
 def is_rare(own: OwnSteps) -> bool:

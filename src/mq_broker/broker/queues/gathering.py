@@ -16,31 +16,19 @@ from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.queues.declared import Queue
-from mq_broker.broker.queues.draft import Draft, Lending, dead_letters, is_rare, tell_sendings
+from mq_broker.broker.queues.draft import Draft, Lending, backoff_of, dead_letters, is_rare, tell_sendings
 from mq_broker.broker.queues.holdings import INHERITED_LEASE_MS_MIN, RETURNED_AT_ONCE, Holdings
-from mq_broker.broker.queues.lending import Ready, Run, Wish
-from mq_broker.broker.queues.requests import Asking, Extend, Lent, LentRun, OwnSteps, Sending, Settling
+from mq_broker.broker.queues.lending import Ready, Run, Wish, fitting
+from mq_broker.broker.queues.ordering import ByKey, Single, ready_of
+from mq_broker.broker.queues.requests import Asking, Lent, LentRun, OwnSteps, Sending, Settling
+from mq_broker.broker.queues.unsettled import Unsettled
 from mq_broker.core.entries import Work
 from mq_broker.core.messages import Done, Refused, Result
 from mq_broker.core.work.ranges import RANGES_MAX, joined
 from mq_broker.core.work.run_map import RunMap
-from mq_broker.core.work.settling import (
-    Answer,
-    Backoff,
-    Lend,
-    Setting,
-    Settle,
-    gather,
-)
+from mq_broker.core.work.settling import Answer, Lend, Setting, Settle, gather
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
-from mq_broker.core.work.steps import (
-    LeaseId,
-    Reject,
-    Reset,
-    Return,
-    Send,
-    why_not_one_entry,
-)
+from mq_broker.core.work.steps import LeaseId, Send, why_not_one_entry
 from mq_protocol.errors import Overloaded, TritonMQError, UnknownQueue
 from mq_protocol.names import quoted
 from mq_protocol.queue_settings import DeadLetter
@@ -77,11 +65,13 @@ class Gathering:
         stood_still: Callable[[], bool],
         on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None,
         on_doomed: Callable[[Gathering], None] = lambda _: None,
+        on_keys: Callable[[Gathering, ByKey], None] = lambda *_: None,
     ) -> None:
         """`queue`: the group's declaration, None if there is none. `now_ms`, `now_us`: the monotonic clock, and the
         time since 1970 that is believed. `keep_time`: called when `has_clocks` may have become true. `stood_still`:
         whether this broker's loop did, and `slept` was not called since. `on_outbox`: called while the state has
-        decisions that are not published yet; `on_doomed`: while it may have records that go to a dead-letter topic."""
+        decisions that are not published yet; `on_doomed`: while it may have records that go to a dead-letter topic.
+        `on_keys`: while keys of records are to be read; call `wake` once some are."""
         self.partition = partition
         self.group = group
         self.epoch = partition.replica.leader_epoch
@@ -93,11 +83,12 @@ class Gathering:
         self._stood_still = stood_still
         self._on_outbox = on_outbox
         self._on_doomed = on_doomed
+        self._on_keys = on_keys
         self._sendings: deque[Sending] = deque()
         self._next_n = self.epoch << 32  # a later life goes on: partitions take a number below the last for done
         self._loop = asyncio.get_running_loop()
         self._asking: OrderedDict[str, Asking] = OrderedDict()
-        self._settling: deque[Settling] = deque()
+        self._unsettled = Unsettled()
         self._own: deque[OwnSteps] = deque()
         self._flight: Draft | None = None
         self._woken = False
@@ -108,6 +99,7 @@ class Gathering:
         self._holdings: Holdings
         self._ready: Ready
         self._scanned = False
+        self._for_trim: asyncio.TimerHandle | None = None
         self._left_out = False  # what this leader wants by itself had no room in the last entry
 
     # ------------------------------------------------------------------ who asks
@@ -134,14 +126,12 @@ class Gathering:
             asking.answer(Lent())
 
     def settle(self, settling: Settling) -> None:
-        self._settling.append(settling)
+        self._unsettled.add(settling)
         self.wake()
 
     def withdraw(self, settling: Settling) -> None:
         """Nobody waits for it any more: what was not judged yet is not done."""
-        settling.todo.clear()
-        if settling in self._settling:
-            self._settling.remove(settling)
+        self._unsettled.withdraw(settling)
 
     def add(self, own: OwnSteps) -> None:
         self._own.append(own)
@@ -171,10 +161,19 @@ class Gathering:
         """As it is declared."""
         return self._queue()
 
+    def reads(self, keys: ByKey) -> bool:
+        """Whether the group goes by these keys still."""
+        return not self.closed and self._state is not None and self._ready is keys
+
+    def blocked_by(self) -> int | None:
+        """The record that others wait for, which is not lent for now, if the group is in order."""
+        ready = self._ready if self._state is not None else None
+        return ready.blocked_by(self._now_us()) if isinstance(ready, Single | ByKey) else None
+
     @property
     def waits(self) -> bool:
-        """Whether somebody could be lent something."""
-        return bool(self._asking)
+        """Whether what becomes readable, or is dropped, is news to somebody."""
+        return bool(self._asking) or self._for_trim is not None
 
     @property
     def has_clocks(self) -> bool:
@@ -196,17 +195,17 @@ class Gathering:
         self.closed = True
         if self._due is not None:
             self._due.cancel()
+        if self._for_trim is not None:
+            self._for_trim.cancel()
         for asking in self._asking.values():
             if not asking.in_flight:
                 asking.refuse(error)
-        for settling in self._settling:
-            settling.refuse(error)
+        self._unsettled.refuse(error)
         for own in self._own:
             own.done(error)
         for sending in self._sendings:
             sending.done(Answer(), error)
         self._asking.clear()
-        self._settling.clear()
         self._own.clear()
         self._sendings.clear()
 
@@ -222,6 +221,10 @@ class Gathering:
         self._woken = False
         if self.closed or self._flight is not None:
             return
+        if self.partition.replica.trimming:
+            self._wait_for_trim()
+            return
+        self._for_trim = None
         queue, state = self._queue(), self.partition.replica.machine.work.get(self.group)
         if self._own and (state is None or self._own[0].life != state.life or is_rare(self._own[0])):
             own = self._own.popleft()
@@ -237,9 +240,9 @@ class Gathering:
         # What members have settled counts before what runs out or is not claimed, unless that had no room last time.
         if self._left_out:
             self._take_by_leader(draft, queue, now_ms)
-            self._take_settling(draft, now_ms)
+            self._unsettled.take(draft, self._holdings, now_ms)
         else:
-            self._take_settling(draft, now_ms)
+            self._unsettled.take(draft, self._holdings, now_ms)
             self._take_by_leader(draft, queue, now_ms)
         if self._scanned:
             if not self._ready.wake(now_us):
@@ -257,6 +260,11 @@ class Gathering:
             self._finish(draft, None)
             self._go_on(state)
 
+    def _wait_for_trim(self) -> None:
+        """A trim settles records: what is judged before it is committed need not be so behind it."""
+        if self._for_trim is None or self._for_trim.when() <= self._loop.time():
+            self._for_trim = self._loop.call_later(AGAIN_S, self.wake)  # beside the word that records were dropped
+
     def _has_not_begun(self, queue: Queue | None) -> None:
         """Nothing can be settled. Who wants to be lent something waits, unless the group is declared no more."""
         name = f"queue group {self.group!r}"
@@ -266,9 +274,7 @@ class Gathering:
             for asking in self._asking.values():
                 asking.refuse(error)
             self._asking.clear()
-        for settling in self._settling:
-            settling.refuse(error)
-        self._settling.clear()
+        self._unsettled.refuse(error)
         while self._sendings:
             self._sendings.popleft().lost()
         for asking in list(self._asking.values()):
@@ -292,7 +298,9 @@ class Gathering:
         now_ms, limit = self._now_ms(), queue.settings.delivery_limit
         if state is not self._state:
             self._state, self._scanned, self._reserved = state, False, None
-            self._holdings, self._ready = Holdings(state, self.epoch), Ready(state, limit)
+            self._holdings, self._ready = Holdings(state, self.epoch), ready_of(state, queue.settings)
+        elif self._ready.ordered != (queue.settings.order, queue.settings.order_by):
+            self._ready, self._scanned = ready_of(state, queue.settings), False
         elif limit != self._ready.limit or self._ready.overgrown():
             self._ready.limit, self._scanned = limit, False
             self._ready.begin()
@@ -303,8 +311,15 @@ class Gathering:
             self._keep_time()
         if state.outbox:
             self._on_outbox(self, state)
-        if not self._scanned:
-            self._scanned = self._ready.scan(SCANNED_AT_ONCE)
+        self._ready.trimmed(self.partition.replica.machine.log_start_offset)
+        if isinstance(self._ready, ByKey) and not self._ready.knows(self.partition.next_offset):
+            self._on_keys(self, self._ready)
+            if not self._ready.knows_lent:  # it cannot be judged what comes after what; it is woken with the keys
+                return False
+        self._scanned = self._ready.scan(SCANNED_AT_ONCE)
+        if not self._scanned and self._ready.order is not None:
+            self.wake()
+            return False
         return True
 
     def _go_on(self, state: WorkState) -> None:
@@ -314,15 +329,18 @@ class Gathering:
         by_itself = self._loop.time() >= self._by_itself_from and (
             (queue is not None and self._dooms(queue)) or self._holdings.due(self._now_ms())
         )
-        if self._settling or self._own or self._sendings or not self._scanned or unjudged or by_itself:
+        if self._unsettled.unjudged or self._own or self._sendings or not self._scanned or unjudged or by_itself:
             self.wake()
         if self._due is not None:
             self._due.cancel()
             self._due = None
-        due_us = self._ready.next_due_us() if self._asking and self._scanned else None
-        if due_us is not None:
-            wait_s = min(max(due_us - self._now_us(), 0) / 1e6 + 0.001, 3600.0)
-            self._due = self._loop.call_later(wait_s, self.wake)
+        if not self._asking or not self._scanned:
+            return
+        due_us, again_ms = self._ready.next_due_us(), self._ready.again_ms(self._now_ms())
+        waits_s = [max(due_us - self._now_us(), 0) / 1e6] if due_us is not None else []
+        waits_s += [again_ms / 1e3] if again_ms is not None else []
+        if waits_s:
+            self._due = self._loop.call_later(min(*waits_s, 3600.0) + 0.001, self.wake)
 
     # -- what is to be settled
 
@@ -373,20 +391,6 @@ class Gathering:
             if gone:
                 draft.gone.append((asking, gone))
 
-    def _take_settling(self, draft: Draft, now_ms: int) -> None:
-        """What members have settled, in the order in which it came, as much as one entry may have."""
-        for settling in self._settling:
-            for number in settling.todo:
-                item = settling.items[number]
-                if draft.ranges and draft.ranges + len(item.ranges) > RANGES_MAX:
-                    return
-                draft.ranges += len(item.ranges)
-                if isinstance(item, Extend):
-                    draft.extended.append((settling, number, self._holdings.extend(item, now_ms)))
-                else:
-                    draft.settles.append(item)
-                    draft.settlers.append((settling, number))
-
     # -- what is to be lent
 
     def _choose(self, draft: Draft, state: WorkState, queue: Queue, now_ms: int, now_us: int) -> None:
@@ -394,6 +398,8 @@ class Gathering:
         looked = 0
         for asking in list(self._asking.values()):
             if queue.settings.paused or room <= 0 or draft.ranges >= RANGES_MAX or looked > HELD_AT_ONCE:
+                break
+            if sum(each.choice.records for each in draft.lendings) >= self._ready.at_once:
                 break
             if not asking.reconciled or any(asking is each for each, _ in draft.gone):
                 continue
@@ -404,13 +410,16 @@ class Gathering:
                 continue
             if records and self._is_reserved(asking.member, queue, now_ms, now_us):
                 continue
+            wish = self._wish(asking, min(room, self._ready.most(records)), now_ms, alone=not records)
             if not asking.records_max:
-                if self._ready.is_ready(now_us, self.partition.next_offset, alone=not records):
+                ready = self._ready.is_ready(wish, now_us, self.partition.next_offset)
+                if ready:
                     self.leave(asking)
                     asking.answer(Lent(ready=True))
+                elif ready is None:
+                    self.wake()
                 continue
-            wish = Wish(min(asking.records_max, room), asking.bytes_max, alone=not records)
-            choice = self._ready.choose(wish, now_us, self.partition.next_offset, self._fits)
+            choice = self._ready.choose(wish, now_us, self.partition.next_offset, fitting(self.partition.index))
             if choice.unfinished:
                 self.wake()
             if choice.runs:
@@ -419,7 +428,7 @@ class Gathering:
                 draft.lendings.append(Lending(asking, choice))
                 if self._reserved is not None and self._reserved[0] == asking.member:
                     self._reserved = None
-            elif not choice.unfinished and not records:
+            elif not choice.unfinished and not records and self._ready.order is None:
                 break  # who holds something is lent no more than who holds nothing
 
     def _is_reserved(self, member: str, queue: Queue, now_ms: int, now_us: int) -> bool:
@@ -431,28 +440,29 @@ class Gathering:
             self._reserved = member, now_ms + max(queue.settings.lease_ms, INHERITED_LEASE_MS_MIN)
         return self._reserved[0] == member
 
-    def _fits(self, first: int, end: int, bytes_max: int) -> tuple[int, int]:
-        between = self.partition.index.bytes_between
-        size = between(first, end)
-        if size <= bytes_max:
-            return end, size
-        low, high = first, end
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if between(first, middle) <= bytes_max else (low, middle)
-        return low, between(first, low)
+    def _wish(self, asking: Asking, most: int, now_ms: int, *, alone: bool) -> Wish:
+        """What it may be lent: so many records at most."""
+        return Wish(
+            min(asking.records_max, most),
+            asking.bytes_max,
+            alone,
+            asking.member,
+            asking.accept,
+            now_ms,
+            self._asking,
+        )
 
     # -- what is written, and what became of it
 
     def _judge(self, draft: Draft, state: WorkState, queue: Queue, now_us: int) -> None:
-        settings = queue.settings
         setting = Setting(
             self.epoch,
             self.partition.next_offset,
             now_us,
             self._next_n,
-            Backoff(settings.retry_ms, settings.retry_factor, settings.retry_ms_max),
-            delivery_limit=settings.delivery_limit,
+            backoff_of(queue.settings),
+            queue.settings.delivery_limit,
+            self._ready.order,
         )
         while self._sendings and self._sendings[0].life != state.life:
             self._sendings.popleft().lost()
@@ -461,15 +471,7 @@ class Gathering:
         gathered = gather(state, draft.settles, lends, setting, dead)
         draft.sendings = [(self._sendings.popleft(), answer) for answer in gathered.sent]
         judged = len(gathered.settled)
-        for settler, answer in zip(draft.settlers, gathered.settled, strict=False):
-            if settler is not None:
-                settler[0].todo.remove(settler[1])
-                draft.answers.append((*settler, answer))
-        for settling, number, answer in draft.extended:
-            settling.todo.remove(number)
-            draft.answers.append((settling, number, answer))
-        while self._settling and not self._settling[0].todo:
-            self._settling.popleft()
+        self._unsettled.judged(draft, gathered.settled)
         self._left_out = None in draft.settlers[judged:]
         draft.reconciled = [
             (asking, complete and until <= judged, until) for asking, complete, until in draft.reconciled
@@ -555,9 +557,7 @@ class Gathering:
                 self.wake()
 
     def _note_written(self, draft: Draft) -> None:
-        for step in draft.steps:
-            if isinstance(step, Return | Reject | Reset):
-                self._ready.came_back(step.ranges)
+        self._ready.written(draft.steps, self._now_ms())
         for asking, complete, _ in draft.reconciled:
             asking.reconciled = complete
             self._holdings.members.seen(asking.member, asking.key)
@@ -591,5 +591,7 @@ class Gathering:
             self._holdings.lent(lease, asking.member, ((a, b) for a, b, _ in runs), lease_ms, self._now_ms())
             self._keep_time()
         told = tuple(LentRun(a, b, (mark or NO_MARK).deliveries + 1, (mark or NO_MARK).failures) for a, b, mark in runs)
-        ready = not self.closed and self._ready.is_ready(self._now_us(), self.partition.next_offset, alone=False)
-        asking.answer(Lent(lease, told, lease_ms, ready))
+        wish = self._wish(asking, 1, self._now_ms(), alone=False)
+        ready = not self.closed and bool(self._ready.is_ready(wish, self._now_us(), self.partition.next_offset))
+        order, order_by = self._ready.ordered
+        asking.answer(Lent(lease, told, lease_ms, ready, order=order, order_by=order_by))

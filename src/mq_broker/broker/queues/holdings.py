@@ -76,13 +76,14 @@ class Holdings:
         settles: list[Settle] = []
         count = 0
         for lease, ranges in self._clocks.expired(now_ms, RETURNED_AT_ONCE):
-            held = joined(self.of(lease, ranges))
+            unsettled = self._state.settled.missing_count
+            held = joined((first, end) for first, end in self.of(lease, ranges) if unsettled(first, end))
             if not held:
                 self._clocks.over(lease, now_ms)
             elif count < RETURNED_AT_ONCE:
                 some = held[: RETURNED_AT_ONCE - count]
                 count += len(some)
-                settles.append(Settle(lease, self._state.leases[lease].member, some, Failed(RAN_OUT)))
+                settles.append(Settle(lease, self._state.leases[lease].member, some, Failed(RAN_OUT, begun_first=True)))
         return settles
 
     def unclaimed(self, asking: Asking, most: int) -> tuple[list[Settle], bool]:
@@ -104,7 +105,7 @@ class Holdings:
                 charge -= sum(b - a for a, b in taken)
                 left += [(rest, end)] if rest < end else []
             rests = joined(left)[: most - count]
-            settles += [Settle(lease, member, joined(charged), Failed(REPLACED))] if charged else []
+            settles += [Settle(lease, member, joined(charged), Failed(REPLACED, begun_first=True))] if charged else []
             settles += [Settle(lease, member, rests, Release())] if rests else []
             count += len(charged) + len(rests)
         return settles, count < most

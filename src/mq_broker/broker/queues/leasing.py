@@ -11,6 +11,7 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.queues.declared import Declared
+from mq_broker.broker.queues.lent_rows import lent_rows
 from mq_broker.broker.queues.outputs import Outputs, last_number, outputs_of
 from mq_broker.broker.queues.requests import Asking, Extend, Item, Lent
 from mq_broker.broker.queues.working import Working
@@ -23,12 +24,14 @@ from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, TritonMQError, UnknownTopic, shortened
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.names import check_member_id, check_member_key
-from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR
+from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR, Order
 
 DELAY_MS_MAX: Final = 365 * 86_400_000
 
 NAMED_MAX: Final = 4
 """How often a request may name one record."""
+
+_ORDERS: Final = {Order.NONE: pb.ORDER_NONE, Order.KEY: pb.ORDER_KEY, Order.ALL: pb.ORDER_ALL}
 
 _BEFORE_DEADLINE_S: Final = 0.5
 """So long before a request's deadline it is answered that nothing was ready: the answer takes its time, too."""
@@ -54,8 +57,8 @@ class Leasing:
         self._now_us = now_us
 
     async def lease(self, request: pb.LeaseRequest, deadline: float) -> pb.LeaseResponse:
-        """Lend the member what is ready, once the lease is committed. Leases of the member that it does not name are
-        returned first."""
+        """Lend the member what is ready, once the lease is committed. What it settles and its leases that it does not
+        name are settled and returned first."""
         check_member_key(request.member_key)
         if request.lease_ms and not LEASE_MS_FLOOR <= request.lease_ms <= LEASE_MS_CEILING:
             raise InvalidRequest(
@@ -75,24 +78,30 @@ class Leasing:
             held=held,
             working=request.working,
         )
-        now = asyncio.get_running_loop().time()
-        wait_until = min(now + request.wait_ms / 1000, deadline - _BEFORE_DEADLINE_S)
-        lent = await self._working.lent(partition, request.group, asking, wait_until, deadline)
+        answers: Sequence[Answer] = ()
+        if request.settles:
+            if any(each.outputs or each.number or each.outcome == pb.OUTCOME_EXTEND for each in request.settles):
+                raise InvalidRequest("outputs and extensions go by Settle: leave them out of Lease")
+            items = await self._items(partition, request)
+            answers, lent = await self._working.settled_and_lent(partition, request.group, items, asking, deadline)
+        else:
+            now = asyncio.get_running_loop().time()
+            wait_until = min(now + request.wait_ms / 1000, deadline - _BEFORE_DEADLINE_S)
+            lent = await self._working.lent(partition, request.group, asking, wait_until, deadline)
         # A process that took the place of another goes on with its numbers. That one's leases have ended by now, so it
         # has no further ones.
-        return _told(lent, last_number(partition, request.group, request.member))
+        response = _told(lent, last_number(partition, request.group, request.member))
+        response.answers.extend(map(_answer, answers))
+        rows = lent_rows(partition, [(run.first, run.end) for run in lent.runs], request.rows_bytes_max)
+        response.batches.extend(described for described, _ in rows)
+        response.payload = b"".join(payload for _, payload in rows)
+        return response
 
     async def settle(self, request: pb.SettleRequest, deadline: float) -> pb.SettleResponse:
         """What became of each of these, once it is committed. A request that cannot be right is refused whole. Outputs
         that cannot be published are refused by themselves."""
         partition = await self._partition(request)
-        if sum(len(settle.ranges) for settle in request.settles) > 2 * RANGES_MAX:
-            raise InvalidRequest(f"a request settles at most {RANGES_MAX} ranges: settle fewer at once")
-        end = partition.next_offset
-        items = [self._item(settle, request.member, end) async for settle in in_turns(request.settles)]
-        _check_often(item.ranges for item in items if isinstance(item, Extend))
-        _check_often(item.ranges for item in items if not isinstance(item, Extend))
-        _check_epochs(partition, [item.lease for item in items])
+        items = await self._items(partition, request)
         timeout_ms = min(request.timeout_ms or REQUEST_TIMEOUT_MS, REQUEST_TIMEOUT_MS)
         until = min(deadline, asyncio.get_running_loop().time() + timeout_ms / 1000)
         refused: dict[int, Answer] = {}
@@ -121,6 +130,17 @@ class Leasing:
         partition = self._shell.leader(topic, request.partition)
         self._declared.get(partition, request.group)
         return partition
+
+    async def _items(self, partition: Partition, request: pb.LeaseRequest | pb.SettleRequest) -> list[Item]:
+        """Raises the error with which the request is refused."""
+        if sum(len(settle.ranges) for settle in request.settles) > 2 * RANGES_MAX:
+            raise InvalidRequest(f"a request settles at most {RANGES_MAX} ranges: settle fewer at once")
+        end = partition.next_offset
+        items = [self._item(settle, request.member, end) async for settle in in_turns(request.settles)]
+        _check_often(item.ranges for item in items if isinstance(item, Extend))
+        _check_often(item.ranges for item in items if not isinstance(item, Extend))
+        _check_epochs(partition, [item.lease for item in items])
+        return items
 
     def _item(self, settle: pb.SettleOne, member: str, end: int) -> Item:
         """Raises `InvalidRequest`."""
@@ -200,6 +220,8 @@ def _told(lent: Lent, number: int) -> pb.LeaseResponse:
         lease_ms=lent.lease_ms,
         ready=lent.ready,
         number=number,
+        order=_ORDERS[lent.order],
+        order_by=lent.order_by,
         gone=[pb.LeaseId(leader_epoch=epoch, entry=entry, step=step) for epoch, entry, step in lent.gone],
     )
     if lent.lease is not None:
@@ -210,6 +232,9 @@ def _told(lent: Lent, number: int) -> pb.LeaseResponse:
 
 def _answer(answer: Answer) -> pb.SettleAnswer:
     told = pb.SettleAnswer(lost=to_gaps(answer.lost))
+    for (epoch, entry, step), ranges in answer.pulled:
+        lease = pb.LeaseId(leader_epoch=epoch, entry=entry, step=step)
+        told.pulled.add(lease=lease, ranges=to_gaps(ranges))
     if answer.error is not None:
         told.error.CopyFrom(to_wire(answer.error))
     return told

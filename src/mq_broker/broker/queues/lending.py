@@ -8,12 +8,16 @@ out of date: each record is looked up in the state before it is chosen.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
+from mq_broker.core.work.order import Order
 from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
+from mq_broker.core.work.steps import Reject, Reset, Return, Step
+from mq_broker.storage.offset_index import OffsetIndex
+from mq_protocol.queue_settings import Order as Ordered
 
 RANGES_PER_LEASE_MAX: Final = 1_000
 """A lease is one step of an entry, which several requests share."""
@@ -23,6 +27,8 @@ LOOKED_AT_MAX: Final = 4_000
 
 CAME_BACK_MAX: Final = 16_000
 """Runs that one step may give back. After more the state is looked through anew, a piece at a time."""
+
+RECORDS_MAX: Final = 1 << 31
 
 _SIZE_SLACK: Final = 10_000
 
@@ -35,12 +41,17 @@ they have."""
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What one request may be lent. `bytes_max` 0: any number. `alone`: its member holds nothing, so it may have a
-    record that must be lent alone."""
+    """What one request of `member` may be lent. `bytes_max` 0: any number. `alone`: its member holds nothing, so it may
+    have a record that must be lent alone. `settled`: by being lent. `now_ms`: of the monotonic clock. `present`:
+    members that ask for something now."""
 
     records_max: int
     bytes_max: int = 0
     alone: bool = True
+    member: str = ""
+    settled: bool = False
+    now_ms: int = 0
+    present: Container[str] = ()
 
 
 @dataclass(slots=True)
@@ -61,6 +72,11 @@ class Choice:
         return tuple((first, end) for first, end, _ in self.runs)
 
     @property
+    def end(self) -> int:
+        """One past the last record that was chosen."""
+        return self.runs[-1][1] if self.runs else 0
+
+    @property
     def unfinished(self) -> bool:
         return not self.runs and self.looked >= LOOKED_AT_MAX
 
@@ -78,10 +94,19 @@ class Choice:
                 until = first + 1
             self.bytes += size
         if until > first:
-            self.runs.append((first, until, mark))
+            begun = self.runs.pop()[0] if self.runs and self.runs[-1][1:] == (first, mark) else first
+            self.runs.append((begun, until, mark))
             self.records += until - first
         self.full = until < end or self.records >= self.wish.records_max or len(self.runs) >= RANGES_PER_LEASE_MAX
         return until
+
+    def append(self, first: int, end: int) -> None:
+        """All of these, which were never lent: the wish allows them, and their bytes are counted."""
+        if first < end:
+            begun = self.runs.pop()[0] if self.runs and self.runs[-1][1:] == (first, None) else first
+            self.runs.append((begun, end, None))
+            self.records += end - first
+            self.full = self.records >= self.wish.records_max or len(self.runs) >= RANGES_PER_LEASE_MAX
 
 
 class Ready:
@@ -90,6 +115,15 @@ class Ready:
     `limit`: the group's `delivery_limit`. Below `_fresh` everything that can be lent is in one of the heaps: what came
     back, what waits for its time, what must be lent alone.
     """
+
+    order: Order | None = None
+    """By which the group's settles are judged."""
+
+    ordered: tuple[Ordered, str] = Ordered.NONE, ""
+    """The settings `order` and `order_by`."""
+
+    at_once = RECORDS_MAX
+    """Once so many records are lent by one entry, nobody else is looked at for it."""
 
     def __init__(self, state: WorkState, limit: int) -> None:
         self._state = state
@@ -146,6 +180,23 @@ class Ready:
     def _is_last(self, mark: Mark | None) -> bool:
         """Whether one more failure dooms it. Of a limit of 1 that is every record, and none is lent alone."""
         return self.limit >= 2 and mark is not None and mark.failures == self.limit - 1
+
+    def written(self, steps: Iterable[Step], now_ms: int) -> None:
+        """They are committed. `now_ms`: of the monotonic clock."""
+        for step in steps:
+            if isinstance(step, Return | Reject | Reset):
+                self.came_back(step.ranges)
+
+    def trimmed(self, start: int) -> None:
+        """The log begins there by now."""
+
+    def most(self, held: int) -> int:
+        """How many records a member may be lent that holds so many."""
+        return RECORDS_MAX
+
+    def again_ms(self, now_ms: int) -> int | None:
+        """How long until somebody may be lent something that may not have it now; None if time changes nothing."""
+        return None
 
     def came_back(self, ranges: Ranges) -> None:
         """Committed steps have ended the leases of these records, or what kept them."""
@@ -244,24 +295,29 @@ class Ready:
             if candidate is None:
                 break
             first, until, fresh = candidate
-            rest = self._choose_of((first, until), choice)
+            first = max(first, choice.end)  # what was sent back twice is here twice
+            rest = self._choose_of((first, until), choice) if first < until else until
             if fresh:
                 self._fresh = rest
             else:
                 self._keep(rest, until)
         return choice
 
-    def is_ready(self, now_us: int, end: int, *, alone: bool) -> bool:
-        """Whether a request would be lent anything."""
-        choice = self.choose(Wish(1, alone=alone), now_us, end, lambda _, until, __: (until, 0))
-        for first, until, mark in choice.runs:
+    def is_ready(self, wish: Wish, now_us: int, end: int) -> bool | None:
+        """Whether a request would be lent anything; None if there is more to look at, in another turn."""
+        choice = self.choose(replace(wish, records_max=1, bytes_max=0), now_us, end, lambda _, until, __: (until, 0))
+        self._undo(choice.runs)
+        return None if choice.unfinished else bool(choice.runs)
+
+    def _undo(self, runs: list[Run]) -> None:
+        """They were chosen just now, and are not asked for."""
+        for first, until, mark in runs:
             if self._is_last(mark):
                 heapq.heappush(self._alone, (first, until))
             elif mark is None and until == self._fresh:
                 self._fresh = first
             else:
                 heapq.heappush(self._back, (first, until))
-        return bool(choice.runs)
 
     def _next(self, fresh_end: int) -> tuple[int, int, bool] | None:
         """What to look at next, which is forgotten here, and whether it was never lent."""
@@ -297,3 +353,20 @@ class Ready:
             if choice.over:
                 return high
         return candidate[1]
+
+
+def fitting(index: OffsetIndex) -> Fits:
+    """Sizes by the index: a batch's bytes are shared out among its records."""
+    between = index.bytes_between
+
+    def fits(first: int, end: int, bytes_max: int) -> tuple[int, int]:
+        size = between(first, end)
+        if size <= bytes_max:
+            return end, size
+        low, high = first, end
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if between(first, middle) <= bytes_max else (low, middle)
+        return low, between(first, low)
+
+    return fits

@@ -63,11 +63,12 @@ class Origin:
 @dataclass(frozen=True, slots=True)
 class Letters:
     """A batch for the dead-letter topic, None if there is none; the records that it is of; and those that were sent as
-    dead letters too often already."""
+    dead letters too often already. `left`: those of which no letter was made, since the batch would be too large."""
 
     batch: pa.RecordBatch | None
     ranges: Ranges
     weary: Ranges
+    left: Ranges = ()
 
 
 def letter_schema(source: pa.Schema) -> pa.Schema:
@@ -96,13 +97,18 @@ def check_fits(source: pa.Schema, target: pa.Schema, name: str) -> None:
             )
 
 
-def make(pieces: Sequence[Piece], origin: Origin, target: pa.Schema) -> Letters:
-    """A letter for each record that was not sent too often. Raises `CorruptBatch`."""
+def make(pieces: Sequence[Piece], origin: Origin, target: pa.Schema, bytes_max: int) -> Letters:
+    """A letter for each record that was not sent too often, but of no further stored batch once they have `bytes_max`
+    bytes: how many a stored batch has is known when it is decompressed. Raises `CorruptBatch`."""
     typed = origin.schema != RECORD_SCHEMA
     parts: list[pa.RecordBatch] = []
     sent: list[int] = []
     weary: list[int] = []
+    size = read = 0
     for piece in pieces:
+        if size >= bytes_max:
+            break
+        read += 1
         whole = decode_batch(piece.payload, origin.schema)
         rows = pc.take(whole, pa.array([offset - piece.base_offset for offset, _ in piece.records], pa.int64()))
         hops = _hops_of_rows(rows) if typed else _hops_of_records(rows)
@@ -115,8 +121,14 @@ def make(pieces: Sequence[Piece], origin: Origin, target: pa.Schema) -> Letters:
         facts = [_facts(piece, origin, at, hops[at]) for at in kept]
         sent += [piece.records[at][0] for at in kept]
         parts.append(_rows(rows, facts, target) if typed else _records(rows, facts))
+        size += parts[-1].nbytes
     batch = pa.concat_batches(parts) if parts else None
-    return Letters(batch, joined((each, each + 1) for each in sent), joined((each, each + 1) for each in weary))
+    left = [offset for piece in pieces[read:] for offset, _ in piece.records]
+    return Letters(batch, _ranges(sent), _ranges(weary), _ranges(left))
+
+
+def _ranges(offsets: list[int]) -> Ranges:
+    return joined((each, each + 1) for each in offsets)
 
 
 def _facts(piece: Piece, origin: Origin, at: int, hops: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from mq_broker.core.work.ranges import Ranges
 from mq_broker.core.work.settling import Answer, SendDead, Settle
 from mq_broker.core.work.steps import LeaseId, Step
 from mq_protocol.errors import TritonMQError
+from mq_protocol.queue_settings import Order
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +40,15 @@ class LentRun:
 @dataclass(frozen=True, slots=True)
 class Lent:
     """What a member is told. `lease` None: nothing was lent. `gone`: of the leases that it named, those of which it has
-    nothing any more. `ready`: there is more."""
+    nothing any more. `ready`: there is more. `order`, `order_by`: of the group."""
 
     lease: LeaseId | None = None
     runs: tuple[LentRun, ...] = ()
     lease_ms: int = 0
     ready: bool = False
     gone: tuple[LeaseId, ...] = ()
+    order: Order = Order.NONE
+    order_by: str = ""
 
 
 class Asking:
@@ -88,10 +91,12 @@ class Asking:
 
 
 class Settling:
-    """A request to settle. Owns its answers, and which of its items were not judged yet (`todo`)."""
+    """A request to settle. Owns its answers, and which of its items were not judged yet (`todo`). `overtaken`: those of
+    them of which an earlier record is to be settled first, each with what of it is known to be lost."""
 
     def __init__(self, items: Sequence[Item]) -> None:
-        self.items = items
+        self.items = list(items)
+        self.overtaken: dict[int, Ranges] = {}
         self.todo = deque(range(len(items)))
         self.answers: list[Answer | None] = [None] * len(items)
         self._missing = len(items)

@@ -8,7 +8,7 @@ from typing import Final
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.places import Places
-from mq_broker.broker.transactions.requests import key_of
+from mq_broker.broker.transactions.requests import check_attempt, key_of
 from mq_broker.core.entries import NO_UUID, UUID_BYTES, Stage
 from mq_broker.core.messages import Refused, Result
 from mq_protocol import mq_pb2 as pb
@@ -35,6 +35,7 @@ class Staging:
             raise InvalidRequest(f"query id {key.query_id[:100]!r} is no queue group's")
         check_topic_name(request.topic)
         check_id("run id", request.run_id)
+        check_attempt(request.run_id)
         if len(request.uuid) != UUID_BYTES or request.uuid == NO_UUID:
             raise InvalidRequest(f"a batch needs a UUID of 16 bytes, not all zero; this one has {len(request.uuid)}")
         topic = await self._topics.meant(request.topic, request.topic_id)

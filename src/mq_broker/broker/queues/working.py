@@ -17,6 +17,7 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.gathering import Gathering
+from mq_broker.broker.queues.ordering import ByKey
 from mq_broker.broker.queues.requests import Asking, Item, Lent, OwnSteps, Settling
 from mq_broker.core.work.settling import Answer
 from mq_broker.core.work.state import WorkState
@@ -46,7 +47,7 @@ class _Led:
 class Working:
     """Owns the gathering of each queue group and partition that is led here. `now_us`: the time that is believed, in
     microseconds since 1970. `on_outbox`: publishes what a group has decided. `on_doomed`: sends its dead
-    letters."""
+    letters. `on_keys`: reads the keys of its records."""
 
     def __init__(
         self,
@@ -55,8 +56,10 @@ class Working:
         now_us: Callable[[], int],
         on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None,
         on_doomed: Callable[[Gathering], None] = lambda _: None,
+        on_keys: Callable[[Gathering, ByKey], None] = lambda *_: None,
     ) -> None:
         self._shell = shell
+        self._on_keys = on_keys
         self._on_outbox = on_outbox
         self._on_doomed = on_doomed
         self._declared = declared
@@ -110,6 +113,33 @@ class Working:
                 gathering.withdraw(settling)
                 settling.answered.cancel()
 
+    async def settled_and_lent(
+        self, partition: Partition, group: str, items: Sequence[Item], asking: Asking, deadline: float
+    ) -> tuple[Sequence[Answer], Lent]:
+        """What became of each item, and what the member is lent of what was ready: judged together, and committed by
+        one entry if it has room. Nothing is waited for to be lent. Raises as `settled`; a member that is refused the
+        lease alone is told that there is something to ask for."""
+        with self._room(partition):
+            gathering = self.gathering(partition, group)
+            settling = Settling(items)
+            gathering.settle(settling)
+            gathering.ask(asking)
+            try:
+                await asyncio.wait({settling.answered}, timeout=max(0.0, deadline - self._loop.time()))
+                if not settling.answered.done():
+                    raise OutcomeUnknown(f"{partition.name} did not commit this in time: ask again, the same way")
+                answers = settling.answered.result()
+                gathering.hurry(asking)
+                await asyncio.wait({asking.answered}, timeout=max(0.0, deadline - self._loop.time()))
+                refused = not asking.answered.done() or asking.answered.exception() is not None
+                return answers, Lent(ready=True) if refused else asking.answered.result()
+            finally:
+                gathering.withdraw(settling)
+                gathering.leave(asking)
+                settling.answered.cancel()
+                if not asking.answered.cancel():
+                    asking.answered.exception()  # nobody else looks at it
+
     async def add_steps(self, partition: Partition, group: str, life: int, steps: Sequence[Step]) -> None:
         """Write steps that this leader wants by itself, of this life of the group: they go into an entry with what
         members ask. Returns once they are committed. Raises `NotLeader` when the leadership ends before, and whatever
@@ -141,8 +171,15 @@ class Working:
                 self._stood_still,
                 self._on_outbox,
                 self._on_doomed,
+                self._on_keys,
             )
         return known
+
+    def blocked_by(self, partition: Partition, group: str) -> int | None:
+        """The record that others of the group wait for, which is not lent for now."""
+        led = self._groups.get(partition)
+        gathering = led.groups.get(group) if led is not None else None
+        return gathering.blocked_by() if gathering is not None else None
 
     def settings_changed(self) -> None:
         """Queue groups were declared, changed or deleted."""

@@ -23,7 +23,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.broker.transactions.requests import is_meant, key_of, key_to_wire, listed_name
-from mq_broker.core.entries import Abort, Decide, Fence, StagedBatches, TransactionKey
+from mq_broker.core.entries import SCHEDULED, Abort, Decide, Fence, StagedBatches, TransactionKey
 from mq_broker.core.machine.state import StagedBatch, TransactionState
 from mq_broker.storage.codec.frame import line_from_wire, line_to_wire
 from mq_protocol import mq_pb2 as pb
@@ -77,7 +77,8 @@ class Aborting:
         """What each query has staged in the partition."""
         by_key: dict[TransactionKey, list[StagedBatch]] = {}
         for batch in partition.replica.machine.staged.values():
-            by_key.setdefault(batch.key, []).append(batch)
+            if not batch.due_us:  # scheduled batches are of no query
+                by_key.setdefault(batch.key, []).append(batch)
         return [_sum(partition, key, by_key[key]) for key in await _meant(by_key, query)]
 
     def _serving(self) -> list[Partition]:
@@ -104,6 +105,7 @@ class Aborting:
             machine = partition.replica.machine
             known.update(key for key in machine.transactions if key.sink == sink)
             known.update(batch.key for batch in machine.staged.values() if batch.key.sink == sink)
+        known.discard(SCHEDULED)
         return await _meant(known, query) if query else []
 
     async def abort_key(self, request: pb.AbortKeyRequest, deadline: float) -> pb.AbortTransactionResponse:

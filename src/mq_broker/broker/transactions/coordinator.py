@@ -477,7 +477,7 @@ class Transactions:
                 continue
             old: dict[TransactionKey, list[tuple[int, bytes]]] = {}
             for batch in partition.replica.machine.staged.values():
-                if batch.timestamp_us <= before_us and not is_of_queue(batch.key.query_id):
+                if batch.timestamp_us <= before_us and not batch.due_us and not is_of_queue(batch.key.query_id):
                     old.setdefault(batch.key, []).append((batch.batch_id, batch.uuid))
             for key, batches in old.items():
                 if key not in statuses:
@@ -556,7 +556,7 @@ def _staged_after(partitions: list[Partition], request: pb.StagedRequest) -> Ite
         if place < after:
             continue
         for batch in sorted(partition.replica.machine.staged.values(), key=lambda each: each.index):
-            if place > after or batch.index > request.after_index:
+            if not batch.due_us and (place > after or batch.index > request.after_index):
                 yield partition, batch
 
 

@@ -15,7 +15,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import MANIFEST_BYTES_MAX, MICRO_BATCH_ID_MAX
 from mq_protocol.names import INTERNAL_PREFIX, check_id
-from mq_protocol.work_keys import is_of_queue
+from mq_protocol.work_keys import attempt_of, is_of_queue
 
 _UUID_BYTES: Final = 16
 _LISTED_DIGITS: Final = 16
@@ -42,6 +42,16 @@ def check_micro_batch_id(batch_id: int) -> None:
     if not 0 <= batch_id <= MICRO_BATCH_ID_MAX:
         raise InvalidRequest(
             f"micro-batch ids (txnVersion) go from 0 to 2^62 = {MICRO_BATCH_ID_MAX}; this one is {batch_id}"
+        )
+
+
+def check_attempt(run_id: str) -> None:
+    """Raises `InvalidRequest` for a run of which a queue group's leader could never say that it is over: what is staged
+    under it would stay."""
+    if attempt_of(run_id) is None:
+        raise InvalidRequest(
+            f"run id {run_id[:100]!r} is no attempt of a queue group: lease:<epoch>.<entry>.<step>, or epoch:<epoch> "
+            "of a leader's own"
         )
 
 

@@ -79,7 +79,7 @@ class Upkeep:
             for partition in self._shell.partitions()
             if partition.serving
             for batch in partition.replica.machine.staged.values()
-            if pins(partition, batch)
+            if not batch.due_us and pins(partition, batch)
         }
         for name, key in self._held_up.look(held, now_ms):
             place = place_of(key.query_id)

@@ -280,6 +280,39 @@ def test_a_wall_clock_that_is_set_back_or_drifts_is_believed_at_once() -> None:
     assert clocks.go_on(0) == 14 - YEAR_S
 
 
+def test_a_wall_clock_that_is_set_right_again_within_the_hour_is_believed_at_once() -> None:
+    clocks = Clocks()
+    clocks.wall_us -= YEAR_S * 1_000_000
+    assert clocks.go_on(3_000) == 3_000 - YEAR_S
+    clocks.wall_us -= YEAR_S * 1_000_000
+    assert clocks.go_on(599) == 3_599 - 2 * YEAR_S
+    clocks.wall_us += YEAR_S * 1_000_000
+    assert clocks.go_on(0) == 3_599 - YEAR_S, "half of the way"
+    clocks.wall_us += YEAR_S * 1_000_000 + retention.JUMP_US
+    assert clocks.go_on(0) == 3_599 + 10, "as a clock may drift"
+    clocks.wall_us -= YEAR_S * 1_000_000
+    assert clocks.go_on(1) == 3_610 - YEAR_S
+    clocks.wall_us += YEAR_S * 1_000_000
+    assert clocks.go_on(3_000) == 6_610, "the hour begins anew when it is set back anew"
+
+
+def test_a_wall_clock_that_is_set_further_on_than_it_was_is_not_believed_at_once() -> None:
+    clocks = Clocks()
+    clocks.wall_us -= 60_000_000
+    assert clocks.go_on(0) == -60
+    clocks.wall_us += 60_000_000 + retention.JUMP_US + 1
+    assert clocks.go_on(0) == -60
+
+
+def test_a_wall_clock_that_was_back_for_an_hour_waits_as_any_that_jumps_forward() -> None:
+    clocks = Clocks()
+    clocks.wall_us -= 60_000_000
+    assert clocks.go_on(1) == -59
+    assert clocks.go_on(3_600) == 3_541
+    clocks.wall_us += 60_000_000
+    assert clocks.go_on(1) == 3_542
+
+
 def test_while_the_wall_clock_is_ahead_time_goes_on_to_the_microsecond() -> None:
     clocks = Clocks()
     before_us = clocks.believed.now_us()

@@ -11,6 +11,7 @@ from mq_broker.broker.administration.topic_changes import (
     arrived,
     begun,
     called_off,
+    check_level,
     check_partitions,
     is_complete,
     with_columns,
@@ -18,7 +19,7 @@ from mq_broker.broker.administration.topic_changes import (
 )
 from mq_broker.coordination.interface import Move, TopicSpec
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
-from mq_protocol.errors import InvalidRequest, InvalidSetting, UnknownPartition
+from mq_protocol.errors import IncompatibleVersion, InvalidRequest, InvalidSetting, UnknownPartition
 from mq_protocol.limits import MEMBERS_MAX, PARTITIONS_PER_TOPIC_MAX
 from mq_protocol.sql.ddl import parse_schema
 
@@ -177,3 +178,11 @@ def test_a_setting_must_suit_the_fewest_replicas_that_a_partition_is_to_have() -
     assert with_settings(fewer, {"min_insync_replicas": "1"}).settings == {"min_insync_replicas": "1"}
     with pytest.raises(InvalidSetting, match="min_insync_replicas"):
         with_settings(fewer, {"min_insync_replicas": "2"})
+
+
+@pytest.mark.parametrize("name", ["retention", "retention_over_queues", "scheduled_max"])
+def test_a_setting_that_brokers_of_the_last_release_cannot_read_waits_for_its_level(name: str) -> None:
+    with pytest.raises(IncompatibleVersion, match=f"the setting {name} needs level 2.*at level 1.*cluster upgrade"):
+        check_level(["retention_ms", name], 1)
+    check_level(["retention_ms", name], 2)
+    check_level(["retention_ms", "min_insync_replicas"], 1)

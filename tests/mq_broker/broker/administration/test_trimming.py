@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.administration import retention
+from mq_broker.broker.administration.consumed import Consumed
 from mq_broker.broker.administration.retention import Retention, _trim_to
 from mq_broker.core.entries import Trim
 from mq_broker.core.messages import Published
@@ -18,6 +19,7 @@ from mq_broker.core.work.steps import Accept, LeaseId, Reason, Send, Sent
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import NotLeader, StorageFailed, TritonMQError
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
+from mq_protocol.names import RetentionPolicy
 
 NOW_US = 1_000_000_000
 
@@ -28,7 +30,10 @@ class Part:
     def __init__(self, retention_ms: int | None = None, retention_bytes: int | None = None, start: int = 0) -> None:
         self.name = "t-0"
         settings = SimpleNamespace(
-            retention_ms=retention_ms, retention_bytes=retention_bytes, retention_over_queues=False
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
+            retention=RetentionPolicy.LIMITS,
+            retention_over_queues=False,
         )
         self.topic = SimpleNamespace(settings=settings, internal=False, spec=SimpleNamespace(queues={}))
         self.index = OffsetIndex()
@@ -37,6 +42,7 @@ class Part:
         self.index.trim(start)
         self.replica = SimpleNamespace(machine=SimpleNamespace(log_start_offset=start, work={}))
         self.serving, self.shorten_due, self.closed = True, False, False
+        self.held_by = ""
         self.asked: list[tuple[object, float]] = []
         self.shortened = 0
         self.refuses: TritonMQError | None = None
@@ -105,7 +111,7 @@ class Shell:
 
 async def turns(*parts: Part, times: int = 1) -> None:
     shell: Any = Shell(*parts)
-    ours = Retention(shell)
+    ours = Retention(shell, Consumed(shell, shell, shell))
     for _ in range(times):
         for part in parts:
             each: Any = part
@@ -135,7 +141,7 @@ def test_a_partition_whose_turn_goes_on_gets_no_second_one_beside_it(monkeypatch
         part = Part(retention_bytes=200)
         part.goes_on.clear()
         shell: Any = Shell(part)
-        keeping = asyncio.create_task(Retention(shell).keep())
+        keeping = asyncio.create_task(Retention(shell, Consumed(shell, shell, shell)).keep())
         for _ in range(20):
             await asyncio.sleep(0)
         assert len(shell.tasks) == 1
@@ -155,7 +161,7 @@ def test_nothing_is_remembered_of_a_partition_that_is_closed(monkeypatch: pytest
     async def scenario() -> None:
         parts: Any = [Part(), Part()]
         shell: Any = Shell()
-        ours = Retention(shell)
+        ours = Retention(shell, Consumed(shell, shell, shell))
         ours._held_back = dict.fromkeys(parts, "readers")
         parts[0].closed = True
         keeping = asyncio.create_task(ours.keep())
@@ -212,7 +218,8 @@ def test_retention_stops_at_what_a_queue_group_has_not_settled_and_says_so_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     part: Any = Part(retention_ms=1_000)
-    keeper = Retention(SimpleNamespace())  # type: ignore[arg-type]
+    shell: Any = None
+    keeper = Retention(shell, Consumed(shell, shell, shell))
     work = part.replica.machine.work
     assert keeper._needed_from(part, 40) == 40
     work.update(slow=WorkState(1, 13), fast=WorkState(1, 70))

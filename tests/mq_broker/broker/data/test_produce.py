@@ -29,6 +29,7 @@ from tests.mq_broker.broker.cluster import DEADLINE_S, FINGERPRINT, SCHEMA, rows
 
 UUID = bytes(range(1, 17))
 KEY = pb.TransactionKey(query_id="q", sink="t")
+OF_QUEUE = pb.TransactionKey(query_id=f"work:{'0' * 32}/0/g", sink="t")
 
 
 def topic(name: str = "t") -> Any:
@@ -57,6 +58,7 @@ def header(**fields: Any) -> pb.ProduceHeader:
         ({"stage": pb.StageOf(key=pb.TransactionKey(sink="t"))}, "no query id"),
         ({"stage": pb.StageOf(key=KEY, batch_id=-1)}, "micro-batch ids"),
         ({"stage": pb.StageOf(key=KEY, run_id="r" * 10_000)}, "run id"),
+        ({"stage": pb.StageOf(key=OF_QUEUE, run_id="lease:1.2")}, "'lease:1.2' is no attempt of a queue group"),
     ],
 )
 def test_a_batch_is_refused_by_what_its_header_says(fields: dict[str, Any], words: str) -> None:

@@ -16,6 +16,7 @@ from mq_broker.broker.metadata.topics import Topic
 from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core import entries
 from mq_broker.core.entries import MoveCursor
+from mq_broker.core.machine.due_times import DueTimes
 from mq_broker.core.messages import (
     Audit,
     CasOutcome,
@@ -70,7 +71,7 @@ class World:
         self.shortens: Callable[[int], int] = lambda first: first
         shell: Any = self
         self.partition = Partition(shell, TOPIC, 0)
-        self.machine = SimpleNamespace(next_offset=10, oldest_staged_index=lambda: None)
+        self.machine = SimpleNamespace(next_offset=10, oldest_staged_index=lambda: None, due_times=DueTimes())
         self.replica: Any = SimpleNamespace(
             leading=True,
             ready=True,

@@ -12,6 +12,7 @@ from typing import Any
 
 from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.gathering import Gathering
+from mq_broker.broker.queues.ordering import ByKey
 from mq_broker.broker.queues.requests import Asking, Item, Settling
 from mq_broker.core.entries import Append, Entry, Operation, Trim, Work
 from mq_broker.core.machine.admission import Admit, Overlay, judge
@@ -39,7 +40,7 @@ class Led:
         self.name, self.number = "t-0", 0
         self.topic = SimpleNamespace(spec=SimpleNamespace(name="t"))
         self.machine = PartitionMachine(WindowBounds(1_000, None))
-        self.replica = SimpleNamespace(leader_epoch=EPOCH, machine=self.machine)
+        self.replica = SimpleNamespace(leader_epoch=EPOCH, machine=self.machine, trimming=False)
         self.index = OffsetIndex()
         self.observers: set[Callable[[], None]] = set()
         self.serving, self.closed = True, False
@@ -146,9 +147,34 @@ class Group:
         self.led.apply("g", 1, Begin(0))
         self.queue: Queue | None = Queue("g", 1, 0, QueueSettings(**settings))
         self.ms, self.us = 1_000_000, 1_000_000_000
-        self.gathering = Gathering(
-            self.led, "g", lambda: self.queue, lambda: self.ms, lambda: self.us, lambda: None, lambda: False
+        self.gathering = self._gathering()
+        self.key_of: Callable[[int], int | None] = lambda _: None
+        self.reads = True
+
+    def _gathering(self) -> Gathering:
+        return Gathering(
+            self.led,
+            "g",
+            lambda: self.queue,
+            lambda: self.ms,
+            lambda: self.us,
+            lambda: None,
+            lambda: False,
+            on_keys=self._read,
         )
+
+    def lead_anew(self) -> None:
+        """Somebody leads who knows the state alone, and nothing of members, clocks and keys."""
+        self.gathering.close(self.led.not_leader())
+        self.gathering = self._gathering()
+        self.gathering.wake()
+
+    def _read(self, gathering: Gathering, keys: ByKey) -> None:
+        """As many keys as it wants, at once."""
+        while self.reads and (wanted := keys.to_read(self.led.next_offset)) is not None:
+            known = [(offset, key) for offset in range(*wanted) if (key := self.key_of(offset)) is not None]
+            keys.add(wanted[1], [offset for offset, _ in known], [key for _, key in known])
+        gathering.wake()
 
     def declare(self, life: int = 1, **settings: Any) -> None:
         """From now on these are the settings."""

@@ -176,7 +176,7 @@ def test_before_the_level_is_raised_nothing_begins(tmp_path: Path) -> None:
 
 def test_who_asks_for_a_group_is_told_its_settings_or_what_to_do(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
-        later = QueueSpec(4, settings={"order": "key"})
+        later = QueueSpec(4, settings={"priority": "strict"})
         world.store(orders=QueueSpec(3, settings={"lease_ms": "5s"}), later=later)
         queue = world.declared.get(world.partition, "orders")
         assert (queue.life, queue.settings.lease_ms) == (3, 5_000)

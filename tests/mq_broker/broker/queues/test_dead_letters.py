@@ -231,6 +231,7 @@ def test_what_an_attempt_left_behind_is_discarded_once_nobody_will_decide_it(
             context.setattr(Outbox, "look", lambda *_: None)
             async with standalone(tmp_path) as broker:
                 await until(lambda: counted(broker, dead=1, outbox=1))
+                await until(lambda: staged(broker, 3))  # both partitions are served
                 await sweep(sweeps)
                 assert await staged(broker, 2), "what a former leader did not decide is gone, what it decided stays"
 

@@ -64,6 +64,24 @@ async def test_a_settle_is_answered_only_once_it_is_committed() -> None:
 
 
 @scenario
+async def test_nothing_is_judged_while_records_are_about_to_be_dropped() -> None:
+    """The state will be another one behind the trim: what a request did would not be what it is told."""
+    group = Group()
+    lease = (await group.ask("a", 5).answered).lease
+    group.led.replica.trimming = True
+    settling = group.ack("a", lease, (0, 5))
+    await rounds()
+    assert (len(group.led.proposed), group.gathering.waits) == (1, True)
+    group.led.replica.trimming = False
+    group.led.trim(3)
+    group.gathering.wake()
+    await rounds()
+    assert settling.answered.done()
+    assert not group.gathering.waits
+    assert group.led.state.base == 5
+
+
+@scenario
 async def test_settles_stand_before_leases_in_an_entry() -> None:
     group = Group()
     lease = (await group.ask("a", 5).answered).lease
@@ -400,6 +418,22 @@ async def test_what_is_redriven_is_lent_again() -> None:
     group.gathering.add(OwnSteps(1, (Reset(((0, 1),)),)))
     await rounds()
     assert waiting.answered.result().runs == (LentRun(0, 1, 2, 0),)
+
+
+@scenario
+async def test_records_that_are_sent_back_twice_at_a_time_are_lent_once() -> None:
+    group = Group(4)
+    lease = (await group.ask("a", 4).answered).lease
+    group.outcome(Rejected("bad"), "a", lease, (0, 4))
+    await rounds()
+    again = [OwnSteps(1, (Reset(((0, 4),)),)) for _ in range(2)]
+    for own in again:
+        group.gathering.add(own)
+    await rounds()
+    assert all(own.written.done() for own in again)
+    asking = group.ask("b", 10)
+    await rounds()
+    assert offsets(asking) == [(0, 4)]
 
 
 @scenario

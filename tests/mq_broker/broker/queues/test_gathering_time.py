@@ -237,3 +237,17 @@ async def test_beside_a_record_on_its_last_delivery_no_other_is_lent() -> None:
     group.ack("a", alone, (0, 1))
     await rounds()
     assert offsets(more) == [(3, 8)]
+
+
+@scenario
+async def test_settled_records_of_a_lease_that_is_extended_do_not_run_out_again_and_again() -> None:
+    group = Group(lease_ms=1_000)
+    lease = (await group.ask("a", 10).answered).lease
+    await group.ack("a", lease, (5, 10)).answered
+    for _ in range(3):
+        group.pass_ms(600)
+        assert lease is not None
+        await group.settle(Extend(lease, "a", ((0, 5),))).answered
+        await rounds()
+    assert group.leased() == {"a": ((0, 5),)}
+    assert not group.gathering._holdings.due(group.ms), "it would be looked at in each turn of the loop"

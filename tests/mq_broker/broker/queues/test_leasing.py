@@ -194,3 +194,67 @@ def test_settles_of_one_request_are_answered_each_at_its_place(tmp_path: Path) -
             assert not any(answer.HasField("error") for answer in answers), [from_wire(a.error) for a in answers]
 
     asyncio.run(scenario())
+
+
+def test_a_member_settles_and_is_lent_what_comes_next_by_one_entry_and_with_its_rows(
+    tmp_path: Path, shells: list[Shell]
+) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, delivery_limit="0") as broker:
+            member = Member(broker)
+            first = await member.lease(2, rows_bytes_max=10_000)
+            [stored] = first.batches
+            assert (stored.base_offset, stored.record_count, stored.kept) == (0, 10, bytes([0b11, 0]))
+            assert len(first.payload) == stored.payload_bytes > 0
+            before = partition_of(shells).replica.last_index
+            ack = pb.SettleOne(lease=first.lease, ranges=[0, 2])
+            following = await member.lease(2, held=[first.lease], settles=[ack])
+            assert partition_of(shells).replica.last_index == before + 1
+            assert (ranges(following), list(following.answers)) == ([2, 2], [pb.SettleAnswer()])
+            assert (list(following.batches), following.payload) == ([], b""), "none are wanted"
+            again = await member.lease(2, held=[following.lease], settles=[ack])
+            assert (ranges(again), list(again.answers)) == ([4, 2], [pb.SettleAnswer()]), "asked again: the same answer"
+            assert partition_of(shells).replica.machine.work["g"].base == 2
+
+    asyncio.run(scenario())
+
+
+def test_who_settles_does_not_wait_to_be_lent_something(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, records=1) as broker:
+            member = Member(broker)
+            lent = await member.lease(1)
+            async with asyncio.timeout(5):
+                ack = pb.SettleOne(lease=lent.lease, ranges=[0, 1])
+                told = await member.lease(1, wait_ms=60_000, held=[lent.lease], settles=[ack])
+            assert (ranges(told), list(told.answers), told.HasField("lease")) == ([], [pb.SettleAnswer()], False)
+            lost = pb.SettleOne(lease=lent.lease, ranges=[0, 1], outcome=pb.OUTCOME_FAIL)
+            await broker.produce("t", 1)
+            told = await member.lease(1, settles=[lost])
+            assert ranges(told) == [1, 1]
+            assert list(told.answers) == [pb.SettleAnswer()], "it was settled already"
+
+    asyncio.run(scenario())
+
+
+def test_outputs_and_extensions_do_not_go_with_a_question_for_records(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker:
+            member = Member(broker)
+            lent = await member.lease(1)
+            wrong = [
+                pb.SettleOne(lease=lent.lease, ranges=[0, 1], outcome=pb.OUTCOME_EXTEND),
+                pb.SettleOne(lease=lent.lease, ranges=[0, 1], number=1),
+                pb.SettleOne(lease=lent.lease, ranges=[0, 1], outputs=[pb.StagedBatches(topic="u")]),
+            ]
+            for settle in wrong:
+                with pytest.raises(InvalidRequest, match="go by Settle"):
+                    await member.lease(1, held=[lent.lease], settles=[settle])
+            with pytest.raises(InvalidRequest, match="cannot be settled"):
+                await member.lease(1, held=[lent.lease], settles=[pb.SettleOne(lease=lent.lease, ranges=[0, 1 << 40])])
+            later = pb.LeaseId(leader_epoch=1 << 20, entry=1)
+            with pytest.raises(NotLeader):
+                await member.lease(1, held=[lent.lease], settles=[pb.SettleOne(lease=later, ranges=[0, 1])])
+            assert (await member.lease(0, held=[lent.lease])).gone == [], "nothing of it was done"
+
+    asyncio.run(scenario())

@@ -11,9 +11,11 @@ import pytest
 
 from mq_broker.broker.queues import working as working_module
 from mq_broker.broker.queues.declared import Queue
-from mq_broker.broker.queues.requests import Asking
+from mq_broker.broker.queues.gathering import Gathering
+from mq_broker.broker.queues.requests import Asking, Lent
 from mq_broker.broker.queues.working import Working
-from mq_broker.core.work.steps import Begin, Lease
+from mq_broker.core.work.settling import Ack, Answer, Release, Settle
+from mq_broker.core.work.steps import Begin, Lease, OutputLine, Reason, Send
 from mq_protocol.errors import NotLeader, OutcomeUnknown, Overloaded
 from mq_protocol.queue_settings import QueueSettings
 from tests.mq_broker.broker.queues.partitions import Led, rounds, scenario
@@ -22,14 +24,15 @@ from tests.mq_broker.broker.queues.partitions import Led, rounds, scenario
 class World:
     """A broker that leads a partition with a queue group, and its clock."""
 
-    def __init__(self, records: int = 0) -> None:
+    def __init__(self, records: int = 0, **callbacks: Any) -> None:
+        self.settings = QueueSettings()
         self.led: Any = Led(records)
         self.led.apply("g", 1, Begin(0))
         self.ms = 1_000_000
         shell: Any = SimpleNamespace(on_role=[], now_ms=lambda: self.ms)
-        declared: Any = SimpleNamespace(find=lambda *_: Queue("g", 1, 0, QueueSettings()))
+        declared: Any = SimpleNamespace(find=lambda *_: Queue("g", 1, 0, self.settings))
         self.roles = shell.on_role
-        self.working = Working(shell, declared, lambda: 1)
+        self.working = Working(shell, declared, lambda: 1, **callbacks)
 
     def asks(self, member: str) -> asyncio.Task[Any]:
         now = asyncio.get_running_loop().time()
@@ -113,3 +116,113 @@ async def test_without_a_lease_no_timer_runs() -> None:
     await rounds()
     assert world.working._beat is None
     waiting.cancel()
+
+
+@scenario
+async def test_no_more_requests_wait_at_a_broker_than_it_takes_whatever_their_partitions_are() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(working_module, "WAITING_MAX", 2)
+        world = World()
+        other: Any = Led()
+        other.apply("g", 1, Begin(0))
+        waiting = world.asks("a")
+        now = asyncio.get_running_loop().time()
+        elsewhere = asyncio.create_task(world.working.lent(other, "g", Asking("a", b"", 1), now + 9, now + 10))
+        await rounds()
+        with pytest.raises(Overloaded, match="1 requests of queue groups wait at t-0, and 2 at this broker"):
+            await world.asks("b")
+        elsewhere.cancel()
+        await rounds()
+        another = world.asks("b")
+        await rounds()
+        assert not another.done(), "there is room again"
+        waiting.cancel()
+        another.cancel()
+
+
+@scenario
+async def test_a_settle_that_was_not_judged_in_time_is_not_done_later() -> None:
+    world = World(10)
+    lent = await world.asks("a")
+    world.led.keeps_up = False
+    now = asyncio.get_running_loop().time()
+    ack = Settle(lent.lease, "a", ((0, 1),), Ack())
+    release = Settle(lent.lease, "a", ((0, 1),), Release())
+    first = asyncio.create_task(world.working.settled(world.led, "g", [release], now + 5))
+    await rounds()
+    with pytest.raises(OutcomeUnknown, match="ask again, the same way"):
+        await world.working.settled(world.led, "g", [ack], now)
+    world.led.keeps_up = True
+    world.led.commit()
+    assert [answer.error for answer in await first] == [None]
+    await rounds()
+    assert world.led.state.base == 0
+    assert await world.working.settled(world.led, "g", [], now) == ()
+
+
+@scenario
+async def test_a_lease_that_is_not_committed_in_time_is_not_known() -> None:
+    world = World(10)
+    world.led.keeps_up = False
+    now = asyncio.get_running_loop().time()
+    with pytest.raises(OutcomeUnknown, match="did not commit a lease in time"):
+        await world.working.lent(world.led, "g", Asking("a", b"", 1), now, now)
+
+
+@scenario
+async def test_new_settings_wake_who_waits() -> None:
+    world = World()
+    paused = QueueSettings(paused=True)
+    world.settings = paused
+    world.led.append(3)
+    waiting = world.asks("a")
+    await rounds()
+    assert not waiting.done()
+    world.settings = QueueSettings()
+    world.working.settings_changed()
+    assert (await waiting).runs
+
+
+@scenario
+async def test_what_a_former_leader_has_decided_is_published_by_the_next_though_nobody_asks() -> None:
+    looked: list[str] = []
+    world = World(10, on_outbox=lambda gathering, _: looked.append(gathering.group))
+    line = OutputLine("1" * 32, 0, (bytes(16),))
+    world.led.apply("g", 1, Send((), Reason.OUTPUT, 1, (line,)), epoch=1)
+    [became_leader] = world.roles
+    became_leader(world.led)
+    await rounds()
+    assert looked
+    world = World(10)
+    [became_leader] = world.roles
+    became_leader(world.led)
+    await rounds()
+    assert not world.working._groups, "a group that has nothing costs nothing"
+
+
+@scenario
+async def test_who_is_refused_the_next_lease_alone_is_told_what_became_of_its_outcomes() -> None:
+    world = World(10)
+    lent = await world.asks("a")
+    until = asyncio.get_running_loop().time() + 10
+    ack = Settle(lent.lease, "a", ((0, 1),), Ack())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Gathering, "ask", lambda _, asking: asking.refuse(Overloaded("no room")))
+        asking = Asking("a", b"", 1)
+        told = await world.working.settled_and_lent(world.led, "g", [ack], asking, until)
+        assert told == ([Answer()], Lent(ready=True)), "it asks again, and hears why not"
+
+
+@scenario
+async def test_who_settles_and_asks_is_refused_both_with_one_error_and_nothing_of_it_stays() -> None:
+    world = World(10)
+    lent = await world.asks("a")
+    world.led.keeps_up = False
+    ack = Settle(lent.lease, "a", ((0, 1),), Ack())
+    now = asyncio.get_running_loop().time()
+    with pytest.raises(OutcomeUnknown, match="did not commit this in time"):
+        await world.working.settled_and_lent(world.led, "g", [ack], Asking("a", b"", 1), now + 0.05)
+    assert not world.working.gathering(world.led, "g").waits
+    world.led.lose(OutcomeUnknown("deposed"))
+    with pytest.raises(NotLeader):
+        await world.working.settled_and_lent(world.led, "g", [ack], Asking("a", b"", 1), now + 10)

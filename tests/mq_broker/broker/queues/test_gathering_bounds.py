@@ -1,0 +1,566 @@
+"""What one turn of a queue group takes, what waits for the next one, and that nothing is forgotten between them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.queues import gathering as gathering_module
+from mq_broker.broker.queues import holdings as holdings_module
+from mq_broker.broker.queues.requests import Asking, Lent, OwnSteps, Sending
+from mq_broker.core.work.settling import Ack, Answer, Failed, Release, SendDead, Settle
+from mq_broker.core.work.state import Mark
+from mq_broker.core.work.steps import Accept, Drop, End, Lease, LeaseId, OutputLine, Reason, Return
+from mq_protocol.errors import NotEnoughReplicas, NotLeader, OutcomeUnknown
+from tests.mq_broker.broker.queues.partitions import EPOCH, Group, offsets, rounds, scenario
+
+
+async def lease_of(group: Group, member: str, records: int, **fields: Any) -> LeaseId:
+    lent = await group.ask(member, records, **fields).answered
+    assert lent.lease is not None
+    return lent.lease
+
+
+def turns(group: Group) -> list[int]:
+    """Grows by one with each turn that the group takes."""
+    counted: list[int] = []
+    declared = group.queue
+
+    def queue() -> Any:
+        counted.append(len(counted))
+        return declared
+
+    group.gathering._queue = queue
+    return counted
+
+
+# ---------------------------------------------------------------- rest
+
+
+@scenario
+async def test_a_group_that_has_nothing_to_do_takes_no_turns() -> None:
+    group = Group(5)
+    await lease_of(group, "a", 5)
+    group.ask("b", 5)
+    await rounds()
+    counted = turns(group)
+    group.gathering.wake()
+    await rounds()
+    assert len(counted) <= 3
+    group.pass_ms(1_000)
+    await rounds()
+    assert len(counted) <= 3, "no lease runs out yet"
+
+
+@scenario
+async def test_one_that_wants_many_records_and_is_lent_few_is_asked_again_by_its_member() -> None:
+    group = Group(3)
+    lent = await group.ask("a", 10).answered
+    assert (lent.ready, [(run.first, run.end) for run in lent.runs]) == (False, [(0, 3)])
+    group = Group(3)
+    assert (await group.ask("a", 2).answered).ready
+
+
+# ---------------------------------------------------------------- after a refusal
+
+
+@scenario
+async def test_after_a_refusal_the_leader_writes_nothing_by_itself_for_a_while_and_then_goes_on() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gathering_module, "AGAIN_S", 0.05)
+        group = Group(5)
+        await lease_of(group, "a", 5)
+        group.led.refuses = NotEnoughReplicas("1 of 2")
+        tried: list[object] = []
+        plain = group.led.propose
+
+        def propose(*arguments: Any) -> None:
+            tried.append(arguments)
+            plain(*arguments)
+
+        group.led.propose = propose
+        group.pass_ms(40_000)
+        await rounds()
+        assert len(tried) == 1
+        group.pass_ms(1)
+        await rounds()
+        assert len(tried) == 1
+        group.led.refuses = None
+        async with asyncio.timeout(5):
+            while group.state.leases:  # noqa: ASYNC110 - the group's own timer has to come
+                await asyncio.sleep(0.01)
+        assert group.state.totals.charged == 5
+
+
+@scenario
+async def test_doomed_records_whose_parking_was_refused_are_parked_later() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gathering_module, "AGAIN_S", 0.02)
+        group = Group(5, delivery_limit=1)
+        lease = await lease_of(group, "a", 2)
+        group.led.keeps_up = False
+        group.outcome(Failed("broken"), "a", lease, (0, 2))
+        await rounds()
+        group.led.refuses = NotEnoughReplicas("1 of 2")
+        group.led.commit()
+        await rounds()
+        assert not list(group.state.parked())
+        group.led.refuses, group.led.keeps_up = None, True
+        async with asyncio.timeout(5):
+            while not list(group.state.parked()):  # noqa: ASYNC110 - the group's own timer has to come
+                await asyncio.sleep(0.01)
+
+
+@scenario
+async def test_a_member_whose_leases_could_not_go_back_is_told_and_may_ask_again() -> None:
+    group = Group(5)
+    await lease_of(group, "a", 5)
+    group.led.refuses = NotEnoughReplicas("1 of 2")
+    asking = group.ask("a", 5)
+    await rounds()
+    assert isinstance(asking.answered.exception(), NotEnoughReplicas)
+    group.led.refuses = None
+    again = group.ask("a", 5)
+    await rounds()
+    assert offsets(again) == [(0, 5)]
+    assert group.state.totals.charged == 0
+
+
+# ---------------------------------------------------------------- one entry
+
+
+@scenario
+async def test_a_life_ends_in_an_entry_of_its_own_though_members_ask_at_the_same_time() -> None:
+    group = Group(10)
+    group.led.keeps_up = False
+    group.gathering.add(OwnSteps(1, (End(),)))
+    group.ask("a", 5)
+    await rounds()
+    assert group.led.in_flight == 1
+    assert [step for work in group.led.proposed for step in work.steps] == [End()]
+
+
+@scenario
+async def test_settles_are_judged_in_the_order_in_which_they_came_though_a_later_one_had_room() -> None:
+    group = Group(20_000)
+    lease = await lease_of(group, "a", 20_000)
+    odd = tuple((offset, offset + 1) for offset in range(1, 10_001, 2))
+    group.led.keeps_up = False
+    settlings = [group.ack("a", lease, *odd), group.ack("a", lease, *odd), group.outcome(Release(), "a", lease, (1, 2))]
+    await rounds()
+    assert [list(settling.todo) for settling in settlings] == [[], [0], [0]]
+    group.led.keeps_up = True
+    group.led.commit()
+    await rounds()
+    assert [settling.answered.result() for settling in settlings] == [[Answer()]] * 3
+
+
+@scenario
+async def test_what_runs_out_goes_before_what_members_settle_if_it_had_no_room_the_last_time() -> None:
+    group = Group(20_000)
+    gone = await lease_of(group, "gone", 2)
+    lease = await lease_of(group, "a", 19_000)
+    first = tuple((offset, offset + 1) for offset in range(3, 16_003, 2))
+    second = tuple((offset, offset + 1) for offset in range(4, 16_004, 2))
+    group.pass_ms(29_000)
+    for ranges in (first, second):
+        group.ack("a", lease, *ranges)
+    group.pass_ms(2_000)
+    await rounds()
+    kinds = [[type(step).__name__ for step in work.steps] for work in group.led.proposed[2:]]
+    assert gone not in group.state.leases
+    assert kinds[0] == ["Accept"]
+    assert "Return" in kinds[1], "and not after all that members have to say"
+
+
+@scenario
+async def test_steps_of_the_leader_that_have_no_room_wait_for_the_next_entry() -> None:
+    group = Group(20_000)
+    lease = await lease_of(group, "a", 20_000)
+    odd = tuple((offset, offset + 1) for offset in range(1, 16_001, 2))
+    group.led.keeps_up = False
+    own = OwnSteps(1, (Drop(((0, 1),), Reason.PURGED),))
+    group.gathering.add(own)
+    group.ack("a", lease, *odd)
+    await rounds()
+    assert [type(step) for step in group.led.proposed[-1].steps] == [Accept]
+    group.led.commit()
+    await rounds()
+    assert not own.written.done()
+    group.led.commit()
+    assert own.written.done()
+
+
+# ---------------------------------------------------------------- leases that go back
+
+
+@scenario
+async def test_leases_that_a_member_does_not_name_go_back_in_turns_and_it_is_lent_something_after_all_of_them() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        group = Group(100)
+        held: list[LeaseId] = []
+        for _ in range(6):
+            held.append(await lease_of(group, "a", 2, held=frozenset(held)))
+        patch.setattr(gathering_module, "RETURNED_AT_ONCE", 2)
+        before = len(group.led.proposed)
+        asking = group.ask("a", 3, held=frozenset({held[5]}))
+        await rounds()
+        returned = [
+            [step.ranges for step in work.steps if isinstance(step, Return)] for work in group.led.proposed[before:]
+        ]
+        assert returned[:3] == [[((0, 4),)], [((4, 8),)], [((8, 10),)]]
+        assert offsets(asking) == [(0, 3)]
+        assert (group.state.totals.returned, group.state.totals.charged) == (10, 0)
+        assert set(group.state.leases) == {held[5], asking.answered.result().lease}
+
+
+@scenario
+async def test_members_with_many_leases_are_compared_in_turns_and_all_are_served() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        group = Group(100)
+        leases = {member: await lease_of(group, member, 2) for member in "abcd"}
+        patch.setattr(gathering_module, "HELD_AT_ONCE", 1)
+        group.led.keeps_up = False
+        askings = [group.ask(member, 2, held=frozenset({lease})) for member, lease in leases.items()]
+        await rounds()
+        lent_in_one_turn = sum(isinstance(step, Lease) for step in group.led.proposed[-1].steps)
+        assert lent_in_one_turn == 1
+        group.led.keeps_up = True
+        group.led.commit()
+        await rounds()
+        assert [offsets(asking) for asking in askings] == [[(8, 10)], [(10, 12)], [(12, 14)], [(14, 16)]]
+
+
+@scenario
+async def test_many_leases_run_out_in_turns() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(holdings_module, "RETURNED_AT_ONCE", 2)
+        group = Group(100)
+        for member in "abcde":
+            await lease_of(group, member, 2)
+        before = len(group.led.proposed)
+        group.pass_ms(40_000)
+        await rounds()
+        ranges = [[step.ranges for step in work.steps] for work in group.led.proposed[before:]]
+        assert ranges == [[((0, 4),)], [((4, 8),)], [((8, 10),)]]
+        assert (group.state.leases, group.state.totals.charged) == ({}, 10)
+
+
+@scenario
+async def test_of_a_lease_in_pieces_so_many_run_out_in_one_turn() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(holdings_module, "RETURNED_AT_ONCE", 2)
+        group = Group(100)
+        lease = await lease_of(group, "a", 9)
+        group.led.apply("g", 1, Return(((1, 2), (3, 4), (5, 6))))  # by an entry of which this leader knows
+        await lease_of(group, "b", 3)
+        before = len(group.led.proposed)
+        group.pass_ms(40_000)
+        await rounds()
+        assert lease not in group.state.leases
+        assert all(sum(len(step.ranges) for step in work.steps) <= 2 for work in group.led.proposed[before:])
+        assert group.state.totals.charged == 9
+
+
+@scenario
+async def test_who_has_as_many_leases_as_it_may_is_lent_more_once_one_is_settled() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(holdings_module, "LEASES_MAX", 2)
+        group = Group(100)
+        first = await lease_of(group, "a", 2)
+        second = await lease_of(group, "a", 2, held=frozenset({first}))
+        asking = group.ask("a", 2, held=frozenset({first, second}))
+        other = group.ask("b", 2)
+        await rounds()
+        assert (asking.answered.done(), offsets(other)) == (False, [(4, 6)])
+        group.ack("a", first, (0, 2))
+        await rounds()
+        assert offsets(asking) == [(6, 8)]
+
+
+@scenario
+async def test_where_the_first_failure_is_the_last_a_member_may_hold_more_than_one_record() -> None:
+    for limit in (0, 1):
+        group = Group(10, delivery_limit=limit)
+        first = await lease_of(group, "a", 1)
+        asking = group.ask("a", 1, held=frozenset({first}))
+        await rounds()
+        assert offsets(asking) == [(1, 2)]
+
+
+@scenario
+async def test_a_member_that_holds_a_record_which_failed_once_too_few_and_others_is_lent_more() -> None:
+    group = Group(10, delivery_limit=3, retry_ms=0)
+    lease = await lease_of(group, "a", 2)
+    group.outcome(Failed("broken"), "a", lease, (0, 2))
+    await rounds()
+    lease = await lease_of(group, "a", 2)
+    group.declare(delivery_limit=2)
+    asking = group.ask("a", 2, held=frozenset({lease}))
+    await rounds()
+    assert offsets(asking) == [(2, 4)]
+
+
+@scenario
+async def test_of_members_that_hold_something_one_at_a_time_is_drained_for_a_record_that_is_lent_alone() -> None:
+    group = Group(100, delivery_limit=2, retry_ms=0, lease_ms=20_000)
+    lease = await lease_of(group, "a", 1)
+    group.outcome(Failed("broken"), "a", lease, (0, 1))
+    group.declare(paused=True)
+    await rounds()
+    for member, first in (("a", 1), ("b", 5), ("c", 9)):
+        group.led.apply("g", 1, Lease(((first, first + 4),), member), epoch=1)
+    group.gathering._state = None  # so that the leases are heard of, as a new leader does
+    group.declare(paused=False)
+    held = {held.member: frozenset({lease}) for lease, held in group.state.leases.items()}
+    assert len(held) == 3
+    askings = {member: group.ask(member, 2, held=held[member]) for member in "abc"}
+    await rounds()
+    assert {member: asking.answered.done() for member, asking in askings.items()} == {"a": False, "b": True, "c": True}
+
+
+# ---------------------------------------------------------------- who waits
+
+
+@scenario
+async def test_a_request_that_is_in_an_entry_is_answered_by_that_and_by_nothing_else() -> None:
+    group = Group(100)
+    group.led.keeps_up = False
+    first = group.ask("a", 2)
+    await rounds()
+    group.gathering.hurry(first)
+    second = group.ask("a", 3)
+    await rounds()
+    assert not first.answered.done()
+    group.led.commit()
+    lent = first.answered.result()
+    assert [(run.first, run.end) for run in lent.runs] == [(0, 2)]
+    group.led.keeps_up = True
+    await rounds()
+    assert offsets(second)
+
+
+@scenario
+async def test_a_request_that_waits_no_more_is_answered_once_it_was_judged_and_not_before() -> None:
+    group = Group(0)
+    asking = group.ask("a", 2)
+    group.gathering.hurry(asking)
+    assert not asking.answered.done(), "nobody has looked for records yet"
+    await rounds()
+    assert asking.answered.result() == Lent()
+    group.declare(2)
+    asking = group.ask("a", 2)
+    await rounds()
+    assert asking.judged
+    group.gathering.hurry(asking)
+    assert asking.answered.result() == Lent()
+    late = group.ask("a", 2)
+    group.gathering.hurry(late)
+    await rounds()
+    assert late.answered.result() == Lent(), "the queue has not begun"
+    assert not group.gathering.waits
+
+
+@scenario
+async def test_who_left_is_lent_nothing_and_who_came_instead_is_not_sent_away() -> None:
+    group = Group(0)
+    first = group.ask("a", 2)
+    await rounds()
+    second = group.ask("a", 2)
+    group.gathering.leave(first)
+    assert group.gathering.waits
+    group.gathering.leave(second)
+    assert not group.gathering.waits
+    group.led.append(4)
+    group.gathering.wake()
+    await rounds()
+    assert len(group.led.proposed) == 0
+
+
+@scenario
+async def test_when_the_leadership_ends_everybody_is_told_but_who_waits_for_an_entry_on_its_way() -> None:
+    group = Group(50)
+    lease = await lease_of(group, "z", 5)
+    group.led.keeps_up = False
+    on_its_way = group.ask("a", 2)
+    await rounds()
+    waiting, settling, own = (
+        group.ask("b", 2),
+        group.ack("z", lease, (0, 1)),
+        OwnSteps(1, (Drop(((9, 10),), Reason.PURGED),)),
+    )
+    sending = Sending(1, SendDead(((0, 1),), Reason.REJECTED, (OutputLine("1" * 32, 0, (bytes(16),)),)))
+    group.gathering.add(own)
+    group.gathering.send(sending)
+    group.gathering.close(NotLeader("t-0 is led by broker 2", 2, 4))
+    for future in (waiting.answered, settling.answered, own.written, sending.answered):
+        assert isinstance(future.exception(), NotLeader)
+    assert not on_its_way.answered.done()
+    group.led.lose(OutcomeUnknown("deposed"))
+    assert isinstance(on_its_way.answered.exception(), OutcomeUnknown)
+    assert group.gathering.closed
+    before = len(group.led.proposed)
+    group.gathering.wake()
+    await rounds()
+    assert len(group.led.proposed) == before
+
+
+@scenario
+async def test_a_withdrawn_settle_is_not_done() -> None:
+    group = Group(10)
+    lease = await lease_of(group, "a", 5)
+    group.led.keeps_up = False
+    group.ack("a", lease, (0, 1))
+    await rounds()
+    withdrawn, kept = group.ack("a", lease, (1, 2)), group.ack("a", lease, (2, 3))
+    group.gathering.withdraw(withdrawn)
+    group.led.keeps_up = True
+    group.led.commit()
+    await rounds()
+    assert kept.answered.result() == [Answer()]
+    assert list(group.state.settled.missing(0, 5)) == [(1, 2), (3, 5)]
+
+
+@scenario
+async def test_a_lease_is_as_long_as_its_member_asks_for_and_as_the_group_says_otherwise() -> None:
+    group = Group(10, lease_ms=20_000)
+    longer = await group.ask("a", 1, lease_ms=50_000).answered
+    usual = await group.ask("b", 1).answered
+    assert (longer.lease_ms, usual.lease_ms) == (50_000, 20_000)
+    group.pass_ms(21_000)
+    await rounds()
+    assert set(group.state.leases) == {longer.lease}
+    group.pass_ms(30_000)
+    await rounds()
+    assert not group.state.leases
+
+
+@scenario
+async def test_records_in_flight_are_counted_over_all_members_that_ask_at_once() -> None:
+    group = Group(50, in_flight_max=5)
+    askings = [group.ask(member, 3) for member in "abc"]
+    await rounds()
+    assert [asking.answered.done() for asking in askings] == [True, True, False]
+    assert [offsets(asking) for asking in askings[:2]] == [[(0, 3)], [(3, 5)]]
+
+
+@scenario
+async def test_a_member_that_waits_hides_nobody_who_was_not_looked_at_yet() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        group = Group(20)
+        leases = {member: await lease_of(group, member, 2) for member in "bc"}
+        group.declare(paused=True)
+        group.ask("a", 1)
+        await rounds()
+        patch.setattr(gathering_module, "HELD_AT_ONCE", 0)
+        group.ask("b", 1, held=frozenset({leases["b"]}))
+        last = group.ask("c", 1)
+        group.gathering.hurry(last)
+        await rounds()
+        assert last.answered.result() == Lent()
+        assert leases["c"] not in group.state.leases, "it did not name that one"
+        assert leases["b"] in group.state.leases
+
+
+@scenario
+async def test_a_lease_of_this_leader_is_as_long_as_it_was_made() -> None:
+    group = Group(20)
+    lease = await lease_of(group, "a", 2)
+    group.ask("a", 2, held=frozenset({lease}), lease_ms=100_000)
+    await rounds()
+    group.pass_ms(31_000)
+    await rounds()
+    assert lease not in group.state.leases
+
+
+@scenario
+async def test_what_is_lent_alone_is_not_said_to_be_ready_for_who_holds_something() -> None:
+    group = Group(3, delivery_limit=2, retry_ms=0)
+    lease = await lease_of(group, "a", 3)
+    group.ack("a", lease, (1, 2))
+    group.outcome(Failed("one"), "a", lease, (0, 1))
+    group.outcome(Failed("another"), "a", lease, (2, 3))
+    await rounds()
+    lent = await group.ask("b", 5).answered
+    assert [(run.first, run.end) for run in lent.runs] == [(0, 1)]
+    assert not lent.ready
+
+
+@scenario
+async def test_doomed_records_that_have_no_room_in_an_entry_are_parked_by_the_next() -> None:
+    group = Group(20_000, delivery_limit=1)
+    lease = await lease_of(group, "a", 20_000)
+    group.led.keeps_up = False
+    group.outcome(Failed("broken"), "a", lease, (19_000, 19_001))
+    await rounds()
+    group.ack("a", lease, *((offset, offset + 1) for offset in range(1, 16_001, 2)))
+    group.led.commit()
+    await rounds()
+    assert [type(step) for step in group.led.proposed[-1].steps] == [Accept]
+    group.led.keeps_up = True
+    group.led.commit()
+    await rounds()
+    assert [(a, b) for a, b, _ in group.state.parked()] == [(19_000, 19_001)]
+
+
+# ---------------------------------------------------------------- dead letters
+
+
+@scenario
+async def test_doomed_records_are_told_of_once_and_again_when_they_are_given_back() -> None:
+    group = Group(5, dead_letter="t.dead", delivery_limit=1)
+    told: list[object] = []
+    group.gathering._on_doomed = told.append
+    lease = await lease_of(group, "a", 3)
+    assert group.gathering.take_doomed(9) == []
+    group.outcome(Failed("broken"), "a", lease, (0, 3))
+    await rounds()
+    assert told
+    assert not list(group.state.parked()), "they are sent, and not parked"
+    group.led.apply("g", 1, Accept(((1, 2),)))
+    taken = group.gathering.take_doomed(9)
+    assert sorted((a, b) for a, b, _ in taken) == [(0, 1), (2, 3)], "what is settled is no letter"
+    assert group.gathering.take_doomed(9) == []
+    told.clear()
+    group.gathering.doomed_again([])
+    await rounds()
+    assert not told
+    group.gathering.doomed_again(taken)
+    await rounds()
+    assert told
+    assert sorted((a, b) for a, b, _ in group.gathering.take_doomed(9)) == [(0, 1), (2, 3)]
+
+
+@scenario
+async def test_before_a_group_has_begun_nothing_of_it_is_doomed() -> None:
+    group = Group(5)
+    assert group.gathering.take_doomed(9) == []
+    group.gathering.doomed_again([(0, 1, Mark())])
+    assert not group.gathering.has_clocks
+    group.gathering.beat(1 << 60)
+    group.gathering.slept(1 << 60)
+    await rounds()
+    assert not group.led.proposed
+
+
+@scenario
+async def test_letters_of_a_group_that_ended_are_not_sent() -> None:
+    group = Group(5)
+    sending = Sending(1, SendDead(((0, 1),), Reason.REJECTED, (OutputLine("1" * 32, 0, (bytes(16),)),)))
+    group.queue = None
+    group.gathering.send(sending)
+    await rounds()
+    assert sending.answered.result() == Answer(lost=((0, 1),))
+
+
+@scenario
+async def test_an_acknowledgement_of_a_later_leaders_lease_is_not_judged_here() -> None:
+    group = Group(5)
+    asking = Asking("a", b"", 1)
+    settling = group.settle(Settle(LeaseId(EPOCH + 1, 1, 0), "a", ((0, 1),), Ack()))
+    group.gathering.ask(asking)
+    await rounds()
+    assert isinstance(settling.answered.result()[0].error, NotLeader)
+    assert offsets(asking) == [(0, 1)]

@@ -1,0 +1,368 @@
+"""Which ready records a request is lent, and in which order; and a walk on which what is kept aside says the same as
+the state, in which every record is looked up."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from mq_broker.broker.queues import lending
+from mq_broker.broker.queues.lending import Choice, Ready, Wish
+from mq_broker.core.work.ranges import Range, Ranges, joined
+from mq_broker.core.work.state import Mark, WorkState
+from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Park, Reason, Reject, Reset, Return, Step
+
+END = 100
+LIMIT = 3
+BYTES_EACH = 10
+
+
+def state(*steps: Step) -> WorkState:
+    made = WorkState(1, 0)
+    for number, step in enumerate(steps):
+        made.apply(step, LeaseId(1, 1, number), END)
+    return made
+
+
+def ready(known: WorkState, limit: int = LIMIT) -> Ready:
+    made = Ready(known, limit)
+    while not made.scan(1_000):
+        pass
+    return made
+
+
+def fits(first: int, end: int, bytes_max: int) -> tuple[int, int]:
+    end = min(end, first + bytes_max // BYTES_EACH)
+    return end, (end - first) * BYTES_EACH
+
+
+def choose(
+    of: Ready, records_max: int = 10, *, now_us: int = 0, end: int = END, bytes_max: int = 0, alone: bool = True
+) -> Choice:
+    return of.choose(Wish(records_max, bytes_max, alone), now_us, end, fits)
+
+
+def failed(times: int, *ranges: Range, due_us: int = 0, error: str = "") -> list[Step]:
+    """They were lent so often, and failed each time."""
+    return [step for _ in range(times) for step in (Lease(ranges, "a"), Return(ranges, True, due_us, error))]
+
+
+def given_back(*ranges: Range) -> list[Step]:
+    return [Lease(ranges, "a"), Return(ranges)]
+
+
+# ---------------------------------------------------------------- what a request is lent
+
+
+def test_records_are_chosen_once_lowest_first_and_again_when_they_are_put_back() -> None:
+    of = ready(state())
+    first, second = choose(of, 5), choose(of, 5)
+    assert [first.ranges, second.ranges] == [((0, 5),), ((5, 10),)]
+    assert (first.records, first.full, first.unfinished) == (5, True, False)
+    for choice in (second, first):
+        of.put_back(choice.runs)
+    assert choose(of, 12).ranges == ((0, 12),)
+
+
+def test_what_came_back_is_lent_before_what_was_never_lent_and_by_runs_of_equal_marks() -> None:
+    of = ready(state(Lease(((0, 20),), "a"), Return(((2, 4),)), Return(((7, 9),), True)))
+    choice = choose(of, 6)
+    assert choice.runs == [(2, 4, Mark(1)), (7, 9, Mark(1, 1)), (20, 22, None)]
+    of.put_back(choice.runs)
+    assert choose(of, 6).runs == choice.runs
+    assert choose(of, 100, end=30).ranges == ((22, 30),)
+    assert not choose(of, 100, end=30).runs, "there are no more records in the log"
+    assert choose(of, 100, end=31).ranges == ((30, 31),)
+
+
+def test_a_part_of_a_run_that_is_not_lent_is_lent_next() -> None:
+    of = ready(state(*given_back((0, 9))))
+    assert [choose(of, 4).ranges for _ in range(3)] == [((0, 4),), ((4, 8),), ((8, 9), (9, 12))]
+
+
+def test_a_choice_has_no_more_bytes_than_are_asked_for_over_all_its_runs() -> None:
+    of = ready(state(*given_back((0, 3)), *given_back((5, 8))))
+    choice = choose(of, 100, bytes_max=45)
+    assert (choice.ranges, choice.bytes, choice.records) == (((0, 3), (3, 4)), 40, 4)
+    of.put_back(choice.runs)
+    assert choose(of, 100, bytes_max=1).ranges == ((0, 1),), "one record at least"
+    assert choose(of, 100, bytes_max=25).ranges == ((1, 3),)
+    assert choose(of, 2, bytes_max=1_000).ranges == ((3, 5),), "the number of records counts too"
+
+
+def test_a_choice_has_no_more_ranges_than_a_lease_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "RANGES_PER_LEASE_MAX", 2)
+    of = ready(state(Lease(((0, 20),), "a"), Return(((0, 1), (2, 3), (4, 5)))))
+    assert [choose(of).ranges, choose(of).ranges] == [((0, 1), (2, 3)), ((4, 5), (20, 29))]
+
+
+def test_who_asks_for_no_records_is_lent_none() -> None:
+    of = ready(state(*failed(2, (0, 1))))
+    assert not choose(of, 0).runs
+    assert choose(of).ranges == ((0, 1),)
+
+
+def test_a_choice_that_looked_at_much_and_found_nothing_goes_on_in_another_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    known = state(*given_back((0, 40)))
+    of = ready(known)
+    known.apply(Lease(tuple((offset, offset + 1) for offset in range(0, 40, 2)), "b"), LeaseId(1, 2, 0), END)
+    known.apply(Lease(tuple((offset, offset + 1) for offset in range(1, 39, 2)), "c"), LeaseId(1, 2, 1), END)
+    monkeypatch.setattr(lending, "LOOKED_AT_MAX", 10)
+    turns, chosen = 0, choose(of)
+    while chosen.unfinished:
+        turns, chosen = turns + 1, choose(of)
+        assert chosen.looked <= 11
+    assert (chosen.ranges[0], turns) == ((39, 40), 3)
+
+
+# ---------------------------------------------------------------- records that are lent alone
+
+
+def test_a_record_whose_next_failure_is_its_last_is_lent_alone_and_before_all_others() -> None:
+    of = ready(state(*failed(2, (0, 2)), *given_back((2, 3))))
+    assert of.waits_alone(0)
+    assert choose(of, alone=False).ranges == ((2, 3), (3, 12)), "not to who holds something"
+    alone = choose(of)
+    assert (alone.runs, alone.records) == ([(0, 1, Mark(2, 2))], 1)
+    of.put_back(alone.runs)
+    assert choose(of).ranges == ((0, 1),)
+    assert ((1, 2),) in [choose(of).ranges for _ in range(2)]
+    assert not of.waits_alone(0)
+
+
+def test_a_record_that_waits_to_be_lent_alone_and_was_redriven_is_lent_with_others() -> None:
+    known = state(*failed(2, (0, 3)))
+    of = ready(known)
+    known.apply(Reset(((0, 2),)), LeaseId(1, 9, 0), END)
+    assert not of.waits_alone(0)
+    assert choose(of, 4).ranges == ((0, 2), (3, 5))
+    assert of.waits_alone(0)
+    assert choose(of).ranges == ((2, 3),)
+
+
+def test_a_record_that_waits_to_be_lent_alone_waits_for_its_time_first() -> None:
+    known = state(*failed(2, (5, 6)))
+    of = ready(known)
+    for step in (Lease(((5, 6),), "a"), Return(((5, 6),), due_us=50)):
+        known.apply(step, LeaseId(1, 9, 0), END)
+    assert not of.waits_alone(49)
+    assert of.next_due_us() == 50
+    assert of.wake(50)
+    assert of.waits_alone(50)
+    assert choose(of, now_us=50).ranges == ((5, 6),)
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+def test_where_one_failure_dooms_or_none_does_no_record_is_lent_alone(limit: int) -> None:
+    of = ready(state(*given_back((0, 2))), limit)
+    assert not of.waits_alone(0)
+    assert choose(of, 5).ranges == ((0, 2), (2, 5))
+
+
+# ---------------------------------------------------------------- whether anything is ready
+
+
+def test_asking_whether_anything_is_ready_takes_nothing_away() -> None:
+    for known, expected in (
+        (state(), ((0, 10),)),
+        (state(*given_back((0, 2))), ((0, 10),)),
+        (state(*failed(2, (0, 2))), ((0, 1),)),
+    ):
+        of = ready(known)
+        assert of.is_ready(Wish(9, 1, alone=True), 0, END)
+        assert of.is_ready(Wish(9, 1, alone=True), 0, END)
+        assert joined(choose(of).ranges) == expected
+    of = ready(state(Lease(((0, END),), "a"), *failed(0)))
+    assert not of.is_ready(Wish(9, 1, alone=True), 0, END)
+
+
+def test_a_record_that_is_lent_alone_is_not_ready_for_who_holds_something() -> None:
+    of = ready(state(Lease(((0, END),), "b"), Return(((4, 5),), True), Lease(((4, 5),), "b"), Return(((4, 5),), True)))
+    assert not of.is_ready(Wish(9, 1, alone=False), 0, END)
+    assert of.is_ready(Wish(9, 1, alone=True), 0, END)
+
+
+# ---------------------------------------------------------------- what waits, and what is doomed
+
+
+def test_what_is_delayed_is_lent_once_it_is_due_and_its_time_is_told() -> None:
+    of = ready(state(*failed(1, (0, 1), due_us=70), *failed(1, (1, 2), due_us=50)))
+    assert of.next_due_us() == 50
+    assert of.wake(49)
+    assert choose(of, 1, now_us=49).ranges == ((2, 3),)
+    assert of.wake(50)
+    assert of.next_due_us() == 70
+    assert choose(of, 1, now_us=50).ranges == ((1, 2),)
+
+
+def test_of_what_is_due_so_much_wakes_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = ready(state(*(step for n in range(5) for step in failed(1, (n, n + 1), due_us=10 + n))))
+    monkeypatch.setattr(lending, "LOOKED_AT_MAX", 2)
+    assert [of.wake(20) for _ in range(3)] == [False, False, True]
+    assert of.next_due_us() is None
+
+
+def test_doomed_records_are_taken_once_unless_they_are_given_back() -> None:
+    of = ready(state(*failed(3, (0, 2)), Lease(((4, 5),), "a"), Reject(((4, 5),))))
+    assert of.dooms
+    taken = of.take_doomed(1)
+    assert len(taken) == 1
+    both = [*taken, *of.take_doomed(9)]
+    assert sorted((a, b) for a, b, _ in both) == [(0, 2), (4, 5)]
+    assert not of.dooms
+    of.doomed_again(both)
+    assert len(of.take_doomed(2)) == 2
+
+
+def test_what_is_parked_or_leased_or_redriven_meanwhile_is_not_doomed() -> None:
+    known = state(*failed(3, (0, 6)))
+    of = ready(known)
+    for number, step in enumerate((Park(((0, 1),)), Reset(((2, 4),)), Lease(((3, 6),), "b"), Accept(((5, 6),)))):
+        known.apply(step, LeaseId(1, 9, number), END)
+    assert [(a, b) for a, b, _ in of.take_doomed(9)] == [(1, 2)]
+
+
+def test_what_is_out_of_date_here_and_waits_for_its_time_by_now_is_lent_then() -> None:
+    known = state(*given_back((0, 2)))
+    of = ready(known)
+    for number, step in enumerate((Lease(((0, 2),), "b"), Return(((0, 2),), due_us=50))):
+        known.apply(step, LeaseId(1, 9, number), END)
+    assert choose(of, 1).ranges == ((2, 3),)
+    assert of.wake(50)
+    assert choose(of, 2, now_us=50).ranges == ((0, 2),)
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def test_a_state_is_looked_through_in_pieces_of_so_many_runs() -> None:
+    known = state(Lease(((0, 20),), "a"), *(Return(((n, n + 1),), error=str(n)) for n in range(0, 20, 2)))
+    of = Ready(known, LIMIT)
+    turns = 1
+    while not of.scan(4):
+        turns += 1
+    assert turns >= 5, "twenty runs, no more than four at once"
+    assert [run[:2] for run in choose(of).runs] == [(n, n + 1) for n in range(0, 20, 2)]
+
+
+def test_records_that_were_settled_while_a_state_is_looked_through_are_not_lent() -> None:
+    known = state(Lease(((0, 20),), "a"), *(Return(((n, n + 1),), error=str(n)) for n in range(20)))
+    of = Ready(known, LIMIT)
+    assert not of.scan(3)
+    known.apply(Drop(((0, 10),), Reason.PURGED), LeaseId(1, 9, 0), END)
+    while not of.scan(3):
+        pass
+    assert choose(of, 3).ranges == ((10, 11), (11, 12), (12, 13))
+
+
+def test_after_a_step_that_gave_back_very_much_the_state_is_looked_through_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lending, "CAME_BACK_MAX", 3)
+    known = state(Lease(((0, 20),), "a"), *(Return(((n, n + 1),), error=str(n)) for n in range(5)))
+    of = ready(known)
+    assert choose(of, 9).records == 9
+    of.came_back(((0, 3),))
+    assert of.scan(1_000)
+    assert choose(of).ranges == ((0, 1), (1, 2), (2, 3), (24, 31)), "as many as that are kept up with"
+    of.came_back(((0, 4),))
+    assert not of.scan(1)
+    while not of.scan(1):
+        pass
+    assert choose(of, 5).ranges == tuple((n, n + 1) for n in range(5))
+
+
+def test_what_is_out_of_date_is_thrown_away_once_it_is_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lending, "_SIZE_SLACK", 3)
+    singles = [(n, n + 1) for n in range(0, 16, 2)]
+    for steps in (given_back(*singles), failed(2, *singles), failed(1, *singles, due_us=9), failed(3, *singles)):
+        known = state(*steps)
+        of = ready(known)
+        assert not of.overgrown()
+        known.apply(Accept(((0, 16),)), LeaseId(1, 9, 0), END)
+        assert known.runs == 0
+        assert of.overgrown(), steps[-1]
+        of.begin()
+        assert not of.overgrown()
+
+
+# ---------------------------------------------------------------- the walk
+
+
+def walk_step(rng: random.Random, known: WorkState, limit: int, now_us: int) -> Step:
+    at = rng.randrange(END)
+    ranges: Ranges = ((at, at + rng.choice([1, 2, 7])),)
+    held = [(low, high) for low, high, _ in known.lent]
+    kind = rng.randrange(9) if held else 0
+    if kind and rng.random() < 0.8:
+        ranges = (rng.choice(held),)
+    match kind:
+        case 0:
+            return rng.choice([Accept(ranges), Drop(ranges, Reason.PURGED)])
+        case 1:
+            return Reset(tuple((low, high) for low, high, _ in known.parked()))
+        case 2:
+            return Reject(tuple((low, high) for low, high, _ in known.lent.covered(ranges)))
+        case 3:
+            return Park(tuple((low, high) for low, high, _ in known.doomed(limit)))
+        case _:
+            ranges = tuple((low, high) for low, high, _ in known.lent.covered(ranges))
+            return Return(ranges, rng.random() < 0.6, rng.choice([0, 0, now_us + rng.randrange(1, 30)]))
+
+
+def spread(runs: Sequence[tuple[int, int, Mark | None]], known: WorkState) -> set[int]:
+    return {offset for low, high, _ in runs for a, b in known.settled.missing(low, high) for offset in range(a, b)}
+
+
+def take_all(of: Ready, known: WorkState, now_us: int, rng: random.Random) -> set[int]:
+    """Everything that may be lent now, in choices of different sizes."""
+    found: set[int] = set()
+    while (choice := choose(of, rng.choice([1, 3, 50]), now_us=now_us, alone=rng.random() < 0.5)).runs or (
+        choice := choose(of, now_us=now_us)
+    ).runs:
+        offsets = spread(choice.runs, known)
+        assert len(offsets) == choice.records
+        assert not found & offsets, "no record is chosen twice"
+        found |= offsets
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_kept_aside_agrees_with_the_state_at_every_step_of_a_walk(seed: int) -> None:
+    rng = random.Random(seed)
+    limit = rng.choice([0, 1, 2, 3])
+    known, now_us = WorkState(1, 0), 1
+    of = ready(known, limit)
+    doomed: set[int] = set()
+    for index in range(2, 160):
+        number = 0
+        for _ in range(rng.choice([0, 1, 3])):
+            choice = choose(of, rng.choice([1, 4]), now_us=now_us, alone=rng.random() < 0.5)
+            known.apply(Lease(choice.ranges, "a"), LeaseId(1, index, number := number + 1), END)
+        for _ in range(rng.choice([1, 2])):
+            step = walk_step(rng, known, limit, now_us)
+            known.apply(step, LeaseId(1, index, number := number + 1), END)
+            if isinstance(step, Return | Reject | Reset):
+                of.came_back(step.ranges)
+        now_us += rng.choice([0, 3, 15])
+        assert of.wake(now_us)
+        doomed |= spread(of.take_doomed(1_000), known)
+        assert doomed >= spread(list(known.doomed(limit)), known)
+        doomed = spread(list(known.doomed(limit)), known)
+        waiting = [mark.due_us for _, _, mark in known.delayed(now_us, limit)]
+        due_us = of.next_due_us()
+        assert not waiting or (due_us is not None and due_us <= min(waiting))
+        if index % 5 == 0:
+            expected = spread(list(known.ready(now_us, limit, 0, END)), known)
+            assert take_all(of, known, now_us, rng) == expected
+            of = Ready(known, limit)
+            while not of.scan(rng.choice([1, 2, 50])):
+                pass
+            assert of.wake(now_us)
+            assert take_all(of, known, now_us, rng) == expected, "and as a new leader sees it"
+            of = ready(known, limit)
+            assert of.wake(now_us)

@@ -1,0 +1,123 @@
+"""Rows that go with a lease."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mq_broker.broker.queues.lent_rows import BATCHES_MAX, RANGES_MAX, ROWS_BYTES_MAX, lent_rows
+from mq_broker.core.messages import Published
+from mq_broker.storage.offset_index import OffsetIndex
+from mq_protocol.arrow import decode_batch, encode_batch
+from mq_protocol.errors import StorageFailed
+
+SCHEMA = pa.schema([("n", pa.int64())])
+FAR = 1 << 30
+
+
+class Partition:
+    """Batches of so many rows, one after the other, with their offsets as values. `reads`: how many were read."""
+
+    def __init__(self, *counts: int, decoded_bytes: int = 0, compression: str | None = None) -> None:
+        self.closed = False
+        self.reads = 0
+        self.topic = SimpleNamespace(schema=SCHEMA)
+        self.index = OffsetIndex()
+        self.payloads: list[memoryview] = []
+        for number, (base, end) in enumerate(pairwise(np.cumsum([0, *counts]).tolist())):
+            batch = pa.RecordBatch.from_pydict({"n": list(range(base, end))}, schema=SCHEMA)
+            payload = memoryview(encode_batch(batch, compression))
+            decoded = decoded_bytes or len(payload)
+            self.index.append(Published(base, end - base, number + 1, 7, len(payload), decoded))
+            self.payloads.append(payload)
+
+    def read(self, start: int, end: int, bytes_max: int) -> list[tuple[Published, memoryview]]:
+        batches = self.index.range(start, end, bytes_max)
+        self.reads += len(batches)
+        return [(batch, self.payloads[batch.index - 1]) for batch in batches]
+
+
+Nowhere: Any = SimpleNamespace(closed=False)
+
+
+def rows(partition: Any, *ranges: tuple[int, int], bytes_max: int = FAR) -> list[list[int]]:
+    """The values of each batch that is sent."""
+    found = []
+    for stored, payload in lent_rows(partition, ranges, bytes_max):
+        assert stored.payload_bytes == len(payload)
+        values = decode_batch(payload, SCHEMA).column("n").to_pylist()
+        if stored.HasField("kept"):
+            kept = np.flatnonzero(np.unpackbits(np.frombuffer(stored.kept, np.uint8), bitorder="little"))
+            assert values == [stored.base_offset + place for place in kept.tolist()]
+            assert len(stored.kept) == (stored.record_count + 7) // 8
+        else:
+            assert len(values) == stored.record_count
+        assert stored.timestamp_us == 7
+        found.append(values)
+    return found
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_of_a_batch_that_is_lent_in_part_the_lent_rows_go_and_of_others_all(compression: str | None) -> None:
+    partition = Partition(10, 10, 10, 10, compression=compression)
+    assert rows(partition, (3, 4)) == [[3]]
+    assert rows(partition, (3, 4), (7, 9)) == [[3, 7, 8]]
+    assert rows(partition, (3, 8)) == [list(range(10))], "half of it or more"
+    assert rows(partition, (8, 12), (35, 36)) == [[8, 9], [10, 11], [35]]
+    assert rows(partition, (0, 40)) == [list(range(base, base + 10)) for base in (0, 10, 20, 30)]
+
+
+def test_nothing_goes_that_takes_more_than_is_wanted_or_than_a_turn_may_cost() -> None:
+    partition = Partition(100, 100, decoded_bytes=10_000)
+    whole = len(partition.payloads[0])
+    assert len(rows(partition, (0, 100), bytes_max=whole)) == 1
+    assert rows(partition, (0, 100), bytes_max=whole - 1) == []
+    assert len(rows(partition, (5, 10), bytes_max=500)) == 1, "their share of what the batch decodes to"
+    assert rows(partition, (5, 10), bytes_max=499) == []
+    assert rows(partition, (5, 10), bytes_max=0) == []
+    assert partition.reads == 2, "nothing was read in vain"
+    assert lent_rows(Nowhere, [(0, 1)], 0) == [], "nothing was looked up for who wants none"
+    large = Partition(100, 100, decoded_bytes=ROWS_BYTES_MAX // 2)
+    assert len(rows(large, (0, 1), (150, 151))) == 2
+    large = Partition(100, 100, decoded_bytes=ROWS_BYTES_MAX // 2 + 1)
+    assert rows(large, (0, 1), (150, 151)) == []
+    assert len(rows(large, (0, 100), (150, 151))) == 2, "what goes whole is not decoded"
+    assert rows(Partition(*[100_000] * 2), (0, 200_000)) == [], "however much the member wants"
+
+
+def test_nothing_goes_of_too_many_ranges_or_batches() -> None:
+    partition = Partition(*[2] * (BATCHES_MAX + 1))
+    assert len(rows(partition, (0, 2 * BATCHES_MAX))) == BATCHES_MAX
+    assert rows(partition, (0, 2 * BATCHES_MAX + 1)) == []
+    scattered = [(2 * n, 2 * n + 1) for n in range(RANGES_MAX + 1)]
+    partition = Partition(4 * RANGES_MAX)
+    assert len(rows(partition, *scattered[:-1])) == 1
+    assert rows(partition, *scattered) == []
+
+
+def test_rows_that_cannot_be_read_are_left_for_the_member_to_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
+    partition = Partition(10, 10)
+    partition.index.trim(10)
+    assert rows(partition, (3, 4)) == []
+    partition.payloads[1] = partition.payloads[1][:40]
+    assert rows(partition, (13, 14)) == []
+    partition = Partition(10)
+    partition.topic.schema = pa.schema([("n", pa.int64()), ("m", pa.int64())])
+    assert len(lent_rows(partition, [(3, 4)], FAR)) == 1  # type: ignore[arg-type]
+    partition.topic.schema = pa.schema([])
+    assert lent_rows(partition, [(3, 4)], FAR) == [], "columns that this broker has not heard of"  # type: ignore[arg-type]
+    partition = Partition(10)
+    partition.closed = True
+    assert rows(partition, (3, 4)) == []
+    partition.closed = False
+
+    def damaged(*_: object) -> None:
+        raise StorageFailed("damage")
+
+    monkeypatch.setattr(partition, "read", damaged)
+    assert rows(partition, (3, 4)) == []

@@ -1,0 +1,435 @@
+"""Queue groups whose records are worked on in order: those of one key, or all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.queues import unsettled
+from mq_broker.broker.queues.ordering import HELD_MAX, LOOK_AHEAD_MAX, READ_AT_ONCE, STAYS_MS, ByKey
+from mq_broker.broker.queues.requests import Asking, Extend, OwnSteps
+from mq_broker.core.work import state as work_state
+from mq_broker.core.work.settling import Ack, AckWithOutputs, Answer, Failed, Outcome, Rejected, Release
+from mq_broker.core.work.steps import Drop, LeaseId, OutputLine, Reason, Reset
+from mq_protocol.errors import OutOfOrder
+from mq_protocol.queue_settings import DeadLetter, Order
+from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds, scenario
+
+
+def by_key(keys: str, **settings: Any) -> Group:
+    """A record for each of these letters, which is its key; a blank is no key."""
+    group = Group(len(keys), order=Order.KEY, **settings)
+    group.key_of = lambda offset: None if keys[offset] == " " else ord(keys[offset])
+    return group
+
+
+def all_in_order(records: int = 10, **settings: Any) -> Group:
+    return Group(records, order=Order.ALL, **settings)
+
+
+async def ask(group: Group, member: str, records_max: int = 10, **fields: Any) -> Asking:
+    """It names all leases that it has."""
+    held = frozenset(lease for lease, each in group.state.leases.items() if each.member == member)
+    asking = group.ask(member, records_max, held=held, **fields)
+    await rounds()
+    return asking
+
+
+async def lent(group: Group, member: str, records_max: int = 10) -> LeaseId:
+    lease = (await ask(group, member, records_max)).answered.result().lease
+    assert lease is not None
+    return lease
+
+
+async def told(group: Group, outcome: Outcome, member: str, lease: LeaseId, *ranges: tuple[int, int]) -> Answer:
+    [answer] = await group.outcome(outcome, member, lease, *ranges).answered
+    return answer
+
+
+# ---------------------------------------------------------------- one active consumer
+
+
+@scenario
+async def test_all_in_order_is_lent_to_one_member_at_a_time() -> None:
+    group = all_in_order()
+    await lent(group, "a", 3)
+    waiting = await ask(group, "b", 3)
+    assert not waiting.answered.done()
+    await lent(group, "a", 3)
+    assert group.leased() == {"a": ((0, 3), (3, 6))}
+
+
+@scenario
+async def test_another_member_takes_over_once_the_active_one_holds_nothing_and_does_not_ask() -> None:
+    group = all_in_order()
+    lease = await lent(group, "a", 3)
+    waiting = await ask(group, "b", 3)
+    await group.ack("a", lease, (0, 3)).answered
+    group.pass_ms(STAYS_MS - 1)
+    group.gathering.wake()
+    await rounds()
+    assert not waiting.answered.done(), "it may be about to ask"
+    group.pass_ms(1)
+    group.gathering.wake()
+    await rounds()
+    assert offsets(waiting) == [(3, 6)]
+
+
+@scenario
+async def test_the_active_member_stays_while_it_asks() -> None:
+    group = all_in_order(3)
+    await group.ack("a", await lent(group, "a", 3), (0, 3)).answered
+    waiting, active = group.ask("b", 3), group.ask("a", 3)
+    await rounds()
+    group.pass_ms(10 * STAYS_MS)
+    group.led.append(5)
+    group.gathering.wake()
+    await rounds()
+    assert offsets(active) == [(3, 6)]
+    assert not waiting.answered.done()
+
+
+@scenario
+async def test_with_all_in_order_a_return_takes_all_later_records_with_it() -> None:
+    group = all_in_order()
+    first, second = await lent(group, "a", 3), await lent(group, "a", 3)
+    answer = await told(group, Failed("no", due_us=0), "a", first, (1, 2))
+    assert answer == Answer(pulled=((first, ((2, 3),)), (second, ((3, 6),))))
+    assert group.leased() == {"a": ((0, 1),)}
+    assert [group.state.counts(offset)[1] for offset in (1, 2, 3)] == [0 + 1, 0, 0]
+    assert group.state.totals.charged == 1
+
+
+@scenario
+async def test_a_delayed_and_a_parked_record_hold_up_all_that_follows() -> None:
+    group = all_in_order(dead_letter=DeadLetter.PARK)
+    lease = await lent(group, "a", 2)
+    await told(group, Release(group.us + 5_000_000), "a", lease, (0, 1))
+    waiting = await ask(group, "a", 2)
+    assert not waiting.answered.done()
+    assert group.gathering.blocked_by() == 0
+    group.pass_ms(5_001)
+    group.gathering.wake()
+    await rounds()
+    assert offsets(waiting) == [(0, 1), (1, 2)], "lent equally often, and with other marks"
+    await told(group, Rejected("never"), "a", waiting.answered.result().lease or lease, (0, 1))
+    await rounds()
+    assert group.state.marks.at(0).parked  # type: ignore[union-attr]
+    held = await ask(group, "a", 2)
+    assert not held.answered.done()
+    group.gathering.add(OwnSteps(1, (Reset(((0, 1),)),)))
+    await rounds()
+    assert offsets(held) == [(0, 2)]
+
+
+@scenario
+async def test_the_last_delivery_of_a_record_is_alone_with_all_in_order_too() -> None:
+    group = all_in_order(delivery_limit=2)
+    await told(group, Failed("no", due_us=0), "a", await lent(group, "a", 1), (0, 1))
+    asking = await ask(group, "a", 5)
+    assert offsets(asking) == [(0, 1)]
+    waiting = await ask(group, "a", 5)
+    assert not waiting.answered.done()
+
+
+# ---------------------------------------------------------------- who is lent what
+
+
+@scenario
+async def test_a_record_is_lent_only_to_who_has_the_earlier_ones_of_its_key() -> None:
+    group = by_key("abcabcd")
+    await lent(group, "x", 2)
+    asking = await ask(group, "y", 10)
+    assert offsets(asking) == [(2, 3), (5, 7)], "c, c and d"
+    asking = await ask(group, "x", 10)
+    assert offsets(asking) == [(3, 5)]
+
+
+@scenario
+async def test_records_without_a_key_are_in_no_order() -> None:
+    group = by_key("a a  a")
+    await lent(group, "x", 1)
+    assert offsets(await ask(group, "y", 10)) == [(1, 2), (3, 5)]
+
+
+@scenario
+async def test_once_all_of_a_key_that_a_member_had_are_settled_another_is_lent_the_next() -> None:
+    group = by_key("aaab")
+    lease = await lent(group, "x", 2)
+    waiting = await ask(group, "y", 10)
+    assert offsets(waiting) == [(3, 4)]
+    further = await ask(group, "y", 10)
+    await group.ack("x", lease, (0, 1)).answered
+    await rounds()
+    assert not further.answered.done(), "it has one of them still"
+    await group.ack("x", lease, (1, 2)).answered
+    await rounds()
+    assert offsets(further) == [(2, 3)]
+
+
+@scenario
+async def test_what_is_settled_by_being_lent_does_not_overtake_what_its_member_has() -> None:
+    group = by_key("aab")
+    await lent(group, "x", 1)
+    assert offsets(await ask(group, "x", 10, accept=True)) == [(2, 3)]
+    assert not (await ask(group, "x", 10, accept=True)).answered.done()
+    assert offsets(await ask(group, "x", 10)) == [(1, 2)]
+
+
+@scenario
+async def test_nothing_is_settled_or_lent_before_the_keys_of_what_was_lent_are_known() -> None:
+    group = by_key("aaa")
+    lease = await lent(group, "x", 2)
+    group.declare(order=Order.NONE)
+    await rounds()
+    group.reads = False
+    group.declare(order=Order.KEY)
+    await rounds()
+    settling, asking = group.ack("x", lease, (1, 2)), group.ask("y", 5)
+    await rounds()
+    assert not settling.answered.done()
+    assert not asking.answered.done()
+    group.reads = True
+    group.gathering.wake()
+    await rounds()
+    assert not settling.answered.done(), "it overtook offset 0"
+    await group.ack("x", lease, (0, 1)).answered
+    await rounds()
+    assert settling.answered.result() == [Answer()]
+
+
+@scenario
+async def test_a_member_has_so_many_records_that_one_entry_can_take_them_back() -> None:
+    group = by_key("ab" * HELD_MAX)
+    for _ in range(10):
+        await ask(group, "x", 1_000)
+    assert group.state.leased == HELD_MAX
+    answer = await told(group, Failed("no"), "x", min(group.state.leases), (0, 2))
+    assert group.state.leased == 0
+    assert sum(end - first for _, ranges in answer.pulled for first, end in ranges) == HELD_MAX - 2
+
+
+@scenario
+async def test_a_key_is_looked_for_past_records_that_wait_and_what_waits_is_found_again() -> None:
+    group = by_key("a" * 9_000 + "b")
+    lease = await lent(group, "x", 1)
+    asking = await ask(group, "y", 10)
+    assert offsets(asking) == [(9_000, 9_001)]
+    await group.ack("x", lease, (0, 1)).answered
+    assert offsets(await ask(group, "z", 3)) == [(1, 4)]
+
+
+@scenario
+async def test_ready_is_told_only_to_who_may_have_it() -> None:
+    group = by_key("aa")
+    lease = await lent(group, "x", 1)
+    other, same = await ask(group, "y", 0), await ask(group, "x", 0)
+    assert not other.answered.done()
+    assert same.answered.result().ready
+    await group.ack("x", lease, (0, 1)).answered
+    await rounds()
+    assert other.answered.result().ready
+    assert group.leased() == {}
+
+
+@scenario
+async def test_as_many_keys_are_read_as_may_be_and_what_is_stuck_is_named() -> None:
+    group = Group(0, order=Order.KEY)
+    group.led.append(1)
+    group.led.append(300_000)
+    group.key_of = lambda _: 7
+    await lent(group, "x", 1)
+    asking = await ask(group, "y", 10)
+    for _ in range(200):
+        group.gathering.wake()
+        await rounds()
+    keys = group.gathering._ready
+    assert isinstance(keys, ByKey)
+    assert LOOK_AHEAD_MAX <= len(keys.index) < LOOK_AHEAD_MAX + READ_AT_ONCE
+    assert keys.full
+    assert not asking.answered.done()
+    assert group.gathering.blocked_by() == 0
+
+
+# ---------------------------------------------------------------- what comes back
+
+
+@pytest.mark.parametrize("outcome", [Release(), Failed("no"), Rejected("never")])
+def test_what_comes_back_takes_later_records_of_its_key_with_it_uncharged(outcome: Outcome) -> None:
+    @scenario
+    async def run() -> None:
+        group = by_key("abab")
+        first, second = await lent(group, "x", 2), await lent(group, "x", 2)
+        answer = await told(group, outcome, "x", first, (0, 1))
+        assert answer == Answer(pulled=((second, ((2, 3),)),))
+        assert group.leased() == {"x": ((1, 2), (3, 4))}
+        assert group.state.counts(2) == (1, 0)
+
+    run()
+
+
+@scenario
+async def test_what_runs_out_takes_later_records_of_its_key_with_it_and_only_the_first_is_charged() -> None:
+    group = by_key("abab", lease_ms=1_000)
+    lease = await lent(group, "x", 4)
+    group.pass_ms(700)
+    await group.settle(Extend(lease, "x", ((1, 4),))).answered
+    group.pass_ms(400)
+    await rounds()
+    assert group.leased() == {"x": ((1, 2), (3, 4))}
+    assert [group.state.counts(offset) for offset in (0, 2)] == [(1, 1), (1, 0)]
+    group.pass_ms(1_000)
+    await rounds()
+    assert group.leased() == {}
+    assert [group.state.counts(offset) for offset in (1, 3)] == [(1, 1), (1, 0)]
+
+
+@scenario
+async def test_a_reject_that_is_asked_again_once_the_record_is_a_dead_letter_is_told_as_lost() -> None:
+    """What went with it the first time is not known any more. So the member asks which of its records are left."""
+    group = by_key("aab")
+    lease = await lent(group, "x", 3)
+    assert (await told(group, Rejected("no"), "x", lease, (0, 1))).pulled == ((lease, ((1, 2),)),)
+    group.led.apply("g", 1, Drop(((0, 1),), Reason.REJECTED))
+    assert await told(group, Rejected("no"), "x", lease, (0, 1)) == Answer(lost=((0, 1),))
+    assert await told(group, Ack(), "x", lease, (0, 1)) == Answer(), "it is settled"
+    assert await told(group, Release(), "x", lease, (0, 1), (2, 3)) == Answer(lost=((0, 1),))
+
+
+@scenario
+async def test_a_record_is_not_lent_in_the_entry_that_gives_an_earlier_one_of_its_key_back() -> None:
+    group = by_key("aab")
+    lease = await lent(group, "x", 1)
+    group.led.keeps_up = False
+    returned = group.outcome(Release(group.us + 10_000_000), "x", lease, (0, 1))
+    asking = group.ask("x", 10, held=frozenset([lease]))
+    await rounds()
+    group.led.commit()
+    assert returned.answered.result() == [Answer()]
+    assert offsets(asking) == [(2, 3)]
+    group.led.keeps_up = True
+    assert not (await ask(group, "y", 10)).answered.done()
+    group.pass_ms(10_001)
+    group.gathering.wake()
+    await rounds()
+    assert group.leased() == {"x": ((2, 3),), "y": ((0, 2),)}
+
+
+@scenario
+async def test_a_delayed_or_parked_record_holds_its_key_and_one_that_is_gone_does_not() -> None:
+    group = by_key("aab", dead_letter=DeadLetter.PARK)
+    await told(group, Rejected("never"), "x", await lent(group, "x", 1), (0, 1))
+    await rounds()
+    assert offsets(await ask(group, "y", 10)) == [(2, 3)]
+    assert group.gathering.blocked_by() == 0
+    waiting = await ask(group, "z", 10)
+    group.gathering.add(OwnSteps(1, (Drop(((0, 1),), Reason.PURGED),)))
+    await rounds()
+    assert offsets(waiting) == [(1, 2)]
+    assert group.gathering.blocked_by() is None
+
+
+# ---------------------------------------------------------------- acknowledgements
+
+
+@scenario
+async def test_an_ack_that_overtook_one_of_its_key_waits_for_it() -> None:
+    group = by_key("aab")
+    lease = await lent(group, "x", 3)
+    late = group.ack("x", lease, (1, 3))
+    await rounds()
+    assert not late.answered.done()
+    assert group.state.settled.missing_count(0, 3) == 2, "only b is done"
+    await group.ack("x", lease, (0, 1)).answered
+    await rounds()
+    assert late.answered.result() == [Answer()]
+    assert group.state.base == 3
+
+
+@scenario
+async def test_an_ack_that_waits_is_lost_when_an_earlier_record_of_its_key_comes_back() -> None:
+    group = by_key("aa")
+    lease = await lent(group, "x", 2)
+    late = group.ack("x", lease, (1, 2))
+    await rounds()
+    assert (await told(group, Failed("no"), "x", lease, (0, 1))).pulled == ((lease, ((1, 2),)),)
+    await rounds()
+    assert late.answered.result() == [Answer(lost=((1, 2),))]
+
+
+@scenario
+async def test_an_ack_waits_for_a_bounded_time_and_then_is_to_be_asked_again() -> None:
+    group = by_key("aab")
+    lease = await lent(group, "x", 3)
+    before = unsettled.OVERTAKEN_S
+    unsettled.OVERTAKEN_S = 0.01  # type: ignore[misc]
+    try:
+        [answer] = await group.ack("x", lease, (1, 3)).answered
+    finally:
+        unsettled.OVERTAKEN_S = before  # type: ignore[misc]
+    assert isinstance(answer.error, OutOfOrder)
+    assert answer.error.retriable
+    assert group.leased() == {"x": ((0, 2),)}, "what did not overtake is settled"
+
+
+@scenario
+async def test_an_ack_with_outputs_waits_whole() -> None:
+    group = by_key("aa")
+    lease = await lent(group, "x", 2)
+    lines = (OutputLine("t" * 32, 0, (b"u" * 16,)),)
+    late = group.outcome(AckWithOutputs(lines, 1), "x", lease, (1, 2))
+    await rounds()
+    assert not late.answered.done()
+    assert not group.state.outbox
+    await group.ack("x", lease, (0, 1)).answered
+    await rounds()
+    assert late.answered.result() == [Answer()]
+    assert len(group.state.outbox) == 1
+
+
+@scenario
+async def test_a_late_ack_is_refused_where_order_counts() -> None:
+    group = by_key("ab", lease_ms=1_000)
+    lease = await lent(group, "x", 2)
+    group.pass_ms(1_100)
+    await rounds()
+    assert await told(group, Ack(), "x", lease, (0, 1)) == Answer(lost=((0, 1),))
+
+
+# ---------------------------------------------------------------- settings
+
+
+@scenario
+async def test_order_is_changed_while_records_are_lent() -> None:
+    group = Group(6)
+    group.key_of = lambda offset: offset % 2
+    await lent(group, "x", 2)
+    await lent(group, "y", 2)
+    group.declare(order=Order.KEY)
+    await rounds()
+    waiting = await ask(group, "z", 10)
+    assert not waiting.answered.done()
+    again = await ask(group, "y", 10)
+    assert not again.answered.done(), "x has earlier records of these keys"
+    group.declare(order=Order.NONE)
+    await rounds()
+    assert offsets(waiting) == [(4, 6)]
+
+
+@scenario
+async def test_at_the_bound_of_runs_fresh_records_wait_and_what_came_back_is_lent() -> None:
+    group = by_key("abcdefgh")
+    lease = await lent(group, "x", 3)
+    await told(group, Release(), "x", lease, (1, 2))
+    before = work_state.RUNS_MAX
+    work_state.RUNS_MAX = 1  # type: ignore[misc]
+    try:
+        assert offsets(await ask(group, "y", 10)) == [(1, 2)]
+        waiting = await ask(group, "z", 10)
+        assert not waiting.answered.done()
+    finally:
+        work_state.RUNS_MAX = before  # type: ignore[misc]
+    group.gathering.wake()
+    await rounds()
+    assert offsets(waiting) == [(3, 8)]

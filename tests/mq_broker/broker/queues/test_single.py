@@ -1,0 +1,215 @@
+"""Whose turn it is where all records are in order: one member, by a clock that the test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import pytest
+
+from mq_broker.broker.queues import ordering
+from mq_broker.broker.queues.lending import Choice, Wish
+from mq_broker.broker.queues.ordering import STAYS_MS, ByKey, Single
+from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.steps import Accept, Lease, LeaseId, Reject, Return, Step
+
+END = 10
+
+
+class Turns:
+    """Owns a state of ten records, and what its leader keeps of it. Steps are written as soon as they are said."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self.state = WorkState(1, 0)
+        self.single = Single(self.state, limit)
+        self.entries = self.now_us = 0
+
+    def write(self, step: Step, now_ms: int = 0) -> None:
+        self.entries += 1
+        self.state.apply(step, LeaseId(1, self.entries, 0), END)
+        self.single.written((step,), now_ms)
+        while not (self.single.scan(100) and self.single.wake(self.now_us)):
+            pass
+
+    def choose(
+        self, member: str, now_ms: int = 0, most: int = 5, *, alone: bool = True, present: Container[str] = ()
+    ) -> Choice:
+        wish = Wish(most, 0, alone, member, now_ms=now_ms, present=present)
+        return self.single.choose(wish, self.now_us, END, lambda _, end, __: (end, 0))
+
+    def tried(self, member: str, now_ms: int = 0, *, present: Container[str] = ()) -> bool:
+        """Whether it would be lent something; nothing is."""
+        choice = self.choose(member, now_ms, present=present)
+        self.single.put_back(choice.runs)
+        return bool(choice.runs)
+
+
+def test_nothing_more_is_chosen_before_what_was_chosen_is_written_or_put_back() -> None:
+    turns = Turns()
+    choice = turns.choose("a")
+    assert choice.ranges == ((0, 5),)
+    assert not turns.choose("a").runs
+    turns.single.put_back(choice.runs)
+    assert turns.choose("a").ranges == ((0, 5),)
+    turns.write(Lease(((0, 5),), "a"))
+    assert turns.choose("a").ranges == ((5, 10),)
+
+
+def test_a_question_whether_something_is_ready_keeps_nobody_else_from_it() -> None:
+    turns = Turns()
+    wish = Wish(5, 0, True, "a")
+    for _ in range(2):
+        assert turns.single.is_ready(wish, 0, END)
+    assert turns.choose("a").runs
+
+
+@pytest.mark.parametrize(
+    "step", [Accept(((0, 5),)), Return(((0, 5),)), Return(((0, 5),), True, 0, "no")], ids=["ack", "release", "fail"]
+)
+def test_a_member_stays_for_so_long_after_it_was_heard_of_last_unless_another_may_take_over(step: Step) -> None:
+    turns = Turns()
+    turns.write(Lease(((0, 5),), "a"), 100)
+    assert not turns.tried("b", 5_000), "a has records"
+    assert turns.single.again_ms(5_000) is None, "no time changes that"
+    turns.write(step, 2_000)
+    assert not turns.tried("b", 2_400)
+    assert turns.single.again_ms(2_400) == STAYS_MS - 400
+    assert turns.single.again_ms(2_400) is None, "it was told"
+    assert not turns.tried("b", 2_000 + STAYS_MS - 1)
+    assert turns.single.again_ms(2_000 + STAYS_MS + 50) == 1
+    assert not turns.tried("b", 9_000, present=("a", "b")), "a asks"
+    assert turns.single.again_ms(9_000) == 1
+    assert turns.tried("b", 2_000 + STAYS_MS)
+    assert turns.single.again_ms(2_000 + STAYS_MS) is None
+    assert turns.tried("a", 3_500)
+    assert not turns.tried("b", 3_500 + STAYS_MS - 1), "a has asked since"
+    turns.write(Lease(((0, 9) if isinstance(step, Return) else (5, 9),), "b"), 5_000)
+    assert not turns.tried("a", 5_001)
+
+
+def test_a_member_that_settles_by_being_lent_waits_for_its_own_records() -> None:
+    turns = Turns()
+    turns.write(Lease(((0, 5),), "a"))
+    wish = Wish(5, 0, True, "a", settled=True)
+    assert not turns.single.choose(wish, 0, END, lambda _, end, __: (end, 0)).runs
+    turns.write(Accept(((0, 5),)))
+    assert turns.single.choose(wish, 0, END, lambda _, end, __: (end, 0)).ranges == ((5, 10),)
+
+
+def test_a_record_that_waits_or_is_doomed_holds_up_all_that_follows_and_is_named() -> None:
+    turns = Turns()
+    assert turns.single.blocked_by(0) is None
+    turns.write(Lease(((0, 5),), "a"))
+    assert turns.single.blocked_by(0) is None, "somebody has it"
+    turns.write(Accept(((0, 2),)))
+    turns.write(Return(((2, 5),), True, 50, "no"))
+    assert (turns.choose("a").ranges, turns.single.blocked_by(49)) == ((), 2)
+    turns.now_us = 50
+    assert turns.single.blocked_by(50) is None
+    assert turns.choose("a", most=1).ranges == ((2, 3),)
+    turns.write(Lease(((2, 3),), "a"))
+    turns.write(Reject(((2, 3),), "never"))
+    assert (turns.choose("a").ranges, turns.single.blocked_by(50)) == ((), 2)
+
+
+def test_a_record_whose_next_failure_is_its_last_is_lent_alone_once_it_is_due() -> None:
+    turns = Turns(limit=2)
+    turns.write(Lease(((0, 3),), "a"))
+    assert not turns.single.waits_alone(0)
+    turns.write(Return(((0, 1),), True, 50, "no"))
+    turns.write(Return(((1, 3),)))
+    assert not turns.single.waits_alone(49)
+    assert not turns.choose("a").runs
+    turns.now_us = 50
+    assert turns.single.waits_alone(50)
+    assert not turns.choose("a", alone=False).runs
+    assert turns.choose("a").ranges == ((0, 1),)
+    turns.write(Lease(((0, 1),), "a"))
+    assert not turns.single.waits_alone(50), "the next one may be lent with others"
+    assert turns.choose("a", alone=False).ranges == ((1, 3), (3, 6))
+    turns.single.put_back([])
+    turns.write(Return(((0, 1),), True, 0, "no"))
+    assert not turns.single.waits_alone(50), "it is doomed"
+    assert turns.single.blocked_by(50) == 0
+
+
+def test_a_record_is_lent_alone_only_before_all_others() -> None:
+    turns = Turns(limit=2)
+    turns.write(Lease(((0, 3),), "a"))
+    turns.write(Return(((0, 2),)))
+    turns.write(Return(((2, 3),), True, 0, "no"))
+    assert turns.choose("a").ranges == ((0, 2),)
+
+
+# ---------------------------------------------------------------- how many keys are known
+
+
+def test_keys_are_read_in_pieces_up_to_a_bound_past_what_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    for bound, records in (("READ_AHEAD", 8), ("READ_AT_ONCE", 3), ("LOOK_AHEAD_MAX", 7)):
+        monkeypatch.setattr(ordering, bound, records)
+    keys = ByKey(WorkState(1, 0), 0)
+    assert not keys.knows(100)
+    assert keys.knows(0)
+    assert keys.knows_lent, "nothing was lent"
+    read = []
+    while (wanted := keys.to_read(100)) is not None:
+        read.append(wanted)
+        assert keys.knows(100) == (wanted[0] >= 4), "half of what may be read ahead"
+        keys.add(wanted[1], [], [])
+    assert read == [(0, 3), (3, 6), (6, 8)]
+    assert keys.to_read(5) is None
+    keys = ByKey(WorkState(1, 0), 0)
+    assert keys.to_read(2) == (0, 2)
+    keys.add(2, [0, 1], [5, 6])
+    keys.add(6, [1, 2, 3, 4, 5], [6, 5, 5, 5, 5])
+    assert (len(keys.index), keys.full) == (6, False), "what was read before is left out"
+    keys.add(7, [6], [5])
+    assert (keys.full, keys.to_read(100), keys.knows(100)) == (True, None, True)
+
+
+def test_the_keys_of_all_that_was_lent_are_read_first_and_of_nothing_that_is_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ordering, "READ_AHEAD", 4)
+    monkeypatch.setattr(ordering, "LOOK_AHEAD_MAX", 3)
+    state = WorkState(1, 0)
+    state.apply(Lease(((0, 20),), "a"), LeaseId(1, 1, 0), 30)
+    state.apply(Accept(((0, 10), (12, 13))), LeaseId(1, 2, 0), 30)
+    keys = ByKey(state, 0)
+    assert keys.to_read(30) == (10, 20)
+    keys.add(14, [10, 11, 12], [1, 1, 1])
+    assert list(keys.index.of(((0, 30),))) == [(10, 1), (11, 1)]
+    assert (keys.knows_lent, keys.knows(30), keys.to_read(30)) == (False, False, (14, 20))
+    keys.add(20, [], [])
+    assert (keys.knows_lent, keys.full) == (True, False)
+    assert not ByKey(state, 0).knows_lent
+    crowded = ByKey(state, 0)
+    crowded.add(16, [13, 14, 15], [1, 1, 1])
+    assert (crowded.full, crowded.knows_lent) == (True, True)
+
+
+def test_the_first_record_of_the_key_that_most_wait_for_is_named_if_it_cannot_be_lent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ordering, "LOOK_AHEAD_MAX", 9)
+    state = WorkState(1, 0)
+    keys = ByKey(state, 0)
+    assert keys.blocked_by(0) is None
+
+    def write(step: Step, entry: int) -> None:
+        state.apply(step, LeaseId(1, entry, 0), 10)
+        keys.written((step,), 0)
+        assert keys.scan(100)
+
+    keys.add(7, range(7), [1, 2, 2, 1, 2, 2, 2])
+    for entry, held in enumerate(((0, 1), (1, 2), (3, 7)), 1):
+        write(Lease((held,), "a"), entry)
+    keys.begin()
+    assert keys.scan(100)
+    assert keys.blocked_by(0) is None
+    write(Return(((1, 2), (4, 7)), True, 50, "no"), 4)
+    assert keys.blocked_by(49) == 1
+    assert keys.blocked_by(50) is None
+    keys.add(8, [7], [2])
+    assert keys.blocked_by(50) is None, "eight keys are known"
+    keys.add(9, [8], [2])
+    assert (keys.full, keys.blocked_by(50)) == (True, 1)
