@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from mq_client.queueing.leases import LeaseId
     from mq_client.queueing.outputs import Outputs
     from mq_client.queueing.queue import LeasedBatch, LeasedRecord, Queue
+    from mq_client.queueing.redriving import Redriven
     from mq_client.reader import Reader
     from mq_client.transaction_admin import AbortedTransaction, StagedSum, TransactionDescription
 
@@ -116,6 +117,7 @@ __all__ = [
     "QueueMember",
     "QueuePartition",
     "QueueRun",
+    "Redriven",
     "TopicDescription",
     "PartitionDescription",
     "PartitionMove",
@@ -199,6 +201,7 @@ _HOMES = {
     "queueing.descriptions": ("QueueDescription", "QueueInfo", "QueueMember", "QueuePartition", "QueueRun"),
     "queueing.leases": ("LeaseId",),
     "queueing.outputs": ("Outputs",),
+    "queueing.redriving": ("Redriven",),
     "queueing.queue": ("LeasedBatch", "LeasedRecord", "Queue"),
     "reader": ("Reader",),
     "transaction_admin": ("AbortedTransaction", "StagedSum", "TransactionDescription"),

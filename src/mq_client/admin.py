@@ -80,9 +80,11 @@ class Admin(QueueAdministrator):
         partitions: int = 1,
         replicas: int = 1,
         schema: pa.Schema | str | None = None,
+        if_not_exists: bool = False,
         **settings: object,
     ) -> TopicDescription:
-        """Make a topic; it can be written to and read from when this returns.
+        """Make a topic; it can be written to and read from when this returns. `if_not_exists`: one that is there stays
+        as it is, whatever its columns and settings.
 
         `schema`: an Arrow schema or Spark's words (`"a long, b string"`); None for a topic of records. `settings`: see
         `mq_protocol.names.SETTINGS`, e.g. `durability="os"`. Raises `TopicExists`, `InvalidTopicName`, `InvalidSetting`
@@ -106,14 +108,20 @@ class Admin(QueueAdministrator):
         )
         deadline = Deadline(self._timeout_ms)
         if self._connection.metadata(deadline, topics=[name]).topics:
-            raise TopicExists(f"topic {name!r} exists already: choose another name, or delete it first")
+            if if_not_exists:
+                return self.describe_topic(name)
+            raise TopicExists(
+                f"topic {name!r} exists already: choose another name, delete it first, or leave it as it is "
+                "(if_not_exists=True, --if-not-exists)"
+            )
         unclear: list[str] = []
         try:
             self._connection.ask_any("CreateTopic", request, pb.CreateTopicResponse, deadline, unclear)
         except TopicExists:
             # It was not there before: made by the attempt whose answer was lost, unless somebody else was as quick.
             made = self.describe_topic(name)
-            if not unclear or len(made.partitions) != partitions or made.settings != given:
+            ours = unclear and len(made.partitions) == partitions and made.settings == given
+            if not ours and not if_not_exists:
                 raise
         self._wait_until_known(name, deadline)
         return self.describe_topic(name)
@@ -244,6 +252,19 @@ class Admin(QueueAdministrator):
         """`{partition: bytes}` that its records take on one replica, as its leader counts. Raises as `offsets`."""
         found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), or_replicas=True)
         return {number: found[number].bytes for number in sorted(found)}
+
+    def scheduled(self, topic: str) -> dict[int, tuple[int, int]]:
+        """`{partition: (batches, time)}` of what waits to be published, and when the first of it is due in microseconds
+        since 1970; partitions in which nothing waits are left out. Raises as `offsets`."""
+        found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms))
+        return {n: (found[n].scheduled, found[n].next_due_us) for n in sorted(found) if found[n].scheduled}
+
+    def held_by(self, topic: str) -> dict[int, str]:
+        """`{partition: group}`: which group retention waits for, since it has not settled or read a record that may be
+        dropped otherwise; other partitions are left out. As their leaders last looked, every two seconds. Raises as
+        `offsets`."""
+        found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms))
+        return {n: found[n].held_by for n in sorted(found) if found[n].held_by}
 
     def offsets_at(self, topic: str, timestamp_us: int) -> dict[int, int]:
         """Each partition's first offset at or after that time (microseconds since 1970); its end if all is older."""
@@ -431,7 +452,7 @@ class Admin(QueueAdministrator):
         if not places:
             near = did_you_mean(topic, {cursor.topic for cursor in cursors})
             raise UnknownGroup(
-                f"group {group!r} has no place in topic {topic!r}{near}: consume or move the group there first"
+                f"group {group!r} has no place in topic {topic!r}{near or ':'} consume or move the group there first"
             )
         return peek(self._connection, topic, places, count, self._timeout_ms)
 

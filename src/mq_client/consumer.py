@@ -243,7 +243,7 @@ def _start_of(start: str | int | datetime) -> SetStart:
         case _:
             hint = did_you_mean(str(start), ("earliest", "latest"))
             raise InvalidSetting(
-                f"start={start!r} is not known{hint}: give 'earliest', 'latest', an offset or a datetime"
+                f"start={start!r} is not known{hint or ':'} give 'earliest', 'latest', an offset or a datetime"
             )
 
 

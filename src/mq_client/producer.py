@@ -8,8 +8,7 @@ import functools
 import time
 import uuid as uuids
 import weakref
-import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final
@@ -18,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from mq_client.cluster.connection import Connection, TopicView
-from mq_client.cluster.deadline import Deadline, positive_ms
+from mq_client.cluster.deadline import Deadline, a_number, positive_ms
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.cluster.requests import topic_with
 from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, SchemaMismatch, TritonMQError
@@ -30,15 +29,19 @@ from mq_client.producing.batches import (
     largest_record_bytes,
     record_key_column,
     record_size,
+    records_to_batch,
     split_by_partition,
     split_by_size,
     to_bytes,
     to_header_pairs,
     to_timestamp_us,
 )
-from mq_client.producing.futures import RecordFuture, TableFuture, TableOutcome
+from mq_client.producing.futures import BatchOutcome, Outcome, RecordFuture, TableFuture, TableOutcome
+from mq_client.producing.lanes import NOT_SCHEDULED, Due
 from mq_client.producing.partitioners import Partitioner, choice_of
+from mq_client.producing.scheduling import Cancellation, cancel, due_of
 from mq_client.producing.sender import Sender
+from mq_client.producing.uuids import partition_of_uuid, piece_uuid, uuid_bytes
 from mq_client.serializers import Serializer, serializer_of
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -70,7 +73,7 @@ def _check_sending(retries: int, max_in_flight: int, linger_ms: float) -> None:
         raise InvalidSetting(f"retries={retries} is negative: 0 means to try once")
     if max_in_flight < 1:
         raise InvalidSetting(f"max_in_flight={max_in_flight} must be at least 1")
-    if linger_ms < 0:
+    if a_number("linger_ms", linger_ms) < 0:
         raise InvalidSetting(f"linger_ms={linger_ms} is negative: 0 means to send at once")
 
 
@@ -174,6 +177,8 @@ class Producer:
         partition: int | None = None,
         timestamp: int | datetime | None = None,
         uuid: uuids.UUID | bytes | str | None = None,
+        deliver_at: int | datetime | None = None,
+        delay_ms: float | None = None,
     ) -> RecordFuture:
         """Send one record; its future tells where it is, or why it is not there.
 
@@ -184,6 +189,9 @@ class Producer:
         clock's time if not given. `uuid`: the record's own. Sent again, by anyone and among whatever others, it is
         answered with the first one's place, as long as the partition remembers it (`dedup_uuids_max`). Without key or
         partition it also decides the partition.
+
+        `deliver_at` (microseconds since 1970 or a datetime with a zone) or `delay_ms`: the record is published then,
+        and gets its offset then, so the future tells offset -1 once the brokers keep it. It is a batch of its own.
 
         Raises at once what can be known at once: `UnknownTopic`, `UnknownPartition`, `BatchTooLarge`, `SchemaMismatch`,
         `InvalidRequest`; `Overloaded` when no room was made within `publish_ms_max`; `Unreachable` when no broker
@@ -198,6 +206,8 @@ class Producer:
             and headers is None
             and timestamp is None
             and uuid is None
+            and deliver_at is None
+            and delay_ms is None
         ):
             size, chosen = len(value) + RECORD_OVERHEAD_BYTES, partition
             if key is not None:
@@ -211,7 +221,46 @@ class Producer:
                 return future
         if key is not None and self._key_serializer is not None:
             key = self._key_serializer(key)
+        due = due_of(deliver_at, delay_ms)
+        if due != NOT_SCHEDULED:
+            return self._schedule(topic, value, key, headers, partition, timestamp, uuid, due)
         return self._publish(topic, value, key, headers, partition, timestamp, uuid, serialize=self._value_serializer)
+
+    def _schedule(
+        self,
+        topic: str,
+        value: Any,
+        key: bytes | str | None,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp: int | datetime | None,
+        uuid: uuids.UUID | bytes | str | None,
+        due: Due,
+    ) -> RecordFuture:
+        """One record as a batch of its own, so that it has a due time and a UUID of its own."""
+        target = self._targets.get(topic) or self._target(topic)
+        if partition is None and key is not None:
+            target, partition = self._choose(target, to_bytes(key, "key"), None)
+        if target.view.typed:
+            if not isinstance(value, Mapping) or headers is not None or timestamp is not None:
+                raise InvalidRequest(
+                    f"topic {topic!r} has its own schema: give a dict of its columns, without headers or timestamp"
+                )
+            assert target.rows is not None
+            values, _ = target.rows.fit(value)
+            batch = target.rows.batch([values])
+        else:
+            if self._value_serializer is not None and value is not None:
+                value = self._value_serializer(value)
+            batch = records_to_batch(
+                [None if key is None else to_bytes(key, "key")],
+                [None if value is None else to_bytes(value, "value")],
+                [None if headers is None else to_header_pairs(headers)],
+                [time.time_ns() // 1000 if timestamp is None else to_timestamp_us(timestamp)],
+            )
+        outcome = BatchOutcome(topic)
+        self._send_table(topic, batch, partition, None, uuid, due, lambda: outcome)
+        return RecordFuture(outcome, 0)
 
     def _publish(
         self,
@@ -256,7 +305,7 @@ class Producer:
             )
         given_us = None if timestamp is None else to_timestamp_us(timestamp)
         clock_ns = time.time_ns()
-        own = None if uuid is None else _uuid_bytes(uuid)
+        own = None if uuid is None else uuid_bytes(uuid)
         target, chosen = self._choose(target, key, partition, own)
         with self._lock:
             self._make_room(size)
@@ -304,7 +353,7 @@ class Producer:
                 f"row of {size} bytes is above {name!r}'s record_bytes_max={target.record_bytes_max}: raise it"
             )
         key = None if key is None else to_bytes(key, "key")
-        own = None if uuid is None else _uuid_bytes(uuid)
+        own = None if uuid is None else uuid_bytes(uuid)
         fitted = target
         target, chosen = self._choose(target, key, partition, own)
         with self._lock:
@@ -325,7 +374,7 @@ class Producer:
         if partition is None:
             count, choice = len(target.open), self._choice
             if uuid is not None and (key is None or not choice.by_key):
-                return target, _partition_of_uuid(uuid, count)
+                return target, partition_of_uuid(uuid, count)
             if choice.pick is not None:
                 return target, choice.pick(target.view.name, key, count)
             return target, None if key is None or not choice.by_key else _partition_of_key(key, count)
@@ -343,6 +392,8 @@ class Producer:
         partition: int | None = None,
         key_column: str | None = None,
         uuid: uuids.UUID | bytes | str | None = None,
+        deliver_at: int | datetime | None = None,
+        delay_ms: float | None = None,
     ) -> TableFuture:
         """Send a table; its future tells where its rows are, once all of them are there.
 
@@ -350,11 +401,29 @@ class Producer:
         `key`, `headers`, `timestamp`. Rows go to `partition`; or to the partition of their `key_column`'s value (for a
         topic of records: of their key, if they have any); or to the partitions in turn. The table is split into batches
         of at most `batch_bytes_max`; it is atomic only if it fits one. With `uuid`, sending the same table again, split
-        alike, makes no second copy.
+        alike, makes no second copy. `deliver_at`, `delay_ms`: as for `publish`; offsets are -1 then.
 
         Raises at once `SchemaMismatch` naming the column, `BatchTooLarge`, `UnknownTopic`, `UnknownPartition`;
         `Overloaded` when no room was made within `publish_ms_max` (then batches before may be on their way).
         """
+        outcome = TableOutcome(topic, batch.num_rows)
+        due = due_of(deliver_at, delay_ms)
+        try:
+            self._send_table(topic, batch, partition, key_column, uuid, due, outcome.piece)
+        finally:
+            outcome.complete()
+        return outcome.future
+
+    def _send_table(
+        self,
+        topic: str,
+        batch: pa.RecordBatch | pa.Table,
+        partition: int | None,
+        key_column: str | None,
+        uuid: uuids.UUID | bytes | str | None,
+        due: Due,
+        outcome_of_piece: Callable[[], Outcome],
+    ) -> None:
         target = self._targets.get(topic) or self._target(topic)
         if target.view.typed and not set(target.view.schema.names).issuperset(batch.schema.names):
             target = self._target_with(topic, columns=batch.schema.names)
@@ -369,20 +438,15 @@ class Producer:
             )
         if key_column is None and not view.typed and partition is None and self._choice.by_key:
             key_column = record_key_column(table)
-        pieces = self._pieces(target, table, partition, key_column, None if uuid is None else _uuid_bytes(uuid))
-        outcome = TableOutcome(topic, table.num_rows)
-        try:
-            for at, (chosen, piece) in enumerate(pieces):
-                piece_uuid = None if uuid is None else _piece_uuid(_uuid_bytes(uuid), at, len(pieces), piece.num_rows)
-                with self._lock:
-                    self._make_room(piece.nbytes)
-                    self._accumulator.add_closed(
-                        view, chosen, piece, outcome.piece(), time.monotonic(), uuid=piece_uuid
-                    )
-                    self._sender.work.notify()
-        finally:
-            outcome.complete()
-        return outcome.future
+        pieces = self._pieces(target, table, partition, key_column, None if uuid is None else uuid_bytes(uuid))
+        for at, (chosen, piece) in enumerate(pieces):
+            own = None if uuid is None else piece_uuid(uuid_bytes(uuid), at, len(pieces), piece.num_rows)
+            with self._lock:
+                self._make_room(piece.nbytes)
+                self._accumulator.add_closed(
+                    view, chosen, piece, outcome_of_piece(), time.monotonic(), uuid=own, due=due
+                )
+                self._sender.work.notify()
 
     def _pieces(
         self, target: Target, table: pa.Table, partition: int | None, key_column: str | None, uuid: bytes | None
@@ -407,7 +471,7 @@ class Producer:
                 if chosen is not None:
                     pieces.append((chosen, piece))
                 elif uuid is not None:
-                    pieces.append((_partition_of_uuid(uuid, len(target.open)), piece))
+                    pieces.append((partition_of_uuid(uuid, len(target.open)), piece))
                 elif self._choice.pick is not None:
                     pieces.append((self._choice.pick(target.view.name, None, len(target.open)), piece))
                 else:
@@ -424,6 +488,19 @@ class Producer:
         return np.array(
             [-1 if key is None else pick(name, key, count) for key in key_bytes(keys).to_pylist()], np.int32
         )
+
+    def cancel(
+        self, topic: str, partition: int, uuid: uuids.UUID | bytes | str, timeout_ms: float | None = None
+    ) -> Cancellation:
+        """Take back what was scheduled in that partition under this UUID (the `uuid` given to `publish`, or to
+        `publish_batch` for a table that is one batch).
+
+        What is published already stays, and the answer tells its offset. A UUID that was cancelled is not published any
+        more, also if it is sent again. Raises `UnknownTopic`, `UnknownPartition`, `PartitionUnavailable`.
+        """
+        deadline = Deadline(self._timeout_ms if timeout_ms is None else positive_ms("timeout_ms", timeout_ms))
+        check_topic_name(topic)
+        return cancel(self._connection, topic, partition, uuid_bytes(uuid), deadline)
 
     # ------------------------------------------------------------------ the end
 
@@ -513,36 +590,6 @@ class Producer:
         for failure in failures:
             if failure.error is not None and not failure.outcome.observed:
                 raise failure.error
-
-
-def _partition_of_uuid(uuid: bytes, partitions: int) -> int:
-    """The same in every process and release. Not the hash of keys, which takes ten times as long for what is seldom
-    seen twice."""
-    return zlib.crc32(uuid) % partitions
-
-
-def _uuid_bytes(uuid: uuids.UUID | bytes | str) -> bytes:
-    match uuid:
-        case uuids.UUID():
-            found = uuid.bytes
-        case bytes() if len(uuid) == 16:
-            found = uuid
-        case str():
-            try:
-                found = uuids.UUID(uuid).bytes
-            except ValueError:
-                raise InvalidRequest(f"uuid={uuid!r} is no UUID: give uuid.uuid4()") from None
-        case _:
-            raise InvalidRequest("uuid is no UUID: give a uuid.UUID, 16 bytes or its text")
-    if found == bytes(16):
-        raise InvalidRequest("uuid is all zeros, which means none: give uuid.uuid4()")
-    return found
-
-
-def _piece_uuid(uuid: bytes, index: int, count: int, rows: int) -> bytes:
-    """A table's own UUID if it is one batch; else one for each that depends on the split, so that another split is not
-    mistaken."""
-    return uuid if count == 1 else uuids.uuid5(uuids.UUID(bytes=uuid), f"{index}/{count}/{rows}").bytes
 
 
 def _close_at_exit(reference: weakref.ref[Producer]) -> None:

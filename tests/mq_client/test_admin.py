@@ -98,8 +98,9 @@ def test_an_arrow_schema_is_stored_as_spark_has_it(admin: Admin, topic: str) -> 
 
 def test_what_cannot_be_made_says_why(admin: Admin, topic: str) -> None:
     admin.create_topic(topic)
-    with pytest.raises(TopicExists, match="choose another name"):
+    with pytest.raises(TopicExists, match=r"choose another name, .*if_not_exists=True"):
         admin.create_topic(topic)
+    assert len(admin.create_topic(topic, partitions=2, if_not_exists=True).partitions) == 1, "it stays as it is"
     with pytest.raises(InvalidTopicName):
         admin.create_topic("a/b")
     with pytest.raises(InvalidTopicName, match="brokers' own"):

@@ -21,11 +21,13 @@ from mq_client import (
     InvalidSetting,
     InvalidTopicName,
     Producer,
+    Queue,
     Reader,
     TopicNotEmpty,
     UnknownTopic,
 )
 from mq_dev.local_cluster import LocalCluster
+from mq_protocol.dead_letters import HEADERS
 from tests.mq_broker.broker.cluster import standalone, until
 from tests.mq_broker.broker.test_three_brokers import three
 from tests.mq_cli.processes import tritonmq
@@ -66,6 +68,53 @@ def test_who_asks_for_a_topic_that_another_broker_has_just_made_is_told_of_that_
             await asyncio.to_thread(publish, broker.address, "t")
             info = await asyncio.to_thread(Admin(broker.address).describe_topic, "t")
             assert len(info.partitions) == 2, "the topic that is there, and not another one"
+
+    asyncio.run(scenario())
+
+
+def settle_with_an_output(bootstrap: str, source: str, target: str) -> None:
+    with Queue(bootstrap, source, "g") as queue:
+        record = queue.take(10_000)
+        assert record is not None
+        outputs = queue.outputs()
+        outputs.publish(target, "done")
+        record.ack(outputs=outputs).result(10)
+
+
+def test_outputs_of_an_ack_make_their_topic_where_brokers_are_set_to_do_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path, auto_create=AutoCreate(3, 1)) as broker:
+            await asyncio.to_thread(publish, broker.address, "jobs")
+            await asyncio.to_thread(settle_with_an_output, broker.address, "jobs", "made")
+            admin = Admin(broker.address)
+            assert len((await asyncio.to_thread(admin.describe_topic, "made")).partitions) == 3
+
+            async def published() -> bool:
+                found = await asyncio.to_thread(admin.offsets, "made")
+                return sum(end for _, end in found.values()) == 1
+
+            await until(published)
+
+    asyncio.run(scenario())
+
+
+def redrive_into_a_topic_that_is_deleted_meanwhile(bootstrap: str) -> None:
+    with Producer(bootstrap) as producer:
+        producer.publish("jobs", "a").result(10)
+        for _ in range(3):
+            producer.publish("jobs.dead", "letter", headers={HEADERS["topic"]: b"jobs"}).result(10)
+    with Admin(bootstrap) as admin, Admin(bootstrap) as other:
+        assert admin.redrive_topic("jobs.dead", limit=1).sent == {"jobs": 1}
+        other.delete_topic("jobs")  # which the first one has looked at, and does not know of
+        found = admin.redrive_topic("jobs.dead")
+        assert (found.sent, sum(found.left.values())) == ({}, 2)
+        assert admin.list_topics() == ["jobs.dead"]
+
+
+def test_a_topic_that_is_deleted_while_letters_are_sent_back_is_not_made_anew(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path, auto_create=AutoCreate(1, 1)) as broker:
+            await asyncio.to_thread(redrive_into_a_topic_that_is_deleted_meanwhile, broker.address)
 
     asyncio.run(scenario())
 

@@ -17,7 +17,7 @@ NAMES = {
     "ClusterDescription", "BrokerDescription", "GroupDescription", "GroupCursor",
     "TransactionDescription", "StagedSum", "AbortedTransaction",
     "Queue", "LeasedRecord", "LeasedBatch", "LeaseId", "Outputs",
-    "QueueDescription", "QueueInfo", "QueueMember", "QueuePartition", "QueueRun",
+    "QueueDescription", "QueueInfo", "QueueMember", "QueuePartition", "QueueRun", "Redriven",
     "NotDeserialized",
     "NotSent",
 }  # fmt: skip
@@ -28,9 +28,9 @@ METHODS = {
         "move_partition cancel_move moves start_moves plan_drain plan_balance needed_by transfer_leadership "
         "recover_partition transactions abort_transaction upgrade_cluster "
         "declare_queue alter_queue list_queues describe_queue pause_queue resume_queue purge_queue redrive_queue "
-        "delete_queue peek_queue pop_queue queue_records"
+        "redrive_topic delete_queue peek_queue pop_queue queue_records scheduled"
     ),
-    "Producer": "publish publish_batch flush close",
+    "Producer": "publish publish_batch cancel flush close",
     "Consumer": "subscribe unsubscribe subscription start stop records",
     "Reader": "read",
     "Queue": "take batches pop peek outputs close",
@@ -59,9 +59,20 @@ def test_every_promised_method_is_there_with_a_docstring(cls: str) -> None:
 
 def test_parameters_are_named_as_promised() -> None:
     publish = inspect.signature(mq_client.Producer.publish).parameters
-    assert list(publish) == ["self", "topic", "value", "key", "headers", "partition", "timestamp", "uuid"]
+    assert list(publish) == [
+        "self",
+        "topic",
+        "value",
+        "key",
+        "headers",
+        "partition",
+        "timestamp",
+        "uuid",
+        "deliver_at",
+        "delay_ms",
+    ]
     batch = inspect.signature(mq_client.Producer.publish_batch).parameters
-    assert list(batch) == ["self", "topic", "batch", "partition", "key_column", "uuid"]
+    assert list(batch) == ["self", "topic", "batch", "partition", "key_column", "uuid", "deliver_at", "delay_ms"]
     made = list(inspect.signature(mq_client.Producer).parameters)
     assert made[:7] == ["bootstrap", "acks", "timeout_ms", "retries", "max_in_flight", "linger_ms", "batch_bytes_max"]
     assert list(inspect.signature(mq_client.Consumer).parameters)[:3] == ["bootstrap", "group", "start"]

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import pyarrow as pa
 from google.protobuf.message import Message
@@ -127,6 +127,10 @@ def _view(info: pb.TopicInfo) -> TopicView:
     )
 
 
+_NAMED_MAX: Final = 5
+"""So many topics an error names where none is near."""
+
+
 class Connection:
     """Owns what is known of one cluster, reached through its bootstrap addresses. `refused_s`: a cluster that has never
     answered is given up when all of its addresses have refused connections for so long."""
@@ -229,9 +233,14 @@ class Connection:
         try:
             response = self._ask_all(pb.MetadataRequest(all_topics=True), deadline.at_most(_ATTEMPT_MS_MAX))
         except TritonMQError:
-            return ": create it first"
+            return ": check its name"
         names = [topic.name for topic in response.topics if not topic.name.startswith(INTERNAL_PREFIX)]
-        return did_you_mean(name, names) or ": create it first (tritonmq topic create)"
+        if near := did_you_mean(name, names):
+            return near
+        if not names:
+            return ": there is no topic yet; `tritonmq topic create` makes one"
+        some = ", ".join(sorted(names)[:_NAMED_MAX]) + (", ..." if len(names) > _NAMED_MAX else "")
+        return f": the topics are {some}; `tritonmq topic create` makes another"
 
     def metadata(
         self, deadline: Deadline, *, topics: Iterable[str] = (), all_topics: bool = False

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from numbers import Real
 from typing import Final
 
 from mq_client.errors import InvalidSetting
+from mq_protocol.names import parse_duration
 
 _FIRST_MS = 20.0
 _MOST_MS = 500.0
@@ -77,9 +80,21 @@ def attempts(deadline: Deadline) -> Iterator[int]:
         yield number
 
 
+def a_number(name: str, value: object) -> float:
+    """Milliseconds as they are. Raises `InvalidSetting` for anything but a number: settings of topics and queues may be
+    text such as "5m", arguments of this client are numbers."""
+    if not isinstance(value, bool) and isinstance(value, Real):
+        return float(value)
+    hint = "give milliseconds as a number, such as 5000"
+    if isinstance(value, str):
+        with suppress(ValueError):
+            hint = f"give milliseconds as a number: {name}={parse_duration(value)}"
+    raise InvalidSetting(f"{name}={value!r} is no number: {hint}")
+
+
 def positive_ms(name: str, value: float) -> float:
     """The value, infinity cut to what can be waited for. Raises `InvalidSetting` unless it is a positive number of
     milliseconds."""
-    if not value > 0:
+    if not a_number(name, value) > 0:
         raise InvalidSetting(f"{name}={value} must be a positive number of milliseconds")
     return min(value, LONGEST_MS)

@@ -194,9 +194,10 @@ class Subscriptions:
             try:
                 view = self.connection.refresh(topic, Deadline(_REFRESH_MS))
             except TritonMQError as error:
-                log.warning("topic %s: %s", topic, error)
-                if not error.retriable:
-                    self.fail(topic, error)
+                if error.retriable:
+                    log.warning("topic %s: %s", topic, error)
+                else:
+                    self.fail(topic, error)  # which raises it for whoever takes records
                 continue
             self._learn(view)
         with self.changed:
@@ -328,8 +329,7 @@ class Subscriptions:
             self.connection.note_leader(place.topic, place.partition, error)
         place.address = None
         if not (error.retriable or self._waits_for_id(place, error)):
-            log.warning("%s-%d: %s", place.topic, place.partition, error)
-            self.fail(place.topic, error)
+            self.fail(place.topic, error)  # which raises it for whoever takes records
         self._failed = True
         self._work.notify()
 

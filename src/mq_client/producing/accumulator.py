@@ -20,7 +20,7 @@ from mq_client.cluster.connection import TopicView
 from mq_client.errors import TritonMQError
 from mq_client.producing.batches import RECORD_OVERHEAD_BYTES, records_to_batch
 from mq_client.producing.futures import BatchOutcome, BatchPlace, Outcome, RecordFuture, RecordPlace
-from mq_client.producing.lanes import Lane, OutgoingBatch
+from mq_client.producing.lanes import NOT_SCHEDULED, Due, Lane, OutgoingBatch
 from mq_client.producing.rows import RowShape
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -331,15 +331,27 @@ class Accumulator:
         uuid: bytes | None = None,
         stage: pb.StageOf | None = None,
         deadline: float | None = None,
+        due: Due = NOT_SCHEDULED,
     ) -> None:
-        """A batch that is complete, behind what is open for its partition."""
+        """A batch that is complete, behind what is open for its partition. One that is scheduled waits for no other
+        one, and no other one waits for it."""
         target = self._targets.get(view.name)
-        if target is not None and stage is None and partition < len(target.open):
+        if target is not None and stage is None and due == NOT_SCHEDULED and partition < len(target.open):
             self._close(target, partition, now)
         size = batch.nbytes
         self.pending_bytes += size
         lane, closed = self._closed(
-            view, partition, uuid, batch.num_rows, size, outcome, lambda: batch, now, stage=stage, deadline=deadline
+            view,
+            partition,
+            uuid,
+            batch.num_rows,
+            size,
+            outcome,
+            lambda: batch,
+            now,
+            stage=stage,
+            deadline=deadline,
+            due=due,
         )
         self._busy[lane] = None
         lane.add(closed)
@@ -440,10 +452,11 @@ class Accumulator:
         *,
         stage: pb.StageOf | None = None,
         deadline: float | None = None,
+        due: Due = NOT_SCHEDULED,
     ) -> tuple[Lane, OutgoingBatch]:
         """The batch, and the lane that it is to enter."""
         compression = self.settings.compression
-        return self._lane(view.name, partition, stage is not None), OutgoingBatch(
+        return self._lane(view.name, partition, stage is not None or due != NOT_SCHEDULED), OutgoingBatch(
             topic=view.name,
             partition=partition,
             uuid=uuid or self._new_uuid(),
@@ -454,6 +467,7 @@ class Accumulator:
             build=lambda: encode_batch(build(), compression),
             deadline=opened_at + self.settings.delivery_s if deadline is None else deadline,
             stage=stage,
+            due=due,
             schema=view.schema,
         )
 

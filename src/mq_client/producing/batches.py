@@ -44,7 +44,8 @@ def to_bytes(value: object, what: str) -> bytes:
         case bytearray() | memoryview():
             return bytes(value)
         case _:
-            raise InvalidRequest(f"{what} is {type(value).__name__}: give bytes or str")
+            hint = f' (a Producer makes JSON of it with {what}_serializer="json")' if what in ("key", "value") else ""
+            raise InvalidRequest(f"{what} is {type(value).__name__}: give bytes or str{hint}")
 
 
 def to_header_pairs(headers: Headers) -> list[tuple[str, bytes | None]]:
@@ -151,7 +152,7 @@ def conform(
     for name in table.schema.names:
         if name not in schema.names:
             raise SchemaMismatch(
-                f"topic {topic!r} has no column {name!r}{did_you_mean(name, schema.names)}: rename or drop it"
+                f"topic {topic!r} has no column {name!r}{did_you_mean(name, schema.names) or ':'} rename or drop it"
             )
     first = len(schema) if first_columns is None else first_columns
     columns = [_conform_column(table, field, topic, now_us, added=at >= first) for at, field in enumerate(schema)]

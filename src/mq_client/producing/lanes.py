@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
@@ -24,6 +25,17 @@ from mq_client.cluster.deadline import Backoff
 from mq_client.errors import NotLeader, NotSent, OutcomeUnknown, OutOfOrder, TritonMQError
 from mq_client.producing.futures import BatchPlace, Outcome
 from mq_protocol import mq_pb2 as pb
+
+
+class Due(NamedTuple):
+    """When the broker is to publish a batch: at a time, in microseconds since 1970, or so long after it has it. Both 0:
+    at once."""
+
+    at_us: int = 0
+    delay_ms: int = 0
+
+
+NOT_SCHEDULED: Final = Due()
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +52,7 @@ class OutgoingBatch:
     build: Callable[[], pa.Buffer] | None
     deadline: float
     stage: pb.StageOf | None = None
+    due: Due = NOT_SCHEDULED
     schema: pa.Schema | None = None
     record_uuids: bytes = b""  # one of its own for each record, joined; or none
 

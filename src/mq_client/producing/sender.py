@@ -32,7 +32,7 @@ from mq_client.errors import (
 )
 from mq_client.producing.accumulator import Accumulator, AccumulatorSettings, Answer
 from mq_client.producing.futures import BatchPlace, RecordPlace
-from mq_client.producing.lanes import Lane, OutgoingBatch
+from mq_client.producing.lanes import NOT_SCHEDULED, Lane, OutgoingBatch
 from mq_client.producing.produce_stream import ProduceStream
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -255,13 +255,15 @@ class Sender:
             topic=batch.topic,
             partition=batch.partition,
             uuid=batch.uuid,
-            acks=self._acks if batch.stage is None else pb.ALL,
+            acks=self._acks if batch.stage is None and batch.due == NOT_SCHEDULED else pb.ALL,
             record_count=batch.record_count,
             schema_fingerprint=batch.fingerprint,
             timeout_ms=max(1, min(int((batch.deadline - now) * 1000), _BROKER_TIMEOUT_MS_MAX)),
             after=after,
             stage=batch.stage,
             record_uuids=batch.record_uuids,
+            due_us=batch.due.at_us,
+            delay_ms=batch.due.delay_ms,
         )
 
     def _stream(self, address: str) -> ProduceStream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 
@@ -19,7 +20,9 @@ from mq_client.queueing.descriptions import (
     described_run,
 )
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.names import check_group_name, check_topic_name, did_you_mean
+from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name, did_you_mean, quoted
+
+log = logging.getLogger(__name__)
 
 _SPREAD_MS = 10_000.0
 """How long the leaders may take to begin a queue that was just declared."""
@@ -49,12 +52,31 @@ def declare(
         request.earliest = True
     else:
         hint = did_you_mean(str(start), ("earliest", "latest"))
-        raise InvalidRequest(f"start={start!r} is not known{hint}: give 'earliest', 'latest' or a datetime")
+        raise InvalidRequest(f"start={start!r} is not known{hint or ':'} give 'earliest', 'latest' or a datetime")
     unclear: list[str] = []
     answer = connection.ask_any("AlterQueue", request, pb.AlterQueueResponse, deadline, unclear)
     if answer.made:
         _wait_until_begun(connection, topic, group, deadline.at_most(_SPREAD_MS))
     return described_info(answer.queue), answer.made or bool(unclear)
+
+
+def ensure_declared(connection: Connection, topic: str, group: str, deadline: Deadline) -> None:
+    """Declare the queue with the default settings if there is none. The log says so: a name that was misspelt is a
+    new queue, which has all records still to do."""
+    known = [queue.group for queue in list_queues(connection, topic, deadline)]
+    if group in known:
+        return
+    check_new_group_name(group)
+    _, made = declare(connection, topic, group, "earliest", {}, deadline)
+    if made:
+        near = did_you_mean(group, known)
+        log.log(
+            logging.WARNING if near else logging.INFO,
+            "declared queue %s of topic %s, which was not there and begins with the first record%s",
+            quoted(group),
+            topic,
+            near,
+        )
 
 
 def _wait_until_begun(connection: Connection, topic: str, group: str, limit: Deadline) -> None:

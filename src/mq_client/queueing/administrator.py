@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 
 from mq_client.cluster.connection import Connection
@@ -11,6 +12,7 @@ from mq_client.errors import InvalidRequest
 from mq_client.queueing.administration import alter, declare, delete, describe, list_queues, runs, sweep
 from mq_client.queueing.browsing import BROWSED_MAX, peek, pop
 from mq_client.queueing.descriptions import STATES, QueueDescription, QueueInfo, QueueRun
+from mq_client.queueing.redriving import REDRIVE, Order, Redriven, redrive
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name, did_you_mean
 
@@ -97,6 +99,34 @@ class QueueAdministrator:
         """Make parked records ready again, as if they had never failed. `{partition: records}`."""
         return sweep(self._connection, topic, group, self._deadline(), redrive=True)
 
+    def redrive_topic(
+        self,
+        topic: str,
+        *,
+        to: str | None = None,
+        group: str = REDRIVE,
+        declare: bool = False,
+        rate: float | None = None,
+        limit: int | None = None,
+        on_sent: Callable[[int], None] = lambda _: None,
+    ) -> Redriven:
+        """Send the dead letters of a topic back to the topics that they came from, or all to topic `to`. Each goes
+        exactly once for each `group`, whoever fails meanwhile; called again it goes on where it stopped. The letters
+        that are there at the call are sent, at most `limit` of them, `rate` a second. They stay in the dead-letter
+        topic, settled for the queue group `group`. Another group than "redrive" must be declared, or `declare` given:
+        a new group sends every letter that is there. If other groups have settled some of them, a warning is logged.
+
+        A record goes back with its key, value, timestamp and headers; of the headers that made it a letter only
+        `tritonmq.hops` stays. What cannot be sent is left, parked in the group with the reason, and tried again by the
+        next call. `on_sent` is called with the number of letters, each time some were sent. Each wait lasts for this
+        object's `timeout_ms` at most; all of it lasts as long as there are letters.
+
+        Raises `UnknownTopic`, `UnknownQueue` naming the groups that there are, `InvalidRequest` for a topic that holds
+        no dead letters, `WrongGroupKind`, and what keeps the letters from being sent now, such as `NotEnoughReplicas`.
+        """
+        order = Order(topic, to, group, declare, rate, limit, on_sent)
+        return redrive(self._connection, order, self._timeout_ms)
+
     def delete_queue(self, topic: str, group: str) -> None:
         """Delete the queue group: what it has settled is forgotten, and its members are told `UnknownQueue`. The
         records stay in the topic. Raises `UnknownQueue`."""
@@ -107,6 +137,11 @@ class QueueAdministrator:
 
 
 def _state(name: str) -> pb.RecordState.ValueType:
+    if name == "dead":
+        raise InvalidRequest(
+            "dead letters are not in the queue any more, but in a topic of their own, <topic>.dead unless dead_letter "
+            f"names another one: read that. The states are {', '.join(STATES)}"
+        )
     if name not in STATES:
         raise InvalidRequest(
             f"state={name!r} is not known{did_you_mean(name, STATES)} (it is one of {', '.join(STATES)})"

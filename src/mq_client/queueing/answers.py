@@ -19,11 +19,12 @@ from mq_client.errors import (
     UnknownPartition,
     UnknownQueue,
 )
+from mq_client.queueing.answered_rows import rows_in
 from mq_client.queueing.holdings import Holdings
 from mq_client.queueing.leases import DONE, LOST, HeldLease, LeaseId
 from mq_client.queueing.offsets import from_gaps, spelled_out
 from mq_client.queueing.places import Call, Place, Terms
-from mq_client.queueing.settling import RECORDS_MAX, RELEASE, Line, Tally
+from mq_client.queueing.settling import EXTEND, RECORDS_MAX, RELEASE, Line, Tally
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 
@@ -82,7 +83,7 @@ class Answers:
         place.number = max(place.number, answer.number)
         self._holdings.lose(place, map(LeaseId.from_wire, answer.gone))
         if lease is not None:
-            self._holdings.grant(lease, settled=self._terms.accept)
+            self._grant(lease, call)
         # Something may be ready that this member may not have now: then it does not ask for it again at once
         if lease is None and answer.ready and call.records:
             place.ask_after = now + place.ask_backoff.next_ms() / 1000
@@ -90,6 +91,15 @@ class Answers:
             place.ask_backoff.reset()
         place.hopeful = answer.ready
         return Heard([], lent=lease is not None)
+
+    def _grant(self, lease: HeldLease, call: Call) -> None:
+        view = self._connection.known_topic(self._terms.topic) if call.rows else None
+        rows = rows_in(call.rows, lease, self._terms.topic, typed=view.typed) if view is not None else []
+        self._holdings.grant(lease, settled=self._terms.accept, rows=rows)
+        if rows:
+            bytes_each = sum(piece.sent_bytes for piece in call.rows) / lease.open
+            self._holdings.weigh(lease, bytes_each)
+            self.note_size(bytes_each)
 
     def _lease(self, place: Place, call: Call, answer: pb.LeaseResponse, now: float) -> HeldLease | None:
         """Raises `InternalError` for an answer that cannot be."""
@@ -104,6 +114,7 @@ class Answers:
         lease_s = max(answer.lease_ms, 1) / 1000
         name = LeaseId.from_wire(answer.lease)
         lease = HeldLease(place.partition, name, ranges, answer.deliveries, answer.failures, lease_s, now)
+        lease.order, lease.order_by = answer.order, answer.order_by
         # Until it is read: as much as was allowed, or what records have taken so far
         lease.bytes_each = min(call.bytes / lease.open, self._bytes_each or call.bytes / lease.open)
         return lease
@@ -144,19 +155,29 @@ class Answers:
             if told.HasField("error"):
                 tallies += self._settle_failed(place, call, [line], from_wire(told.error), now)
             else:
+                self._let_go(place, told.pulled)
                 tallies += self._done(place, line, told.lost, now)
         return tallies
 
+    def _let_go(self, place: Place, pulled: Any) -> None:
+        """Records that went back with others. Those that have an outcome wait for the answer to that."""
+        for each in pulled:
+            lease = place.leases.get(LeaseId.from_wire(each.lease))
+            if lease is not None:
+                gaps = from_gaps(each.ranges, 2 * RECORDS_MAX)
+                self._holdings.lose_what_is_open(lease, lease.index_of(spelled_out(gaps)))
+
     def _done(self, place: Place, line: Line, gaps: Any, now: float) -> list[Tally]:
         lost = _lost(line, gaps)
-        if line.again and line.word.outcome != pb.OUTCOME_ACK:
+        again = line.again and line.word.outcome != pb.OUTCOME_ACK
+        if again:
             # It was said before, and that answer was lost: what the leader does not know as this member's any more
             # went back by it
             lost = lost[:0]
         if line.word.outputs is not None and len(lost):
             return self._nothing_of_it(place, line, now)
         self._holdings.end(line.lease, lost, LOST)
-        self._holdings.end(line.lease, line.indexes, DONE)
+        self._holdings.end(line.lease, line.indexes, DONE, doubt=again)
         gone = set(lost.tolist())
         return [tally for piece in line.pieces for tally in piece.answered(gone)]
 
@@ -178,6 +199,12 @@ class Answers:
         self._learn(place, call, error)
         return []
 
+    def ask_about_doubts(self, now: float) -> None:
+        """What waits behind something that was lost may be lost, too."""
+        ordered = self._holdings.ordered
+        for lease, indexes in ordered.take_doubts() if ordered is not None else ():
+            self._holdings.places[lease.partition].extensions.add(lease, indexes, EXTEND, None, now)
+
     def _refuse(self, lines: list[Line], error: TritonMQError) -> list[Tally]:
         """Nothing more can be done with these."""
         for line in lines:
@@ -190,7 +217,7 @@ class Answers:
         if isinstance(answer, TritonMQError):
             return self._extension_failed(place, call, call.lines, answer, now)
         if len(answer.answers) != len(call.lines):
-            return _told(call.lines, _unanswered(call, answer))
+            return self._not_extended(call.lines, _unanswered(call, answer))
         tallies: list[Tally] = []
         for line, told in zip(call.lines, answer.answers, strict=True):
             if told.HasField("error"):
@@ -198,15 +225,25 @@ class Answers:
                 continue
             lost = _lost(line, told.lost)
             self._holdings.lose_what_is_open(line.lease, lost)
+            self._checked(line)
             gone = set(lost[line.lease.states[lost] == LOST].tolist())
             tallies += [tally for piece in line.pieces for tally in piece.answered(gone)]
         return tallies
+
+    def _checked(self, line: Line) -> None:
+        if self._holdings.ordered is not None:
+            self._holdings.ordered.checked(line.lease, line.indexes)
+
+    def _not_extended(self, lines: list[Line], error: TritonMQError) -> list[Tally]:
+        for line in lines:
+            self._checked(line)
+        return [tally for line in lines for piece in line.pieces for tally in piece.answered(set(), error)]
 
     def _extension_failed(
         self, place: Place, call: Call, lines: list[Line], error: TritonMQError, now: float
     ) -> list[Tally]:
         if not error.retriable:
-            return _told(lines, error)
+            return self._not_extended(lines, error)
         place.extensions.put_back(lines, again=True)
         place.extend_after = now + place.settle_backoff.next_ms() / 1000
         self._learn(place, call, error)
@@ -220,10 +257,6 @@ def _lost(line: Line, gaps: Any) -> Any:
         return np.empty(0, dtype=np.int64)
     places = line.lease.index_of(offsets)
     return places[np.isin(places, line.indexes)]
-
-
-def _told(lines: list[Line], error: TritonMQError) -> list[Tally]:
-    return [tally for line in lines for piece in line.pieces for tally in piece.answered(set(), error)]
 
 
 def _unanswered(call: Call, answer: pb.SettleResponse) -> InternalError:

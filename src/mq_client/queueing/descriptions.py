@@ -66,7 +66,8 @@ class QueuePartition:
     which are returns that count as failures. `oldest_ready_us`: when the oldest ready record was appended, 0 if none
     is ready. `runs_kept`: what leases and returned records take of their bound of 100,000. `dead`: records that were
     sent as dead letters since the group began. `outbox`: decisions whose dead letters or outputs are not all published
-    yet. `alarm`: why they do not get on, "" if they do."""
+    yet. `alarm`: why they do not get on, "" if they do. `blocked_by`: in a queue that is in order the offset that
+    others wait for and that is not lent now, None if there is none, and `blocked_by_key` its key as text."""
 
     partition: int
     begun: bool
@@ -90,6 +91,8 @@ class QueuePartition:
     dead: int = 0
     outbox: int = 0
     alarm: str = ""
+    blocked_by: int | None = None
+    blocked_by_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +193,8 @@ def described_partition(told: pb.QueuePartition) -> QueuePartition:
         dead=told.dead,
         outbox=told.outbox,
         alarm=told.alarm,
+        blocked_by=told.blocked_by.offset if told.HasField("blocked_by") else None,
+        blocked_by_key=told.blocked_by.key,
     )
 
 

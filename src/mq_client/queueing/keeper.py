@@ -7,7 +7,6 @@ thread, the clock and the calls.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import threading
@@ -25,6 +24,7 @@ from mq_client.cluster.deadline import Deadline
 from mq_client.errors import InternalError, InvalidRequest, LeaseLost, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_client.producing.sender import Refresher
 from mq_client.producing.staging import StagedPart
+from mq_client.queueing.answered_rows import ROWS_BYTES_MAX, slices_of
 from mq_client.queueing.answers import Answers
 from mq_client.queueing.holdings import Holdings
 from mq_client.queueing.leases import LOST, SETTLING, HeldLease, Indexes
@@ -124,6 +124,7 @@ class Keeper:
             self.holdings.say_one(lease, index, word, tally, time.monotonic())
             if first or self._hurries(box):
                 self._work.notify()
+            self._note_free()
         return tally.future
 
     def settle(self, lease: HeldLease, indexes: Indexes, word: Word) -> Future[None]:
@@ -137,7 +138,13 @@ class Keeper:
             tally = Tally(self._where(lease), len(indexes), lost=lost)
             self.holdings.say(lease, indexes, word, tally, time.monotonic())
             self._work.notify()
+            self._note_free()
         return tally.future
+
+    def _note_free(self) -> None:
+        """The next record of a key may be handed out. Under `lock`."""
+        if self.holdings.ordered is not None:
+            self.changed.notify_all()
 
     def check_unsettled(self, lease: HeldLease, indexes: Indexes) -> None:
         """Raises `LeaseLost` if one of these is known to be lost, `InvalidRequest` if one has an outcome, or if they
@@ -152,6 +159,13 @@ class Keeper:
             raise why_lost(self._where(lease), lost)
         for index in indexes[lease.states[indexes] >= SETTLING][:1]:
             self._check_open(lease, int(index))
+        ordered = self.holdings.ordered
+        overtaken = ordered.overtaken(lease, indexes) if ordered is not None else None
+        if overtaken is not None:
+            raise InvalidRequest(
+                f"{self._named(lease)}: offset {int(lease.offsets[overtaken])} has the key of a later row that is to "
+                "be acknowledged with outputs, and no outcome yet: rows of a key are settled in order"
+            )
         if len(indexes) > RECORDS_MAX or runs_count(lease.offsets[indexes]) > RANGES_MAX:
             raise InvalidRequest(
                 f"{self._named(lease)}: an ack with outputs may name {RECORDS_MAX} records in {RANGES_MAX} ranges of "
@@ -169,6 +183,7 @@ class Keeper:
             word = Word(pb.OUTCOME_ACK, outputs=StagedOutputs(parts, place.number))
             self.holdings.say(lease, indexes, word, tally, time.monotonic())
             self._work.notify()
+            self._note_free()
         return tally.future
 
     def extend(self, lease: HeldLease, indexes: Indexes) -> Future[None]:
@@ -181,14 +196,12 @@ class Keeper:
             self._work.notify()
         return tally.future
 
-    def settle_if_held(self, lease: HeldLease, index: int, word: Word) -> None:
-        """As `settle_one`, and says nothing if the record is not held any more."""
-        with contextlib.suppress(LeaseLost):
-            self.settle_one(lease, index, word)
-
     def has_outcome(self, lease: HeldLease, index: int) -> bool:
+        """Raises `LeaseLost` if it is known to be lost."""
         with self.lock:
-            return SETTLING <= lease.state(index) < LOST
+            if lease.state(index) == LOST:
+                self._check_open(lease, index)
+            return lease.state(index) >= SETTLING
 
     def wake(self) -> None:
         """There may be something to ask or to say. Under `lock`."""
@@ -225,7 +238,8 @@ class Keeper:
         """Until the thread has ended, which it does by its deadline."""
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(max(0.0, min(self._close_by - time.monotonic(), threading.TIMEOUT_MAX)) + _JOIN_S)
+            left_s = self._close_by - time.monotonic()  # endless if the thread failed
+            thread.join(max(0.0, min(left_s, threading.TIMEOUT_MAX - _JOIN_S)) + _JOIN_S)
 
     def drop(self, lease: HeldLease, indexes: Indexes, state: int) -> None:
         """These need no outcome. Under `lock`."""
@@ -350,8 +364,11 @@ class Keeper:
             led[number] = place
             self._note_epoch(place, view.epochs[number])
             self._gather_extensions(place, now)
-            starts += self._settle(place, address, now)
             starts += self._extend(place, address, now)
+        for number, place in led.items():
+            address = self.connection.leader_address(view, number)
+            assert address is not None
+            starts += self._settle(place, address, now)
         for question in self._questions(led, now):
             address = self.connection.leader_address(view, question.place.partition)
             assert address is not None
@@ -379,6 +396,11 @@ class Keeper:
                 if number not in self.holdings.places:
                     self.holdings.places[number] = Place(number)
         return view
+
+    def _view(self) -> TopicView | None:
+        """The topic, if it is known to be this one still."""
+        view = self.connection.known_topic(self.terms.topic)
+        return view if view is not None and view.topic_id == self.topic_id else None
 
     def _recall(self, place: Place, address: str | None, now: float) -> None:
         """Break off what waits for an answer of a broker that does not lead any more."""
@@ -438,7 +460,28 @@ class Keeper:
             self._wake_at = min(self._wake_at, due)
             return []
         call = place.settling = Call(address, now, lines=box.take_lines())
+        question = self._more(place, call, now)
+        if question is not None:
+            place.stayed += 1
+            return [self._lease(question, address, now, call)]
         return [self._start(call, "Settle", self._settle_request(place, call), pb.SettleResponse, _SETTLE_MS, place)]
+
+    def _more(self, place: Place, settling: Call, now: float) -> Question | None:
+        """What its leader is asked for together with these outcomes: as much as they set free. In order, outcomes may
+        take other records with them, so they are answered first."""
+        holdings, credit = self.holdings, self.terms.credit
+        if self.closing or self.error is not None or self.terms.accept or holdings.ordered is not None:
+            return None
+        if any(line.word.outputs is not None for line in settling.lines):
+            return None
+        if not self._turns.stays(place, holdings.places.values(), now):
+            return None
+        records = sum(len(line.indexes) for line in settling.lines)
+        size = sum(len(line.indexes) * line.lease.bytes_each for line in settling.lines)
+        free = credit.free(holdings.held - records, holdings.held_bytes - size, ())
+        if not free.worth_asking(credit, hungry=holdings.hungry):
+            return None
+        return Question(place, free.records, free.bytes, waits=False)
 
     def _extend(self, place: Place, address: str, now: float) -> list[Start]:
         if not place.extensions or place.extending is not None:
@@ -468,7 +511,8 @@ class Keeper:
             place.extend_at = min(lease.extend_at for lease in place.leases.values())
         self._wake_at = min(self._wake_at, place.extend_at, place.check_at)
 
-    def _lease(self, question: Question, address: str, now: float) -> Start:
+    def _lease(self, question: Question, address: str, now: float, settling: Call | None = None) -> Start:
+        """`settling`: outcomes that it tells at once."""
         place, terms = question.place, self.terms
         if place.leasing is not None:
             self._recall_lease(place)
@@ -487,7 +531,11 @@ class Keeper:
             accept=terms.accept,
             held=[] if self.closing else [name.to_wire() for name in place.leases],
             working=self.working,
+            settles=to_wire(settling.lines) if settling is not None else (),
+            rows_bytes_max=ROWS_BYTES_MAX if question.records else 0,
         )
+        if settling is not None:
+            return self._start(call, "Lease", request, pb.LeaseResponse, _SETTLE_MS, place, settling)
         limit_ms = WATCH_MS + _BEYOND_WAIT_MS if question.waits else _LEASE_MS
         return self._start(call, "Lease", request, pb.LeaseResponse, limit_ms, place)
 
@@ -503,12 +551,24 @@ class Keeper:
         )
 
     def _start(
-        self, call: Call, method: str, request: Message, response: type[R], limit_ms: float, place: Place
+        self,
+        call: Call,
+        method: str,
+        request: Message,
+        response: type[R],
+        limit_ms: float,
+        place: Place,
+        settling: Call | None = None,
     ) -> Start:
-        """What sends it, to be called without `lock`."""
+        """What sends it, to be called without `lock`. `settling`: is answered by the same answer, and before, and
+        broken off with it."""
 
         def heard(answer: R | TritonMQError) -> None:
+            if isinstance(answer, pb.LeaseResponse):
+                call.rows = slices_of(answer, self._view())
             with self.lock:
+                if settling is not None:
+                    self._heard.append(lambda now: self._answered(place, settling, answer, now))
                 self._heard.append(lambda now: self._answered(place, call, answer, now))
                 self._work.notify()
 
@@ -524,10 +584,11 @@ class Keeper:
 
     def _answered(self, place: Place, call: Call, answer: Any, now: float) -> list[Tally]:
         found = self._answers.hear(place, call, answer, now)
+        self._answers.ask_about_doubts(now)
         if found.error is not None:
             self.fail(found.error)
-        if found.lent:
+        if found.lent and self.holdings.unread:
             self.unread.notify()
-        if found.lent or found.tallies:
+        if found.lent or found.tallies or self.holdings.ordered is not None:
             self.changed.notify_all()
         return found.tallies

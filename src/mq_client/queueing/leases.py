@@ -47,7 +47,7 @@ class LeaseId(NamedTuple):
 class HeldLease:
     """The records of one lease. `open`: how many are neither done nor lost; `settling`: those of them that have an
     outcome. `bytes_each`: what a record takes, as far as is known. `extend_at`: when its clock is to be set anew, by
-    the monotonic clock."""
+    the monotonic clock. `order`, `order_by`: which of its records are worked on one after another."""
 
     __slots__ = (
         "_states",
@@ -59,6 +59,8 @@ class HeldLease:
         "lease_s",
         "offsets",
         "open",
+        "order",
+        "order_by",
         "partition",
         "settling",
         "states",
@@ -84,6 +86,8 @@ class HeldLease:
         self.extend_at = now + lease_s / 3
         self.open = len(self.offsets)
         self.settling = 0
+        self.order: pb.QueueOrder.ValueType = pb.ORDER_NONE
+        self.order_by = ""
         self.bytes_each = 0.0
         self._states = bytearray(self.open)
         self.states = np.frombuffer(self._states, dtype=np.uint8)  # the same bytes

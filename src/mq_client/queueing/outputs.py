@@ -45,11 +45,14 @@ class Outputs:
     `Queue.outputs()`, given to one `ack`. Used by one thread at a time.
 
     Nothing is sent before the `ack`, so an object that is dropped leaves nothing behind. Partitions are chosen as a
-    `Producer` does it: by the key; what has no key goes to one partition of its topic. One object takes about 64 MiB,
-    and writes at most 64 partitions.
+    `Producer` does it: by the key; what has no key goes to one partition of its topic. A topic that does not exist is
+    made when it is first written here, if the brokers run with `--auto-create`. One object takes about 64 MiB, and
+    writes at most 64 partitions.
     """
 
     def __init__(self, stager: Stager, timeout_ms: float) -> None:
+        self.auto_create = True
+        """Whether a topic that does not exist may be made."""
         self._stager = stager
         self._timeout_ms = timeout_ms
         self._views: dict[str, TopicView] = {}
@@ -168,6 +171,7 @@ class Outputs:
         view = self._views.get(topic)
         if view is None or (partition is not None and partition >= view.partitions):
             deadline = Deadline(self._timeout_ms)
+            self._stager.connection.topic(topic, deadline, auto_create=self.auto_create)
             view = topic_with(self._stager.connection, topic, [partition or 0], deadline, columns=columns or ())
             self._views[topic] = view
         return view

@@ -7,11 +7,12 @@ say when they do, and lend nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from mq_client.cluster.deadline import Backoff
+from mq_client.consuming.slices import StoredSlice
 from mq_client.queueing.leases import HeldLease, LeaseId
 from mq_client.queueing.settling import Line, Outbox
 
@@ -19,10 +20,15 @@ WATCH_MS: Final = 20_000
 """For so long a leader waits for something to lend before it answers that there is nothing."""
 
 
+STAYS_MAX: Final = 4
+"""So many times in a row a leader is asked for more together with outcomes, before others that have something are."""
+
+
 @dataclass(eq=False, slots=True)
 class Call:
     """A question on its way to the leader at `address`. `records`, `bytes`: of a LeaseRequest, the credit that it
-    hands out; `waits`: the leader answers only when it has something. `lines`: of a SettleRequest."""
+    hands out; `waits`: the leader answers only when it has something; `rows`: that came with its answer. `lines`: the
+    outcomes that it tells."""
 
     address: str
     sent_at: float
@@ -30,6 +36,7 @@ class Call:
     bytes: int = 0
     waits: bool = False
     lines: list[Line] = field(default_factory=list)
+    rows: Sequence[StoredSlice] = ()
     cancel: Callable[[], object] = lambda: None
     doubted_at: float = 0.0
 
@@ -39,7 +46,8 @@ class Place:
     """One partition. Its three kinds of questions are asked independently, each one at a time.
 
     `epoch`: of the leader that was known last. `number`: of the last ack with outputs, also of a former process of this
-    member. `hopeful`: something may be ready there. `unsure`: the answer to a question that handed out credit was lost,
+    member. `hopeful`: something may be ready there. `stayed`: how often in a row it was asked for more together with
+    outcomes. `unsure`: the answer to a question that handed out credit was lost,
     leases may have run out, or another broker leads: it is to be told soon which leases this member holds. Times: of
     the monotonic clock.
     """
@@ -54,6 +62,7 @@ class Place:
     epoch: int = 0
     number: int = 0
     hopeful: bool = True
+    stayed: int = 0
     unsure: bool = False
     ask_after: float = 0.0
     settle_after: float = 0.0
@@ -138,9 +147,21 @@ class Turns:
         idle = [place for place in self._in_turn(places) if place.leasing is None and place.ask_after <= now]
         chosen = next((place for place in idle if place.hopeful or alone), None)
         if chosen is not None:
+            chosen.stayed = 0
             self._next = chosen.partition + 1
             return [Question(chosen, free.records, free.bytes, waits=alone)]
         return [Question(place, 0, 0, waits=True) for place in idle]
+
+    @staticmethod
+    def stays(place: Place, places: Iterable[Place], now: float) -> bool:
+        """Whether the credit that outcomes of this partition set free goes to its leader again, together with them. For
+        some turns, while others have something."""
+        if place.leasing is not None or place.unsure or not place.hopeful or place.ask_after > now:
+            return False
+        others = [other for other in places if other is not place]
+        if any(other.leasing is not None and other.leasing.records for other in others):
+            return False
+        return place.stayed < STAYS_MAX or not any(other.hopeful for other in others)
 
     def _in_turn(self, places: dict[int, Place]) -> list[Place]:
         numbers = sorted(places)

@@ -14,12 +14,12 @@ from types import TracebackType
 from typing import Final, Literal, TypeVar
 
 from mq_client.cluster.connection import Connection
-from mq_client.cluster.deadline import Deadline, positive_ms
+from mq_client.cluster.deadline import Deadline, a_number, positive_ms
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import InvalidRequest, InvalidSetting, NotDeserialized
 from mq_client.producing.staging import Stager
-from mq_client.queueing.administration import declare, find_queue
+from mq_client.queueing.administration import ensure_declared
 from mq_client.queueing.browsing import peek, pop
 from mq_client.queueing.keeper import Keeper
 from mq_client.queueing.leases import DONE
@@ -30,7 +30,7 @@ from mq_client.queueing.records import LeasedBatch, LeasedRecord
 from mq_client.serializers import Deserializer, deserializer_of, record_deserializer
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.names import check_group_name, check_member_id, check_new_group_name, check_topic_name
+from mq_protocol.names import check_group_name, check_member_id, check_topic_name
 
 _KEY_BYTES: Final = 32
 _LEASE_MS_MIN, _LEASE_MS_MAX = 1_000, 12 * 3_600_000
@@ -54,7 +54,8 @@ class Queue:
 
     The members of a group are lent different records, whatever the number of partitions. A record stays lent until it
     has an outcome or its lease runs out; then it is lent again, to any member: at least once. If the group is not
-    declared yet, it is, with the default settings, and begins at the topic's first record.
+    declared yet, it is, with the default settings, and begins at the topic's first record. One line is logged then: a
+    warning if another queue of the topic has nearly the same name.
 
     - `in_flight_max`, `in_flight_bytes_max`: what this member may hold at once, over all partitions, what waits in its
       buffer included. With 1 it is lent a record when the one before has its outcome. One record may be larger.
@@ -98,7 +99,7 @@ class Queue:
         )
         if ack not in ("explicit", "auto"):
             raise InvalidSetting(f"ack={ack!r} is not known: give 'explicit' or 'auto'")
-        if lease_ms is not None and not _LEASE_MS_MIN <= lease_ms <= _LEASE_MS_MAX:
+        if lease_ms is not None and not _LEASE_MS_MIN <= a_number("lease_ms", lease_ms) <= _LEASE_MS_MAX:
             raise InvalidSetting(f"lease_ms={lease_ms}: give milliseconds from {_LEASE_MS_MIN} to {_LEASE_MS_MAX}")
         self.topic, self.group, self.member_id = topic, group, member_id or uuid.uuid4().hex
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
@@ -121,6 +122,7 @@ class Queue:
         self._keeper = Keeper(self._connection, terms)
         self._rows = RowReader(self._keeper)
         self._opening = threading.Lock()
+        self._in_hand = threading.local()
         self._stager: Stager | None = None
         weakref.finalize(self, _give_back, self._keeper).atexit = False
 
@@ -135,7 +137,7 @@ class Queue:
         """
         keeper = self._open()
         with keeper.lock:
-            found = self._wait(timeout_ms, keeper.holdings.shelf.take)
+            found = self._wait(timeout_ms, lambda: keeper.holdings.shelf.take())
             if found is None:
                 return None
             held, index, record = found
@@ -145,6 +147,7 @@ class Queue:
                 held.begin(index)
             keeper.note_taken()
         leased = LeasedRecord.of(record, keeper, held, index)
+        self._in_hand.record = leased
         return leased if self._deserialize is None else self._deserialized(leased)
 
     def __iter__(self) -> Iterator[LeasedRecord]:
@@ -179,6 +182,7 @@ class Queue:
     def pop(self, n: int = 1) -> list[ConsumerRecord]:
         """Up to `n` records that are ready now, settled by being taken: at most once. Waits for none. What this member
         holds already is not among them."""
+        self._check_not_closed()
         self._open()
         return pop(
             self._connection, self.topic, self.group, _positive("n", n), Deadline(self._timeout_ms), self._deserialize
@@ -191,6 +195,7 @@ class Queue:
         outputs.publish("done", result, key=record.key)
         record.ack(outputs=outputs)
         """
+        self._check_not_closed()
         self._open()
         with self._opening:
             if self._stager is None:
@@ -199,6 +204,7 @@ class Queue:
 
     def peek(self, n: int = 10) -> list[ConsumerRecord]:
         """Up to `n` records that are ready, by partition and offset. Nothing is lent or counted."""
+        self._check_not_closed()
         self._open()
         found = peek(
             self._connection, self.topic, self.group, _positive("n", n), pb.RECORD_READY, Deadline(self._timeout_ms)
@@ -235,9 +241,7 @@ class Queue:
             if not keeper.started and not keeper.closing:
                 deadline = Deadline(self._timeout_ms)
                 view = self._connection.topic(self.topic, deadline, auto_create=True)
-                if find_queue(self._connection, self.topic, self.group, deadline) is None:
-                    check_new_group_name(self.group)
-                    declare(self._connection, self.topic, self.group, "earliest", {}, deadline)
+                ensure_declared(self._connection, self.topic, self.group, deadline)
                 with keeper.lock:
                     keeper.ensure_started(view.topic_id)
                     self._rows.ensure_started()
@@ -258,13 +262,22 @@ class Queue:
             stager.close()
 
     def __enter__(self) -> Queue:
+        self._check_not_closed()
         self._open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """An error that leaves the block fails the record that this thread took last, if it has no outcome."""
+        record: LeasedRecord | None = getattr(self._in_hand, "record", None)
+        if record is not None and error is not None:
+            record.fails_with(error)
         self.close()
+
+    def _check_not_closed(self) -> None:
+        if self._keeper.closing:
+            raise InvalidRequest(f"this queue {self.group!r} of topic {self.topic!r} was closed: open another one")
 
     def _deserialized(self, leased: LeasedRecord) -> LeasedRecord:
         assert self._deserialize is not None

@@ -111,7 +111,7 @@ class RowReader:
                 keeper.holdings.unread.appendleft((lease, upto))
             elif error.retriable:
                 wait_s = self._backoff.next_ms() / 1000
-                keeper.holdings.unread.append((lease, upto))
+                keeper.holdings.read_later(lease, upto)
             elif isinstance(error, UnknownTopic):
                 keeper.fail(error)
             elif keeper.terms.accept:

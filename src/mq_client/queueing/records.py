@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mq_client.cluster.deadline import a_number
 from mq_client.consuming.record_queue import ConsumerRecord
-from mq_client.errors import InvalidRequest
+from mq_client.errors import InvalidRequest, LeaseLost
 from mq_client.queueing.keeper import Keeper
 from mq_client.queueing.leases import SETTLING, HeldLease, Indexes, LeaseId
 from mq_client.queueing.outputs import Outputs
@@ -24,6 +26,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Mask: TypeAlias = Sequence[bool] | NDArray[np.bool_] | pa.BooleanArray
+
+_OUTCOMES: Final = {
+    pb.OUTCOME_ACK: "ack()",
+    pb.OUTCOME_RELEASE: "release()",
+    pb.OUTCOME_FAIL: "fail()",
+    pb.OUTCOME_REJECT: "reject()",
+}
 
 DELAY_MS_MAX = 365 * 86_400_000
 
@@ -39,7 +48,9 @@ class LeasedRecord(ConsumerRecord):
     Every method raises `LeaseLost` once that is known, and `InvalidRequest` for a second outcome.
 
     As a context manager it is acknowledged at the end of the block, or fails with the text of the exception that left
-    the block. What is no error of the work, such as Ctrl-C, releases it. An outcome that was given inside stands.
+    the block. What is no error of the work, such as Ctrl-C, releases it. An outcome that was given inside stands. The
+    block is not begun with a record that is known to be lost: that raises `LeaseLost`. An error that leaves the block
+    of the queue itself does the same to the record that was taken last.
     """
 
     lease: LeaseId
@@ -48,6 +59,7 @@ class LeasedRecord(ConsumerRecord):
     _keeper: Keeper | None
     _held: HeldLease
     _index: int
+    _outcome: str = ""
 
     @classmethod
     def of(cls, record: ConsumerRecord, keeper: Keeper, held: HeldLease, index: int) -> LeasedRecord:
@@ -70,11 +82,17 @@ class LeasedRecord(ConsumerRecord):
         outputs a moment later."""
         if outputs is None:
             return self._say(ACK)
-        return _ack_with(self._opened(), self._held, np.array([self._index], dtype=np.int64), outputs)
+        try:
+            future = _ack_with(self._opened(), self._held, np.array([self._index], dtype=np.int64), outputs)
+        except InvalidRequest as error:
+            raise self._second(error) from None
+        self._outcome = _OUTCOMES[pb.OUTCOME_ACK]
+        return future
 
     def fail(self, error: object = "", *, delay_ms: float | None = None) -> Future[None]:
-        """It failed: it is lent again after `delay_ms` (None: as the group's retries say), or parked once it has
-        failed as often as the group allows. Of the error's text 256 bytes are kept."""
+        """It failed: it is lent again after `delay_ms` (None: as the group's retries say). Once it has failed
+        `delivery_limit` times it is a dead letter: by default it goes to the topic `<topic>.dead`. Of the error's text
+        256 bytes are kept."""
         return self._say(failed(error, checked_delay(delay_ms)))
 
     def release(self, *, delay_ms: float | None = None) -> Future[None]:
@@ -82,7 +100,7 @@ class LeasedRecord(ConsumerRecord):
         return self._say(Word(pb.OUTCOME_RELEASE, "", checked_delay(delay_ms)))
 
     def reject(self, error: object = "") -> Future[None]:
-        """It can never be worked on: it is lent to nobody any more."""
+        """It can never be worked on: it is a dead letter at once, and lent to nobody any more."""
         return self._say(rejected(error))
 
     def extend(self) -> Future[None]:
@@ -93,20 +111,29 @@ class LeasedRecord(ConsumerRecord):
         return keeper.extend(self._held, np.array([self._index], dtype=np.int64))
 
     def __enter__(self) -> LeasedRecord:
+        self._has_outcome()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        keeper = self._opened()
-        if keeper.terms.accept or keeper.has_outcome(self._held, self._index):
-            return
-        if error is None:
+        if error is not None:
+            self.fails_with(error)
+        elif not self._has_outcome():
             self.ack()
-        elif isinstance(error, Exception):
-            keeper.settle_if_held(self._held, self._index, failed(_text(error)))
-        else:
-            keeper.settle_if_held(self._held, self._index, RELEASE)
+
+    def fails_with(self, error: BaseException) -> None:
+        """What becomes of it when an exception ends the work on it: see above. Nothing, if it has an outcome or is not
+        this member's any more."""
+        word = failed(_text(error)) if isinstance(error, Exception) else RELEASE
+        with contextlib.suppress(LeaseLost):
+            if not self._has_outcome():
+                self._opened().settle_one(self._held, self._index, word)
+
+    def _has_outcome(self) -> bool:
+        """Raises `LeaseLost`."""
+        keeper = self._opened()
+        return keeper.terms.accept or keeper.has_outcome(self._held, self._index)
 
     def _opened(self) -> Keeper:
         keeper = self.__dict__.get("_keeper")
@@ -121,7 +148,16 @@ class LeasedRecord(ConsumerRecord):
             if word.outcome == pb.OUTCOME_ACK:
                 return _done()
             raise InvalidRequest('this queue was opened with ack="auto": its records were settled by being lent')
-        return keeper.settle_one(self._held, self._index, word)
+        try:
+            future = keeper.settle_one(self._held, self._index, word)
+        except InvalidRequest as error:
+            raise self._second(error) from None
+        self._outcome = _OUTCOMES[word.outcome]
+        return future
+
+    def _second(self, error: InvalidRequest) -> InvalidRequest:
+        """The error, with the outcome that the record has, if that is what is wrong."""
+        return InvalidRequest(f"{error}, and this one was given {self._outcome}") if self._outcome else error
 
 
 class LeasedBatch:
@@ -170,7 +206,7 @@ class LeasedBatch:
         return self._say(mask, Word(pb.OUTCOME_RELEASE, "", checked_delay(delay_ms)))
 
     def reject(self, mask: Mask | None = None, error: object = "") -> Future[None]:
-        """They can never be worked on."""
+        """They can never be worked on: they are dead letters at once."""
         return self._say(mask, rejected(error))
 
     def extend(self) -> Future[None]:
@@ -191,7 +227,15 @@ class LeasedBatch:
                 return _done()
             raise InvalidRequest('this queue was opened with ack="auto": its records were settled by being lent')
         indexes = self._meant(mask)
-        return self._keeper.settle(self._held, indexes, word) if len(indexes) else _done()
+        if not len(indexes):
+            return _done()
+        self._keeper.check_process()
+        try:
+            return self._keeper.settle(self._held, indexes, word)
+        except InvalidRequest as error:
+            raise InvalidRequest(
+                f"{error}: leave them out of the mask, or give no mask to mean all that have none"
+            ) from None
 
     def _meant(self, mask: Mask | None) -> Indexes:
         return self._left() if mask is None else self._indexes[_chosen(mask, len(self))]
@@ -228,10 +272,10 @@ def _chosen(mask: Mask, rows: int) -> NDArray[np.bool_]:
 
 
 def checked_delay(delay_ms: float | None) -> int | None:
-    """Raises `InvalidRequest` for a delay that is none."""
+    """Raises `InvalidRequest` for a delay that is out of range, `InvalidSetting` for what is no number."""
     if delay_ms is None:
         return None
-    if not 0 <= delay_ms <= DELAY_MS_MAX:
+    if not 0 <= a_number("delay_ms", delay_ms) <= DELAY_MS_MAX:
         raise InvalidRequest(f"delay_ms={delay_ms}: give milliseconds from 0 to {DELAY_MS_MAX}, which is a year")
     return int(delay_ms)
 

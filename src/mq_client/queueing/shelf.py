@@ -72,6 +72,10 @@ class Shelf:
         if rows.batch.num_rows:
             self._rows.append(rows)
 
+    def rest(self) -> Sequence[Rows]:
+        """What waits; of the first, from its `next` row on."""
+        return tuple(self._rows)
+
     def clear(self) -> None:
         self._rows.clear()
 
@@ -100,7 +104,7 @@ class Shelf:
             mine = np.flatnonzero(states == WAITING)[:left]
             if len(mine):
                 lease = rows.lease
-                parts.append(_picked(rows.batch, mine + rows.next))
+                parts.append(picked(rows.batch, mine + rows.next))
                 indexes.append(mine + rows.next + rows.first)
                 left -= len(mine)
                 rows.next += int(mine[-1]) + 1
@@ -112,7 +116,8 @@ class Shelf:
         return Lent(lease, np.concatenate(indexes), batch)
 
 
-def _picked(batch: pa.RecordBatch, rows: Indexes) -> pa.RecordBatch:
+def picked(batch: pa.RecordBatch, rows: Indexes) -> pa.RecordBatch:
+    """These rows, which ascend."""
     first, last = int(rows[0]), int(rows[-1])
     if last - first + 1 == len(rows):
         return batch.slice(first, len(rows))
@@ -126,4 +131,4 @@ def rows_of(lease: HeldLease, base_offset: int, batch: pa.RecordBatch) -> tuple[
     wanted = lease.offsets[first:end] - base_offset
     if not len(wanted):
         return int(first), batch.slice(0, 0)
-    return int(first), _picked(batch, wanted)
+    return int(first), picked(batch, wanted)

@@ -284,12 +284,18 @@ def test_a_topic_that_nobody_knows_is_told_with_the_nearest_name(scripted: Scrip
 
 def test_no_name_is_suggested_where_none_is_near_or_nobody_says(scripted: Scripted) -> None:
     scripted.brokers_say = {"b:1": told(unknown=("zebra",), brokers=1)}
-    with pytest.raises(UnknownTopic, match=r"'zebra': create it first \(tritonmq topic create\)"):
+    with pytest.raises(UnknownTopic, match=r"'zebra': there is no topic yet; `tritonmq topic create` makes one$"):
+        scripted.refresh("zebra", Deadline(5_000))
+    others = [topic_info(1, name=f"{letter}-rows") for letter in "fedcba"]
+    scripted.brokers_say = {
+        "b:1": lambda request: told(*others, brokers=1) if request.all_topics else told(unknown=("zebra",), brokers=1)
+    }
+    with pytest.raises(UnknownTopic, match=r"'zebra': the topics are a-rows, b-rows, c-rows, d-rows, e-rows, \.\.\.; "):
         scripted.refresh("zebra", Deadline(5_000))
     scripted.brokers_say = {
         "b:1": lambda request: InvalidRequest("no") if request.all_topics else told(unknown=("z",), brokers=1)
     }
-    with pytest.raises(UnknownTopic, match=r"'z': create it first$"):
+    with pytest.raises(UnknownTopic, match=r"'z': check its name$"):
         scripted.refresh("z", Deadline(5_000))
 
 

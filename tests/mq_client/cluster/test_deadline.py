@@ -53,6 +53,21 @@ def test_a_timeout_must_be_positive(value: float) -> None:
         positive_ms("linger_ms", value)
 
 
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ("5m", "timeout_ms='5m' is no number: give milliseconds as a number: timeout_ms=300000"),
+        ("250", "timeout_ms='250' is no number: give milliseconds as a number: timeout_ms=250"),
+        ("soon", "timeout_ms='soon' is no number: give milliseconds as a number, such as 5000"),
+        (True, "timeout_ms=True is no number"),
+        (None, "timeout_ms=None is no number"),
+    ],
+)
+def test_a_time_that_is_no_number_is_refused_with_the_number_that_was_meant(value: Any, told: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"^{told}"):
+        positive_ms("timeout_ms", value)
+
+
 def test_for_ever_is_what_can_be_waited_for() -> None:
     changed = threading.Condition()
     with changed, pytest.raises(OverflowError):

@@ -183,9 +183,10 @@ def test_a_broker_that_does_not_lead_is_left_for_the_one_that_it_names(client: C
     assert [p.partition for p in client.stream(3).take("open")[0].partitions] == [0]
 
 
-def test_a_partition_that_is_refused_ends_its_topic(client: Client) -> None:
+def test_a_partition_that_is_refused_ends_its_topic(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     client.opened(client.stream(2), 1, active=False, error=InvalidRequest("no"))
     assert isinstance(client.subscriptions.queues["t"].error, InvalidRequest)
+    assert caplog.messages == [], "it is raised, and need not be said twice"
     client.subscriptions.fail("t", UnknownTopic("later"))
     assert isinstance(client.subscriptions.queues["t"].error, InvalidRequest)  # the first reason stays
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mq_client.errors import BatchTooLarge, InvalidRequest, SchemaMismatch
+from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, SchemaMismatch
 from mq_client.producing.batches import (
     RECORD_OVERHEAD_BYTES,
     _padded_bytes,
@@ -24,6 +24,7 @@ from mq_client.producing.batches import (
     to_header_pairs,
     to_timestamp_us,
 )
+from mq_client.producing.scheduling import due_of
 from mq_protocol import limits
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.sql.ddl import parse_schema
@@ -317,3 +318,15 @@ def test_a_typed_topic_fills_in_no_column_of_a_record() -> None:
         conform(pa.table({"value": [b"x"]}), pa.schema([("timestamp", pa.int64()), ("value", pa.binary())]), "t")
     with pytest.raises(SchemaMismatch, match="'key'"):
         conform(pa.table({"value": [b"x"]}), pa.schema([("key", pa.binary()), ("value", pa.binary())]), "t")
+
+
+def test_a_value_that_is_no_bytes_is_refused_with_the_serializer_that_takes_it() -> None:
+    with pytest.raises(InvalidRequest, match=r'^value is dict: give bytes or str \(.* value_serializer="json"\)$'):
+        to_bytes({"a": 1}, "value")
+    with pytest.raises(InvalidRequest, match=r"^header 'a' is int: give bytes or str$"):
+        to_header_pairs({"a": 1})  # type: ignore[dict-item]
+
+
+def test_a_delay_that_is_text_is_refused_with_its_number() -> None:
+    with pytest.raises(InvalidSetting, match=r"delay_ms=5000$"):
+        due_of(None, "5s")  # type: ignore[arg-type]

@@ -29,11 +29,12 @@ from mq_client.errors import (
     TritonMQError,
     UnknownPartition,
 )
-from mq_client.producer import Producer, _piece_uuid
+from mq_client.producer import Producer
 from mq_client.producing.accumulator import Answer
 from mq_client.producing.batches import RECORD_OVERHEAD_BYTES
 from mq_client.producing.futures import BatchOutcome, BatchPlace
 from mq_client.producing.sender import Sender
+from mq_client.producing.uuids import piece_uuid
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch
@@ -117,6 +118,7 @@ def values(waiting: list[Waiting]) -> dict[int, list[bytes]]:
         ({"retries": -1}, "retries=-1 is negative"),
         ({"max_in_flight": 0}, "max_in_flight=0 must be at least 1"),
         ({"linger_ms": -0.1}, "linger_ms=-0.1 is negative"),
+        ({"linger_ms": "5s"}, "linger_ms=5000"),
         ({"batch_bytes_max": 0}, "batch_bytes_max=0 is out of range"),
         ({"batch_bytes_max": limits.BATCH_BYTES_CEILING + 1, "buffer_bytes_max": 1 << 40}, "is out of range"),
         ({"buffer_bytes_max": (1 << 20) - 1}, "is below batch_bytes_max"),
@@ -480,7 +482,7 @@ def test_a_table_of_one_piece_has_its_uuid_and_several_have_one_each_that_depend
     assert pieces == [(batch.partition, batch.uuid) for batch in publishing.waiting(once_more)]
     assert len({uuid for _, uuid in pieces}) == len(pieces) > 6
     assert {partition for partition, _ in pieces} == {zlib.crc32(OWN.bytes) % 3}
-    assert len({_piece_uuid(OWN.bytes, *split) for split in ((0, 2, 5), (1, 2, 5), (0, 3, 5), (0, 2, 6))}) == 4
+    assert len({piece_uuid(OWN.bytes, *split) for split in ((0, 2, 5), (1, 2, 5), (0, 3, 5), (0, 2, 6))}) == 4
 
 
 # ---------------------------------------------------------------- the end

@@ -7,7 +7,15 @@ import os
 import numpy as np
 import pytest
 
-from mq_client.errors import InvalidRequest, LeaseLost, NotLeader, OutcomeUnknown, UnknownQueue, Unreachable
+from mq_client.errors import (
+    InvalidRequest,
+    InvalidSetting,
+    LeaseLost,
+    NotLeader,
+    OutcomeUnknown,
+    UnknownQueue,
+    Unreachable,
+)
 from mq_client.producing.staging import StagedPart
 from mq_protocol import mq_pb2 as pb
 from tests.mq_client.queueing.played_leaders import Leaders, Member, done, lent, said
@@ -36,8 +44,11 @@ def test_outcomes_are_gathered_and_their_futures_end_when_they_are_committed(mon
     asked.answer(done(asked))
     for future in (*acks, failing):
         assert future.result(10) is None
-    with pytest.raises(InvalidRequest, match="has an outcome already"):
-        records[0].release()
+    for record, first in ((records[0], "ack"), (records[1], "fail")):
+        with pytest.raises(InvalidRequest, match=rf"has an outcome already: .* was given {first}\(\)"):
+            record.release()
+    with pytest.raises(InvalidSetting, match="delay_ms=5000"):
+        records[3].release(delay_ms="5s")  # type: ignore[arg-type]
     member.close()
 
 
@@ -112,8 +123,9 @@ def test_a_lost_lease_is_told_by_the_future_and_by_the_next_use(monkeypatch: pyt
     for use in (second.ack, second.extend):
         with pytest.raises(LeaseLost, match="partition 0"):
             use()
-    with pytest.raises(ValueError, match="mine"), second:  # what went wrong inside says more
-        raise ValueError("mine")
+    with pytest.raises(LeaseLost), second:
+        raise AssertionError("this must not be begun")
+    second.__exit__(ValueError, ValueError("what went wrong inside says more"), None)
     member.close()
 
 
@@ -287,7 +299,7 @@ def test_a_batch_settles_rows_by_a_mask(monkeypatch: pytest.MonkeyPatch) -> None
     failing.result(10)
     rest.result(10)
     assert batch.ack().result(0) is None, "there is nothing left to say"
-    with pytest.raises(InvalidRequest, match="have an outcome already"):
+    with pytest.raises(InvalidRequest, match="have an outcome already: leave them out of the mask"):
         batch.reject(bad, "again")
     member.close()
 

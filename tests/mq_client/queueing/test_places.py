@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mq_client.queueing.places import Call, Credit, Place, Turns
+from mq_client.queueing.places import STAYS_MAX, Call, Credit, Place, Turns
 
 WHOLE = Credit(100, 1_000)
 
@@ -63,3 +63,34 @@ def test_more_is_asked_for_when_nothing_waits_or_half_is_free() -> None:
     assert not Credit(49, 1_000).worth_asking(WHOLE, hungry=False)
     assert not Credit(100, 499).worth_asking(WHOLE, hungry=False)
     assert Credit(50, 500).worth_asking(WHOLE, hungry=False)
+
+
+def test_a_leader_is_asked_again_together_with_outcomes_unless_something_speaks_against_it() -> None:
+    def stays(now: float = 0.0, of: dict[int, Place] | None = None, **fields: object) -> bool:
+        found = places(2) if of is None else of
+        for name, value in fields.items():
+            setattr(found[0], name, value)
+        return Turns.stays(found[0], found.values(), now)
+
+    assert stays()
+    assert not stays(leasing=Call("b:1", 0.0, waits=True))
+    assert not stays(unsure=True)
+    assert not stays(hopeful=False)
+    assert not stays(ask_after=1.0)
+    assert stays(ask_after=1.0, now=1.0)
+    assert stays(stayed=STAYS_MAX - 1)
+    assert not stays(stayed=STAYS_MAX)
+    others = places(2)
+    others[1].hopeful = False
+    assert stays(of=others, stayed=STAYS_MAX)
+    others[1].leasing = Call("b:1", 0.0, waits=True)
+    assert stays(of=others)
+    others[1].leasing = Call("b:1", 0.0, records=1)
+    assert not stays(of=others)
+
+
+def test_a_leader_that_gets_the_credit_in_turn_may_keep_it_for_a_while() -> None:
+    turns, of = Turns(), places(2)
+    of[0].stayed = STAYS_MAX
+    assert asked(turns, of) == [(0, 100, False)]
+    assert of[0].stayed == 0

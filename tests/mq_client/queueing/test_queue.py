@@ -18,6 +18,7 @@ from mq_client import (
     NotDeserialized,
     Producer,
     Queue,
+    SchemaMismatch,
     UnknownQueue,
     UnknownTopic,
     WrongGroupKind,
@@ -107,6 +108,42 @@ def test_members_share_the_records_of_one_partition_and_closing_gives_back_uncha
     with pytest.raises(LeaseLost, match="closed"):
         first.fail("again")
     assert idle.take(100) is None
+    for use in (idle.pop, idle.peek, idle.outputs, idle.__enter__):
+        with pytest.raises(InvalidRequest, match="was closed: open another one"):
+            use()
+
+
+def test_an_error_that_leaves_the_queue_fails_the_record_in_hand_and_no_other(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    admin.create_topic(topic)
+    publish(bootstrap, topic, "poison", "fine", "next", "last")
+    admin.declare_queue(topic, "g", retry_ms=0)
+
+    def work(error: BaseException, *, settled: bool = False) -> None:
+        with Queue(bootstrap, topic, "g", in_flight_max=3) as queue:
+            for record in queue:
+                if settled:
+                    record.ack()
+                raise error
+
+    with pytest.raises(ValueError, match="bad"):
+        work(ValueError("bad"))
+    found = admin.describe_queue(topic, "g")
+    assert (found.charged, found.ready, found.leased) == (1, 4, 0)
+    assert [run.error for run in admin.queue_records(topic, "g", 0)][:1] == ["ValueError: bad"]
+    with pytest.raises(KeyboardInterrupt):
+        work(KeyboardInterrupt())
+    with pytest.raises(ValueError, match="later"):
+        work(ValueError("later"), settled=True)
+    found = admin.describe_queue(topic, "g")
+    assert (found.charged, found.accepted, found.ready, found.leased) == (1, 1, 3, 0)
+    queue = Queue(bootstrap, topic, "g", in_flight_max=3)
+    other = threading.Thread(target=queue.take, args=(WAIT_MS,))
+    other.start()
+    other.join()
+    queue.__exit__(ValueError, ValueError("of a thread that has taken nothing"), None)
+    assert admin.describe_queue(topic, "g").charged == 1
 
 
 def test_a_queue_that_nobody_closed_gives_back_what_it_holds(admin: Admin, bootstrap: str, topic: str) -> None:
@@ -321,3 +358,21 @@ def test_several_threads_take_from_one_queue(admin: Admin, bootstrap: str, topic
     began = time.monotonic()
     assert admin.describe_queue(topic, "g").accepted == 300
     assert time.monotonic() - began < 10
+
+
+def test_a_dead_letter_topic_that_cannot_take_them_is_refused_when_it_is_set(admin: Admin, topic: str) -> None:
+    admin.create_topic(topic, schema="n long")
+    admin.create_topic(f"{topic}-other", schema="m long")
+    with pytest.raises(SchemaMismatch, match="lacks column n int64"):
+        admin.declare_queue(topic, "g", dead_letter=f"{topic}-other")
+    with pytest.raises(InvalidSetting, match="the brokers' own"):
+        admin.declare_queue(topic, "g", dead_letter="__lag")
+    assert admin.list_queues(topic) == []
+    admin.declare_queue(topic, "g", dead_letter=f"{topic}-not-yet")
+    with pytest.raises(SchemaMismatch, match="lacks column n int64"):
+        admin.alter_queue(topic, "g", dead_letter=f"{topic}-other")
+    admin.create_topic(f"{topic}.dead")
+    with pytest.raises(SchemaMismatch, match="lacks column n int64"):
+        admin.alter_queue(topic, "g", dead_letter=None)
+    assert admin.declare_queue(topic, "g").settings["dead_letter"] == f"{topic}-not-yet"
+    admin.alter_queue(topic, "g", lease_ms="5s")

@@ -7,6 +7,7 @@ import pytest
 
 from mq_client.errors import LeaseLost, NotLeader
 from mq_client.producing.staging import StagedPart
+from mq_client.queueing import settling
 from mq_client.queueing.leases import HeldLease, LeaseId
 from mq_client.queueing.settling import ACK, RANGES_MAX, Outbox, StagedOutputs, Tally, Word, failed, to_wire
 from mq_protocol import mq_pb2 as pb
@@ -108,3 +109,47 @@ def test_an_error_text_is_cut_on_a_character() -> None:
     word = failed("ü" * 1_000)
     assert len(word.error.encode()) <= 256
     assert word.error.endswith("...")
+
+
+def test_one_request_says_no_more_than_it_may_and_nothing_is_said_of_no_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for bound in ("RECORDS_MAX", "RANGES_MAX"):
+        monkeypatch.setattr(settling, bound, 4)
+        box, held = Outbox(), lease(40)
+        every_other = np.arange(0, 12, 2)
+        box.add(held, every_other[:4], ACK, Tally(("t", 0), 4), 0.0)
+        box.add(held, np.array([20, 22]), failed("boom"), Tally(("t", 0), 2), 0.0)
+        for index in (30, 32, 34):
+            box.add_one(held, index, ACK, Tally(("t", 0), 1), 0.0)
+        assert box.records == 9
+        requests = list(iter(box.take_lines, []))
+        assert [[line.indexes.tolist() for line in lines] for lines in requests] == [
+            [[0, 2, 4, 6]],
+            [[20, 22], [30, 32]],
+            [[34]],
+        ]
+        assert (box.records, bool(box)) == (0, False)
+        monkeypatch.undo()
+
+
+def test_an_ack_with_outputs_that_has_no_room_is_in_the_next_request_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    word = Word(pb.OUTCOME_ACK, outputs=StagedOutputs((StagedPart("out", 2, (b"u" * 16,), 3, "id"),), 7))
+    for bound in ("RECORDS_MAX", "RANGES_MAX"):
+        monkeypatch.setattr(settling, bound, 4)
+        for before, expected in ((2, [[0, 1], [10, 12, 14]]), (1, [[0], [10, 12, 14]])):
+            box, held = Outbox(), lease(40)
+            for index in range(before):
+                box.add_one(held, index, ACK, Tally(("t", 0), 1), 0.0)
+            box.add(held, np.array([10, 12, 14]), word, Tally(("t", 0), 3), 0.0)
+            requests = [[line.indexes.tolist() for line in lines] for lines in iter(box.take_lines, [])]
+            assert [indexes for lines in requests for indexes in lines] == expected
+            assert len(requests) == before
+        monkeypatch.undo()
+
+
+def test_what_is_drained_is_said_no_more() -> None:
+    box, held = Outbox(), lease(4)
+    box.add_one(held, 0, ACK, Tally(("t", 0), 1), 0.0)
+    [piece] = box.drain()
+    assert (piece.indexes, box.records, bool(box), box.take_lines()) == ([0], 0, False, [])

@@ -1,0 +1,221 @@
+"""Records that were lent and read, of a queue that is in order: one record of a key at a time is handed out. Pure; used
+under the keeper's lock.
+
+A key is free again when its record is acknowledged. If the record goes back instead, the key is free when the leader
+has answered: it says which later records went back with it. If one was lost, the leader is asked which of those that
+wait are this member's still.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Hashable, Iterable
+
+import numpy as np
+import pyarrow as pa
+
+from mq_client.consuming.record_queue import ConsumerRecord
+from mq_client.queueing.leases import WAITING, HeldLease, Indexes
+from mq_client.queueing.shelf import Lent, Rows, Shelf, picked
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.order_keys import keys_of
+
+Key = tuple[int, Hashable]
+"""A key and its partition."""
+
+Place = tuple[int, int, Rows]
+"""When it came, and the row of these."""
+
+
+class OrderedShelf(Shelf):
+    """Owns what waits, and which keys somebody works on."""
+
+    def __init__(self, before: Shelf) -> None:
+        super().__init__()
+        self._count = 0
+        self._free: list[tuple[int, int, Rows, Key | None]] = []  # a heap; of each key the first one, if it is free
+        self._waiting: dict[Key, deque[Place]] = {}
+        self._busy: dict[Key, int] = {}  # how many records of it are handed out
+        self._begun: dict[HeldLease, dict[int, Key]] = {}
+        self._acked: dict[HeldLease, dict[int, Key]] = {}  # without an answer
+        self._doubted: dict[Key, set[tuple[HeldLease, int]]] = {}  # what the leader is asked about
+        self._to_ask: dict[Key, None] = {}
+        for rows in before.rest():
+            self.put(rows)
+
+    def __bool__(self) -> bool:
+        """Whether something may be handed out."""
+        while self._free:
+            number, row, rows, key = self._free[0]
+            waits = rows.lease.state(rows.first + row) == WAITING
+            waiting = self._waiting.get(key) if key is not None else None
+            first = bool(waiting) and key not in self._busy and waiting is not None and waiting[0][0] == number
+            if waits and (key is None or first):
+                return True
+            heapq.heappop(self._free)
+            if key is not None and first:  # it was lost
+                self._drop_first(key)
+                self._offer(key)
+        return False
+
+    def _drop_first(self, key: Key) -> None:
+        waiting = self._waiting[key]
+        waiting.popleft()
+        if not waiting:
+            del self._waiting[key]
+
+    def put(self, rows: Rows) -> None:
+        for row, key in enumerate(_keys(rows), rows.next):
+            self._count += 1
+            if key is None:
+                heapq.heappush(self._free, (self._count, row, rows, None))
+                continue
+            waiting = self._waiting.setdefault(key, deque())
+            waiting.append((self._count, row, rows))
+            if len(waiting) == 1:
+                self._offer(key)
+
+    def clear(self) -> None:
+        self._free.clear()
+        self._waiting.clear()
+
+    def _offer(self, key: Key) -> None:
+        """Its next record may be handed out, unless somebody works on one."""
+        waiting = self._waiting.get(key)
+        if waiting and key not in self._busy:
+            heapq.heappush(self._free, (*waiting[0], key))
+
+    # ------------------------------------------------------------------ handing out
+
+    def take(self) -> tuple[HeldLease, int, ConsumerRecord] | None:
+        found = self._next(None, set())
+        if found is None:
+            return None
+        rows, row = found
+        return rows.lease, rows.first + row, rows.record(row)
+
+    def take_rows(self, rows_max: int) -> Lent | None:
+        """Of a key as many as follow one another."""
+        lease: HeldLease | None = None
+        found: dict[int, tuple[Rows, list[int]]] = {}
+        mine: set[Key] = set()
+        for _ in range(rows_max):
+            each = self._next(lease, mine)
+            if each is None:
+                break
+            rows, row = each
+            lease = rows.lease
+            found.setdefault(id(rows), (rows, []))[1].append(row)
+        if lease is None:
+            return None
+        parts = [picked(rows.batch, np.asarray(numbers, dtype=np.int64)) for rows, numbers in found.values()]
+        indexes = [np.asarray(numbers, dtype=np.int64) + rows.first for rows, numbers in found.values()]
+        return Lent(lease, np.concatenate(indexes), parts[0] if len(parts) == 1 else pa.concat_batches(parts))
+
+    def _next(self, lease: HeldLease | None, mine: set[Key]) -> tuple[Rows, int] | None:
+        """The next one that may be handed out; of that lease, if one is given, and then also of keys in `mine`, which
+        are in the same hands."""
+        while self._free:
+            number, row, rows, key = self._free[0]
+            if lease is not None and rows.lease is not lease:
+                return None
+            heapq.heappop(self._free)
+            index = rows.first + row
+            if key is not None:
+                waiting = self._waiting.get(key)
+                if not waiting or waiting[0][0] != number or (key in self._busy and key not in mine):
+                    continue
+                self._drop_first(key)
+            if rows.lease.state(index) == WAITING:
+                if key is not None:
+                    self._busy[key] = self._busy.get(key, 0) + 1
+                    self._begun.setdefault(rows.lease, {})[index] = key
+                    mine.add(key)
+                    if key in self._waiting:  # for the same hands
+                        heapq.heappush(self._free, (*self._waiting[key][0], key))
+                return rows, row
+            if key is not None:
+                self._offer(key)
+        return None
+
+    # ------------------------------------------------------------------ what becomes of it
+
+    def acknowledge(self, lease: HeldLease, indexes: Iterable[int]) -> None:
+        """Their keys are free, as far as they were handed out."""
+        begun = self._begun.get(lease, {})
+        for index in indexes:
+            key = begun.pop(int(index), None)
+            if key is not None:
+                self._acked.setdefault(lease, {})[int(index)] = key
+                self._let_go(key)
+
+    def end(self, lease: HeldLease, indexes: Iterable[int], *, doubt: bool) -> None:
+        """The leader has answered. `doubt`: they are lost, so others of their keys that wait may be."""
+        begun, acked = self._begun.get(lease, {}), self._acked.get(lease, {})
+        if not begun and not acked:
+            return
+        for index in indexes:
+            key = begun.get(int(index)) or acked.pop(int(index), None)
+            if key is None:
+                continue
+            if doubt and key in self._waiting and key not in self._doubted:
+                self._doubted[key] = set()
+                self._to_ask[key] = None
+                self._busy.setdefault(key, 0)
+            if begun.pop(int(index), None) is not None:
+                self._let_go(key)
+        if not begun:
+            self._begun.pop(lease, None)
+        if not acked:
+            self._acked.pop(lease, None)
+
+    def _let_go(self, key: Key) -> None:
+        """One record of it is in nobody's hands any more."""
+        self._busy[key] -= 1
+        if not self._busy[key] and key not in self._doubted:
+            del self._busy[key]
+            self._offer(key)
+
+    def take_doubts(self) -> list[tuple[HeldLease, Indexes]]:
+        """Records that wait, of which the leader is to be asked whether they are this member's."""
+        asked: dict[HeldLease, list[int]] = {}
+        for key in self._to_ask:
+            for _, row, rows in self._waiting.get(key, ()):
+                if rows.lease.state(rows.first + row) == WAITING:
+                    asked.setdefault(rows.lease, []).append(rows.first + row)
+                    self._doubted[key].add((rows.lease, rows.first + row))
+            self._settle_doubt(key)
+        self._to_ask.clear()
+        return [(lease, np.array(sorted(indexes), dtype=np.int64)) for lease, indexes in asked.items()]
+
+    def checked(self, lease: HeldLease, indexes: Indexes) -> None:
+        """The leader has said which of these are this member's. It was not asked about all keys yet."""
+        for key in [key for key in self._doubted if key not in self._to_ask]:
+            self._doubted[key] -= {(lease, int(index)) for index in indexes}
+            self._settle_doubt(key)
+
+    def _settle_doubt(self, key: Key) -> None:
+        if self._doubted[key]:
+            return
+        del self._doubted[key]
+        if not self._busy.get(key):
+            self._busy.pop(key, None)
+            self._offer(key)
+
+    def overtaken(self, lease: HeldLease, indexes: Indexes) -> int | None:
+        """An earlier record that was handed out with these, of the key of one of them, and has no outcome."""
+        begun, meant = self._begun.get(lease, {}), set(indexes.tolist())
+        keys = {begun[index]: index for index in sorted(meant) if index in begun}
+        found = [i for i, key in begun.items() if key in keys and i < keys[key] and i not in meant]
+        return min(found, default=None)
+
+
+def _keys(rows: Rows) -> list[Key | None]:
+    lease, count = rows.lease, rows.batch.num_rows - rows.next
+    if lease.order == pb.ORDER_NONE:
+        return [None] * count
+    if lease.order == pb.ORDER_ALL:
+        return [(lease.partition, ())] * count
+    found = keys_of(rows.batch, lease.order_by).to_pylist()[rows.next :]
+    return [None if key is None else (lease.partition, key) for key in found]

@@ -1,0 +1,120 @@
+"""What a member holds over all its partitions: a walk on which its counts are those of its leases."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mq_client.queueing.holdings import Holdings
+from mq_client.queueing.leases import DONE, LOST, SETTLING, HeldLease, LeaseId
+from mq_client.queueing.places import Place
+from mq_client.queueing.settling import ACK, EXTEND, RELEASE, Tally
+from mq_client.queueing.shelf import Rows
+
+SCHEMA = pa.schema([("n", pa.int64())])
+
+
+def lease(entry: int, records: int, *, partition: int = 0, lease_s: float = 30.0, now: float = 0.0) -> HeldLease:
+    made = HeldLease(partition, LeaseId(1, entry, 0), [(100 * entry, 100 * entry + records)], [1], [0], lease_s, now)
+    made.bytes_each = 7.0
+    return made
+
+
+def holdings(partitions: int = 2) -> Holdings:
+    made = Holdings()
+    made.places = {number: Place(number) for number in range(partitions)}
+    return made
+
+
+def tally(records: int) -> Tally:
+    return Tally(("t", 0), records)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_counts_are_those_of_the_leases_whatever_happens_to_them(seed: int) -> None:
+    rng = random.Random(seed)
+    held = holdings()
+    known: list[HeldLease] = []
+    for step in range(200):
+        if rng.random() < 0.2 or not known:
+            known.append(lease(step + 1, rng.randrange(1, 9), partition=rng.randrange(2)))
+            held.grant(known[-1], settled=False)
+        one = rng.choice(known)
+        open_ = one.without_outcome()
+        some = open_[: rng.randrange(len(open_) + 1)]
+        match rng.randrange(6):
+            case 0 if len(some):
+                held.say(one, some, rng.choice([ACK, RELEASE]), tally(len(some)), 0.0)
+            case 1 if len(some):
+                held.say_one(one, int(some[0]), ACK, tally(1), 0.0)
+            case 2:
+                chosen = np.flatnonzero(one.states == SETTLING)
+                held.end(one, chosen, rng.choice([DONE, LOST]))
+            case 3:
+                held.weigh(one, float(rng.randrange(1, 50)))
+            case 4 if rng.random() < 0.2:
+                held.lose(held.places[one.partition], [one.id, LeaseId(9, 9, 9)])
+            case _:
+                held.lose_what_is_open(one, np.arange(len(one.states))[: rng.randrange(3)])
+        assert held.held == sum(each.open for each in known)
+        assert held.settling == sum(int(np.count_nonzero(each.states == SETTLING)) for each in known)
+        assert held.held_bytes == pytest.approx(sum(each.open * each.bytes_each for each in known), abs=1e-6)
+        assert held.all_have_outcomes == (held.held == held.settling)
+        alive = {each.id for each in known if each.open}
+        assert {name for place in held.places.values() for name in place.leases} == alive
+        assert sum(place.settles.records for place in held.places.values()) >= held.settling
+
+
+def test_the_earliest_of_all_leases_says_when_a_partition_is_to_be_told_of_them() -> None:
+    held = holdings()
+    for each, expected in (
+        (lease(1, 3, lease_s=30.0), (10.0, 40.0)),
+        (lease(2, 3, lease_s=6.0), (2.0, 40.0)),
+        (lease(3, 3, lease_s=60.0), (2.0, 40.0)),
+    ):
+        held.grant(each, settled=False)
+        place = held.places[0]
+        assert (place.extend_at, place.check_at) == expected
+    assert [(each.id.entry, first) for each, first in held.unread] == [(1, 0), (2, 0), (3, 0)]
+    assert held.places[1].extend_at > 1e9
+
+
+def test_what_was_settled_by_being_lent_is_held_until_it_is_handed_out_and_nothing_is_said_of_it() -> None:
+    held = holdings()
+    one = lease(1, 3)
+    held.grant(one, settled=True)
+    assert (held.held, held.held_bytes, held.places[0].leases) == (3, 21.0, {})
+    held.finish(one, 0)
+    assert (held.held, held.held_bytes, one.open, one.state(0)) == (2, 14.0, 2, DONE)
+
+
+def test_a_member_is_hungry_if_nothing_waits_to_be_worked_on_or_read() -> None:
+    held = holdings()
+    assert held.hungry
+    one = lease(1, 1)
+    held.grant(one, settled=False)
+    assert not held.hungry
+    held.unread.clear()
+    held.reading = True
+    assert not held.hungry
+    held.reading = False
+    held.put(Rows(one, 0, pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA), 0, "t", True))
+    assert not held.hungry
+    held.shelf.take()
+    assert held.hungry
+
+
+def test_what_is_lost_with_an_outcome_on_its_way_waits_for_the_answer_to_that() -> None:
+    held = holdings()
+    one = lease(1, 4)
+    held.grant(one, settled=False)
+    held.say_one(one, 0, ACK, tally(1), 0.0)
+    held.lose(held.places[0], [one.id])
+    assert [one.state(index) for index in range(4)] == [SETTLING, LOST, LOST, LOST]
+    assert (held.held, list(held.places[0].leases)) == (1, [one.id])
+    held.end(one, np.array([0]), DONE)
+    assert (held.held, held.held_bytes, held.places[0].leases) == (0, 0.0, {})
+    assert EXTEND.outputs is None

@@ -1,0 +1,271 @@
+"""Dead letters sent back, at a real broker."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mq_client import Admin, InvalidRequest, Producer, Queue, Redriven, UnknownQueue, UnknownTopic
+from mq_client.peek import peek
+from mq_client.queueing import redriving
+from mq_protocol.arrow import RECORD_SCHEMA
+from mq_protocol.dead_letters import HEADERS
+from tests.cluster.harness import wait_until
+
+WAIT_MS = 10_000
+GROUP = "workers"
+
+
+def read(admin: Admin, topic: str) -> list[object]:
+    return [record.value for record in peek(admin._connection, topic, {}, 10_000, WAIT_MS)]
+
+
+def reject_all(bootstrap: str, admin: Admin, topic: str, count: int) -> None:
+    """Make that many records of the topic dead letters."""
+    with Queue(bootstrap, topic, GROUP, idle_ms=WAIT_MS) as queue:
+        for _ in range(count):
+            record = queue.take(WAIT_MS)
+            assert record is not None
+            record.reject("no")
+
+    def done() -> bool:
+        found = admin.describe_queue(topic, GROUP)
+        return not (found.ready or found.leased or found.doomed or found.outbox)
+
+    wait_until(done, "all are dead letters, and published")
+
+
+def test_letters_go_back_to_where_they_came_from_as_they_were(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=3)
+    with Producer(bootstrap) as producer:
+        for number in range(3):
+            producer.publish(topic, f"keyless {number}", partition=number, headers={"a": b"b"}, timestamp=77)
+        keyed = producer.publish(topic, "keyed", key="k").result(10)
+    reject_all(bootstrap, admin, topic, 4)
+    told: list[int] = []
+    assert admin.redrive_topic(f"{topic}.dead", on_sent=told.append) == Redriven({topic: 4}, {})
+    assert sum(told) == 4
+    [group] = admin.list_queues(f"{topic}.dead")
+    assert (group.group, dict(group.settings)) == ("redrive", {"dead_letter": "park", "delivery_limit": "0"})
+    wait_until(lambda: len(read(admin, topic)) == 8, "all that came back")
+    found = peek(admin._connection, topic, {}, 100, WAIT_MS)
+    back = [record for record in found if any(name == HEADERS["hops"] for name, _ in record.headers)]
+    assert sorted((record.value, record.partition) for record in back) == [
+        (b"keyed", keyed.partition), *((f"keyless {number}".encode(), number) for number in range(3))
+    ]  # fmt: skip
+    assert {record.headers for record in back if record.key is None} == {(("a", b"b"), (HEADERS["hops"], b"1"))}
+    assert {record.timestamp for record in back if record.key is None} == {77}
+    assert admin.redrive_topic(f"{topic}.dead") == Redriven({}, {}), "nothing is sent twice"
+    reject_all(bootstrap, admin, topic, 4)
+    letters = peek(admin._connection, f"{topic}.dead", {}, 100, WAIT_MS)
+    assert sorted(dict(letter.headers)[HEADERS["hops"]] for letter in letters) == [b"1"] * 4 + [b"2"] * 4
+
+
+def test_letters_go_by_topic_and_partition_and_those_with_a_key_by_their_key() -> None:
+    def letter(key: str | None, number: bytes) -> dict[str, object]:
+        facts = {HEADERS["topic"]: b"t", HEADERS["partition"]: number, "own": None}
+        return {"key": key, "headers": [{"key": name, "value": value} for name, value in facts.items()]}
+
+    letters = [letter("k", b"1"), letter(None, b"1"), letter(None, b"x"), letter(None, b"9" * 10), letter(None, b"1")]
+    rows = pa.RecordBatch.from_pylist([*letters, {}], RECORD_SCHEMA)
+    chosen = np.array([0, 1, 2, 3, 4, 5])
+    found = [(piece.topic, piece.partition, piece.rows.tolist()) for piece in redriving.pieces_of(rows, chosen, None)]
+    assert found == [("t", None, [0, 2, 3]), ("t", 1, [1, 4]), ("", None, [5])]
+    [piece] = redriving.pieces_of(rows, chosen[1:3], "other")
+    assert (piece.topic, piece.partition, piece.rows.tolist()) == ("other", None, [1, 2])
+    assert piece.table.column("headers").to_pylist() == [[{"key": "own", "value": None}]] * 2
+    first, second = piece.halves()
+    assert (first.rows.tolist(), second.rows.tolist(), second.table.num_rows) == ([1], [2], 1)
+
+
+def test_rows_go_back_without_the_column_that_says_why(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=2, schema="n long")
+    with Producer(bootstrap) as producer:
+        for number in (0, 1):
+            producer.publish_batch(topic, pa.table({"n": [number] * 3}), partition=number).result(10)
+    reject_all(bootstrap, admin, topic, 6)
+    assert admin.redrive_topic(f"{topic}.dead").sent == {topic: 6}
+    wait_until(lambda: len(read(admin, topic)) == 12, "all that came back")
+    found = peek(admin._connection, topic, {}, 100, WAIT_MS)
+    assert sorted((record.value["n"], record.partition) for record in found) == [(0, 0)] * 6 + [(1, 1)] * 6
+
+
+def test_letters_that_cannot_be_sent_are_left_with_the_reason_and_tried_again(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, dead = f"{topic}-gone", f"{topic}.dead"
+    admin.create_topic(topic)
+    admin.create_topic(gone)
+    admin.create_topic(dead, record_bytes_max=2_000)
+    admin.declare_queue(gone, GROUP, dead_letter=dead)
+    with Producer(bootstrap) as producer:
+        for number in range(5):
+            producer.publish(topic, "x" * (1_500 if number == 2 else 3)).result(10)
+            producer.publish(gone, "of a topic that will be gone").result(10)
+    reject_all(bootstrap, admin, topic, 5)
+    reject_all(bootstrap, admin, gone, 5)
+    with Producer(bootstrap) as producer:
+        producer.publish(dead, "no letter").result(10)
+        producer.publish(dead, "goes round", headers={HEADERS["topic"]: dead.encode()}).result(10)
+    admin.delete_topic(gone)
+    admin.alter_topic(topic, record_bytes_max="1000")
+    found = admin.redrive_topic(dead)
+    assert found.sent == {topic: 4}
+    reasons = {why[:30]: count for why, count in found.left.items()}
+    assert sorted(reasons.values()) == [1, 1, 1, 5], reasons
+    assert any("came from this topic itself" in why for why in found.left)
+    assert any("does not say which topic" in why for why in found.left)
+    assert any(f"'{gone}'" in why for why in found.left)
+    assert admin.describe_queue(dead, "redrive").parked == 8
+    admin.alter_topic(topic, record_bytes_max=None)
+    admin.create_topic(gone)
+    found = admin.redrive_topic(dead)
+    assert found.sent == {topic: 1, gone: 5}
+    assert list(found.left.values()) == [1, 1]
+    assert admin.redrive_topic(dead, to=topic) == Redriven({topic: 2}, {})
+
+
+def test_another_group_is_to_be_declared_and_what_others_have_settled_is_told(
+    admin: Admin, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new group sends every letter again, those too that were mended by hand."""
+    dead = f"{topic}.dead"
+    admin.create_topic(topic)
+    admin.declare_queue(topic, GROUP)
+    with pytest.raises(UnknownTopic, match=f"topic {topic} has no dead letters yet"):
+        admin.redrive_topic(dead)
+    admin.create_topic(dead)
+    with Producer(bootstrap) as producer:
+        for number in range(4):
+            producer.publish(dead, str(number), headers={HEADERS["topic"]: topic.encode()}).result(10)
+    assert len(admin.pop_queue(dead, admin.declare_queue(dead, "menders").group, 3)) == 3
+    with pytest.raises(UnknownQueue, match=r"did you mean 'menders'\? its groups are menders\. .*declare=True"):
+        admin.redrive_topic(dead, group="mender")
+    assert [queue.group for queue in admin.list_queues(dead)] == ["menders"]
+    assert admin.redrive_topic(dead, group="menders") == Redriven({topic: 1}, {})
+    assert not caplog.records
+    assert admin.redrive_topic(dead) == Redriven({topic: 4}, {})
+    [said] = caplog.messages
+    assert said.startswith(f"queue menders has settled letters of topic {dead} that queue redrive has not (4 of them)")
+    caplog.clear()
+    assert admin.redrive_topic(dead) == Redriven({}, {}), "all are settled, and nothing is said"
+    assert not caplog.records
+    assert admin.redrive_topic(dead, group="again", declare=True).sent == {topic: 4}
+
+
+def test_letters_that_come_while_it_runs_are_let_alone(admin: Admin, bootstrap: str, topic: str) -> None:
+    """A record that fails again at once would be sent for ever."""
+    dead = f"{topic}.dead"
+    admin.create_topic(topic)
+    admin.create_topic(dead)
+    with Producer(bootstrap) as producer:
+        for number in range(3):
+            producer.publish(dead, str(number), headers={HEADERS["topic"]: topic.encode()}).result(10)
+
+        def on_sent(_: int) -> None:
+            producer.publish(dead, "later", headers={HEADERS["topic"]: topic.encode()}).result(10)
+
+        assert admin.redrive_topic(dead, rate=20, on_sent=on_sent) == Redriven({topic: 3}, {})
+    assert admin.describe_queue(dead, "redrive").accepted == 3
+    assert admin.redrive_topic(dead).sent.keys() <= {topic}
+
+
+def test_a_rate_and_a_limit_are_kept(admin: Admin, bootstrap: str, topic: str) -> None:
+    dead = f"{topic}.dead"
+    admin.create_topic(topic)
+    admin.create_topic(dead)
+    with Producer(bootstrap) as producer:
+        for number in range(60):
+            producer.publish(dead, str(number), headers={HEADERS["topic"]: topic.encode()})
+    began = time.monotonic()
+    found = admin.redrive_topic(dead, rate=100, limit=50)
+    assert time.monotonic() - began >= 0.39, "the first ten at once, forty at a hundred a second"
+    assert found == Redriven({topic: 50}, {"not sent yet": 10})
+    assert admin.redrive_topic(dead).sent == {topic: 10}
+    wait_until(
+        lambda: sorted(map(bytes, read(admin, topic))) == sorted(str(n).encode() for n in range(60)), "each once"
+    )  # type: ignore[arg-type]
+
+
+def test_more_partitions_than_one_ack_may_write_are_written_by_several(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    dead = f"{topic}.dead"
+    admin.create_topic(topic, partitions=70)
+    admin.create_topic(dead)
+    with Producer(bootstrap) as producer:
+        for number in range(400):
+            producer.publish(dead, str(number), key=str(number), headers={HEADERS["topic"]: topic.encode()})
+    assert admin.redrive_topic(dead).sent == {topic: 400}
+    wait_until(lambda: len(read(admin, topic)) == 400, "each once")
+
+
+def test_what_is_no_dead_letter_topic_is_refused_before_anything_is_lent(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    admin.create_topic(topic)
+    assert admin.redrive_topic(topic) == Redriven({}, {}), "it is empty"
+    with Producer(bootstrap) as producer:
+        producer.publish(topic, "a").result(10)
+    with pytest.raises(InvalidRequest, match="holds no dead letters"):
+        admin.redrive_topic(topic)
+    typed = f"{topic}-typed"
+    admin.create_topic(typed, schema="n long")
+    with Producer(bootstrap) as producer:
+        producer.publish_batch(typed, pa.table({"n": [1]})).result(10)
+    with pytest.raises(InvalidRequest, match="holds no dead letters"):
+        admin.redrive_topic(typed)
+    with pytest.raises(UnknownTopic, match=f"did you mean '{topic}'"):
+        admin.redrive_topic(f"{topic}x")
+    with pytest.raises(UnknownTopic):
+        admin.redrive_topic(topic, to=f"{topic}-no")
+    with pytest.raises(InvalidRequest, match="the dead-letter topic itself"):
+        admin.redrive_topic(topic, to=topic)
+    for bad in ({"rate": 0}, {"rate": float("nan")}, {"limit": 0}):
+        with pytest.raises(InvalidRequest, match=next(iter(bad))):
+            admin.redrive_topic(topic, **bad)  # type: ignore[arg-type]
+    assert admin.list_queues(topic) == []
+
+
+def test_a_group_that_would_not_keep_what_cannot_be_sent_is_refused(admin: Admin, bootstrap: str, topic: str) -> None:
+    dead = f"{topic}.dead"
+    admin.create_topic(dead)
+    with Producer(bootstrap) as producer:
+        producer.publish(dead, "a", headers={HEADERS["topic"]: topic.encode()}).result(10)
+    admin.declare_queue(dead, "drops", dead_letter="drop")
+    with pytest.raises(InvalidRequest, match="set it to park"):
+        admin.redrive_topic(dead, group="drops")
+    admin.declare_queue(dead, "waits")
+    admin.pause_queue(dead, "waits")
+    with pytest.raises(InvalidRequest, match="is paused"):
+        admin.redrive_topic(dead, group="waits")
+
+
+def test_what_another_member_holds_is_left_to_it(admin: Admin, bootstrap: str, topic: str) -> None:
+    dead = f"{topic}.dead"
+    admin.create_topic(topic)
+    admin.create_topic(dead)
+    with Producer(bootstrap) as producer:
+        for number in range(3):
+            producer.publish(dead, str(number), headers={HEADERS["topic"]: topic.encode()}).result(10)
+    admin.declare_queue(dead, "redrive")
+    with Queue(bootstrap, dead, "redrive", in_flight_max=1) as other:
+        held = other.take(WAIT_MS)
+        assert held is not None
+        assert admin.redrive_topic(dead) == Redriven({topic: 2}, {"held by another member": 1})
+
+
+def test_letters_that_were_lent_and_do_not_come_end_it_in_time(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = f"{topic}.dead"
+    admin.create_topic(topic)
+    admin.create_topic(dead)
+    with Producer(bootstrap) as producer:
+        producer.publish(dead, "a", headers={HEADERS["topic"]: topic.encode()}).result(10)
+    monkeypatch.setattr(Queue, "_take_batch", lambda *_: None)
+    with Admin(bootstrap, timeout_ms=600) as hasty, pytest.raises(redriving.OutcomeUnknown, match="none was lent"):
+        hasty.redrive_topic(dead)
