@@ -19,6 +19,7 @@ import click
 from mq_cli.sizes import SIZE
 from mq_cli.terminal import log_to_stderr
 from mq_process.allocator import keep_freed_memory
+from mq_process.imports import without_pandas
 from mq_process.polling import wait_without_event_engine
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import (
@@ -243,6 +244,7 @@ def _check_company(zookeeper: str | None, peer_option: str, *, standalone: bool)
 
 def _run(config: BrokerConfig, *, stop_at_eof: bool) -> int:
     keep_freed_memory()
+    without_pandas()
     try:
         asyncio.run(_serve(config, stop_at_eof=stop_at_eof))
     except ExceptionGroup as group:

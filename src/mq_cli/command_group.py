@@ -36,6 +36,27 @@ class CommandGroup(click.Group):
             raise click.UsageError(f"no such command: {word!r}{did_you_mean(word, self.list_commands(ctx))}", ctx)
         return super().resolve_command(ctx, args)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if path := self._whose_option(ctx, error.option_name, given):
+                whole = f"{ctx.command_path} {path} {error.option_name} ..."
+                raise click.UsageError(f"{error.option_name} belongs behind the command: {whole}", ctx) from error
+            raise
+
+    def _whose_option(self, ctx: click.Context, option: str, words: list[str]) -> str:
+        """The command that is named among these words, as its path from here, if it has the option; else empty."""
+        command: click.Command = self
+        path: list[str] = []
+        for word in words:
+            if isinstance(command, click.Group) and (found := command.get_command(ctx, word)) is not None:
+                command = found
+                path.append(word)
+        has_it = any(option in (*each.opts, *each.secondary_opts) for each in command.params)
+        return " ".join(path) if has_it else ""
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         loaded = {name: command.get_short_help_str(limit=90) for name, command in self.commands.items()}
         lines = [

@@ -126,7 +126,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.ClickException(f"{question} Nobody is there to ask: give --yes if that is what you want")
+        raise click.ClickException(f'give --yes: there is no terminal at which to ask "{question}"')
     if not click.confirm(question, err=True):
         raise click.ClickException("nothing was done")
 

@@ -14,7 +14,7 @@ import io
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
@@ -31,6 +31,7 @@ from mq_cli.output import (
     say,
     timeout_option,
 )
+from mq_protocol.names import parse_duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,7 +69,8 @@ class _Gzipped(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """How lines become messages, as the options say. `extras`: what every message has beside key and value."""
+    """How lines become messages, as the options say. `extras`: what every message has beside key and value; `due`:
+    when it is to be published, if not at once."""
 
     separator: bytes | None
     partition: int | None
@@ -76,6 +78,16 @@ class _How:
     columns: list[str] | None
     gzipped: bool
     extras: Mapping[str, Any]
+    due: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _parse_delay(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
+    if text is None:
+        return None
+    try:
+        return parse_duration(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no duration: give e.g. 500 (milliseconds), 90s, 10m or 7d") from None
 
 
 def _parse_headers(_ctx: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) -> list[tuple[str, bytes]]:
@@ -120,6 +132,8 @@ def _parse_timestamp(_ctx: click.Context, _param: click.Parameter, text: str | N
     help="A header of each message. May be repeated.",
 )
 @click.option("--timestamp", callback=_parse_timestamp, metavar="TIME", help=f"Of each message: {WORDS}. Default: now.")
+@click.option("--delay", callback=_parse_delay, metavar="DURATION", help="Publish the messages so much later, as 10m.")
+@click.option("--at", callback=_parse_timestamp, metavar="TIME", help=f"Publish the messages then: {WORDS}.")
 @click.option(
     "--csv", "as_csv", is_flag=True, help="The input is CSV. Its first line names the columns, unless --columns does."
 )
@@ -142,6 +156,8 @@ def produce(
     partition: int | None,
     headers: list[tuple[str, bytes]],
     timestamp: datetime | None,
+    delay: int | None,
+    at: datetime | None,
     as_csv: bool,
     columns: str | None,
     gzipped: bool,
@@ -178,7 +194,8 @@ def produce(
     if timestamp is not None:
         extras["timestamp"] = timestamp
     names = None if columns is None else columns.split(",")
-    how = _How(None if key_separator is None else key_separator.encode(), partition, as_csv, names, gzipped, extras)
+    separator = None if key_separator is None else key_separator.encode()
+    how = _How(separator, partition, as_csv, names, gzipped, extras, _due(delay, at))
     from mq_client import Producer
 
     with checking_what_was_typed():
@@ -189,6 +206,12 @@ def produce(
         )
     if not quiet:
         say(f"{counted(count, 'message')} {_arrived(acks)}")
+
+
+def _due(delay: int | None, at: datetime | None) -> dict[str, Any]:
+    if delay is not None and at is not None:
+        raise click.UsageError("--delay and --at are two ways to say when: give one")
+    return {"delay_ms": delay} if delay is not None else {"deliver_at": at} if at is not None else {}
 
 
 def _arrived(acks: str) -> str:
@@ -241,7 +264,8 @@ def _feed(
 
 
 def _send_lines(producer: Producer, described: TopicDescription, how: _How, ledger: Ledger, progress: Progress) -> None:
-    topic, separator, partition, extras = described.name, how.separator, how.partition, how.extras
+    topic, separator, partition = described.name, how.separator, how.partition
+    extras = {**how.extras, **how.due}
     publish, add = producer.publish, ledger.add
     for lines in _blocks(_input(how), ledger):
         for value in lines:
@@ -261,23 +285,23 @@ def _send_rows(producer: Producer, described: TopicDescription, how: _How, ledge
     rows, tables = JsonRows(described.schema), JsonTables(described.schema)
     for lines in _blocks(_input(how), ledger):
         table = tables.read(lines)
-        if table is not None and _sent_whole(producer, described.name, table, how.partition, ledger):
+        if table is not None and _sent_whole(producer, described.name, table, how, ledger):
             ledger.line += len(lines)
         else:
             for line in lines:
                 ledger.line += 1
                 if line and not line.isspace():
-                    ledger.add(producer.publish(described.name, rows.row(line), partition=how.partition))
+                    ledger.add(producer.publish(described.name, rows.row(line), partition=how.partition, **how.due))
         ledger.look()
         progress(ledger.sent)
 
 
-def _sent_whole(producer: Producer, topic: str, table: pa.Table, partition: int | None, ledger: Ledger) -> bool:
+def _sent_whole(producer: Producer, topic: str, table: pa.Table, how: _How, ledger: Ledger) -> bool:
     """False if one of the rows is refused: which one is found by sending them one at a time."""
     from mq_client import BatchTooLarge, SchemaMismatch
 
     try:
-        future = producer.publish_batch(topic, table, partition=partition)
+        future = producer.publish_batch(topic, table, partition=how.partition, **how.due)
     except (SchemaMismatch, BatchTooLarge):
         return False
     ledger.add_table(future, ledger.line + 1, table.num_rows)
@@ -309,9 +333,9 @@ def _send_csv(producer: Producer, described: TopicDescription, how: _How, ledger
                 continue
             row = rows.row(found)
             if described.typed:
-                ledger.add(producer.publish(described.name, row, partition=how.partition))
+                ledger.add(producer.publish(described.name, row, partition=how.partition, **how.due))
             else:
-                ledger.add(producer.publish(described.name, partition=how.partition, **row, **how.extras))
+                ledger.add(producer.publish(described.name, partition=how.partition, **row, **how.extras, **how.due))
             if ledger.sent % _LOOK == 0:
                 ledger.look()
                 progress(ledger.sent)

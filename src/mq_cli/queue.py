@@ -4,8 +4,6 @@ off by hand."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,14 +26,31 @@ from mq_cli.output import (
     write_table,
     yes_option,
 )
+from mq_cli.queue_asking import asking, check_names, write_swept
+from mq_cli.redrive import redrive
 from mq_cli.settings_option import parse_pairs, settings_help
-from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name
+from mq_protocol.names import check_new_group_name, check_topic_name
 from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings, usual_dead_letter
 
 if TYPE_CHECKING:
-    from mq_client import Admin, QueueDescription, QueueInfo, QueuePartition, QueueRun
+    from mq_client import QueueDescription, QueueInfo, QueuePartition, QueueRun
 
 STATES: Final = ("ready", "leased", "delayed", "doomed", "parked")
+
+
+class State(click.Choice[str]):
+    """A state of records. Whoever asks for dead letters is told where they are."""
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value == "dead":
+            self.fail(
+                "dead letters are not in the queue any more, but in a topic of their own: TOPIC.dead, unless the "
+                "queue names another one. `tritonmq consume TOPIC.dead --from earliest` shows them. The states are "
+                f"{', '.join(STATES)}",
+                param,
+                ctx,
+            )
+        return str(super().convert(value, param, ctx))
 
 
 @click.group(cls=CommandGroup)
@@ -123,8 +138,8 @@ def alter(topic: str, group: str, settings: tuple[str, ...], as_json: bool, boot
     """Change settings of GROUP while it is in use. They hold at once, for what is there already too."""
     given = parse_pairs(settings, empty=True)
     with checking_what_was_typed():
-        _check(topic, group)
-        parse_queue_settings({name: value for name, value in given.items() if value}, topic)
+        check_names(topic, group)
+        parse_queue_settings({name: value for name, value in given.items() if value}, topic, partly=True)
     with open_admin(bootstrap, timeout_s) as admin:
         info = admin.alter_queue(topic, group, **{name: value or None for name, value in given.items()})
     if as_json:
@@ -158,13 +173,14 @@ def list_queues(topic: str | None, as_json: bool, bootstrap: str, timeout_s: flo
         write_json([_info_document(info) | (_sums(known) if known else {}) for info, known in found])
         return
     write_table(
-        ["topic", "group", *(f"#{state}" for state in STATES), "#accepted", "#members", "paused"],
+        ["topic", "group", *(f"#{state}" for state in STATES), "#accepted", "#dead", "#members", "paused"],
         [
             (
                 info.topic,
                 info.group,
                 *([getattr(known, state) for state in STATES] if known else ["?"] * len(STATES)),
                 known.accepted if known else "?",
+                known.dead if known else "?",
                 len(known.members) if known else "?",
                 "yes" if _paused(info) else "no",
             )
@@ -179,7 +195,7 @@ def list_queues(topic: str | None, as_json: bool, bootstrap: str, timeout_s: flo
 @click.option("--partition", "-p", type=click.IntRange(min=0), help="Also list the records of this partition, in runs.")
 @click.option(
     "--state",
-    type=click.Choice(STATES),
+    type=State(STATES),
     help="With --partition: only records in this state.  [default: all that are not settled]",
 )
 @json_option
@@ -198,7 +214,7 @@ def describe(
     if state is not None and partition is None:
         raise click.UsageError("--state is about the records of one partition: give --partition too")
     runs: list[QueueRun] = []
-    with _asking(topic, group, bootstrap, timeout_s) as admin:
+    with asking(topic, group, bootstrap, timeout_s) as admin:
         found = admin.describe_queue(topic, group)
         if partition is not None:
             runs = admin.queue_records(topic, group, partition, state or "any")
@@ -211,7 +227,8 @@ def describe(
         return
     write(f"queue {group} of topic {topic}")
     for setting, value, is_default in _effective(found.info):
-        write(f"  {setting} = {value}{' (default)' if is_default else ''}")
+        if value:
+            write(f"  {setting} = {value}{' (default)' if is_default else ''}")
     click.echo()
     _write_partitions(found)
     for each in found.partitions:
@@ -225,6 +242,9 @@ def describe(
             say(f"partition {each.partition}: dead letters or outputs of {waiting} are not published yet")
         if each.alarm:
             say(f"partition {each.partition} does not get on: {each.alarm}")
+        if each.blocked_by is not None:
+            key = f", which has the key {each.blocked_by_key!r}" if each.blocked_by_key else ""
+            say(f"partition {each.partition}: records wait for offset {each.blocked_by}{key}")
     if partition is not None:
         click.echo()
         _write_runs(runs)
@@ -284,7 +304,7 @@ def _write_runs(runs: list[QueueRun]) -> None:
 @timeout_option
 def delete(topic: str, group: str, yes: bool, bootstrap: str, timeout_s: float) -> None:
     """Delete the queue group GROUP of TOPIC. No message is deleted."""
-    with _asking(topic, group, bootstrap, timeout_s) as admin:
+    with asking(topic, group, bootstrap, timeout_s) as admin:
         admin.describe_queue(topic, group)
         confirm(f"Delete queue {group} of topic {topic}, and forget what it has settled?", yes=yes)
         admin.delete_queue(topic, group)
@@ -308,16 +328,15 @@ _records_json_option = click.option(
 @click.argument("topic")
 @click.argument("group")
 @_count_option
-@click.option(
-    "--state", type=click.Choice(STATES), default="ready", show_default=True, help="Of messages in this state."
-)
+@click.option("--state", type=State(STATES), default="ready", show_default=True, help="Of messages in this state.")
 @_records_json_option
 @bootstrap_option
 @timeout_option
 def peek(topic: str, group: str, count: int, state: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
-    """Write messages that wait in GROUP, by partition and offset. Nothing is lent or counted."""
+    """Write messages of GROUP that are ready, or in another state, by partition and offset. Nothing is lent or
+    counted."""
     with checking_what_was_typed():
-        _check(topic, group)
+        check_names(topic, group)
     _write_messages(topic, group, count, state, as_json=as_json, bootstrap=bootstrap, timeout_s=timeout_s)
 
 
@@ -338,7 +357,7 @@ def peek(topic: str, group: str, count: int, state: str, as_json: bool, bootstra
 def pop(topic: str, group: str, count: int, as_json: bool, bootstrap: str, timeout_s: float) -> None:
     """Take ready messages off the queue and write them. They are settled: no member is lent them any more."""
     with checking_what_was_typed():
-        _check(topic, group)
+        check_names(topic, group)
     _write_messages(topic, group, count, None, as_json=as_json, bootstrap=bootstrap, timeout_s=timeout_s)
 
 
@@ -368,32 +387,15 @@ def _write_messages(
 @timeout_option
 def purge(topic: str, group: str, yes: bool, as_json: bool, bootstrap: str, timeout_s: float) -> None:
     """Settle every message that waits in GROUP and that no member holds. The messages stay in the topic."""
-    with _asking(topic, group, bootstrap, timeout_s) as admin:
+    with asking(topic, group, bootstrap, timeout_s) as admin:
         known = admin.describe_queue(topic, group)
         waiting = known.ready + known.delayed + known.doomed + known.parked
         confirm(f"Settle {counted(waiting, 'message')} of queue {group} unworked?", yes=yes)
         swept = admin.purge_queue(topic, group)
-    _write_swept(swept, as_json=as_json)
+    write_swept(swept, as_json=as_json)
 
 
-@queue.command()
-@click.argument("topic")
-@click.argument("group")
-@json_option
-@bootstrap_option
-@timeout_option
-def redrive(topic: str, group: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
-    """Make the parked messages of GROUP ready again, as if they had never failed."""
-    with _asking(topic, group, bootstrap, timeout_s) as admin:
-        swept = admin.redrive_queue(topic, group)
-    _write_swept(swept, as_json=as_json)
-
-
-def _write_swept(swept: Mapping[int, int], *, as_json: bool) -> None:
-    if as_json:
-        write_json([{"partition": number, "records": records} for number, records in swept.items()])
-    else:
-        write_table(["#partition", "#messages"], list(swept.items()))
+queue.add_command(redrive)
 
 
 @queue.command()
@@ -403,7 +405,7 @@ def _write_swept(swept: Mapping[int, int], *, as_json: bool) -> None:
 @timeout_option
 def pause(topic: str, group: str, bootstrap: str, timeout_s: float) -> None:
     """Lend nothing more of GROUP. What its members hold they may still settle."""
-    with _asking(topic, group, bootstrap, timeout_s) as admin:
+    with asking(topic, group, bootstrap, timeout_s) as admin:
         admin.pause_queue(topic, group)
     say(f"paused queue {group} of topic {topic}")
 
@@ -415,23 +417,9 @@ def pause(topic: str, group: str, bootstrap: str, timeout_s: float) -> None:
 @timeout_option
 def resume(topic: str, group: str, bootstrap: str, timeout_s: float) -> None:
     """Lend messages of GROUP again."""
-    with _asking(topic, group, bootstrap, timeout_s) as admin:
+    with asking(topic, group, bootstrap, timeout_s) as admin:
         admin.resume_queue(topic, group)
     say(f"resumed queue {group} of topic {topic}")
-
-
-@contextmanager
-def _asking(topic: str, group: str, bootstrap: str, timeout_s: float) -> Iterator[Admin]:
-    """Who asks the brokers, once the names can be right."""
-    with checking_what_was_typed():
-        _check(topic, group)
-    with open_admin(bootstrap, timeout_s) as admin:
-        yield admin
-
-
-def _check(topic: str, group: str) -> None:
-    check_topic_name(topic)
-    check_group_name(group)
 
 
 def _say_settings(info: QueueInfo) -> None:
@@ -484,6 +472,8 @@ def _partition_document(each: QueuePartition) -> dict[str, Any]:
         "dead": each.dead,
         "outbox": each.outbox,
         "alarm": each.alarm,
+        "blocked_by": each.blocked_by,
+        "blocked_by_key": each.blocked_by_key,
     }
 
 

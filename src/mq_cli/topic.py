@@ -19,6 +19,7 @@ from mq_cli.output import (
     json_option,
     open_admin,
     say,
+    time_text,
     timeout_option,
     write,
     write_json,
@@ -74,7 +75,7 @@ def create(
     from mq_client import TopicExists
     from mq_protocol.sql.ddl import parse_schema
 
-    given = parse_pairs(settings)
+    given: dict[str, Any] = {**parse_pairs(settings)}
     with checking_what_was_typed():
         check_new_topic_name(name)
         parse_settings(given, replicas or REPLICAS_MAX)
@@ -136,10 +137,13 @@ def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None
         found = admin.describe_topic(name)
         offsets: dict[int, tuple[int, int]] = {}
         stored: dict[int, int] = {}
+        waiting: dict[int, tuple[int, int]] = {}
+        held_by: dict[int, str] = {}
         if all(partition.leader for partition in found.partitions):
             try:
                 offsets = admin.offsets(name)
                 stored = admin.stored_bytes(name)
+                waiting, held_by = admin.scheduled(name), admin.held_by(name)
             except TritonMQError as error:
                 say(f"offsets are not known: {error}")
     if as_json:
@@ -147,6 +151,9 @@ def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None
         for partition in document["partitions"]:
             start, end = offsets.get(partition["partition"], (None, None))
             partition.update(log_start_offset=start, log_end_offset=end, bytes=stored.get(partition["partition"]))
+            scheduled, next_due_us = waiting.get(partition["partition"], (0 if stored else None, None))
+            partition.update(scheduled=scheduled, next_due_us=next_due_us)
+            partition["held_by"] = held_by.get(partition["partition"])
         document["effective_settings"] = {setting: value for setting, value, _ in effective_settings(found)}
         write_json(document)
         return
@@ -156,6 +163,12 @@ def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None
     if stored:
         records = sum(end - start for start, end in offsets.values())
         write(f"{counted(records, 'record')}, {bytes_text(sum(stored.values()))} on each replica")
+    if waiting:
+        batches, due_us = sum(each for each, _ in waiting.values()), min(due for _, due in waiting.values())
+        write(f"scheduled: {batches:,} more to be published, the next at {time_text(due_us)}")
+    for group in sorted(set(held_by.values())):
+        numbers = ", ".join(str(number) for number, by in sorted(held_by.items()) if by == group)
+        write(f"retention waits for group {group} in partition {numbers}")
     click.echo()
     write_table(
         ["#partition", "#leader", "replicas", "in sync", "#start", "#end", "#bytes"],

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Final
 
@@ -17,12 +20,19 @@ import click
 
 from mq_cli.messages import value_bytes
 from mq_cli.output import bootstrap_option, checking_what_was_typed, counted, open_admin, say
+from mq_cli.queue_asking import check_declared, say_what_waits
 
 if TYPE_CHECKING:
     from mq_client import LeasedRecord, Queue
 
+GIVE_UP_S: Final = 10.0
+"""For so long, once it is to end, brokers may take to answer."""
+
 RELEASES: Final = 75
 """EX_TEMPFAIL of sysexits.h: not now."""
+
+_LINE_S: Final = 3.0
+"""How long the line at the start may wait for leaders: commands are run without it too."""
 
 _LOOK_MS: Final = 200.0
 _ERROR_BYTES: Final = 240
@@ -56,6 +66,7 @@ _READ_BYTES: Final = 4_096
     metavar="SECONDS",
     help="Exit when no record has come for this time.",
 )
+@click.option("--declare", is_flag=True, help="Declare GROUP, with the default settings, if it is not declared.")
 @bootstrap_option
 def work(
     topic: str,
@@ -65,19 +76,22 @@ def work(
     lease_s: float | None,
     count_max: int | None,
     idle_s: float | None,
+    declare: bool,
     bootstrap: str,
 ) -> None:
     """Run COMMAND for each record of the queue group GROUP of TOPIC, with the record's value on its standard input.
 
     Exit code 0 settles the record. 75 gives it back, and it is lent again at once. Any other one counts as a failure,
-    with the end of the command's standard error as its error: the record is lent again later, and parked after
-    delivery_limit failures. Rows of a topic with columns come as JSON.
+    with the end of the command's standard error as its error: the record is lent again later. After delivery_limit
+    failures (10) it is a dead letter: it goes to the topic TOPIC.dead, unless the queue's dead_letter says otherwise.
+    Rows of a topic with columns come as JSON.
 
     The command finds TRITONMQ_TOPIC, TRITONMQ_PARTITION, TRITONMQ_OFFSET, TRITONMQ_DELIVERIES, TRITONMQ_FAILURES and
     TRITONMQ_KEY (if the record has a key) in its environment.
 
     Ctrl-C starts no more commands and waits for those that run; what was lent besides is given back. A second Ctrl-C
-    ends the commands too.
+    ends the commands and gives their records back, and a third one kills them. If no broker answers, it exits 10 s
+    after the first one, or with the second one, and says how many outcomes are not known.
 
     Example: tritonmq work thumbnails workers --concurrency 4 -- ./make-thumbnail
     """
@@ -98,13 +112,20 @@ def work(
         )
     with open_admin(bootstrap, 30) as admin:
         described = admin.describe_topic(topic)
+        check_declared(admin, topic, group, declare=declare)
+    with open_admin(bootstrap, _LINE_S) as admin:
+        say_what_waits(admin, topic, group)
     shape: Callable[[Any], Any] | None = None
     if described.typed:
         from mq_cli.map_objects import row_shape
 
         shape = row_shape(described.schema)
-    with queue:
-        _Workers(queue, command, shape, count_max, idle_s).run(concurrency)
+    workers = _Workers(queue, command, shape, count_max, idle_s)
+    try:
+        workers.run(concurrency)
+    finally:
+        queue.close(timeout_ms=workers.patience_ms)
+    workers.check_end()
 
 
 class _Workers:
@@ -126,6 +147,11 @@ class _Workers:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._running: set[subprocess.Popen[bytes]] = set()
+        self._ended: set[subprocess.Popen[bytes]] = set()
+        self._signals = 0
+        self._give_up_at = math.inf
+        self._in_hand = 0  # records whose command runs, or whose outcome is not committed
+        self._unknown = 0
         self._died: BaseException | None = None
 
     def run(self, concurrency: int) -> None:
@@ -147,7 +173,8 @@ class _Workers:
                 record = self._queue.take(_LOOK_MS)
                 if record is not None:
                     waited_ms = 0.0
-                    self._run_for(record)
+                    with self._counted():
+                        self._run_for(record)
                     continue
                 self._give_turn_back()
                 waited_ms += _LOOK_MS
@@ -170,24 +197,66 @@ class _Workers:
             if self._left is not None:
                 self._left += 1
 
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        with self._lock:
+            self._in_hand += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_hand -= 1
+
     def _run_for(self, record: LeasedRecord) -> None:
         from mq_client import LeaseLost
 
-        code, error = self._run_command(record)
+        code, error, ended = self._run_command(record)
         where = f"{record.topic} partition {record.partition} offset {record.offset}"
         try:
             if code == 0:
-                record.ack().result()
+                self._wait_for(record.ack())
             elif code == RELEASES:
-                record.release().result()
+                self._wait_for(record.release())
+            elif ended:
+                say(f"{where}: its command was ended, and it is given back")
+                self._wait_for(record.release())
             else:
                 say(f"{where}: {error}")
-                record.fail(error).result()
+                self._wait_for(record.fail(error))
         except LeaseLost:
             say(f"{where}: it took longer than its lease, so others may have been lent it: give --lease, or lease_ms")
 
-    def _run_command(self, record: LeasedRecord) -> tuple[int, str]:
-        """The exit code, and what is to be kept of the error."""
+    def _wait_for(self, outcome: Future[None]) -> None:
+        """Until it is committed. Not for long once this is to end."""
+        until = math.inf
+        while time.monotonic() < min(until, self._give_up_at):
+            if self._stopping.is_set():
+                until = min(until, time.monotonic() + GIVE_UP_S)
+            with contextlib.suppress(TimeoutError):
+                outcome.result(_LOOK_MS / 1000)
+                return
+        with self._lock:
+            self._unknown += 1
+
+    @property
+    def patience_ms(self) -> float | None:
+        """How long giving back what is held may take; None: as long as usual."""
+        if self._unknown:
+            return _LOOK_MS
+        return GIVE_UP_S * 1000 if self._signals else None
+
+    def check_end(self) -> None:
+        """Raises what the user is to be told of how it ended."""
+        if self._unknown:
+            raise click.ClickException(
+                f"no broker has answered: what became of {counted(self._unknown, 'record')} is not known. It is lent "
+                "again when its lease runs out, unless the outcome has arrived"
+            )
+        if self._signals > 1:
+            raise click.Abort
+
+    def _run_command(self, record: LeasedRecord) -> tuple[int, str, bool]:
+        """The exit code, what is to be kept of the error, and whether we have ended it."""
         value = record.value if self._shape is None else self._shape(record.value)
         child = subprocess.Popen(  # noqa: S603 - to run it is what the user asks for
             self._command,
@@ -206,21 +275,29 @@ class _Workers:
         code = child.wait()
         with self._lock:
             self._running.discard(child)
+            ended = child in self._ended and code < 0
         how = f"ended by signal {-code}" if code < 0 else f"exit code {code}"
-        return code, f"{how}: {tail}" if tail else how
+        return code, f"{how}: {tail}" if tail else how, ended
 
     @contextlib.contextmanager
     def _hearing_signals(self) -> Iterator[None]:
-        """The first one lets the commands end, the second one ends them."""
+        """The first one lets the commands end, the second one ends them, the third one kills them."""
 
         def stop(_number: int, _frame: FrameType | None) -> None:
-            if self._stopping.is_set():
-                for child in list(self._running):
-                    child.terminate()
-                return
+            self._signals += 1
             self._stopping.set()
-            if self._running:
-                say(f"waiting for {counted(len(self._running), 'command')} to end; once more ends them")
+            if self._signals == 1:
+                running, in_hand = len(self._running), self._in_hand
+                if running:
+                    say(f"waiting for {counted(running, 'command')} to end; once more ends them")
+                elif in_hand:
+                    say(f"waiting for the outcome of {counted(in_hand, 'record')}; once more ends this at once")
+                return
+            if not self._running:
+                self._give_up_at = time.monotonic()
+            for child in list(self._running):
+                self._ended.add(child)
+                child.terminate() if self._signals == 2 else child.kill()
 
         former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
         try:

@@ -176,3 +176,25 @@ def test_the_bootstrap_address_comes_from_the_environment(
     monkeypatch.setenv("TRITONMQ_BOOTSTRAP", "not an address")
     assert run(["topic", "list"]) == MISUSED
     assert "not an address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["queue", "--bootstrap", "b:1", "list"], "--bootstrap belongs behind the command: tritonmq queue list --boot"),
+        (["--bootstrap=b:1", "queue", "list"], "--bootstrap belongs behind the command: tritonmq queue list --boot"),
+        (["--bootstrap", "b:1", "consume", "t"], "--bootstrap belongs behind the command: tritonmq consume --boot"),
+        (["queue", "--schema", "list"], "No such option '--schema'"),
+    ],
+)
+def test_an_option_before_its_command_is_told_where_it_belongs(words: list[str], told: str) -> None:
+    done = tritonmq(*words)
+    assert done.returncode == MISUSED
+    assert told in done.stderr.decode()
+
+
+@pytest.mark.parametrize("command", [["describe", "--partition", "0"], ["peek"]])
+def test_who_asks_a_queue_for_dead_letters_is_told_where_they_are(command: list[str]) -> None:
+    done = tritonmq("queue", *command, "t", "g", "--state", "dead")
+    assert done.returncode == MISUSED
+    assert b"`tritonmq consume TOPIC.dead --from earliest`" in done.stderr

@@ -6,9 +6,12 @@ from __future__ import annotations
 import gzip
 import io
 import sys
+from dataclasses import replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, cast
 
+import click
 import pyarrow as pa
 import pytest
 
@@ -18,6 +21,8 @@ from mq_client import BatchTooLarge, SchemaMismatch, UnknownTopic
 from mq_client.producing.futures import BatchOutcome, RecordFuture, TableOutcome
 from mq_protocol.sql.ddl import parse_schema
 
+TABLE = pa.table({"n": [1, 2]})
+HOW = produce._How(separator=None, partition=None, as_csv=False, columns=None, gzipped=False, extras={})
 LINES = b"".join(b"line %d\n" % number for number in range(50_000))
 
 
@@ -97,8 +102,38 @@ def test_rows_of_which_one_is_refused_are_sent_one_by_one(error: Exception) -> N
         raise error
 
     ledger, producer = Ledger(), cast("Any", SimpleNamespace(publish_batch=refused))
-    assert not produce._sent_whole(producer, "t", pa.table({"n": [1, 2]}), None, ledger)
+    assert not produce._sent_whole(producer, "t", TABLE, HOW, ledger)
     assert ledger.sent == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "due"),
+    [
+        ({"delay": "10m", "at": None}, {"delay_ms": 600_000}),
+        ({"delay": None, "at": "2030-01-01T00:00:00Z"}, {"deliver_at": datetime(2030, 1, 1, tzinfo=UTC)}),
+        ({"delay": None, "at": None}, {}),
+    ],
+)
+def test_messages_are_published_after_a_delay_or_at_a_time(options: dict[str, str | None], due: dict[str, Any]) -> None:
+    context, option = click.Context(produce.produce), click.Option(["--at"])
+    delay = produce._parse_delay(context, option, options["delay"])
+    assert produce._due(delay, produce._parse_timestamp(context, option, options["at"])) == due
+    sent: list[dict[str, Any]] = []
+
+    def publish_batch(_topic: str, _table: pa.Table, **given: Any) -> object:
+        sent.append(given)
+        return TableOutcome("t", 2).complete()
+
+    how = replace(HOW, due=due)
+    assert produce._sent_whole(cast("Any", SimpleNamespace(publish_batch=publish_batch)), "t", TABLE, how, Ledger())
+    assert sent == [{"partition": None, **due}]
+
+
+def test_a_delay_that_is_none_and_a_delay_beside_a_time_are_refused() -> None:
+    with pytest.raises(click.BadParameter, match="10m"):
+        produce._parse_delay(click.Context(produce.produce), click.Option(["--delay"]), "soon")
+    with pytest.raises(click.UsageError, match="give one"):
+        produce._due(5, datetime(2030, 1, 1, tzinfo=UTC))
 
 
 def test_a_table_that_did_not_arrive_is_told_by_its_first_line() -> None:
@@ -106,7 +141,7 @@ def test_a_table_that_did_not_arrive_is_told_by_its_first_line() -> None:
     piece, future = outcome.piece(), outcome.complete()
     ledger, producer = Ledger(), cast("Any", SimpleNamespace(publish_batch=lambda *_, **__: future))
     ledger.line = 10  # the last one that was read
-    assert produce._sent_whole(producer, "t", pa.table({"n": [1, 2]}), None, ledger)
+    assert produce._sent_whole(producer, "t", TABLE, HOW, ledger)
     piece.settle(None, UnknownTopic("gone"))
     ledger.settle(0)
     assert ledger.failure is not None

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mq_cli.main import MISUSED, REFUSED
+from mq_cli.main import INTERRUPTED, MISUSED, REFUSED
 from mq_cli.work import _pass_on
-from mq_client import Admin, Producer
+from mq_client import Admin, Producer, Queue
 from mq_dev.local_cluster import LocalCluster
+from tests.cluster.harness import wait_until
 from tests.mq_cli.processes import Command, Outcome, tritonmq
 
 
@@ -52,7 +53,7 @@ def test_a_queue_is_declared_looked_at_changed_and_deleted(cluster: LocalCluster
     listed = run(cluster, "queue", "list").stdout.decode().splitlines()
     header, line = listed[0].split("\t"), next(line for line in listed if line.startswith("jobs\tg"))
     row = dict(zip(header, line.split("\t"), strict=True))
-    assert (row["ready"], row["accepted"], row["paused"]) == ("3", "0", "no")
+    assert (row["ready"], row["accepted"], row["dead"], row["paused"]) == ("3", "0", "0", "no")
     assert run(cluster, "queue", "peek", "jobs", "g", "-n", "2").stdout == b"a\nb\n"
     assert run(cluster, "queue", "pop", "jobs", "g").stdout == b"a\n"
     assert run(cluster, "queue", "pause", "jobs", "g").returncode == 0
@@ -65,7 +66,9 @@ def test_a_queue_is_declared_looked_at_changed_and_deleted(cluster: LocalCluster
     told = run(cluster, "queue", "describe", "jobs", "g").stdout.decode()
     assert "lease_ms = 30s (default)" in told
     assert "dead_letter = jobs.dead (default)" in told
-    assert run(cluster, "queue", "purge", "jobs", "g").returncode == REFUSED  # nobody is there to ask
+    unasked = run(cluster, "queue", "purge", "jobs", "g")
+    assert unasked.returncode == REFUSED
+    assert unasked.stderr.startswith(b"Error: give --yes: there is no terminal")
     assert run(cluster, "queue", "purge", "jobs", "g", "--yes").stdout == b"partition\tmessages\n0\t2\n"
     assert run(cluster, "queue", "delete", "jobs", "g", "--yes").returncode == 0
     assert run(cluster, "queue", "describe", "jobs", "g").returncode == REFUSED
@@ -100,11 +103,67 @@ def test_a_command_runs_for_each_record_and_its_exit_code_says_what_becomes_of_i
 def test_ctrl_c_lets_the_running_command_end_and_gives_back_the_rest(cluster: LocalCluster) -> None:
     admin = publish(cluster, "slow", *"abc")
     code = "import sys, time; print(sys.stdin.read(), flush=True); time.sleep(1)"
-    with Command("work", "slow", "g", "--bootstrap", cluster.bootstrap, "--", sys.executable, "-c", code) as command:
+    at = ("--bootstrap", cluster.bootstrap)
+    with Command("work", "slow", "g", "--declare", *at, "--", sys.executable, "-c", code) as command:
         assert command.line() == "a"
         assert command.end(signal.SIGINT) == 0
     found = admin.describe_queue("slow", "g")
     assert (found.accepted, found.ready, found.leased, found.charged) == (1, 2, 0, 0)
+
+
+def test_a_queue_that_is_not_declared_is_not_worked_off_unless_that_is_asked_for(cluster: LocalCluster) -> None:
+    """A misspelt name would be a new queue, which has all records still to do."""
+    admin = publish(cluster, "reports", "a", "b")
+    admin.declare_queue("reports", "workers")
+    for command in (("work", "reports", "wrokers", "--", "true"), ("queue", "pop", "reports", "wrokers")):
+        done = run(cluster, *command)
+        assert (done.returncode, done.stdout) == (REFUSED, b"")
+        assert b"did you mean 'workers'?" in done.stderr
+        assert b"`tritonmq queue declare reports wrokers`" in done.stderr
+    assert b"--declare" in run(cluster, "work", "reports", "wrokers", "--", "true").stderr
+    assert [info.group for info in admin.list_queues("reports")] == ["workers"]
+    done = run(cluster, "work", "reports", "others", "--declare", "--max", "1", "--", "true")
+    assert done.returncode == 0
+    first, second = done.stderr.decode().splitlines()
+    assert first == "declared queue others of topic reports: it begins with the topic's first record"
+    assert second == "working on queue others of topic reports: 2 records ready"
+    admin.pause_queue("reports", "others")
+    done = run(cluster, "work", "reports", "others", "--timeout", "0.2", "--", "true")
+    assert done.stderr.decode().splitlines() == [
+        "working on queue others of topic reports: 1 record ready. It is paused, and lends nothing until "
+        "`tritonmq queue resume reports others`"
+    ]
+
+
+def test_dead_letters_are_sent_back(cluster: LocalCluster, caplog: pytest.LogCaptureFixture) -> None:
+    admin = publish(cluster, "orders", "a", "b", "c")
+    with Queue(cluster.bootstrap, "orders", "g") as queue:
+        for _ in range(3):
+            record = queue.take(10_000)
+            assert record is not None
+            record.reject("no")
+    wait_until(lambda: admin.describe_queue("orders", "g").dead == 3, "its dead letters")
+    wait_until(lambda: admin.describe_queue("orders", "g").outbox == 0, "they are published")
+    mixed = run(cluster, "queue", "redrive", "orders", "g", "--rate", "5")
+    assert (mixed.returncode, b"leave out GROUP" in mixed.stderr) == (MISUSED, True)
+    refused = run(cluster, "queue", "redrive", "orders.dead", "--group", "redriv")
+    assert (refused.returncode, b"give --declare" in refused.stderr) == (REFUSED, True)
+    wrong = run(cluster, "queue", "redrive", "orders")
+    assert (wrong.returncode, b"holds no dead letters" in wrong.stderr) == (REFUSED, True)
+    assert run(cluster, "queue", "redrive", "orders.dead", "-n", "1").stdout == b"topic\tletters\norders\t1\n"
+    with Producer(cluster.bootstrap) as producer:
+        producer.publish("orders.dead", "no letter").result(10)
+    rest = run(cluster, "queue", "redrive", "orders.dead", "--json")
+    assert rest.returncode == 1
+    told = json.loads(rest.stdout)
+    assert (told["sent"], list(told["left"].values())) == ({"orders": 2}, [1])
+    moved = run(cluster, "queue", "redrive", "orders.dead", "--to", "orders", "--group", "redrive")
+    assert (moved.returncode, moved.stdout) == (0, b"topic\tletters\norders\t1\n")
+    nothing = run(cluster, "queue", "redrive", "orders.dead")
+    assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, b"", b"no letters to send\n")
+    again = run(cluster, "queue", "redrive", "orders.dead", "--group", "new", "--declare", "-n", "1")
+    assert again.stdout == b"topic\tletters\norders\t1\n"
+    assert "queue redrive has settled letters of topic orders.dead that queue new has not (4 of them)" in caplog.text
 
 
 def test_a_command_that_cannot_be_run_is_refused_before_any_record_is_lent() -> None:
@@ -121,3 +180,55 @@ def test_of_what_a_command_says_the_end_is_kept(tmp_path: Path, monkeypatch: pyt
     assert _pass_on(said.open("rb")).endswith("üthe end")
     assert passed_on.getvalue() == said.read_bytes()
     assert len(_pass_on(said.open("rb")).encode()) <= 240
+
+
+def test_describe_names_the_record_that_others_of_its_key_wait_for(cluster: LocalCluster) -> None:
+    admin = Admin(cluster.bootstrap)
+    admin.create_topic("ledger", partitions=1)
+    with Producer(cluster.bootstrap) as producer:
+        for value in ("first", "second", "third"):
+            producer.publish("ledger", value, key="alice")
+    assert (
+        run(cluster, "queue", "declare", "ledger", "g", "--set", "order=key", "--set", "dead_letter=park").returncode
+        == 0
+    )
+    assert run(cluster, "queue", "alter", "ledger", "g", "--set", "order_by=n").returncode == REFUSED
+    with Queue(cluster.bootstrap, "ledger", "g", idle_ms=300) as queue:
+        values = []
+        for record in queue:
+            values.append(record.value)
+            record.reject("never")
+    assert values == [b"first"]
+    wait_until(lambda: admin.describe_queue("ledger", "g").parked == 1, "it is parked")
+    told = run(cluster, "queue", "describe", "ledger", "g").stderr.decode()
+    assert "partition 0: records wait for offset 0, which has the key 'alice'" in told
+
+
+def test_a_second_ctrl_c_ends_the_command_and_gives_its_record_back(cluster: LocalCluster) -> None:
+    admin = publish(cluster, "endless", "a")
+    code = "import sys, time; print(sys.stdin.read(), flush=True); time.sleep(60)"
+    at = ("--bootstrap", cluster.bootstrap)
+    with Command("work", "endless", "g", "--declare", *at, "--", sys.executable, "-c", code) as command:
+        assert command.line() == "a"
+        command.process.send_signal(signal.SIGINT)
+        command.remark_with("waiting for 1 command to end")
+        assert command.end(signal.SIGINT) == INTERRUPTED
+    found = admin.describe_queue("endless", "g")
+    assert (found.accepted, found.ready, found.leased, found.charged) == (0, 1, 0, 0)
+
+
+def test_ctrl_c_ends_the_wait_for_brokers_that_are_gone(tmp_path: Path) -> None:
+    arguments = ("--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone")
+    with Command("broker", *arguments) as broker:
+        at = broker.remark_with("broker 1 serves at").split("serves at ")[1].split(",")[0]
+        with Admin(at) as admin, Producer(at) as producer:
+            admin.create_topic("t", replicas=1, min_insync_replicas=1)
+            producer.publish("t", "a").result(30)
+        kill = f"kill -9 {broker.pid}; echo killed"
+        with Command("work", "t", "g", "--declare", "--bootstrap", at, "--", "sh", "-c", kill) as command:
+            assert command.line() == "killed"
+            broker.process.wait(30)
+            command.process.send_signal(signal.SIGTERM)
+            command.remark_with("waiting for")
+            assert command.end(signal.SIGTERM) == REFUSED
+            command.remark_with("what became of 1 record is not known")

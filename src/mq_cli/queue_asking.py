@@ -1,0 +1,69 @@
+"""What the commands about queue groups share: who asks the brokers, and whether a group is declared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from mq_cli.output import checking_what_was_typed, counted, open_admin, say, write_json, write_table
+from mq_protocol.errors import TritonMQError, UnknownQueue
+from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name
+
+if TYPE_CHECKING:
+    from mq_client import Admin
+
+
+@contextmanager
+def asking(topic: str, group: str, bootstrap: str, timeout_s: float) -> Iterator[Admin]:
+    """Who asks the brokers, once the names can be right."""
+    with checking_what_was_typed():
+        check_names(topic, group)
+    with open_admin(bootstrap, timeout_s) as admin:
+        yield admin
+
+
+def check_names(topic: str, group: str) -> None:
+    check_topic_name(topic)
+    check_group_name(group)
+
+
+def write_swept(swept: Mapping[int, int], *, as_json: bool) -> None:
+    """`{partition: records}`."""
+    if as_json:
+        write_json([{"partition": number, "records": records} for number, records in swept.items()])
+    else:
+        write_table(["#partition", "#messages"], list(swept.items()))
+
+
+def check_declared(admin: Admin, topic: str, group: str, *, declare: bool) -> None:
+    """`declare`: make the group if it is not there. Raises `click.ClickException` with the nearest name, and with what
+    to do, if it is neither there nor to be made. A misspelt name would be a new group, which has all records still to
+    do."""
+    if any(info.group == group for info in admin.list_queues(topic)):
+        return
+    if declare:
+        check_new_group_name(group)
+        admin.declare_queue(topic, group)
+        say(f"declared queue {group} of topic {topic}: it begins with the topic's first record")
+        return
+    try:
+        admin.describe_queue(topic, group)  # the broker that was asked may not know of it yet, and the leaders do
+    except UnknownQueue as error:
+        raise click.ClickException(f"{error}; --declare makes it and goes on") from error
+
+
+def say_what_waits(admin: Admin, topic: str, group: str) -> None:
+    """One line on standard error. Says nothing of the records if a leader does not answer in the admin's time."""
+    try:
+        found = admin.describe_queue(topic, group)
+    except TritonMQError:
+        say(f"working on queue {group} of topic {topic}; not all of its leaders answer now")
+        return
+    others = [f"{count:,} {name}" for name in ("delayed", "leased") if (count := getattr(found, name))]
+    waits = ", ".join([f"{counted(found.ready, 'record')} ready", *others])
+    paused = found.settings.get("paused") == "true"
+    lends = f". It is paused, and lends nothing until `tritonmq queue resume {topic} {group}`" if paused else ""
+    say(f"working on queue {group} of topic {topic}: {waits}{lends}")
