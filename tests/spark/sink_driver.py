@@ -1,14 +1,17 @@
 """A Spark driver to be killed: copies one topic into another, exactly once, in micro-batches of 100 rows.
 
-python sink_driver.py BOOTSTRAP SOURCE SINK CHECKPOINT
+python sink_driver.py BOOTSTRAP SOURCE SINK CHECKPOINT [leases]
+
+With `leases` it works off a queue of the topic instead.
 """
 
 from __future__ import annotations
 
 import sys
 
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, functions
 
+from mq_spark.decoding import or_dead_letter, try_from_json
 from mq_spark.session import configure
 
 
@@ -36,6 +39,31 @@ def copy_stream(spark: SparkSession, bootstrap: str, source: str, sink: str, che
         raise TimeoutError("the stream did not end within 90 s")
 
 
+def work_off(spark: SparkSession, bootstrap: str, source: str, sink: str, checkpoint: str) -> None:
+    """Run until all that is ready now in the queue `spark` is settled. Rows that are no JSON go to `<sink>.dead`."""
+    jobs = (
+        spark.readStream.format("tritonmq")
+        .option("bootstrap.servers", bootstrap)
+        .option("subscribe", source)
+        .option("lease.group", "spark")
+        .option("lease.member", "copy")
+        .option("maxOffsetsPerTrigger", 100)
+        .load()
+    )
+    decoded = jobs.withColumn("job", try_from_json("value", "n long"))
+    rows = [functions.col("key"), functions.col("job.row.n").cast("string").alias("value")]
+    query = (
+        or_dead_letter(decoded, "job", topic=sink, dead_letters=f"{sink}.dead", rows=rows)
+        .writeStream.format("tritonmq")
+        .option("bootstrap.servers", bootstrap)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    if not query.awaitTermination(90):
+        raise TimeoutError("the stream did not end within 90 s")
+
+
 def short_session() -> SparkSession.Builder:
     """A session that starts quickly and says nothing."""
     builder = SparkSession.builder.master("local[2]")
@@ -44,4 +72,5 @@ def short_session() -> SparkSession.Builder:
 
 
 if __name__ == "__main__":
-    copy_stream(short_session().getOrCreate(), *sys.argv[1:])
+    job = work_off if sys.argv[5:] == ["leases"] else copy_stream
+    job(short_session().getOrCreate(), *sys.argv[1:5])

@@ -30,6 +30,8 @@ from mq_spark.planning.positions import AllBounds, Bounds, Found
 
 if TYPE_CHECKING:
     from mq_client.transactions import Stage, TransactionClient
+    from mq_spark.datasource.leasing import Leasing
+    from mq_spark.planning.lease_options import LeaseOptions
 
 _REPORT_TIMEOUT_MS: Final = 5_000
 _LAST_REPORT_SECONDS: Final = 1.0
@@ -141,6 +143,12 @@ class Cluster:
         )
         for stored in pieces:
             yield StoredRows(stored.batch, stored.base_offset, stored.timestamp_us, stored.offsets, stored.end_offset)
+
+    def leasing(self, lease: LeaseOptions, topics: Sequence[Topic]) -> Leasing:
+        """Be a member of a queue group of each of these topics."""
+        from mq_spark.datasource.leasing import Leasing
+
+        return Leasing(self._connection, lease, topics, self._timeout_ms)
 
     def report(self, group: str, positions: Iterable[tuple[str, int, int]]) -> None:
         """Let the brokers know `(topic, partition, next offset)` of a group, soon. Returns at once and never raises."""

@@ -6,8 +6,8 @@ Used by streams and batch reads alike. Nothing is kept between calls but the pro
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -27,6 +27,15 @@ MERGED_BYTES_MAX: Final = 1 << 20
 these at 7."""
 
 QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
+
+
+_P = TypeVar("_P")
+
+
+class Converts(Protocol):
+    """Makes of stored rows what Spark is given: a `Projection`."""
+
+    def convert(self, partition: int, stored: Sequence[StoredRows]) -> pa.RecordBatch: ...
 
 
 class Ranges(InputPartition):
@@ -77,22 +86,29 @@ def read_ranges(options: SourceOptions, wanted: StructType, work: Ranges) -> Ite
         projection = projections.get(each.topic)
         if projection is None:
             projection = projections[each.topic] = _projection(cluster, options, work, each.topic, wanted)
-        yield from _merged(projection, each.partition, _fetched(cluster, options, each, projection.columns))
+        yield from merged(projection, each.partition, fetched(cluster, options, each, projection.columns))
     _report(cluster, options, work)
 
 
 def _projection(cluster: Cluster, options: SourceOptions, work: Ranges, name: str, wanted: StructType) -> Projection:
-    topic = cluster.topic(name, work.topic_ids[name])
+    return topic_of(cluster, options, name, work.topic_ids[name], lambda topic: Projection(topic, wanted))
+
+
+def topic_of(
+    cluster: Cluster, options: SourceOptions, name: str, topic_id: str, projected: Callable[[Topic], _P]
+) -> _P:
+    """What is made of the topic that was planned, `projected`. Raises `DataLoss` if it is another one by now."""
+    topic = cluster.topic(name, topic_id)
     try:
-        return Projection(_planned(options, work, topic), wanted)
+        return projected(_planned(options, topic_id, topic))
     except SchemaMismatch:  # a worker that is kept may remember the topic from before columns were added
-        topic = cluster.topic_that_fits(name, lambda found: Projection(found, wanted))
-        return Projection(_planned(options, work, topic), wanted)
+        topic = cluster.topic_that_fits(name, projected)
+        return projected(_planned(options, topic_id, topic))
 
 
-def _planned(options: SourceOptions, work: Ranges, topic: Topic) -> Topic:
+def _planned(options: SourceOptions, topic_id: str, topic: Topic) -> Topic:
     """The topic, if it is the one that was planned, and not another that has been made under its name since."""
-    if topic.topic_id != work.topic_ids[topic.name] and options.fail_on_data_loss:
+    if topic.topic_id != topic_id and options.fail_on_data_loss:
         raise DataLoss(
             f"data was lost: topic {topic.name} was deleted and made again while it was read; begin with a new "
             "checkpoint"
@@ -100,7 +116,7 @@ def _planned(options: SourceOptions, work: Ranges, topic: Topic) -> Topic:
     return topic
 
 
-def _fetched(cluster: Cluster, options: SourceOptions, each: OffsetRange, columns: list[str]) -> Iterator[StoredRows]:
+def fetched(cluster: Cluster, options: SourceOptions, each: OffsetRange, columns: list[str]) -> Iterator[StoredRows]:
     """The range's stored rows; what is removed meanwhile is an error, or passed over if the user has said so."""
     at = each.start
     while at < each.end:
@@ -122,7 +138,7 @@ def _fetched(cluster: Cluster, options: SourceOptions, each: OffsetRange, column
             at = goes_on
 
 
-def _merged(projection: Projection, partition: int, stored: Iterable[StoredRows]) -> Iterator[pa.RecordBatch]:
+def merged(projection: Converts, partition: int, stored: Iterable[StoredRows]) -> Iterator[pa.RecordBatch]:
     """Small batches joined, without passing a bound: one that is large by itself goes on as it came, uncopied."""
     waiting: list[StoredRows] = []
     rows = size = 0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mq_spark.datasource.batch_reader import BatchReader
     from mq_spark.datasource.batch_writer import BatchWriter
+    from mq_spark.datasource.lease_reader import LeaseReader
     from mq_spark.datasource.stream_reader import StreamReader
     from mq_spark.datasource.stream_writer import StreamWriter
 
@@ -66,7 +67,14 @@ class TritonMQSource(DataSource):
         topics = topics_meant(connect(options.bootstrap, options.timeout_ms), options)
         for topic in topics:
             check_filter(topic, options)
-        return stream_schema(topics, include_headers=options.include_headers, include_metadata=options.include_metadata)
+        plain = stream_schema(
+            topics, include_headers=options.include_headers, include_metadata=options.include_metadata
+        )
+        if options.lease is None:
+            return plain
+        from mq_spark.datasource.lease_rows import lease_schema
+
+        return lease_schema(plain, topics[0], include_metadata=options.include_metadata)
 
     @_without_our_frames
     def reader(self, schema: StructType) -> BatchReader:
@@ -76,11 +84,17 @@ class TritonMQSource(DataSource):
         return BatchReader(parse_source(self.options, streaming=False), schema)
 
     @_without_our_frames
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 - Spark's name
-        from mq_spark.datasource.stream_reader import StreamReader
+    def streamReader(self, schema: StructType) -> StreamReader | LeaseReader:  # noqa: N802 - Spark's name
         from mq_spark.planning.options import parse_source
 
-        return StreamReader(parse_source(self.options, streaming=True), schema)
+        options = parse_source(self.options, streaming=True)
+        if options.lease is not None:
+            from mq_spark.datasource.lease_reader import LeaseReader
+
+            return LeaseReader(options, options.lease, schema)
+        from mq_spark.datasource.stream_reader import StreamReader
+
+        return StreamReader(options, schema)
 
     @_without_our_frames
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:

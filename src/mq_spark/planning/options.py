@@ -19,6 +19,7 @@ from mq_protocol import limits
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
 from mq_protocol.work_keys import WORK_PREFIX, is_of_queue
+from mq_spark.planning.lease_options import LeaseOptions, parse_lease
 from mq_spark.planning.option_table import (
     BOOTSTRAP,
     BOTH,
@@ -59,7 +60,8 @@ class SourceOptions:
 
     `max_bytes_per_trigger` counts bytes as they are stored. `filter` is text in the grammar of
     `mq_protocol.sql.row_filter`, or empty. `timeout_ms` bounds every question to the brokers, retries included.
-    `read_from`: "leader" or "any"; `rack`: whose replicas come first with "any".
+    `read_from`: "leader" or "any"; `rack`: whose replicas come first with "any". `lease`: of which queue group the
+    query is a member; None: it reads the topics.
     """
 
     bootstrap: str
@@ -81,6 +83,7 @@ class SourceOptions:
     timeout_ms: int
     read_from: str
     rack: str
+    lease: LeaseOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ def parse_source(given: Mapping[str, str], *, streaming: bool | None) -> SourceO
     `InvalidSetting`."""
     options = _canonical(given, role="the source", allowed=(*_BOTH, *_SOURCE), other="the sink", others=_SINK)
     _check_meaning(options, streaming)
+    lease = parse_lease(options, streaming)
     meant = subscription(options)
     starting = _starting(options, meant, "latest" if streaming else "earliest")
     ending = _ending(options, meant)
@@ -157,6 +161,7 @@ def parse_source(given: Mapping[str, str], *, streaming: bool | None) -> SourceO
         timeout_ms=integer(options, "requestTimeoutMs", 1) or limits.REQUEST_TIMEOUT_MS,
         read_from=_read_from(options),
         rack=options.get("kafka.client.rack", ""),
+        lease=lease,
     )
 
 

@@ -7,7 +7,7 @@ import pickle
 import pyarrow as pa
 
 from mq_protocol.arrow import RECORD_SCHEMA
-from mq_spark.datasource.reading import MERGED_ROWS_MAX, _merged, input_partitions
+from mq_spark.datasource.reading import MERGED_ROWS_MAX, input_partitions, merged
 from mq_spark.datasource.schemas import Projection, StoredRows, Topic, stream_schema
 from mq_spark.planning.offsets import OffsetRange
 
@@ -32,26 +32,26 @@ def test_a_partition_that_several_tasks_share_is_reached_when_the_last_of_them_i
     assert work[0].topic_ids == {"t": "id-t", "u": "id-u"}
 
 
-def test_small_stored_batches_are_merged_and_large_ones_stay_as_they_are() -> None:
+def test_small_stored_batches_aremerged_and_large_ones_stay_as_they_are() -> None:
     projection = Projection(RECORDS, stream_schema([RECORDS], include_headers=False, include_metadata=False))
     small = [stored(number, 1) for number in range(30)]
     large = [stored(30, MERGED_ROWS_MAX), stored(30 + MERGED_ROWS_MAX, MERGED_ROWS_MAX)]
-    made = list(_merged(projection, 0, iter([*small, *large])))
+    made = list(merged(projection, 0, iter([*small, *large])))
     assert [batch.num_rows for batch in made] == [30, MERGED_ROWS_MAX, MERGED_ROWS_MAX]
     offsets = pa.Table.from_batches(made).column("offset").to_pylist()
     assert offsets == list(range(30 + 2 * MERGED_ROWS_MAX))
 
 
-def test_batches_are_merged_up_to_a_size_and_not_only_a_number_of_rows() -> None:
+def test_batches_aremerged_up_to_a_size_and_not_only_a_number_of_rows() -> None:
     projection = Projection(RECORDS, stream_schema([RECORDS], include_headers=False, include_metadata=False))
-    made = list(_merged(projection, 0, (stored(number, 1, b"x" * (300 << 10)) for number in range(8))))
+    made = list(merged(projection, 0, (stored(number, 1, b"x" * (300 << 10)) for number in range(8))))
     assert [batch.num_rows for batch in made] == [3, 3, 2]
 
 
 def test_stored_batches_that_are_nearly_as_large_as_may_be_reach_spark_uncopied() -> None:
     projection = Projection(RECORDS, stream_schema([RECORDS], include_headers=False, include_metadata=False))
     full = [stored(number * 8_000, 8_000, b"x" * 100) for number in range(3)]
-    made = list(_merged(projection, 0, iter(full)))
+    made = list(merged(projection, 0, iter(full)))
     assert [batch.column("value").buffers()[2].address for batch in made] == [
         each.rows.column("value").buffers()[2].address for each in full
     ]
