@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mq_broker.core.entries import (
     Abort,
     Append,
+    Carry,
     Decide,
     DeleteGroup,
     Discard,
@@ -25,6 +26,7 @@ from mq_broker.core.entries import (
     MoveCursor,
     Operation,
     Publish,
+    Schedule,
     Stage,
     StagedBatches,
     TransactionKey,
@@ -168,7 +170,7 @@ class Careless(Workload):
             operations += [Stage(KEY, number, "r"), Publish(KEY, number, earlier), Discard(KEY, earlier)]
             operations += [Trim(chance.randint(0, number)), MoveCursor("g", number, "consumer")]
             operation = chance.choice(operations)
-            sized = {"uuid": uuid, "record_count": 2} if isinstance(operation, (Append, Stage)) else {}
+            sized = {"uuid": uuid, "record_count": 2} if isinstance(operation, (Append, Stage, Schedule, Carry)) else {}
             broker = self.cluster.brokers[chance.choice(sorted(self.cluster.brokers))]
             host = broker.hosts.get(partition)
             if host is not None and broker.up and not broker.paused:
@@ -283,7 +285,7 @@ class Liar:
                     DeleteGroup(self.chance.choice(("g", "nobody", ""))),
                 )
             )
-        count = self._number(1, 2, 2) if isinstance(operation, (Append, Stage)) else 0
+        count = self._number(1, 2, 2) if isinstance(operation, (Append, Stage, Schedule, Carry)) else 0
         return Entry(
             index,
             epoch,

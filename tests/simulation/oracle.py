@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING
 
-from mq_broker.core.entries import Append, Decide, Entry, Fence, Publish, Stage
+from mq_broker.core.entries import Append, Carry, Decide, Entry, Fence, Publish, Schedule, Stage
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import (
     AppendAck,
@@ -262,7 +262,7 @@ class Oracle:
             raise self.violation(
                 host.partition, f"broker {host.broker.number} follows, and commits {self.story.entry(entry)} first"
             )
-        if isinstance(entry.operation, (Append, Stage)):
+        if isinstance(entry.operation, (Append, Stage, Schedule, Carry)):
             if entry.uuid in life.uuid_at and life.remembers(entry.uuid):
                 raise self.violation(
                     host.partition,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mq_broker.core.entries import Append, Decide, Discard, Stage
+from mq_broker.core.entries import Append, Decide, Discard, Schedule, Stage
 from mq_broker.core.messages import Decided, Done, Propose, RecordsThere
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def check_promise(oracle: Oracle, host: Host, propose: Propose, result: Done | D
     """What the answer says is what the log has."""
     life = oracle.life_of(host)
     match propose.operation, result:
-        case ((Append() | Stage()), Done(index, base_offset)):
+        case ((Append() | Stage() | Schedule()), Done(index, base_offset)):
             at = life.uuid_at.get(propose.uuid)
             if at != index:
                 raise oracle.violation(

@@ -9,6 +9,7 @@ from itertools import groupby
 from mq_broker.core.entries import (
     Abort,
     Append,
+    Carry,
     Decide,
     DeleteGroup,
     Discard,
@@ -19,6 +20,7 @@ from mq_broker.core.entries import (
     Forget,
     MoveCursor,
     Publish,
+    Schedule,
     Stage,
     Trim,
     Work,
@@ -195,7 +197,7 @@ class Story:
         match entry.operation:
             case EpochStart(offset_floor=floor):
                 what = f"epoch-start({floor})" if floor else "epoch-start"
-            case Append() | Stage():
+            case Append() | Stage() | Schedule() | Carry():
                 what = f"{type(entry.operation).__name__.lower()}({_name(entry.uuid)})"
             case Publish(uuids=uuids) | Discard(uuids=uuids):
                 what = f"{type(entry.operation).__name__.lower()}({','.join(map(_name, uuids))})"

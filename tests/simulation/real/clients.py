@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster
     from tests.simulation.real.wires import Channel
 
-SCHEMA = pa.schema([pa.field("n", pa.int64())])
+KEYS = 3
+SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("k", pa.int8())])
+"""`k` is the key by which queue groups may put rows in order."""
+
 SCHEMA_BYTES = schema_to_bytes(SCHEMA)
 FINGERPRINT = schema_fingerprint(SCHEMA)
 ANSWER_S = 8.0
@@ -35,7 +38,8 @@ ANSWER_S = 8.0
 
 
 def payload_of(values: list[int]) -> bytes:
-    return bytes(encode_batch(pa.record_batch([pa.array(values, pa.int64())], schema=SCHEMA)))
+    columns = [pa.array(values, pa.int64()), pa.array([value % KEYS for value in values], pa.int8())]
+    return bytes(encode_batch(pa.record_batch(columns, schema=SCHEMA)))
 
 
 def values_in(payload: Any) -> list[int]:
@@ -146,6 +150,7 @@ class Producer(Client):
         values = self.cluster.new_values(self.random.randint(1, 4))
         batch = Batch(self.random.randbytes(16), self._last, values, self.invoke(self.topic, self.partition, values))
         self._last = batch.uuid
+        self.cluster.values[batch.uuid] = values
         self._unanswered[batch.uuid] = batch
         return batch
 

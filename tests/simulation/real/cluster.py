@@ -41,6 +41,7 @@ from tests.simulation.real.loop import PROCESS, NumberedTask, Process, Stuck, Vi
 from tests.simulation.real.nemesis import Nemesis
 from tests.simulation.real.oracle import Oracle, Violation
 from tests.simulation.real.plan import Plan
+from tests.simulation.real.scheduling import ScheduledTruth, Scheduler
 from tests.simulation.real.substitutes import in_place_of, substitutes
 from tests.simulation.real.transactors import Member, Transactor
 from tests.simulation.real.wires import Network
@@ -101,6 +102,7 @@ class Machine:
         process = self.process = Process(f"{self.name}#{self.lives}", self.broker, self.disk)
         process.oracle = self.cluster.oracle
         process.clock_ahead_s = self.cluster.loop.random.uniform(-2, 2)
+        process.believable_s = max(0.0, process.clock_ahead_s)
         config = BrokerConfig(
             self.broker,
             f"{self.name}:9000",
@@ -177,7 +179,9 @@ class Cluster:
         self.trace = 0
         self.story: deque[str] = deque(maxlen=STORY_LINES)
         self.history: list[dict[str, Any]] = []
+        self.values: dict[bytes, list[int]] = {}  # of batches, by UUID
         self.ledgers: dict[tuple[str, int], Ledger] = {}
+        self.scheduled: dict[str, ScheduledTruth] = {}  # by the name of a partition
         self.stopping = False
         self.over = False
         self._root = str(root)
@@ -276,6 +280,9 @@ class Cluster:
                         Worker(self, f"worker {each} of {name}-{partition}", name, partition, ledger)
                         for each in range(self.plan.workers)
                     ]
+                if self.plan.schedules:
+                    truth = self.scheduled[f"{name}-{partition}"] = ScheduledTruth(self, (name, partition))
+                    clients.append(Scheduler(self, f"scheduler of {name}-{partition}", truth))
                 if self.plan.groups:
                     clients.append(Member(self, f"member of {name}-{partition}", "g", name, partition))
             queries = [f"query {each} to {name}" for each in range(self.plan.transactors)]
@@ -293,7 +300,9 @@ class Cluster:
 
     async def _finish(self, tasks: list[asyncio.Task[None]], clients: list[Client]) -> None:
         producing = [
-            task for task, client in zip(tasks, clients, strict=True) if isinstance(client, Producer | Transactor)
+            task
+            for task, client in zip(tasks, clients, strict=True)
+            if isinstance(client, Producer | Transactor | Scheduler)
         ]
         await self.until(
             lambda: all(task.done() for task in producing),
@@ -301,7 +310,8 @@ class Cluster:
             "every batch is acknowledged or refused, once all is well",
         )
         await self.until(self.oracle.whole, self.plan.calm_s, self.oracle.why_not_whole)
-        await self.until(lambda: not self.oracle.why_not_worked_off(), self.plan.calm_s, self.oracle.why_not_worked_off)
+        for why in (self.oracle.why_not_published, self.oracle.why_not_worked_off):
+            await self.until(lambda why=why: not why(), self.plan.calm_s, why)  # type: ignore[misc]
         self.oracle.conclude()
         ends = {(line["topic"], line["partition"]): line["end"] for line in self.history if line["op"] == "final"}
         readers = [client for client in clients if isinstance(client, Reader | Member)]
@@ -442,11 +452,13 @@ def _throw_away(cluster: Cluster) -> None:
             machine.process.kill()
             machine.disk.close_all_of(machine.process)
     ended: set[Any] = set()
+    asyncio.set_event_loop(cluster.loop)  # what ends may begin tasks, which would go to a loop that nobody ends
     for _ in range(5):  # one that ends may begin another
         left = {*asyncio.all_tasks(cluster.loop), *cluster._graveyard} - ended
         for task in sorted(left, key=hash):
             _end(task)
         ended |= left
+    asyncio.set_event_loop(None)
     cluster.loop.close()
 
 

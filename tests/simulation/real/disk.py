@@ -7,7 +7,7 @@ loses its power loses the names from some point on. Of each file it loses any of
 last one that stays may be torn.
 
 The disk may be full, may be slow (that is the writer's, substitutes.py), and may fail to sync: what a failed sync was
-to cover is never made durable by a later one.
+to cover is never made durable by a later one, unless it was written or cut again in between.
 """
 
 from __future__ import annotations
@@ -37,6 +37,17 @@ class Write:
     new: bytes | None
     stuck: bool = False
     """A sync that was to cover it failed: no later one does."""
+
+
+def _replaced(write: Write, later: Sequence[Write]) -> bool:
+    """Whether later changes, which are synced now, leave nothing of this one: then it is of no account any more."""
+    end = write.old_size if write.new is None else write.position + len(write.new)
+    left = [(write.position, end)]
+    for change in (each for each in later if not each.stuck):
+        first = change.position
+        upto = end if change.new is None else first + len(change.new)
+        left = [piece for a, b in left for piece in ((a, min(b, first)), (max(a, upto), b)) if piece[0] < piece[1]]
+    return not left
 
 
 @dataclass(slots=True)
@@ -185,8 +196,11 @@ class Disk:
             for write in writes:
                 write.stuck = True
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        if any(write.stuck for write in writes):
-            self._writes[inode] = [write for write in writes if write.stuck]
+        stuck = [
+            write for number, write in enumerate(writes) if write.stuck and not _replaced(write, writes[number + 1 :])
+        ]
+        if stuck:
+            self._writes[inode] = stuck
         else:
             self._writes.pop(inode, None)
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Fault:
     """`where` is "module:Class.method" under mq_broker; `old` must occur in its source exactly once. `needs`: what must
-    happen for it to show: kinds of the nemesis, or "small segments", "groups", "transactions", "queue", "tight" (the
-    bounds of queue groups are low), "busy".
-    `also`: other places, each with its `old` and `new`, where one edit alone breaks nothing."""
+    happen for it to show: kinds of the nemesis, or "small segments", "groups", "transactions", "queue", "schedules"
+    (some batches are for later), "carry" (so are they, and the journal begins later again and again), "tight" (the
+    bounds of queue groups are low), "order" (they are in order by key), "busy". `also`: other places, each with its
+    `old` and `new`, where one edit alone breaks nothing."""
 
     name: str
     where: str

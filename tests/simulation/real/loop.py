@@ -47,7 +47,7 @@ class Process:
         self.woke_at = 0.0
         """When it went on after it had stood still for long."""
         self.clock_ahead_s = 0.0
-        self.clock_was_set = False
+        self.believable_s = 0.0  # how far ahead its clock may be that it believes: not by a jump, within an hour
         self.deferred: deque[asyncio.Handle] = deque()
         self.at_death: list[Callable[[], None]] = []
         self.context = Context()

@@ -49,11 +49,7 @@ class Nemesis:
         for machine in self.cluster.machines.values():
             self._mend(machine)
             if machine.process is not None:
-                # Brokers whose clocks are half a minute apart answer each other nothing. A clock that is set forward
-                # is believed after an hour, so what is delayed would wait for so long; or when its broker starts
-                machine.process.clock_ahead_s = 0.0
-                if machine.process.clock_was_set:
-                    machine.kill()
+                machine.process.clock_ahead_s = 0.0  # half a minute apart, brokers answer each other nothing
             machine.resume()
             if not machine.up:
                 machine.start()
@@ -130,8 +126,9 @@ class Nemesis:
     def _clock(self) -> None:
         machine = self._one()
         if machine.process is not None:
-            machine.process.clock_was_set = True
-            machine.process.clock_ahead_s += self.random.choice((-3600.0, -1.0, 1.0, 60.0, 86400.0))
+            jump_s = self.random.choice((-3600.0, -1.0, 1.0, 60.0, 86400.0))
+            machine.process.clock_ahead_s += jump_s
+            machine.process.believable_s += jump_s if jump_s == 1.0 else 0.0
 
     # ------------------------------------------------------------------ networks
 

@@ -69,6 +69,8 @@ class Oracle:
                 self.cluster.fail(f"{place}: {known} and {process.name} both led epoch {replica.leader_epoch}")
         if self.cluster.plan.workers and not place.startswith("__"):
             self.queue(place).stepped(process, replica, before)
+        if place in self.cluster.scheduled:
+            self.cluster.scheduled[place].stepped(process, replica)
         high_watermark = replica.high_watermark
         if high_watermark == before:
             return
@@ -123,6 +125,17 @@ class Oracle:
     def whole(self) -> bool:
         return not self.why_not_whole()
 
+    def why_not_published(self) -> str:
+        """What is scheduled and not published yet; empty if nothing."""
+        replicas = {f"{name}-{number}": there for (name, number), there in self._replicas().items()}
+        for place in self.cluster.scheduled:
+            leader = next((each for each in replicas.get(place, {}).values() if each.serving), None)
+            if leader is None:
+                return f"{place} has a leader"
+            if left := len(leader.replica.machine.due_times):
+                return f"nothing waits in {place}: {left} batches do"
+        return ""
+
     def why_not_worked_off(self) -> str:
         """What members of queue groups have left to do; empty if nothing."""
         replicas = self._replicas()
@@ -171,6 +184,8 @@ class Oracle:
             machines = self.cluster.machines
             leads, leader = next((broker, partition) for broker, partition in there.items() if partition.serving)
             offsets, values = contents(machines[leads].process, leader)
+            if leader.name in self.cluster.scheduled:
+                self.cluster.scheduled[leader.name].check(leader, offsets, values)
             if not name.endswith((DEAD, OUTPUTS)):
                 self.cluster.write(
                     "oracle",
@@ -214,6 +229,8 @@ def _contents(partition: Any) -> tuple[list[int], list[Any]]:
             rows = (
                 letters_in(payload, partition.topic.schema) if DEAD in partition.topic.spec.name else values_in(payload)
             )
+            if len(rows) != batch.record_count:
+                raise Violation(f"{partition.name}: offset {at} has a batch of {len(rows)} rows: {batch}")
             skip = at - batch.base_offset
             offsets += range(at, batch.base_offset + batch.record_count)
             values += rows[skip:]

@@ -11,7 +11,8 @@ class Plan:
     """`topics`: by name, how many partitions and which settings. Rates are events of the nemesis a second.
     `slow_work`: how often a member goes on working on a record, instead of settling it.
     `impatient`: how often it does not wait for what it is lent, or dies of it.
-    `tight`: the bounds of queue groups are so low that they are reached."""
+    `tight`: the bounds of queue groups are so low that they are reached. `order`: of queue groups.
+    `schedules`: some batches are for later, at most by `later_s`."""
 
     brokers: int = 3
     replicas: int = 3
@@ -31,6 +32,9 @@ class Plan:
     slow_work: float = 0.1
     impatient: float = 0.05
     tight: bool = False
+    order: str = "none"
+    schedules: bool = False
+    later_s: float = 8.0
 
     @property
     def purges(self) -> bool:
@@ -60,10 +64,17 @@ class Plan:
         if "busy" in needs:
             plan.producers, plan.pause_s, plan.disk_latency_s = 3, 0.05, (0.001, 0.05)
         plan.tight = "tight" in needs
-        kinds = set(needs) - {"small segments", "groups", "transactions", "queue", "busy", "tight"}
+        plan.order = "key" if "order" in needs else "none"
+        plan.schedules = bool({"schedules", "carry"} & set(needs))
+        plan.later_s = 20.0 if "carry" in needs else 8.0
+        kinds = set(needs) - {
+            *("small segments", "groups", "transactions", "queue", "busy", "tight", "order", "schedules", "carry"),
+        }
         if kinds & {"sync fails", "read fails", "disk full"}:
             plan.bad_disk = random.randint(1, 3)
         plan.rates = {"kill": 0.2, "isolate": 0.2, **dict.fromkeys(sorted(kinds), 0.6)}
+        if "carry" in needs:  # the journal begins later again and again, while batches wait
+            plan.rates["purge"] = 3.0
         return plan
 
     @classmethod
@@ -107,4 +118,7 @@ class Plan:
         workers = Random(f"workers {seed}")
         plan.workers = workers.choice((0, 0, 1, 3))
         plan.tight = workers.random() < 0.3
+        plan.order = workers.choice(("none", "none", "key", "key", "all"))
+        schedules = Random(f"schedules {seed}")
+        plan.schedules, plan.later_s = schedules.random() < 0.5, schedules.choice((2.0, 8.0, 20.0))
         return plan

@@ -8,7 +8,8 @@ rule means.
 from __future__ import annotations
 
 from tests.simulation.real.fault import Fault
-from tests.simulation.real.planted_queues import QUEUES
+from tests.simulation.real.planted_queues import ORDER, QUEUES
+from tests.simulation.real.planted_scheduled import SCHEDULED
 
 SHELL = (
     Fault(
@@ -239,4 +240,4 @@ MOVES = (
     ),
 )
 
-FAULTS = (*SHELL, *LINKS, *STORAGE, *GROUPS, *TRANSACTIONS, *MOVES, *QUEUES)
+FAULTS = (*SHELL, *LINKS, *STORAGE, *GROUPS, *TRANSACTIONS, *MOVES, *QUEUES, *ORDER, *SCHEDULED)

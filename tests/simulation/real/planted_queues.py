@@ -6,6 +6,14 @@ from tests.simulation.real.fault import Fault
 
 QUEUES = (
     Fault(
+        "what is judged before a trim is committed is written behind it",
+        "broker.queues.gathering:Gathering._gather",
+        "if self.partition.replica.trimming:",
+        "if False:",
+        ("queue", "purge", "lead"),
+        (("core.machine.admission:_judge_work", "if overlay.trims:", "if False:"),),
+    ),
+    Fault(
         "a lease is told before its entry is committed",
         "broker.queues.gathering:Gathering._propose",
         "self.partition.propose(work, lambda result: self._replied(draft, result), math.inf)",
@@ -45,8 +53,8 @@ QUEUES = (
     Fault(
         "what nobody has is given back by who had it once",
         "core.work.settling:_Entry._judged",
-        "late = isinstance(settle.outcome, Ack) and self._setting.late",
-        "late = self._setting.late",
+        "late = isinstance(settle.outcome, Ack) and self._setting.order is None",
+        "late = self._setting.order is None",
         ("queue", "lead"),
     ),
     Fault(
@@ -208,5 +216,96 @@ QUEUES = (
         "if not lines:",
         "if n % 5 == 0:",
         ("queue",),
+    ),
+)
+
+ORDER = (
+    Fault(
+        "what goes back leaves later records of its key with their member",
+        "core.work.settling:_Entry._give_back",
+        "if state.leases[lease].member == settle.member:",
+        "if False:",
+        ("queue", "order"),
+    ),
+    Fault(
+        "what goes back with others is charged as they are",
+        "core.work.settling:_Entry._give_back",
+        "self._steps_of(Release(), pulled)",
+        "self._steps_of(settle.outcome, pulled)",
+        ("queue", "order"),
+    ),
+    Fault(
+        "a lease that runs out charges records of a key that nobody can have begun",
+        "core.work.settling:_Entry._give_back",
+        "isinstance(settle.outcome, Failed) and settle.outcome.begun_first",
+        "False",
+        ("queue", "order"),
+    ),
+    Fault(
+        "an acknowledgement overtakes that of an earlier record of its key",
+        "core.work.settling:_Entry.settle",
+        "waits = setting.order.overtaking(mine, self._done)",
+        "waits = ()",
+        ("queue", "order"),
+    ),
+    Fault(
+        "outputs of a record are decided before an earlier one of its key is settled",
+        "core.work.settling:_Entry._settle_with_outputs",
+        "if order is not None and settle.ranges and order.overtaking(settle.ranges, self._done):",
+        "if False:",
+        ("queue", "order"),
+    ),
+    Fault(
+        "a late acknowledgement counts though there is an order",
+        "core.work.settling:_Entry._judged",
+        "isinstance(settle.outcome, Ack) and self._setting.order is None",
+        "isinstance(settle.outcome, Ack)",
+        ("queue", "order"),
+    ),
+    Fault(
+        "a member is not told what went back with others",
+        "broker.queues.leasing:_answer",
+        "in answer.pulled:",
+        "in answer.pulled[:0]:",
+        ("queue", "order"),
+    ),
+    Fault(
+        "a member is told that more went back than did",
+        "broker.queues.leasing:_answer",
+        "ranges=to_gaps(ranges))",
+        "ranges=to_gaps(((ranges[0][0], ranges[-1][1] + 1),)))",
+        ("queue", "order"),
+    ),
+    Fault(
+        "a record that waits for its time does not hold its key",
+        "broker.queues.ordering:ByKey._advance",
+        "if lease is None:",
+        "mark = state.marks.at(offset)\n"
+        "            if lease is None and mark is not None and mark.due_us > self._now_us:\n"
+        "                chain.at += 1\n"
+        "                continue\n"
+        "            if lease is None:",
+        ("queue", "order"),
+    ),
+    Fault(
+        "a record is lent by the entry that gives an earlier one of its key back",
+        "core.work.settling:_Entry.lend",
+        "if order is not None and self._back and wanted:",
+        "if False:",
+        ("queue", "order", "busy"),
+    ),
+    Fault(
+        "a key is lent to whoever asks for its next record",
+        "broker.queues.ordering:ByKey._may",
+        "return chain.holder is None or",
+        "return True or",
+        ("queue", "order"),
+        (
+            (
+                "broker.queues.ordering:ByKey._queue",
+                "heap = self._back if chain.holder is None else self._own.setdefault(chain.holder, [])",
+                "heap = self._back",
+            ),
+        ),
     ),
 )

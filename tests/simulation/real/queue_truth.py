@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 from mq_broker.core.entries import Entry, EpochStart, Trim, Work
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.window import WindowBounds
+from mq_broker.core.messages import Published
 from mq_broker.core.work import state as work_state
 from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import Accept, Begin, Lease, LeaseId, Reason, Reject, Return, Send, Step
 from mq_protocol import mq_pb2 as pb
 from tests.mq_broker.core.work.model import Model, Record, offsets_of
+from tests.simulation.real.order_truth import OrderTruth
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster
@@ -79,6 +81,7 @@ class QueueTruth:
         self._works = 0
         self.dead: set[int] = set()
         """Offsets that were settled as dead letters."""
+        self.order = OrderTruth(self, self.cluster.plan.order)
         self.outputs: dict[int, LeaseId] = {}
         """Offsets of which an output was decided, and by which lease."""
 
@@ -92,8 +95,13 @@ class QueueTruth:
         log = replica._shared.log
         for index in range(max(log.last_index - log.tail_count, 0) + 1, log.last_index + 1):
             key = index, log.epoch_at(index)
-            if key not in self._written and index in log._tail:
-                self._written[key] = Written(log.entry(index), self.cluster.loop.time(), process)
+            known = self._written.get(key)
+            # A leader whose disk refused an entry may write another one in its place in the same epoch
+            anew = known is not None and known.by is process and index > self.at
+            if (known is None or anew) and index in log._tail:
+                entry = log.entry(index)
+                if known is None or known.entry != entry:
+                    self._written[key] = Written(entry, self.cluster.loop.time(), process)
         high_watermark = replica.high_watermark
         if high_watermark == before or replica._shared.recovery < self.recoveries:
             return
@@ -125,11 +133,13 @@ class QueueTruth:
                         self._note_lent(at)
                     elif isinstance(step, Send) and self._model.last_n == step.n and not step.member:
                         self.dead.update(offsets_of(step.ranges))
-        self._machine.apply(entry)
+        self._note_keys(self._machine.apply(entry))
         state = self._machine.work.get(GROUP)
         if state is None or not self._life:
             return
-        self._follow_log(operation, state)
+        self._follow_log(entry, state)
+        if isinstance(operation, Work) and not self.recoveries:
+            self.order.check(self._model, index)
         if isinstance(operation, Work):
             self._works += 1
             if state.span > work_state.SPAN_MAX:
@@ -137,12 +147,19 @@ class QueueTruth:
             if self._works % MODEL_EVERY == 0:
                 self.compare()
 
+    def _note_keys(self, changes: list[Any]) -> None:
+        for change in changes:
+            if isinstance(change, Published):
+                uuid = self._written[change.index, self._epochs[change.index]].entry.uuid
+                self.order.published(change.base_offset, self.cluster.values.get(uuid, ()))
+
     def _begins(self, life: int) -> None:
         if life > self._life:
             self._life, self._model, self._next = life, Model({}), -1
 
-    def _follow_log(self, operation: object, state: WorkState) -> None:
+    def _follow_log(self, entry: Entry, state: WorkState) -> None:
         """New records, and those that no one can be lent any more."""
+        operation = entry.operation
         records = self._model.records
         if self._next < 0:
             self._next = state.base
@@ -181,6 +198,7 @@ class QueueTruth:
                 if fresh and runs >= work_state.RUNS_MAX:
                     self._fail(f"fresh records {fresh} are lent while {runs} runs are kept")
             case Accept(ranges):
+                self.order.accepts(ranges, self._model)
                 for offset, record in self._unsettled(ranges):
                     if record.lease is not None and record.lease[:2] != at[:2]:
                         self._has_cause(record.lease, offset, pb.OUTCOME_ACK, "is settled")
@@ -189,15 +207,18 @@ class QueueTruth:
             case Send():
                 self._check_send(step, at)
             case Return() | Reject():
-                for offset, record in self._unsettled(step.ranges):
-                    if record.lease is not None:
-                        self._check_return(step, record.lease, offset, written)
+                leases = {o: record.lease for o, record in self._unsettled(step.ranges) if record.lease is not None}
+                self.order.gives_back(step, leases, self._model, at.entry)
+                for offset, lease in leases.items():
+                    self._check_return(step, lease, offset, written)
 
     def _check_send(self, step: Send, at: LeaseId) -> None:
         if step.n <= self._model.last_n:
             self._fail(f"number {step.n} of the outbox does not come after {self._model.last_n}")
         if step.n >> 32 != at.leader_epoch:
             self._fail(f"number {step.n} of the outbox does not begin with epoch {at.leader_epoch}")
+        if step.member:
+            self.order.accepts(step.ranges, self._model)
         for offset, record in self._unsettled(step.ranges):
             if step.member and record.lease is not None:
                 self._has_cause(record.lease, offset, ACK_WITH_OUTPUT, "is settled with an output")
@@ -266,6 +287,11 @@ class QueueTruth:
         self._asked.add((lease, offset, outcome))
         if outcome == pb.OUTCOME_ACK:
             self._acked.add(offset)
+
+    def was_asked(self, lease: LeaseId, offset: int) -> bool:
+        """Whether its member has asked for its lease to end."""
+        back = (pb.OUTCOME_FAIL, pb.OUTCOME_RELEASE, pb.OUTCOME_REJECT)
+        return any((lease, offset, outcome) in self._asked for outcome in back)
 
     def received(self, lease: LeaseId, offset: int, asked_at: float, counts: tuple[int, int]) -> None:
         """A member was lent the record by an answer to what it asked at that time, with these counts of deliveries and

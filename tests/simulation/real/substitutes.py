@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mq_broker.broker import server
+from mq_broker.broker.data import scheduled
 from mq_broker.core.messages import Effect, Event
 from mq_broker.core.replication.replica import Replica
 from mq_broker.core.work import state as work_state
@@ -272,6 +273,8 @@ def in_place_of(table: list[tuple[Any, Any, str]], *, tight: bool = False) -> It
                 undo.append((module, name, value))
                 setattr(module, name, found[1])
     undo.append((limits, "SEGMENT_BYTES_FLOOR", limits.SEGMENT_BYTES_FLOOR))
+    undo += [(scheduled, name, getattr(scheduled, name)) for name in ("CARRY_ENTRIES", "CARRY_TIMES")]
+    vars(scheduled).update(CARRY_ENTRIES=5, CARRY_TIMES=0)  # what holds a few entries back is carried
     if tight:
         undo += [(work_state, name, getattr(work_state, name)) for name in ("SPAN_MAX", "RUNS_MAX")]
         vars(work_state).update(SPAN_MAX=40, RUNS_MAX=8)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 from pathlib import Path
+from types import CoroutineType
+from typing import Any
 
 import pytest
 
@@ -29,6 +32,18 @@ def test_nothing_is_lost_or_doubled_by_real_brokers_under_faults(seed: int) -> N
     report = simulate(seed, Plan.short(seed))
     assert not report.violation, failure(report)
     assert report.done["batches acknowledged"] > 0
+
+
+def test_a_seed_leaves_nothing_behind() -> None:
+    """What never ran of it would be an error in whatever test comes when it is thrown away."""
+
+    def coroutines() -> list[CoroutineType[Any, Any, Any]]:
+        gc.collect()
+        return [each for each in gc.get_objects() if isinstance(each, CoroutineType)]
+
+    before = coroutines()
+    simulate(2, Plan.short(2))
+    assert [each for each in coroutines() if not any(each is other for other in before)] == []
 
 
 @pytest.mark.more_seeds

@@ -187,6 +187,7 @@ async def stage_batch(
     client: Client, place: tuple[str, int], stage: pb.StageOf, uuid: bytes, values: list[int]
 ) -> None:
     """Asked again until it is staged. Raises the `TritonMQError` with which it is refused for good."""
+    client.cluster.values[uuid] = values
     while True:
         broker = await client.leader(*place)
         call = client.channel(broker or client.any_broker()).stream_stream(path("Produce"))()

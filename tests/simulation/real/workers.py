@@ -8,6 +8,7 @@ The ledger knows what all of them were told; what is committed is known to the t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -68,13 +69,24 @@ class Ledger:
         what = f"{self.place} offset {offset} was lent to {member}"
         if told.accepted_at is not None and told.accepted_at < asked_at:
             self.cluster.fail(f"{what} after it had been settled at {told.accepted_at:.6f}")
-        if told.holder not in ("", member) and now < told.held_until:
+        if told.holder not in ("", member) and now < self._held_until(offset):
             self.cluster.fail(f"{what} while {told.holder} had it, until {told.held_until:.6f} at least")
         if deliveries < told.receipts:
             self.cluster.fail(f"{what} as delivery {deliveries}, and members had it {told.receipts} times")
         if failures < told.failed:
             self.cluster.fail(f"{what} as failed {failures} times, and {told.failed} failures were confirmed")
         told.holder, told.held_until = member, asked_at + LEASE_S
+
+    def _held_until(self, offset: int) -> float:
+        """Before then nobody else may have the record. With an order it goes back with earlier ones of its key: with
+        those of which nobody is certain to have them, it may have."""
+        told = self.records[offset]
+        if self.truth.order.order == "none":
+            return told.held_until
+        key = self.truth.order.key(offset)
+        before = [each for o, each in self.records.items() if o < offset and self.truth.order.key(o) == key]
+        open_ = [each for each in before if each.accepted_at is None]
+        return min([told.held_until, *(each.held_until if each.holder == told.holder else 0.0 for each in open_)])
 
     def let_go(self, offset: int) -> None:
         self.records[offset].holder = ""
@@ -199,6 +211,9 @@ class Worker(Client):
 
     def _work(self) -> None:
         """Choose an outcome for most of what is held. Some are worked on for longer; what is forgotten runs out."""
+        if self.cluster.plan.order != "none":
+            self._work_in_order()
+            return
         settling = {(lease, offset) for lease, offset, _ in self._settles}
         for lease, offsets in self._held.items():
             for offset in sorted(offsets):
@@ -207,6 +222,32 @@ class Worker(Client):
                 longer = not self.cluster.stopping and self.random.random() < self.cluster.plan.slow_work
                 outcome = int(pb.OUTCOME_EXTEND) if longer else self._outcome()
                 self._settles.append((lease, offset, outcome))
+
+    def _work_in_order(self) -> None:
+        """The same, one record of a key at a time; now and then without a care for that."""
+        order, random = self._ledger.truth.order, self.random
+        settling = {(lease, offset): outcome for lease, offset, outcome in self._settles}
+        careless = not self.cluster.stopping and random.random() < 0.2
+        busy: set[int] = set()
+        for offset, lease in sorted((offset, lease) for lease, offsets in self._held.items() for offset in offsets):
+            key, said = order.key(offset), settling.get((lease, offset))
+            if said is None and (key not in busy or careless):
+                longer = not self.cluster.stopping and random.random() < self.cluster.plan.slow_work
+                said = None if random.random() < 0.1 else int(pb.OUTCOME_EXTEND) if longer else self._outcome()
+                if said is not None:
+                    self._settles.append((lease, offset, said))
+            elif said is None and random.random() < 0.3:
+                self._settles.append((lease, offset, int(pb.OUTCOME_EXTEND)))
+            if said not in (pb.OUTCOME_ACK, ACK_WITH_OUTPUT):
+                busy.add(key)
+        if careless:
+            random.shuffle(self._settles)
+
+    def _let_go(self, lease: LeaseId, offset: int) -> None:
+        self._ledger.let_go(offset)
+        self._held.get(lease, set()).discard(offset)
+        if not self._held.get(lease, True):
+            del self._held[lease]
 
     async def _settle(self, broker: int) -> None:
         if not self._settles or not broker:
@@ -274,12 +315,17 @@ class Worker(Client):
                 settle.error = FAILED
         answer: pb.SettleResponse = await self.ask(broker, "Settle", request)
         answered: list[tuple[Item, bool]] = []
+        back: list[tuple[LeaseId, int]] = []
+        pulled: set[tuple[LeaseId, int]] = set()
         for item, told in zip(asked, answer.answers, strict=True):
             if told.HasField("error") and told.error.code != pb.LEASE_LOST:
                 self.cluster.done[f"settle again: {told.error.code}"] += 1
                 continue
             lost = bool(told.lost) or told.HasField("error")
             truth.answered(*item, lost, asked_at, broker)
+            if not lost and item[2] in (pb.OUTCOME_FAIL, pb.OUTCOME_RELEASE, pb.OUTCOME_REJECT):
+                back.append(item[:2])
+            pulled |= {(_name(each.lease), offset) for each in told.pulled for offset in _offsets(each.ranges)}
             answered.append((item, lost))
             _, offset, outcome = item
             self.cluster.done["records lost" if lost else f"records: {_named(outcome)}"] += 1
@@ -287,11 +333,26 @@ class Worker(Client):
                 self._ledger.extended(self.name, offset, asked_at)
             elif not lost:
                 self._ledger.settled(offset, outcome)
+        if not truth.recoveries:
+            truth.order.told(self.name, back, pulled, self._held)
+        for lease, offset in pulled:
+            if offset in self._held.get(lease, ()):
+                self._let_go(lease, offset)
         return answered
 
 
 def _named(outcome: int) -> str:
     return "acks with an output" if outcome == ACK_WITH_OUTPUT else pb.Outcome.Name(outcome)  # type: ignore[arg-type]
+
+
+def _offsets(gaps: Sequence[int]) -> list[int]:
+    """What gaps and lengths in turn mean."""
+    found: list[int] = []
+    at = 0
+    for gap, length in zip(gaps[::2], gaps[1::2], strict=True):
+        found += range(at + gap, at + gap + length)
+        at += gap + length
+    return found
 
 
 def _name(lease: pb.LeaseId) -> LeaseId:
@@ -300,7 +361,10 @@ def _name(lease: pb.LeaseId) -> LeaseId:
 
 async def declare(operator: Client, topic: str) -> bool:
     """Have the topic worked off as a queue, too."""
-    settings = {**SETTINGS, "dead_letter": "drop"} if operator.cluster.plan.tight else SETTINGS
+    plan = operator.cluster.plan
+    settings = {**SETTINGS, "dead_letter": "drop"} if plan.tight else dict(SETTINGS)
+    if plan.order != "none":
+        settings |= {"order": plan.order, "order_by": "k"} if plan.order == "key" else {"order": plan.order}
     request = pb.AlterQueueRequest(topic=topic, group=GROUP, settings=settings)
     await operator.ask(operator.any_broker(), "AlterQueue", request)
     return True
