@@ -7,12 +7,12 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick tests quick-tests compiled style types floors docs dist versions proto lock bench bench-kafka simulate simulate-brokers mutations mutants chaos rolling crashes clean
+.PHONY: demo test quick tests quick-tests compiled style types floors docs dist versions proto lock bench bench-queues bench-kafka simulate simulate-brokers mutations mutants chaos rolling crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
 
-SIDE_BY_SIDE ?= 4
+SIDE_BY_SIDE ?= 5
 test: $(VENV)/.ready          ## everything that must hold; most tests wait for processes, so several run side by side
 	$(MAKE) -j 2 --no-print-directory $(QUICK_SPARK) floors types compiled style
 	$(MAKE) --no-print-directory tests
@@ -55,6 +55,10 @@ versions: $(VENV)/.ready      ## the Python and PySpark versions that work, each
 
 bench: $(VENV)/.ready         ## measured figures beside their ceilings
 	$(BIN)/python -m benchmarks.bench
+
+ROUNDS ?= 3
+bench-queues: $(VENV)/.ready  ## work queues, every record counted: make bench-queues ROWS=batched,jobs ROUNDS=n
+	$(BIN)/python -m benchmarks.queues --rounds $(ROUNDS) $(if $(ROWS),--rows $(ROWS))
 
 bench-kafka: $(VENV)/.ready   ## the same beside Apache Kafka and other brokers, which are fetched (Maven, pip, apt)
 	$(BIN)/python -m benchmarks.kafka
