@@ -355,6 +355,7 @@ class Keeper:
             return []
         starts: list[Start] = []
         led: dict[int, Place] = {}
+        addresses: dict[int, str] = {}  # looked up once: they change while other threads learn of them
         for number, place in self.holdings.places.items():
             address = self.connection.leader_address(view, number) if number < view.partitions else None
             self._recall(place, address, now)
@@ -362,17 +363,14 @@ class Keeper:
                 self._look_at = min(self._look_at, now + _NO_LEADER_S)
                 continue
             led[number] = place
+            addresses[number] = address
             self._note_epoch(place, view.epochs[number])
             self._gather_extensions(place, now)
             starts += self._extend(place, address, now)
         for number, place in led.items():
-            address = self.connection.leader_address(view, number)
-            assert address is not None
-            starts += self._settle(place, address, now)
+            starts += self._settle(place, addresses[number], now)
         for question in self._questions(led, now):
-            address = self.connection.leader_address(view, question.place.partition)
-            assert address is not None
-            starts.append(self._lease(question, address, now))
+            starts.append(self._lease(question, addresses[question.place.partition], now))
         if not starts:
             self._wake_at = min(self._wake_at, self._look_at)
         return starts

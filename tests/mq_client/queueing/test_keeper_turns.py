@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from mq_client.cluster.connection import TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import (
     InternalError,
@@ -518,3 +519,21 @@ def test_an_error_of_the_queue_stops_its_questions_and_not_its_outcomes(monkeypa
     waiting.answer(lent(9, 50, 1))
     played.rest()
     assert not played.keeper.holdings.unread, "an answer to a question that is over is passed over"
+
+
+def test_a_broker_that_goes_while_questions_are_made_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(1)
+    played.asked()
+    played.keeper.settle(lease, places(0), ACK)
+    played.clock.now += GATHER_S
+    known = played.leaders.leader_address
+
+    def known_once(view: TopicView, partition: int) -> str | None:
+        """Another thread learns that the broker is gone as soon as it was looked up."""
+        address = known(view, partition)
+        monkeypatch.setattr(played.leaders, "_brokers", {})
+        return address
+
+    monkeypatch.setattr(played.leaders, "leader_address", known_once)
+    assert [asked.method for asked in played.asked()] == ["Settle"]
