@@ -17,6 +17,7 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.processes
 def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     with Command("broker", "--id", "7", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone") as broker:
         broker.remark_with("broker 7 serves")
@@ -25,6 +26,7 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> Non
         assert broker.rest() == []
 
 
+@pytest.mark.processes
 def test_it_ends_with_whoever_holds_its_standard_input(tmp_path: Path) -> None:
     arguments = [
         "broker",
@@ -58,6 +60,7 @@ def test_an_embedded_zookeeper_runs_as_long_as_the_broker(tmp_path: Path) -> Non
         assert broker.end() == 0
 
 
+@pytest.mark.processes
 def test_data_of_another_broker_is_refused(tmp_path: Path) -> None:
     with Command("broker", "--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone") as broker:
         broker.remark_with("serves")
@@ -70,6 +73,7 @@ def test_data_of_another_broker_is_refused(tmp_path: Path) -> None:
     assert b"Traceback" not in result.stderr
 
 
+@pytest.mark.processes
 def test_data_that_another_process_uses_is_refused(tmp_path: Path) -> None:
     arguments = ["broker", "--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone"]
     with Command(*arguments) as broker:
@@ -81,6 +85,7 @@ def test_data_that_another_process_uses_is_refused(tmp_path: Path) -> None:
         assert broker.end() == 0
 
 
+@pytest.mark.processes
 def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
     listen = f"127.0.0.1:{free_port()}"
     with Command("broker", "--id", "1", "--listen", listen, "--data", str(tmp_path / "a"), "--standalone") as broker:

@@ -217,6 +217,7 @@ def test_a_second_ctrl_c_ends_the_command_and_gives_its_record_back(cluster: Loc
     assert (found.accepted, found.ready, found.leased, found.charged) == (0, 1, 0, 0)
 
 
+@pytest.mark.processes
 def test_ctrl_c_ends_the_wait_for_brokers_that_are_gone(tmp_path: Path) -> None:
     arguments = ("--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone")
     with Command("broker", *arguments) as broker:
