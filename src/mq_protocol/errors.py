@@ -263,6 +263,13 @@ class Overloaded(RetriableError):
     grpc_status = "RESOURCE_EXHAUSTED"
 
 
+class QueueFull(RetriableError):
+    """A queue group of the topic keeps as many records as its `length_max` allows. Work some off, or raise the bound.
+    Producers try again by themselves for as long as they wait for an acknowledgement."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
 class DiskFull(RetriableError):
     """The broker's disk has no room left. Reads go on. Free some space, or lower the topic's retention."""
 

@@ -68,6 +68,8 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     UNKNOWN_GROUP: _ErrorCode.ValueType  # 27
     LEASE_LOST: _ErrorCode.ValueType  # 28
     """the records are not the member's any more"""
+    QUEUE_FULL: _ErrorCode.ValueType  # 29
+    """a queue group of the topic has as many records as its length_max allows"""
     WRONG_GROUP_KIND: _ErrorCode.ValueType  # 30
     """the group reads the topic as a stream, or works it off as a queue, and was taken for the other"""
     UNKNOWN_QUEUE: _ErrorCode.ValueType  # 31
@@ -142,6 +144,8 @@ DATA_LOSS: ErrorCode.ValueType  # 26
 UNKNOWN_GROUP: ErrorCode.ValueType  # 27
 LEASE_LOST: ErrorCode.ValueType  # 28
 """the records are not the member's any more"""
+QUEUE_FULL: ErrorCode.ValueType  # 29
+"""a queue group of the topic has as many records as its length_max allows"""
 WRONG_GROUP_KIND: ErrorCode.ValueType  # 30
 """the group reads the topic as a stream, or works it off as a queue, and was taken for the other"""
 UNKNOWN_QUEUE: ErrorCode.ValueType  # 31

@@ -12,11 +12,13 @@ from mq_protocol.errors import InvalidSetting, InvalidTopicName
 from mq_protocol.names import Setting, check_new_topic_name, check_topic_name, did_you_mean, parse_duration, parse_flag
 
 T = TypeVar("T", int, float)
+C = TypeVar("C", bound=Enum)
 
 _HOUR_MS: Final = 3_600_000
 LEASE_MS_FLOOR: Final = 1_000
 LEASE_MS_CEILING: Final = 12 * _HOUR_MS
 RETRY_MS_CEILING: Final = 7 * 24 * _HOUR_MS
+LENGTH_MAX_CEILING: Final = 16_777_216
 
 
 class DeadLetter(Enum):
@@ -34,6 +36,13 @@ class Order(Enum):
     ALL = "all"
 
 
+class Overflow(Enum):
+    """What becomes of records beyond `length_max`: new ones are refused, or the oldest are dropped."""
+
+    REJECT = "reject"
+    DROP_HEAD = "drop_head"
+
+
 DEAD_SUFFIX: Final = ".dead"
 """Of the topic to which dead letters go where nothing else is said."""
 
@@ -42,7 +51,7 @@ DEAD_SUFFIX: Final = ".dead"
 class QueueSettings:
     """The settings of a queue group, every one with its value. Times in milliseconds. `dead_letter`: a topic's name, or
     what becomes of dead letters without one. `order_by`: the column whose values are the keys; empty for the record's
-    key."""
+    key. `length_max`: records of a partition; 0 for no bound."""
 
     lease_ms: int = 30_000
     delivery_limit: int = 10
@@ -54,6 +63,8 @@ class QueueSettings:
     paused: bool = False
     order: Order = Order.NONE
     order_by: str = ""
+    length_max: int = 0
+    overflow: Overflow = Overflow.REJECT
 
 
 QUEUE_SETTINGS: Mapping[str, Setting] = {
@@ -110,12 +121,27 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
             "with order=key on a topic with columns: the column whose values are the keys; a record's key otherwise",
             live=True,
         ),
+        Setting(
+            "length_max",
+            "0",
+            "0 to 16777216",
+            "how many records of a partition may be kept for the group, beside those that members have; 0 for no bound",
+            live=True,
+        ),
+        Setting(
+            "overflow",
+            "reject",
+            "reject or drop_head",
+            "what happens at length_max: reject refuses what is published until there is room, drop_head drops the "
+            "oldest records",
+            live=True,
+        ),
     )
 }
 
 NOT_BUILT: Final = (
     *("resume_ms", "priority", "spill", "filter", "idle_ms"),
-    *("ttl_ms", "expired", "length_max", "bytes_max", "overflow", "dropped"),
+    *("ttl_ms", "expired", "bytes_max", "dropped"),
 )
 """Settings that are planned: whoever gives one is told so."""
 
@@ -136,7 +162,7 @@ def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool =
                 f"{', '.join(QUEUE_SETTINGS)})"
             )
     usual = QueueSettings()
-    order = _order(given.get("order", usual.order.value))
+    order = _choice(given, "order", usual.order, Order)
 
     def time_ms(name: str, default: int, low: int, high: int) -> int:
         return _number(given, name, default, low, high, parse_duration)
@@ -152,16 +178,20 @@ def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool =
         paused=parse_flag(given, QUEUE_SETTINGS["paused"]),
         order=order,
         order_by=_order_by(given.get("order_by", ""), order, partly=partly and "order" not in given),
+        length_max=_number(given, "length_max", usual.length_max, 0, LENGTH_MAX_CEILING, _whole),
+        overflow=_choice(given, "overflow", usual.overflow, Overflow),
     )
 
 
-def _order(text: str) -> Order:
+def _choice(given: Mapping[str, str], name: str, default: C, choices: type[C]) -> C:
+    if name not in given:
+        return default
     try:
-        return Order(text)
+        return choices(given[name])
     except ValueError:
-        allowed = QUEUE_SETTINGS["order"].allowed
-        near = did_you_mean(text, [each.value for each in Order])
-        raise InvalidSetting(f"order={text!r} is not allowed{near or ':'} give {allowed}") from None
+        allowed = QUEUE_SETTINGS[name].allowed
+        near = did_you_mean(given[name], [each.value for each in choices])
+        raise InvalidSetting(f"{name}={given[name]!r} is not allowed{near or ':'} give {allowed}") from None
 
 
 def _order_by(text: str, order: Order, *, partly: bool) -> str:

@@ -10,6 +10,7 @@ from mq_protocol.queue_settings import (
     QUEUE_SETTINGS,
     DeadLetter,
     Order,
+    Overflow,
     QueueSettings,
     parse_queue_settings,
 )
@@ -40,10 +41,14 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         "paused": "true",
         "order": "key",
         "order_by": "customer",
+        "length_max": "9000",
+        "overflow": "drop_head",
     }
     assert given.keys() == QUEUE_SETTINGS.keys()
     parsed = parse_queue_settings(given, "orders")
-    assert parsed == QueueSettings(120_000, 0, 250, 1.5, 604_800_000, DeadLetter.DROP, 7, True, Order.KEY, "customer")
+    times = (120_000, 0, 250, 1.5, 604_800_000)
+    order = (Order.KEY, "customer")
+    assert parsed == QueueSettings(*times, DeadLetter.DROP, 7, True, *order, 9_000, Overflow.DROP_HEAD)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +59,9 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         ("lease_ms", "50000000", "is not allowed: give 1s to 12h"),
         ("lease_ms", "13h", "1s to 12h"),
         ("lease_ms", "soon", "1s to 12h"),
+        ("length_max", "-1", "0 to 16777216"),
+        ("length_max", "16777217", "0 to 16777216"),
+        ("overflow", "drop-head", "did you mean 'drop_head'.*give reject or drop_head"),
         ("delivery_limit", "-1", "0 to 1000"),
         ("delivery_limit", "1001", "0 to 1000"),
         ("delivery_limit", "1.5", "0 to 1000"),

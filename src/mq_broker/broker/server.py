@@ -43,6 +43,7 @@ from mq_broker.broker.queues.describing import Describing
 from mq_broker.broker.queues.key_reading import KeyReading
 from mq_broker.broker.queues.leasing import Leasing
 from mq_broker.broker.queues.leftovers import Leftovers
+from mq_broker.broker.queues.length import room
 from mq_broker.broker.queues.outbox import Outbox
 from mq_broker.broker.queues.outputs import Outputs
 from mq_broker.broker.queues.staging import Staging
@@ -207,7 +208,7 @@ class _Broker:
         held = Held(config.memory_high or memory_high_by_default(), config.connections_max)
         self._clock = RetentionClock()
         self._scheduled = Scheduled(shell, self._topics, self._clock.now_us)
-        self._producing = Producing(shell, self._topics, held, self._scheduled)
+        self._producing = Producing(shell, self._topics, held, self._scheduled, lambda at: room(self._declared, at))
         self._reading = Reading(shell, self._topics, held)
         delivery = self._delivery = Delivery(shell, self._topics, held)
         services = Services(

@@ -129,13 +129,22 @@ class AreStaged:
 
 
 @dataclass(frozen=True, slots=True)
+class Room:
+    """How far batches may be appended: a queue group keeps `length_max` records once the log ends at `end_max`."""
+
+    end_max: int
+    group: str
+    length_max: int
+
+
+@dataclass(frozen=True, slots=True)
 class Propose:
     """A client (or the shell) wants an operation in the journal, or the answer to a question.
 
     `uuid` deduplicates APPEND and STAGE. `after`, if not empty, is a UUID that must already be in the log or its tail,
     else the request is refused with OUT_OF_ORDER. `keep_on_mismatch` is for DECIDE (onReplayMismatch=keep).
-    `scheduled_max` is for SCHEDULE: how many such batches may wait. `body` is the payload: the core hands it on with
-    the entry and never looks at it.
+    `scheduled_max` is for SCHEDULE: how many such batches may wait. `room` is for APPEND: a batch that would begin
+    beyond it is refused. `body` is the payload: the core hands it on with the entry and never looks at it.
     """
 
     request: RequestId
@@ -149,6 +158,7 @@ class Propose:
     wait: Wait = Wait.COMMITTED
     keep_on_mismatch: bool = False
     scheduled_max: int = SCHEDULED_MAX
+    room: Room | None = None
     body: object = field(default=None, compare=False, repr=False)
 
 

@@ -24,6 +24,7 @@ from mq_client.errors import (
     OutcomeUnknown,
     OutOfOrder,
     Overloaded,
+    QueueFull,
     RefusedError,
     SchemaMismatch,
     TritonMQError,
@@ -50,7 +51,7 @@ open."""
 _REFRESH_MS: Final = 5_000.0
 _BROKER_TIMEOUT_MS_MAX: Final = limits.REQUEST_TIMEOUT_MS
 
-_SAME_LEADER = (OutOfOrder, Overloaded, DiskFull, NotEnoughReplicas)
+_SAME_LEADER = (OutOfOrder, Overloaded, QueueFull, DiskFull, NotEnoughReplicas)
 """Retriable, but no sign that somebody else leads."""
 
 

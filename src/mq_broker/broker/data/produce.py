@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final, NamedTuple
@@ -25,7 +26,7 @@ from mq_broker.broker.runtime.places import Places
 from mq_broker.broker.runtime.streams import side_by_side
 from mq_broker.broker.transactions.requests import check_attempt, check_micro_batch_id, key_of, listed_name
 from mq_broker.core.entries import NO_UUID, UUID_BYTES, Append, Operation, Schedule, Stage
-from mq_broker.core.messages import Decided, Done, RecordsThere, Refused, Result, Wait
+from mq_broker.core.messages import Decided, Done, RecordsThere, Refused, Result, Room, Wait
 from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import ProduceRequests, Send
 from mq_protocol import mq_pb2 as pb
@@ -80,8 +81,17 @@ class _Answer(NamedTuple):
 class Producing:
     """Owns the places in which large batches are checked."""
 
-    def __init__(self, shell: Shell, topics: Topics, held: Held, scheduled: Scheduled) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        topics: Topics,
+        held: Held,
+        scheduled: Scheduled,
+        room: Callable[[Partition], Room | None] = lambda _: None,
+    ) -> None:
+        """`room`: how far batches may be appended to a partition."""
         self.shell = shell
+        self.room = room
         self.scheduled = scheduled
         self.held = held
         self.topics = topics
@@ -234,6 +244,7 @@ class _Stream:
             after=header.after,
             wait=Wait.COMMITTED if stages or due_us else _WAITS[header.acks],
             scheduled_max=batch.partition.topic.settings.scheduled_max if due_us else SCHEDULED_MAX,
+            room=None if stages or due_us else self._producing.room(batch.partition),
         )
 
     def _answer(self, batch: _Batch, result: Result) -> None:

@@ -54,6 +54,7 @@ from mq_broker.core.messages import (
     RequestId,
     Result,
     RoleChanged,
+    Room,
     Send,
     StartOver,
     Tick,
@@ -274,6 +275,7 @@ class Partition:
         wait: Wait = Wait.COMMITTED,
         keep_on_mismatch: bool = False,
         scheduled_max: int = SCHEDULED_MAX,
+        room: Room | None = None,
     ) -> None:
         """Ask the core. `on_reply` is called exactly once, on the loop, perhaps before this returns; past `deadline`
         (loop's clock) with `OutcomeUnknown`.
@@ -300,6 +302,7 @@ class Partition:
                 wait,
                 keep_on_mismatch,
                 scheduled_max,
+                room,
                 payload,
             )
         )

@@ -19,6 +19,7 @@ from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.draft import Draft, Lending, backoff_of, dead_letters, is_rare, tell_sendings
 from mq_broker.broker.queues.holdings import INHERITED_LEASE_MS_MIN, RETURNED_AT_ONCE, Holdings
 from mq_broker.broker.queues.lending import Ready, Run, Wish, fitting
+from mq_broker.broker.queues.length import beyond_length, drops_head
 from mq_broker.broker.queues.ordering import ByKey, Single, ready_of
 from mq_broker.broker.queues.requests import Asking, Lent, LentRun, OwnSteps, Sending, Settling
 from mq_broker.broker.queues.unsettled import Unsettled
@@ -173,7 +174,7 @@ class Gathering:
     @property
     def waits(self) -> bool:
         """Whether what becomes readable, or is dropped, is news to somebody."""
-        return bool(self._asking) or self._for_trim is not None
+        return bool(self._asking) or self._for_trim is not None or drops_head(self._queue())
 
     @property
     def has_clocks(self) -> bool:
@@ -250,6 +251,7 @@ class Gathering:
             self._choose(draft, state, queue, now_ms, now_us)
         self._judge(draft, state, queue, now_us)
         self._add_own(draft, queue)
+        draft.steps = (*draft.steps, *beyond_length(state, queue.settings, self.partition.next_offset, draft.steps))
         if self._scanned:
             self._were_judged(draft)
             if self._ready.dooms and isinstance(queue.settings.dead_letter, str):

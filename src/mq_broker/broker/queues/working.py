@@ -17,6 +17,7 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.gathering import Gathering
+from mq_broker.broker.queues.length import drops_head
 from mq_broker.broker.queues.ordering import ByKey
 from mq_broker.broker.queues.requests import Asking, Item, Lent, OwnSteps, Settling
 from mq_broker.core.work.settling import Answer
@@ -183,6 +184,9 @@ class Working:
 
     def settings_changed(self) -> None:
         """Queue groups were declared, changed or deleted."""
+        for partition in self._shell.partitions():
+            if partition.replica.machine.work:
+                self._take_up(partition)
         for led in self._groups.values():
             for gathering in led.groups.values():
                 gathering.wake()
@@ -196,7 +200,7 @@ class Working:
         if not partition.serving:
             return
         for group, state in partition.replica.machine.work.items():
-            if state.runs or state.outbox:
+            if state.runs or state.outbox or drops_head(self._declared.find(partition, group)):
                 self.gathering(partition, group).wake()
 
     def _changed(self, partition: Partition) -> None:

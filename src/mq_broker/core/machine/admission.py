@@ -34,13 +34,24 @@ from mq_broker.core.entries import (
 )
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.state import TransactionState
-from mq_broker.core.messages import AreStaged, Decided, Done, Propose, RecordsThere, RecordThere, Refused, Result
+from mq_broker.core.messages import (
+    AreStaged,
+    Decided,
+    Done,
+    Propose,
+    RecordsThere,
+    RecordThere,
+    Refused,
+    Result,
+    Room,
+)
 from mq_broker.core.work.steps import why_not_one_entry
 from mq_protocol.errors import (
     FencedRun,
     InvalidRequest,
     OutOfOrder,
     Overloaded,
+    QueueFull,
     ReplayMismatch,
     StagedBatchMissing,
     StaleMicroBatch,
@@ -69,6 +80,7 @@ class Overlay:
         self._fences: dict[TransactionKey, int] = {}
         self._work: dict[str, int] = {}
         self.scheduled = 0  # batches that are on their way to wait until they are due
+        self.appended = 0  # records that are on their way
         self.trims = 0
         for entry in tail:
             self.add(entry)
@@ -84,6 +96,8 @@ class Overlay:
             self._work[entry.operation.group] = entry.index
         if isinstance(entry.operation, Schedule):
             self.scheduled += 1
+        if isinstance(entry.operation, Append):
+            self.appended += entry.record_count
         self.trims += isinstance(entry.operation, Trim)
 
     def remove(self, entry: Entry) -> None:
@@ -99,6 +113,8 @@ class Overlay:
             del self._work[entry.operation.group]
         if isinstance(entry.operation, Schedule):
             self.scheduled -= 1
+        if isinstance(entry.operation, Append):
+            self.appended -= entry.record_count
         self.trims -= isinstance(entry.operation, Trim)
 
     def uuid_index(self, uuid: bytes) -> int | None:
@@ -314,6 +330,9 @@ def _judge_batch(
             return WaitFor(fence)
     if isinstance(operation, Schedule) and len(machine.due_times) + overlay.scheduled >= propose.scheduled_max:
         return _refuse(_schedule_full(propose.scheduled_max))
+    room = propose.room
+    if room is not None and isinstance(operation, Append) and machine.next_offset + overlay.appended >= room.end_max:
+        return _refuse(_queue_full(room))
     after = propose.after
     if after and after not in machine.uuids and overlay.uuid_index(after) is None:
         return _refuse(
@@ -396,6 +415,13 @@ def _judge_carry(uuid: bytes, carry: Carry, machine: PartitionMachine, overlay: 
     """Only one that will still wait then: what is published or cancelled has no use for another copy."""
     waits = uuid in machine.due_times and overlay.key_index(SCHEDULED) is None
     return Admit(carry) if waits else Answer(Done(0, duplicate=True))
+
+
+def _queue_full(room: Room) -> QueueFull:
+    return QueueFull(
+        f"queue group {room.group!r} keeps {room.length_max} records of this partition, as many as its length_max "
+        "allows, or more: work some off, purge it, or raise length_max (`tritonmq queue alter`)"
+    )
 
 
 def _schedule_full(most: int) -> Overloaded:

@@ -187,6 +187,10 @@ class WorkState:
         """Of leases and marks, together."""
         return len(self.lent) + len(self.marks)
 
+    def unlent(self, end: int) -> int:
+        """How many records below `end`, the log's, are neither settled nor leased."""
+        return self.settled.missing_count(self.base, end) - self.leased
+
     def fresh_room(self) -> int:
         """How far above base a record that was never lent may be lent now: 0 if the bound of runs is reached. What came
         back may always be lent."""

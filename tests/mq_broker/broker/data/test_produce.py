@@ -18,7 +18,7 @@ from mq_broker.broker.host.window_turnover import Fillers
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.entries import NO_UUID
-from mq_broker.core.messages import Done, RecordsThere, RecordThere, Refused
+from mq_broker.core.messages import Done, RecordsThere, RecordThere, Refused, Room
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import Envelope
@@ -99,6 +99,9 @@ def test_a_batch_may_have_so_many_uuids_of_records() -> None:
 # ---------------------------------------------------------------- one stream, its broker played by the test
 
 
+ROOM = Room(100, "g", 10)
+
+
 class World:
     """A broker with one partition. What is proposed there is answered when the test says so."""
 
@@ -122,6 +125,9 @@ class World:
 
     def partition(self, _topic: object, _number: int) -> Any:
         return self
+
+    def room(self, _partition: object) -> Room:
+        return ROOM
 
     def not_leader(self) -> NotLeader:
         return NotLeader("ask broker 2", 2)
@@ -239,6 +245,15 @@ def test_a_producer_that_went_leaves_nothing_held_whenever_its_batches_are_answe
         assert world.held.bytes == _held_bytes(world.request(3))
         world.replies[2](Done(3, 3))
         assert world.held.bytes == 0
+
+    asyncio.run(scenario())
+
+
+def test_only_what_gets_its_offsets_now_needs_room() -> None:
+    async def scenario() -> None:
+        world = World()
+        await world.hear(world.request(1), world.request(2, stage=pb.StageOf(key=KEY, run_id="run")))
+        assert [fields["room"] for _, fields in world.proposed] == [ROOM, None]
 
     asyncio.run(scenario())
 

@@ -17,7 +17,7 @@ from mq_broker.broker.queues.working import Working
 from mq_broker.core.work.settling import Ack, Answer, Release, Settle
 from mq_broker.core.work.steps import Begin, Lease, OutputLine, Reason, Send
 from mq_protocol.errors import NotLeader, OutcomeUnknown, Overloaded
-from mq_protocol.queue_settings import QueueSettings
+from mq_protocol.queue_settings import Overflow, QueueSettings
 from tests.mq_broker.broker.queues.partitions import Led, rounds, scenario
 
 
@@ -29,7 +29,7 @@ class World:
         self.led: Any = Led(records)
         self.led.apply("g", 1, Begin(0))
         self.ms = 1_000_000
-        shell: Any = SimpleNamespace(on_role=[], now_ms=lambda: self.ms)
+        shell: Any = SimpleNamespace(on_role=[], now_ms=lambda: self.ms, partitions=lambda: [self.led])
         declared: Any = SimpleNamespace(find=lambda *_: Queue("g", 1, 0, self.settings))
         self.roles = shell.on_role
         self.working = Working(shell, declared, lambda: 1, **callbacks)
@@ -181,6 +181,24 @@ async def test_new_settings_wake_who_waits() -> None:
     world.settings = QueueSettings()
     world.working.settings_changed()
     assert (await waiting).runs
+
+
+@scenario
+async def test_a_group_that_drops_its_oldest_records_does_so_though_nobody_asks() -> None:
+    world = World(10)
+    [became_leader] = world.roles
+    world.settings = QueueSettings(length_max=4, overflow=Overflow.DROP_HEAD)
+    became_leader(world.led)
+    await rounds()
+    assert world.led.state.base == 6
+    world.led.append(3)
+    await rounds()
+    assert world.led.state.base == 9
+    world = World(10)
+    world.settings = QueueSettings(length_max=3, overflow=Overflow.DROP_HEAD)
+    world.working.settings_changed()
+    await rounds()
+    assert world.led.state.base == 7, "nobody had asked this leader anything before the group was given its bound"
 
 
 @scenario
