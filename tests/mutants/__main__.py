@@ -34,7 +34,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 
 import pytest
 
@@ -160,6 +160,8 @@ def begin(mutant: Mutant, tests: Sequence[str], output: Path) -> int:
     if child:
         return child
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         os.setsid()
         with output.open("wb") as to:
             os.dup2(to.fileno(), 1)
@@ -207,6 +209,13 @@ class Hunt:
         self.verdicts: list[Verdict] = []
 
     def run(self, mutants: Sequence[Mutant]) -> None:
+        """However it ends, no fork is left."""
+        try:
+            self._run(mutants)
+        finally:
+            self._end()
+
+    def _run(self, mutants: Sequence[Mutant]) -> None:
         chosen = [[*self._chosen(mutant), *self._also] for mutant in mutants]
         self._see_that_there_are(sorted({test for tests in chosen for test in tests}))
         for number, (mutant, tests) in enumerate(zip(mutants, chosen, strict=True)):
@@ -215,10 +224,25 @@ class Hunt:
                 continue
             while len(self._running) >= self._processes:
                 self._reap()
-            child = begin(mutant, tests, self._folder / f"{number}.txt")
-            self._running[child] = (mutant, time.monotonic() + PATIENCE_S)
+            self._begin(mutant, tests, self._folder / f"{number}.txt")
         while self._running:
             self._reap()
+
+    def _begin(self, mutant: Mutant, tests: Sequence[str], output: Path) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # it must not come before the fork is known
+        try:
+            self._running[begin(mutant, tests, output)] = (mutant, time.monotonic() + PATIENCE_S)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+    def _end(self) -> None:
+        while self._running:
+            child, _ = self._running.popitem()
+            try:
+                os.killpg(child, signal.SIGKILL)
+            except ProcessLookupError:  # it has no group of its own yet
+                os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
     def _see_that_there_are(self, tests: Sequence[str]) -> None:
         """A test that was renamed since the coverage was measured would fail, and seem to notice something."""
@@ -303,6 +327,10 @@ def put_into(table: Path, lines: Sequence[str]) -> None:
     table.write_text("\n".join(text))
 
 
+def _told_to_end(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal.SIGTERM)  # what has been started is ended on the way out
+
+
 def told() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("--sample", type=int, default=1, help="try one mutant of so many")
@@ -324,6 +352,7 @@ def told() -> argparse.Namespace:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, _told_to_end)
     arguments = told()
     packages = arguments.package or PACKAGES
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
