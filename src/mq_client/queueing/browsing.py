@@ -89,12 +89,12 @@ def _read(
 
 
 def _cut(ranges: Iterable[tuple[int, int]], count: int) -> Iterator[tuple[int, int]]:
-    """The first `count` offsets of the ranges."""
+    """The first `count` offsets of the ranges, at least one. No further range is asked for: it may cost a question."""
     for first, end in ranges:
-        if count <= 0:
-            return
         yield first, min(end, first + count)
         count -= end - first
+        if count <= 0:
+            return
 
 
 def _check(count: int) -> None:

@@ -494,7 +494,6 @@ class Keeper:
         """What the application has not begun is extended each third of its time. Leases that may have run out are asked
         about."""
         if not place.leases or self.closing:
-            place.extend_at = math.inf
             return
         if now >= place.check_at:
             place.unsure = place.unsure or any(lease.has_begun() for lease in place.leases.values())

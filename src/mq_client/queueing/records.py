@@ -131,9 +131,8 @@ class LeasedRecord(ConsumerRecord):
                 self._opened().settle_one(self._held, self._index, word)
 
     def _has_outcome(self) -> bool:
-        """Raises `LeaseLost`."""
-        keeper = self._opened()
-        return keeper.terms.accept or keeper.has_outcome(self._held, self._index)
+        """True also of what was settled by being lent. Raises `LeaseLost`."""
+        return self._opened().has_outcome(self._held, self._index)
 
     def _opened(self) -> Keeper:
         keeper = self.__dict__.get("_keeper")
@@ -211,8 +210,6 @@ class LeasedBatch:
 
     def extend(self) -> Future[None]:
         """The lease's whole time begins anew for the rows that have no outcome."""
-        if self._keeper.terms.accept:
-            return _done()
         left = self._left()
         return self._keeper.extend(self._held, left) if len(left) else _done()
 

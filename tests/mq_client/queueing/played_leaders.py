@@ -137,7 +137,15 @@ class Member:
         self.keeper.close_soon(Deadline(timeout_ms))
 
 
-def lent(entry: int, first: int, count: int, *, lease_ms: int = 30_000, ready: bool = False) -> pb.LeaseResponse:
+def lent(
+    entry: int,
+    first: int,
+    count: int,
+    *,
+    lease_ms: int = 30_000,
+    ready: bool = False,
+    order: pb.QueueOrder.ValueType = pb.ORDER_NONE,
+) -> pb.LeaseResponse:
     return pb.LeaseResponse(
         lease=pb.LeaseId(leader_epoch=1, entry=entry),
         ranges=[first, count],
@@ -145,6 +153,7 @@ def lent(entry: int, first: int, count: int, *, lease_ms: int = 30_000, ready: b
         failures=[0],
         lease_ms=lease_ms,
         ready=ready,
+        order=order,
     )
 
 

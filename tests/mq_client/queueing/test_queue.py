@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -326,6 +327,17 @@ def test_a_group_is_a_queue_or_a_stream(admin: Admin, bootstrap: str, topic: str
     admin.move_group("stream", {topic: {0: 0}})
     with pytest.raises(WrongGroupKind):
         Queue(bootstrap, topic, "stream").take(WAIT_MS)
+
+
+@pytest.mark.parametrize("use", [Queue.pop, Queue.peek, Queue.outputs, Queue.__enter__])
+def test_whatever_is_called_first_declares_the_group(
+    use: Callable[[Queue], object], admin: Admin, bootstrap: str, topic: str
+) -> None:
+    admin.create_topic(topic)
+    queue = Queue(bootstrap, topic, "g")
+    use(queue)
+    queue.close()
+    assert [info.group for info in admin.list_queues(topic)] == ["g"]
 
 
 def test_senseless_values_are_refused_before_anybody_is_asked(bootstrap: str, admin: Admin, topic: str) -> None:
