@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from mq_client import forks
 from mq_client.errors import (
     InvalidRequest,
     InvalidSetting,
@@ -310,7 +311,11 @@ def test_a_process_that_was_forked_is_told_so(monkeypatch: pytest.MonkeyPatch) -
     leaders.next("Lease").answer(lent(5, 0, 1))
     record = member.take()
     monkeypatch.setattr(os, "getpid", lambda: -1)
-    with pytest.raises(InvalidRequest, match="forked"):
+    with pytest.raises(InvalidRequest, match="this queue was opened in the process"):
+        record.ack()
+    monkeypatch.setattr(forks, "_used_before_the_fork", True)
+    monkeypatch.setenv(forks.VARIABLE, "0")
+    with pytest.raises(InvalidRequest, match="and cannot use them"):
         record.ack()
     monkeypatch.undo()
     member.close()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -170,6 +171,23 @@ def test_before_the_level_is_raised_nothing_begins(tmp_path: Path) -> None:
         world.broker.level = 2
         world.beginning.topics_changed()
         await until(lambda: world.lives() == {"g": 3})
+
+    run(tmp_path, scenario)
+
+
+def test_what_is_not_led_here_is_left_alone_for_good_and_what_does_not_serve_yet_is_looked_at_again(
+    tmp_path: Path,
+) -> None:
+    async def scenario(world: World) -> None:
+        def looked(*, closed: bool = False, leading: bool = True, serving: bool = True) -> Awaitable[bool]:
+            partition: Any = SimpleNamespace(closed=closed, serving=serving, replica=SimpleNamespace(leading=leading))
+            return world.beginning._look(partition)
+
+        assert await looked(closed=True)
+        assert await looked(leading=False)
+        assert not await looked(serving=False)
+        world.broker.level = 1
+        assert await looked()
 
     run(tmp_path, scenario)
 

@@ -37,6 +37,22 @@ def test_a_lease_runs_out_when_its_time_is_over_and_is_told_until_it_was_looked_
     assert (len(clocks), clocks.due(9_999), clocks.ranges(ONE)) == (0, False, ())
 
 
+def test_no_more_leases_are_looked_at_than_are_asked_for_and_the_others_come_next() -> None:
+    clocks = Clocks()
+    leases = [LeaseId(1, entry, 0) for entry in range(5)]
+    for lease in leases:
+        clocks.start(lease, [(lease.entry, lease.entry + 1)], LEASE_MS, 0)
+    found: list[LeaseId] = []
+    for waiting in (3, 1, 0):
+        some = [lease for lease, _ in out(clocks, 6_400, most=2)]
+        assert len(clocks._queue) == waiting
+        assert some
+        for lease in some:
+            clocks.over(lease, 6_400)
+        found += some
+    assert found == leases
+
+
 @pytest.mark.parametrize(
     ("now_ms", "lease_ms", "deadline"), [(1, 6_400, 6_500), (0, 63, 63), (7, 10, 17), (0, 130, 130)]
 )

@@ -227,6 +227,26 @@ async def test_of_a_process_whose_place_is_taken_the_first_records_are_charged()
 
 
 @scenario
+async def test_as_many_are_charged_as_it_worked_on_over_all_its_leases() -> None:
+    for working in range(1, 8):
+        group = Group()
+        leases = frozenset[LeaseId]()
+        for _ in range(2):
+            lease = (await group.ask("a", 3, key=KEY, held=leases).answered).lease
+            assert lease is not None
+            leases |= {lease}
+        group.ack("a", min(leases), (0, 1))
+        group.ack("a", max(leases), (4, 5))
+        await rounds()
+        group.declare(paused=True)
+        group.ask("a", 4, key=OTHER_KEY, working=working)
+        await rounds()
+        charged = [offset for first, end, mark in group.state.marks for offset in range(first, end) if mark.failures]
+        assert charged == [1, 2, 3, 5][:working]
+        assert (group.state.totals.returned, group.leased()) == (4, {})
+
+
+@scenario
 async def test_the_first_process_that_a_new_leader_sees_charges_nobody() -> None:
     group = Group()
     group.led.apply("g", 1, Lease(((0, 5),), "a"), epoch=1)

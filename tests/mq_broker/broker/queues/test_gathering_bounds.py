@@ -55,6 +55,25 @@ async def test_a_group_that_has_nothing_to_do_takes_no_turns() -> None:
 
 
 @scenario
+async def test_one_that_only_wants_to_know_takes_no_turns_while_nothing_is_ready_and_more_while_it_is_looked_for() -> (
+    None
+):
+    group = Group(5)
+    await lease_of(group, "a", 5)
+    asking = group.ask("b", 0)
+    await rounds()
+    counted = turns(group)
+    group.gathering.wake()
+    await rounds()
+    assert len(counted) <= 3
+    found = iter([None, None, True])
+    group.gathering._ready.is_ready = lambda *_: next(found)  # type: ignore[method-assign]
+    group.gathering.wake()
+    await rounds()
+    assert asking.answered.result() == Lent(ready=True)
+
+
+@scenario
 async def test_one_that_wants_many_records_and_is_lent_few_is_asked_again_by_its_member() -> None:
     group = Group(3)
     lent = await group.ask("a", 10).answered
@@ -136,10 +155,11 @@ async def test_a_life_ends_in_an_entry_of_its_own_though_members_ask_at_the_same
     group = Group(10)
     group.led.keeps_up = False
     group.gathering.add(OwnSteps(1, (End(),)))
-    group.ask("a", 5)
+    asking = group.ask("a", 5)
     await rounds()
     assert group.led.in_flight == 1
     assert [step for work in group.led.proposed for step in work.steps] == [End()]
+    assert not asking.answered.done(), "it was not even tried"
 
 
 @scenario

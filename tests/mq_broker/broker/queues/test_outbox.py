@@ -268,6 +268,17 @@ async def test_the_journal_is_told_again_what_it_refused_for_now() -> None:
 
 
 @scenario
+async def test_the_journal_is_not_asked_again_at_once() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outbox_module, "AGAIN_S", (0.0, 3_600.0))
+        world = World()
+        world.journal_says = [NotEnoughReplicas("1 of 2"), None]
+        world.decide((OUT, 0, b"a"))
+        await world.publish()
+        assert (world.journal_says, world.written) == ([None], [])
+
+
+@scenario
 async def test_published_decisions_are_noted_in_order_and_so_many_at_once() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(outbox_module, "SENT_AT_ONCE_MAX", 2)
