@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from mq_client.queueing.leases import LOST, HeldLease, LeaseId
 from mq_client.queueing.shelf import Rows, Shelf, rows_of
@@ -58,3 +61,48 @@ def test_a_batch_is_of_one_lease_and_of_no_more_rows_than_asked_for() -> None:
         lent.lease.begin_all(lent.indexes)
         found.append((lent.lease, lent.rows.column("n").to_pylist(), lent.lease.offsets[lent.indexes].tolist()))
     assert found == [(one, [0, 2, 3, 4], [0, 2, 3, 4]), (one, [5], [5]), (two, [6, 7], [6, 7])]
+
+
+@pytest.mark.parametrize("losses", [0.0, 0.3])
+@pytest.mark.parametrize("seed", range(10))
+def test_each_row_that_is_not_lost_is_handed_out_once_and_in_order(seed: int, losses: float) -> None:
+    """A walk, beside a list of all that waits."""
+    chance = random.Random(seed)
+    shelf = Shelf()
+    waits: list[tuple[HeldLease, int]] = []
+    for number in range(60):
+        match chance.choice(["put", "lose", "take", "rows", "rows"]):
+            case "put":
+                lease = held((10 * number, 10 * number + 10), number=number)
+                cut = chance.randint(0, 10)
+                shelf.put(rows(lease, 10 * number, cut))
+                shelf.put(rows(lease, 10 * number + cut, 10 - cut))
+                waits += [(lease, index) for index in range(10)]
+            case "lose":
+                for lease, index in [each for each in waits if chance.random() < losses]:
+                    lease.end(np.array([index]), LOST)
+                    waits.remove((lease, index))
+            case "take":
+                found = shelf.take()
+                assert (found[:2] if found is not None else None) == (waits.pop(0) if waits else None)
+                if found is not None:
+                    assert found[2].value["n"] == found[2].offset == found[0].offsets[found[1]]
+                    found[0].begin(found[1])
+            case "rows":
+                rows_max = chance.randint(1, 12)
+                wanted = [each for each in waits[:rows_max] if each[0] is waits[0][0]]
+                del waits[: len(wanted)]
+                lent = shelf.take_rows(rows_max)
+                if lent is None:
+                    assert not wanted
+                    continue
+                assert [(lent.lease, index) for index in lent.indexes.tolist()] == wanted
+                assert lent.rows.column("n").to_pylist() == lent.lease.offsets[lent.indexes].tolist()
+                lent.lease.begin_all(lent.indexes)
+        assert shelf or not waits
+        assert bool(waits) or not shelf or losses, "what was handed out does not look as if something were left"
+    while waits:
+        assert shelf.take() is not None
+        waits.pop(0)
+    assert shelf.take_rows(5) is None
+    assert not shelf
