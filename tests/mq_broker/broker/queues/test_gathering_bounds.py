@@ -237,6 +237,17 @@ async def test_leases_that_a_member_does_not_name_go_back_in_turns_and_it_is_len
 
 
 @scenario
+async def test_a_member_whose_leases_do_not_fit_into_the_entry_is_lent_something_after_they_went_back() -> None:
+    group = Group(20_000)
+    await lease_of(group, "b", 2)
+    lease = await lease_of(group, "a", 19_000)
+    group.ack("a", lease, *((offset, offset + 1) for offset in range(3, 16_003, 2)))
+    asking = group.ask("b", 1)
+    await rounds()
+    assert (group.state.totals.returned, offsets(asking)) == (2, [(0, 1)])
+
+
+@scenario
 async def test_members_with_many_leases_are_compared_in_turns_and_all_are_served() -> None:
     with pytest.MonkeyPatch.context() as patch:
         group = Group(100)
