@@ -51,7 +51,8 @@ DEAD_SUFFIX: Final = ".dead"
 class QueueSettings:
     """The settings of a queue group, every one with its value. Times in milliseconds. `dead_letter`: a topic's name, or
     what becomes of dead letters without one. `order_by`: the column whose values are the keys; empty for the record's
-    key. `length_max`: records of a partition; 0 for no bound."""
+    key. `length_max`: records of a partition; 0 for no bound. `filter`: text, which is compared with the topic's
+    columns elsewhere; empty for none."""
 
     lease_ms: int = 30_000
     delivery_limit: int = 10
@@ -65,6 +66,7 @@ class QueueSettings:
     order_by: str = ""
     length_max: int = 0
     overflow: Overflow = Overflow.REJECT
+    filter: str = ""
 
 
 QUEUE_SETTINGS: Mapping[str, Setting] = {
@@ -136,11 +138,19 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
             "oldest records",
             live=True,
         ),
+        Setting(
+            "filter",
+            "",
+            "comparisons of columns with values, joined by AND, OR, NOT",
+            "which records are worked on: others are settled unworked, for good; of records without columns, key and "
+            "timestamp can be compared",
+            live=True,
+        ),
     )
 }
 
 NOT_BUILT: Final = (
-    *("resume_ms", "priority", "spill", "filter", "idle_ms"),
+    *("resume_ms", "priority", "spill", "idle_ms"),
     *("ttl_ms", "expired", "bytes_max", "dropped"),
 )
 """Settings that are planned: whoever gives one is told so."""
@@ -180,6 +190,7 @@ def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool =
         order_by=_order_by(given.get("order_by", ""), order, partly=partly and "order" not in given),
         length_max=_number(given, "length_max", usual.length_max, 0, LENGTH_MAX_CEILING, _whole),
         overflow=_choice(given, "overflow", usual.overflow, Overflow),
+        filter=given.get("filter", ""),
     )
 
 

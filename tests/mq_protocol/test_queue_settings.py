@@ -43,12 +43,14 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         "order_by": "customer",
         "length_max": "9000",
         "overflow": "drop_head",
+        "filter": "amount > 5",
     }
     assert given.keys() == QUEUE_SETTINGS.keys()
     parsed = parse_queue_settings(given, "orders")
     times = (120_000, 0, 250, 1.5, 604_800_000)
     order = (Order.KEY, "customer")
-    assert parsed == QueueSettings(*times, DeadLetter.DROP, 7, True, *order, 9_000, Overflow.DROP_HEAD)
+    length = (9_000, Overflow.DROP_HEAD)
+    assert parsed == QueueSettings(*times, DeadLetter.DROP, 7, True, *order, *length, "amount > 5")
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,14 @@ from mq_broker.broker.host.window_turnover import WindowTurnover
 from mq_broker.broker.locks import Locks
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topic, Topics
+from mq_broker.broker.queues import lending
 from mq_broker.broker.queues.beginning import Beginning
 from mq_broker.broker.queues.dead_letters import DeadLetters
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.declaring import Declaring
 from mq_broker.broker.queues.describing import Describing
+from mq_broker.broker.queues.filter_reading import FilterReading
+from mq_broker.broker.queues.gathering import Gathering
 from mq_broker.broker.queues.key_reading import KeyReading
 from mq_broker.broker.queues.leasing import Leasing
 from mq_broker.broker.queues.leftovers import Leftovers
@@ -245,7 +248,8 @@ class _Broker:
         outbox.missing = letters.stage_again
         self._leftovers = Leftovers(shell, self._topics, self._transactions, letters)
         self._keys = KeyReading(shell)
-        self._working = Working(shell, self._declared, self._clock.now_us, outbox.look, letters.look, self._keys.look)
+        self._filters = FilterReading(shell, self._topics)
+        self._working = Working(shell, self._declared, self._clock.now_us, outbox.look, letters.look, self._look)
         self._beginning = Beginning(shell, self._topics, self._declared, self._working)
         return (
             Declaring(self._topics, self._declared),
@@ -261,13 +265,23 @@ class _Broker:
                 shell,
                 self._topics,
                 self._declared,
-                lambda *place: letters.alarm(*place) or outbox.alarm(*place) or self._keys.alarm(*place),
+                lambda *place: (
+                    letters.alarm(*place)
+                    or outbox.alarm(*place)
+                    or self._keys.alarm(*place)
+                    or self._filters.alarm(*place)
+                ),
                 self._working.blocked_by,
             ),
             Sweeping(shell, self._topics, self._declared, self._working),
             staging,
             self._leftovers,
         )
+
+    def _look(self, gathering: Gathering, ready: lending.Ready) -> None:
+        """At the records of a queue group."""
+        self._keys.look(gathering, ready)
+        self._filters.look(gathering, ready)
 
     def _read_brokers(self) -> None:
         self.cluster.read_again()
@@ -353,3 +367,4 @@ class _Broker:
         self._producing.close()
         self._reading.close()
         self._keys.close()
+        self._filters.close()

@@ -9,6 +9,8 @@ holdings    what is lent, to whom and for how long
 lending     where ready records are, and which of them a request is lent
 ordering    the same where records of a key, or all, are worked on one after another
 key_index   which key each record has; key_reading: reads the keys
+sieve       what a group's filter keeps away; filter_reading: compares rows with filters
+by_settings what of these a group's settings need
 requests    what members ask, and are told; draft: what is put into one entry
 unsettled   what members ask to settle, until it has an answer
 gathering   one group in one partition: requests become entries, one on its way at a time

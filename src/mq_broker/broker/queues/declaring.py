@@ -18,6 +18,7 @@ from mq_protocol.errors import InvalidRequest, InvalidSetting, TooManyGroups, Un
 from mq_protocol.limits import ANSWER_BYTES_MAX, OFFSET_MAX, QUEUE_GROUPS_PER_PARTITION_MAX
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name, quoted
 from mq_protocol.order_keys import check_order
+from mq_protocol.queue_filters import bound_filter
 from mq_protocol.queue_settings import QUEUE_SETTINGS, DeadLetter, parse_queue_settings, usual_dead_letter
 
 log = logging.getLogger(__name__)
@@ -171,7 +172,10 @@ def _check_names(topic: str, settings: Mapping[str, str]) -> None:
 
 def _check_whole(spec: TopicSpec, settings: Mapping[str, str]) -> None:
     """Raises `InvalidSetting` for settings that do not fit together, or not the topic's columns."""
-    check_order(parse_queue_settings(settings, spec.name), schema_from_bytes(spec.schema), spec.name)
+    parsed, schema = parse_queue_settings(settings, spec.name), schema_from_bytes(spec.schema)
+    check_order(parsed, schema, spec.name)
+    if parsed.filter:
+        bound_filter(parsed.filter, schema)
 
 
 def _start_us(request: pb.AlterQueueRequest) -> int:

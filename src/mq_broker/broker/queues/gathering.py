@@ -8,19 +8,19 @@ before this leader knows otherwise that it led at that time.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.queues.by_settings import ready_of, suits
 from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.draft import Draft, Lending, backoff_of, dead_letters, is_rare, tell_sendings
-from mq_broker.broker.queues.holdings import INHERITED_LEASE_MS_MIN, RETURNED_AT_ONCE, Holdings
+from mq_broker.broker.queues.holdings import INHERITED_LEASE_MS_MIN, RETURNED_AT_ONCE, Holdings, tell_expired
 from mq_broker.broker.queues.lending import Ready, Run, Wish, fitting
 from mq_broker.broker.queues.length import beyond_length, drops_head
-from mq_broker.broker.queues.ordering import ByKey, Single, ready_of
+from mq_broker.broker.queues.ordering import ByKey, Single
 from mq_broker.broker.queues.requests import Asking, Lent, LentRun, OwnSteps, Sending, Settling
 from mq_broker.broker.queues.unsettled import Unsettled
 from mq_broker.core.entries import Work
@@ -31,10 +31,7 @@ from mq_broker.core.work.settling import Answer, Lend, Setting, Settle, gather
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import LeaseId, Send, why_not_one_entry
 from mq_protocol.errors import Overloaded, TritonMQError, UnknownQueue
-from mq_protocol.names import quoted
 from mq_protocol.queue_settings import DeadLetter
-
-log = logging.getLogger(__name__)
 
 SCANNED_AT_ONCE: Final = 2_000
 """Runs of a state that a new leader looks through in one turn."""
@@ -45,8 +42,6 @@ HELD_AT_ONCE: Final = 20_000
 DOOMED_AT_ONCE: Final = 500
 AGAIN_S: Final = 1.0
 """After an entry was refused for now: when the leader tries again to write what it wants by itself."""
-
-EXPIRED_LOGGED_MAX: Final = 10
 
 
 class Gathering:
@@ -66,13 +61,13 @@ class Gathering:
         stood_still: Callable[[], bool],
         on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None,
         on_doomed: Callable[[Gathering], None] = lambda _: None,
-        on_keys: Callable[[Gathering, ByKey], None] = lambda *_: None,
+        on_rows: Callable[[Gathering, Ready], None] = lambda *_: None,
     ) -> None:
         """`queue`: the group's declaration, None if there is none. `now_ms`, `now_us`: the monotonic clock, and the
         time since 1970 that is believed. `keep_time`: called when `has_clocks` may have become true. `stood_still`:
         whether this broker's loop did, and `slept` was not called since. `on_outbox`: called while the state has
         decisions that are not published yet; `on_doomed`: while it may have records that go to a dead-letter topic.
-        `on_keys`: while keys of records are to be read; call `wake` once some are."""
+        `on_rows`: while records are to be looked at; call `wake` once some are."""
         self.partition = partition
         self.group = group
         self.epoch = partition.replica.leader_epoch
@@ -84,7 +79,7 @@ class Gathering:
         self._stood_still = stood_still
         self._on_outbox = on_outbox
         self._on_doomed = on_doomed
-        self._on_keys = on_keys
+        self._on_rows = on_rows
         self._sendings: deque[Sending] = deque()
         self._next_n = self.epoch << 32  # a later life goes on: partitions take a number below the last for done
         self._loop = asyncio.get_running_loop()
@@ -162,9 +157,9 @@ class Gathering:
         """As it is declared."""
         return self._queue()
 
-    def reads(self, keys: ByKey) -> bool:
-        """Whether the group goes by these keys still."""
-        return not self.closed and self._state is not None and self._ready is keys
+    def reads(self, ready: Ready) -> bool:
+        """Whether the group goes by this still."""
+        return not self.closed and self._state is not None and self._ready is ready
 
     def blocked_by(self) -> int | None:
         """The record that others wait for, which is not lent for now, if the group is in order."""
@@ -248,7 +243,8 @@ class Gathering:
         if self._scanned:
             if not self._ready.wake(now_us):
                 self.wake()
-            self._choose(draft, state, queue, now_ms, now_us)
+            if not queue.settings.paused and not self._ready.held_back:
+                self._choose(draft, state, queue, now_ms, now_us)
         self._judge(draft, state, queue, now_us)
         self._add_own(draft, queue)
         draft.steps = (*draft.steps, *beyond_length(state, queue.settings, self.partition.next_offset, draft.steps))
@@ -288,8 +284,11 @@ class Gathering:
     def _were_judged(self, draft: Draft) -> None:
         """Those who are lent nothing now wait on, unless they have waited long enough."""
         chosen = {id(each.asking) for each in draft.lendings} | {id(asking) for asking, _ in draft.gone}
+        end, sieve = self.partition.next_offset, self._ready.sieve
+        looked_to = end if sieve is None else sieve.looked_to(end)
         for asking in list(self._asking.values()):
-            if asking.reconciled and id(asking) not in chosen:
+            asking.end = end if asking.end < 0 else asking.end
+            if asking.reconciled and id(asking) not in chosen and asking.end <= looked_to:
                 asking.judged = True
                 if asking.hurry:
                     self.leave(asking)
@@ -301,7 +300,7 @@ class Gathering:
         if state is not self._state:
             self._state, self._scanned, self._reserved = state, False, None
             self._holdings, self._ready = Holdings(state, self.epoch), ready_of(state, queue.settings)
-        elif self._ready.ordered != (queue.settings.order, queue.settings.order_by):
+        elif not suits(self._ready, queue.settings):
             self._ready, self._scanned = ready_of(state, queue.settings), False
         elif limit != self._ready.limit or self._ready.overgrown():
             self._ready.limit, self._scanned = limit, False
@@ -314,8 +313,8 @@ class Gathering:
         if state.outbox:
             self._on_outbox(self, state)
         self._ready.trimmed(self.partition.replica.machine.log_start_offset)
-        if isinstance(self._ready, ByKey) and not self._ready.knows(self.partition.next_offset):
-            self._on_keys(self, self._ready)
+        if not self._ready.knows(self.partition.next_offset):
+            self._on_rows(self, self._ready)
             if not self._ready.knows_lent:  # it cannot be judged what comes after what; it is woken with the keys
                 return False
         self._scanned = self._ready.scan(SCANNED_AT_ONCE)
@@ -362,13 +361,7 @@ class Gathering:
             self.slept(now_ms)
             return
         settles = self._holdings.expired(now_ms)
-        for settle in settles[:EXPIRED_LOGGED_MAX]:
-            log.info(
-                "%s: a lease of group %s ran out: %s did not settle it in time",
-                self.partition.name,
-                quoted(self.group),
-                quoted(settle.member),
-            )
+        tell_expired(self.partition.name, self.group, settles)
         self._by_leader(draft, settles)
 
     def _reconcile(self, draft: Draft, queue: Queue, now_ms: int) -> None:
@@ -397,9 +390,9 @@ class Gathering:
 
     def _choose(self, draft: Draft, state: WorkState, queue: Queue, now_ms: int, now_us: int) -> None:
         room = queue.settings.in_flight_max - state.leased
-        looked = 0
+        looked, end = 0, self._ready.upto(self.partition.next_offset)
         for asking in list(self._asking.values()):
-            if queue.settings.paused or room <= 0 or draft.ranges >= RANGES_MAX or looked > HELD_AT_ONCE:
+            if room <= 0 or draft.ranges >= RANGES_MAX or looked > HELD_AT_ONCE:
                 break
             if sum(each.choice.records for each in draft.lendings) >= self._ready.at_once:
                 break
@@ -414,14 +407,14 @@ class Gathering:
                 continue
             wish = self._wish(asking, min(room, self._ready.most(records)), now_ms, alone=not records)
             if not asking.records_max:
-                ready = self._ready.is_ready(wish, now_us, self.partition.next_offset)
+                ready = self._ready.is_ready(wish, now_us, end)
                 if ready:
                     self.leave(asking)
                     asking.answer(Lent(ready=True))
                 elif ready is None:
                     self.wake()
                 continue
-            choice = self._ready.choose(wish, now_us, self.partition.next_offset, fitting(self.partition.index))
+            choice = self._ready.choose(wish, now_us, end, fitting(self.partition.index))
             if choice.unfinished:
                 self.wake()
             if choice.runs:
@@ -495,7 +488,9 @@ class Gathering:
 
     def _add_own(self, draft: Draft, queue: Queue) -> None:
         """Behind them what the leader wants by itself, as far as it fits."""
-        dead_letter = queue.settings.dead_letter
+        dead_letter, sieve = queue.settings.dead_letter, self._ready.sieve
+        if sieve is not None and self._loop.time() >= self._by_itself_from:
+            draft.steps = sieve.with_drop(draft.steps, queue.settings.delivery_limit)
         if self._dooms(queue) and isinstance(dead_letter, DeadLetter):
             doomed = self._ready.take_doomed(DOOMED_AT_ONCE)
             steps = (*draft.steps, *dead_letters(doomed, dead_letter))
@@ -560,6 +555,8 @@ class Gathering:
 
     def _note_written(self, draft: Draft) -> None:
         self._ready.written(draft.steps, self._now_ms())
+        if self._ready.sieve is not None:
+            self._ready.sieve.written(draft.steps)
         for asking, complete, _ in draft.reconciled:
             asking.reconciled = complete
             self._holdings.members.seen(asking.member, asking.key)
@@ -594,6 +591,7 @@ class Gathering:
             self._keep_time()
         told = tuple(LentRun(a, b, (mark or NO_MARK).deliveries + 1, (mark or NO_MARK).failures) for a, b, mark in runs)
         wish = self._wish(asking, 1, self._now_ms(), alone=False)
-        ready = not self.closed and bool(self._ready.is_ready(wish, self._now_us(), self.partition.next_offset))
+        end = self._ready.upto(self.partition.next_offset)
+        ready = not self.closed and bool(self._ready.is_ready(wish, self._now_us(), end))
         order, order_by = self._ready.ordered
         asking.answer(Lent(lease, told, lease_ms, ready, order=order, order_by=order_by))

@@ -6,8 +6,9 @@ knows. What is to become of leases is said as requests to settle, which are judg
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -19,6 +20,11 @@ from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.settling import Answer, Failed, Release, Settle
 from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import LeaseId
+from mq_protocol.names import quoted
+
+log = logging.getLogger(__name__)
+
+EXPIRED_LOGGED_MAX: Final = 10
 
 INHERITED_LEASE_MS_MIN: Final = 10_000
 """How long a lease that a new leader finds lives at least: its member may not have found this leader yet."""
@@ -169,3 +175,14 @@ class Holdings:
             if offset < end:
                 return (self._state.marks.at(offset) or NO_MARK).failures == limit - 1
         return False
+
+
+def tell_expired(partition: str, group: str, settles: Sequence[Settle]) -> None:
+    """Log whose leases ran out, the first ones."""
+    for settle in settles[:EXPIRED_LOGGED_MAX]:
+        log.info(
+            "%s: a lease of group %s ran out: %s did not settle it in time",
+            partition,
+            quoted(group),
+            quoted(settle.member),
+        )

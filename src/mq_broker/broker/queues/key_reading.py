@@ -16,6 +16,7 @@ import pyarrow as pa
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.queues.gathering import Gathering
+from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.ordering import LOOK_AHEAD_MAX, ByKey
 from mq_broker.broker.runtime.places import Places
 from mq_broker.core.work.ranges import Range
@@ -50,8 +51,10 @@ class KeyReading:
         self._reading: dict[ByKey, asyncio.Task[None]] = {}
         self._alarms: dict[tuple[str, str], tuple[ByKey, str]] = {}
 
-    def look(self, gathering: Gathering, keys: ByKey) -> None:
+    def look(self, gathering: Gathering, keys: Ready) -> None:
         """The group may lack keys."""
+        if not isinstance(keys, ByKey):
+            return
         task = self._reading.get(keys)
         if task is None or task.done():
             self._reading = {known: each for known, each in self._reading.items() if not each.done()}

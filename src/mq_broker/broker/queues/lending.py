@@ -8,10 +8,11 @@ out of date: each record is looked up in the state before it is chosen.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
+from mq_broker.broker.queues.sieve import Sieve
 from mq_broker.core.work.order import Order
 from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
@@ -122,6 +123,9 @@ class Ready:
     ordered: tuple[Ordered, str] = Ordered.NONE, ""
     """The settings `order` and `order_by`."""
 
+    sieve: Sieve | None = None
+    """Of the group's filter."""
+
     at_once = RECORDS_MAX
     """Once so many records are lent by one entry, nobody else is looked at for it."""
 
@@ -189,6 +193,24 @@ class Ready:
 
     def trimmed(self, start: int) -> None:
         """The log begins there by now."""
+
+    def knows(self, end: int) -> bool:
+        """Whether nothing of the records is to be read now. `end`: of the log."""
+        return self.sieve is None or self.sieve.knows(end)
+
+    @property
+    def knows_lent(self) -> bool:
+        """Whether what is to be known is, of all records that somebody has or had."""
+        return True
+
+    @property
+    def held_back(self) -> bool:
+        """Whether nothing may be lent for now."""
+        return self.sieve is not None and self.sieve.held_back
+
+    def upto(self, end: int) -> int:
+        """Where the records end that may be lent, of a log that ends at `end`."""
+        return end if self.sieve is None else min(end, self.sieve.lendable_to)
 
     def most(self, held: int) -> int:
         """How many records a member may be lent that holds so many."""
@@ -270,9 +292,13 @@ class Ready:
                 return None
             first, end = self._alone[0]
             run = next(self._state.unleased(first, end), None)
-            if run is not None and run[2] is not None and self._is_last(run[2]) and run[2].due_us <= now_us:
+            fits = run is None or run[0] in (low for low, _ in self._fit(run[0], run[0] + 1))
+            if run is not None and run[2] is not None and self._is_last(run[2]) and run[2].due_us <= now_us and fits:
                 return run
             heapq.heappop(self._alone)
+            if run is not None and not fits:
+                self._keep(run[0] + 1, end)
+                continue
             if run is not None:
                 self._sort(*run)
                 self._keep(run[1], end)
@@ -331,6 +357,11 @@ class Ready:
         if first < end:
             heapq.heappush(self._back, (first, end))
 
+    def _fit(self, first: int, end: int) -> Iterator[Range]:
+        """Of these records the unsettled ones that the filter keeps."""
+        unsettled = self._state.settled.missing(first, end)
+        return unsettled if self.sieve is None else self.sieve.fit(unsettled)
+
     def _choose_of(self, candidate: Range, choice: Choice) -> int:
         """Take what may be lent of the candidate. Returns where that ends which was looked at."""
         state = self._state
@@ -344,7 +375,7 @@ class Ready:
                 elif self._is_last(mark):
                     heapq.heappush(self._alone, (first, end))
                 else:
-                    for begin, until in state.settled.missing(first, end):
+                    for begin, until in self._fit(first, end):
                         taken = choice.take(begin, until, mark)
                         if choice.full:
                             return taken

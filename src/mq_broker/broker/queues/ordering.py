@@ -20,7 +20,7 @@ from mq_broker.core.work.ranges import RANGES_MAX, Range, Ranges, joined
 from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, Reject, Reset, Return, Send, Step
-from mq_protocol.queue_settings import Order, QueueSettings
+from mq_protocol.queue_settings import Order
 
 LOOK_AHEAD_MAX: Final = 250_000
 """Unsettled records past base whose keys a leader knows at a time."""
@@ -42,17 +42,6 @@ _WALKED_AT_ONCE: Final = 500
 
 CHOSEN_AT_ONCE: Final = 1_000
 """Records by one entry with `order=key`, some twenty milliseconds. Who is left is lent some by the next one."""
-
-
-def ready_of(state: WorkState, settings: QueueSettings) -> Ready:
-    """By the group's settings."""
-    match settings.order:
-        case Order.NONE:
-            return Ready(state, settings.delivery_limit)
-        case Order.ALL:
-            return Single(state, settings.delivery_limit)
-        case Order.KEY:
-            return ByKey(state, settings.delivery_limit, settings.order_by)
 
 
 class Single(Ready):
@@ -199,7 +188,8 @@ class ByKey(Ready):
 
     def knows(self, end: int) -> bool:
         """Whether nothing is to be read now: half of what may be read ahead is known."""
-        return self.full or self.read_to >= min(end, max(self._lent_to(), self._fresh + READ_AHEAD // 2))
+        known = self.full or self.read_to >= min(end, max(self._lent_to(), self._fresh + READ_AHEAD // 2))
+        return known and super().knows(end)
 
     @property
     def knows_lent(self) -> bool:

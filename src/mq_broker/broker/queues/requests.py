@@ -79,6 +79,7 @@ class Asking:
         self.in_flight = False  # an entry that lends to it is on its way
         self.judged = False  # once, at least
         self.hurry = False  # it does not wait any more
+        self.end = -1  # of the log, when it was first looked at
         self.answered: asyncio.Future[Lent] = asyncio.get_running_loop().create_future()
 
     def answer(self, lent: Lent) -> None:

@@ -17,8 +17,8 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.gathering import Gathering
+from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.length import drops_head
-from mq_broker.broker.queues.ordering import ByKey
 from mq_broker.broker.queues.requests import Asking, Item, Lent, OwnSteps, Settling
 from mq_broker.core.work.settling import Answer
 from mq_broker.core.work.state import WorkState
@@ -48,7 +48,7 @@ class _Led:
 class Working:
     """Owns the gathering of each queue group and partition that is led here. `now_us`: the time that is believed, in
     microseconds since 1970. `on_outbox`: publishes what a group has decided. `on_doomed`: sends its dead
-    letters. `on_keys`: reads the keys of its records."""
+    letters. `on_rows`: looks at its records, for their keys or for filters."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class Working:
         now_us: Callable[[], int],
         on_outbox: Callable[[Gathering, WorkState], None] = lambda *_: None,
         on_doomed: Callable[[Gathering], None] = lambda _: None,
-        on_keys: Callable[[Gathering, ByKey], None] = lambda *_: None,
+        on_rows: Callable[[Gathering, Ready], None] = lambda *_: None,
     ) -> None:
         self._shell = shell
-        self._on_keys = on_keys
+        self._on_rows = on_rows
         self._on_outbox = on_outbox
         self._on_doomed = on_doomed
         self._declared = declared
@@ -172,7 +172,7 @@ class Working:
                 self._stood_still,
                 self._on_outbox,
                 self._on_doomed,
-                self._on_keys,
+                self._on_rows,
             )
         return known
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.gathering import Gathering
+from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.ordering import ByKey
 from mq_broker.broker.queues.requests import Asking, Item, Settling
 from mq_broker.core.entries import Append, Entry, Operation, Trim, Work
@@ -160,7 +161,7 @@ class Group:
             lambda: self.us,
             lambda: None,
             lambda: False,
-            on_keys=self._read,
+            on_rows=self._read,
         )
 
     def lead_anew(self) -> None:
@@ -169,9 +170,9 @@ class Group:
         self.gathering = self._gathering()
         self.gathering.wake()
 
-    def _read(self, gathering: Gathering, keys: ByKey) -> None:
+    def _read(self, gathering: Gathering, keys: Ready) -> None:
         """As many keys as it wants, at once."""
-        while self.reads and (wanted := keys.to_read(self.led.next_offset)) is not None:
+        while self.reads and isinstance(keys, ByKey) and (wanted := keys.to_read(self.led.next_offset)) is not None:
             known = [(offset, key) for offset in range(*wanted) if (key := self.key_of(offset)) is not None]
             keys.add(wanted[1], [offset for offset, _ in known], [key for _, key in known])
         gathering.wake()
