@@ -19,7 +19,17 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from mq_broker.coordination import change_notes, documents
 from mq_broker.coordination import file as coordination_file
 from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
-from mq_broker.core.entries import SCHEDULED, Append, Carry, Entry, Schedule, Stage, StagedBatches, TransactionKey
+from mq_broker.core.entries import (
+    SCHEDULED,
+    Append,
+    Attributes,
+    Carry,
+    Entry,
+    Schedule,
+    Stage,
+    StagedBatches,
+    TransactionKey,
+)
 from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Placed, SeenUuids
 from mq_broker.core.messages import LeaderName, NodeState
@@ -31,7 +41,15 @@ from mq_broker.storage.identity import Cut, LogIdentity
 from mq_broker.storage.journal.segments import pack_mark
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol import mq_pb2 as pb
-from tests.mq_broker.storage.bed import KEY, PLACE, joined, one_of_each_operation, one_of_each_step, uuid_of
+from tests.mq_broker.storage.bed import (
+    KEY,
+    PLACE,
+    joined,
+    one_of_each_operation,
+    one_of_each_step,
+    operations_with_attributes,
+    uuid_of,
+)
 
 DATA: Final = Path(__file__).parent / "data"
 UNRELEASED: Final = DATA / "unreleased.json"
@@ -79,7 +97,7 @@ def golden() -> dict[str, dict[str, str]]:
 def frames() -> dict[str, str]:
     """One of each kind of entry."""
     made = {}
-    for index, operation in enumerate(one_of_each_operation(), start=1):
+    for index, operation in enumerate((*one_of_each_operation(), *operations_with_attributes()), start=1):
         carries = isinstance(operation, Append | Stage | Schedule | Carry)
         records = len(operation.uuids()) if isinstance(operation, Append) and operation.record_uuids else int(carries)
         payload = PAYLOAD if carries else b""
@@ -104,10 +122,13 @@ def stored() -> dict[str, str]:
     queues = replace(SNAPSHOT, state=replace(SNAPSHOT.state, work=(("jobs", queue_group()),)))
     waits = StagedBatch(uuid_of(8), SCHEDULED, 0, "", 3, 38, 1_000_038, 64, 128, 1_700_000_000_000_000)
     scheduled = replace(SNAPSHOT, state=replace(SNAPSHOT.state, staged=(waits,)))
+    attributed = replace(SNAPSHOT.state.staged[0], attributes=Attributes(9))
+    levels = replace(SNAPSHOT, state=replace(SNAPSHOT.state, staged=(attributed,)))
     return {
         "snapshot": encode_snapshot(PLACE, SNAPSHOT).hex(),
         "snapshot with a queue group": encode_snapshot(PLACE, queues).hex(),
         "snapshot with a scheduled batch": encode_snapshot(PLACE, scheduled).hex(),
+        "snapshot with attributes": encode_snapshot(PLACE, levels).hex(),
         "flushed": pack_mark(PLACE, 40).hex(),
     }
 

@@ -4583,26 +4583,77 @@ class EpochStartMeta(_message.Message):
 Global___EpochStartMeta: _TypeAlias = EpochStartMeta  # noqa: Y015
 
 @_typing.final
+class BatchAttributes(_message.Message):
+    """What holds for each record of a batch. None: all as usual."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    priority: _builtins.int
+    """0 to 31; none: 4"""
+    def __init__(
+        self,
+        *,
+        priority: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "priority", b"priority"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_priority", b"_priority", "priority", b"priority"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
+    _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+
+Global___BatchAttributes: _TypeAlias = BatchAttributes  # noqa: Y015
+
+@_typing.final
+class AppendMeta(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORD_UUIDS_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    record_uuids: _builtins.bytes
+    @_builtins.property
+    def attributes(self) -> Global___BatchAttributes: ...
+    def __init__(
+        self,
+        *,
+        record_uuids: _builtins.bytes = ...,
+        attributes: Global___BatchAttributes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "record_uuids", b"record_uuids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AppendMeta: _TypeAlias = AppendMeta  # noqa: Y015
+
+@_typing.final
 class StageMeta(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
     BATCH_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     run_id: _builtins.str
     @_builtins.property
     def key(self) -> Global___TransactionKey: ...
+    @_builtins.property
+    def attributes(self) -> Global___BatchAttributes: ...
     def __init__(
         self,
         *,
         key: Global___TransactionKey | None = ...,
         batch_id: _builtins.int = ...,
         run_id: _builtins.str = ...,
+        attributes: Global___BatchAttributes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "key", b"key", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "batch_id", b"batch_id", "key", b"key", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4815,15 +4866,19 @@ class ScheduleMeta(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DUE_US_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
     due_us: _builtins.int
+    @_builtins.property
+    def attributes(self) -> Global___BatchAttributes: ...
     def __init__(
         self,
         *,
         due_us: _builtins.int = ...,
+        attributes: Global___BatchAttributes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_us", b"due_us"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "due_us", b"due_us"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -5256,6 +5311,7 @@ class StagedBatchState(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _builtins.int
     DECODED_BYTES_FIELD_NUMBER: _builtins.int
     DUE_US_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
     uuid: _builtins.bytes
     batch_id: _builtins.int
     run_id: _builtins.str
@@ -5268,6 +5324,8 @@ class StagedBatchState(_message.Message):
     """of a scheduled batch"""
     @_builtins.property
     def key(self) -> Global___TransactionKey: ...
+    @_builtins.property
+    def attributes(self) -> Global___BatchAttributes: ...
     def __init__(
         self,
         *,
@@ -5281,10 +5339,11 @@ class StagedBatchState(_message.Message):
         payload_bytes: _builtins.int = ...,
         decoded_bytes: _builtins.int = ...,
         due_us: _builtins.int = ...,
+        attributes: Global___BatchAttributes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "decoded_bytes", b"decoded_bytes", "due_us", b"due_us", "index", b"index", "key", b"key", "payload_bytes", b"payload_bytes", "row_count", b"row_count", "run_id", b"run_id", "timestamp_us", b"timestamp_us", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "batch_id", b"batch_id", "decoded_bytes", b"decoded_bytes", "due_us", b"due_us", "index", b"index", "key", b"key", "payload_bytes", b"payload_bytes", "row_count", b"row_count", "run_id", b"run_id", "timestamp_us", b"timestamp_us", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

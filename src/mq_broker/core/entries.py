@@ -15,6 +15,8 @@ from mq_broker.core.work.steps import Step, step_bytes
 
 UUID_BYTES = 16
 NO_UUID = bytes(UUID_BYTES)
+PRIORITY_MAX = 31
+PRIORITY_USUAL = 4
 
 
 class EntryKind(IntEnum):
@@ -35,6 +37,7 @@ class EntryKind(IntEnum):
     WORK = 13
     SCHEDULE = 14
     CARRY = 15
+    APPEND_ATTRIBUTED = 16
     DELETE_GROUP = 20
 
 
@@ -78,6 +81,17 @@ class EpochStart:
 
 
 @dataclass(frozen=True, slots=True)
+class Attributes:
+    """What holds for each record of a batch. `priority`: 0 to 31, higher ones are lent first by queue groups."""
+
+    priority: int = PRIORITY_USUAL
+
+
+USUAL = Attributes()
+"""Of a batch of which nothing is said. It takes no bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class Append:
     """A batch that takes the next offsets as soon as it is committed.
 
@@ -86,6 +100,7 @@ class Append:
     """
 
     record_uuids: bytes = b""
+    attributes: Attributes = USUAL
 
     def uuids(self) -> list[bytes]:
         """Those of the records, one by one."""
@@ -100,6 +115,7 @@ class Stage:
     key: TransactionKey
     batch_id: int
     run_id: str
+    attributes: Attributes = USUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +124,7 @@ class Schedule:
     `due_us`: microseconds since 1970, above 0."""
 
     due_us: int
+    attributes: Attributes = USUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,9 +324,14 @@ LEVELS: dict[type, int] = {Work: 2, Schedule: 2, Carry: 2}
 1: brokers of release 0.2.0 know those."""
 
 
+LEVEL_OF_ATTRIBUTES = 2
+"""From which on a leader may write batches with others than the usual ones."""
+
+
 def level_of(operation: object) -> int:
     """The lowest level of the cluster at which every broker can read this operation."""
-    return LEVELS.get(type(operation), 1)
+    usual = not isinstance(operation, Append | Stage) or operation.attributes == USUAL
+    return max(LEVELS.get(type(operation), 1), 1 if usual else LEVEL_OF_ATTRIBUTES)
 
 
 def _bytes(*names: str) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
-from mq_broker.core.entries import Entry, Operation, TransactionKey
+from mq_broker.core.entries import PRIORITY_USUAL, Entry, Operation, TransactionKey
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.machine.window import WindowBounds
 from mq_protocol.errors import TritonMQError
@@ -454,7 +454,7 @@ class WriteNode:
 @dataclass(frozen=True, slots=True)
 class Published:
     """A batch became readable: offsets `base_offset .. base_offset + record_count - 1` are the payload of entry
-    `index`."""
+    `index`. `priority`: of its records."""
 
     base_offset: int
     record_count: int
@@ -462,6 +462,7 @@ class Published:
     timestamp_us: int
     payload_bytes: int
     decoded_bytes: int
+    priority: int = PRIORITY_USUAL
 
 
 @dataclass(frozen=True, slots=True)

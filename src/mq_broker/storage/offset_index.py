@@ -24,7 +24,7 @@ from typing import Final
 from mq_broker.core.messages import Published
 from mq_protocol.errors import OffsetOutOfRange
 
-# base_offset, index, timestamp_us, newest_us, bytes_before, record_count, payload_bytes, decoded_bytes, unused
+# base_offset, index, timestamp_us, newest_us, bytes_before, record_count, payload_bytes, decoded_bytes, priority
 _RECORD: Final = struct.Struct("=QQqqQIIII")
 _U64: Final = struct.Struct("=Q")
 _I64: Final = struct.Struct("=q")
@@ -98,7 +98,7 @@ class OffsetIndex:
             published.record_count,
             published.payload_bytes,
             published.decoded_bytes,
-            0,
+            published.priority,
         )
         self._count += 1
         self._bytes_appended += published.payload_bytes
@@ -260,10 +260,10 @@ class OffsetIndex:
         return int(_U32.unpack_from(self._data, n * _SIZE + _RECORD_COUNT_AT)[0])
 
     def _record(self, n: int) -> Published:
-        base_offset, index, timestamp_us, _, _, record_count, payload_bytes, decoded_bytes, _ = _RECORD.unpack_from(
-            self._data, n * _SIZE
+        base_offset, index, timestamp_us, _, _, record_count, payload_bytes, decoded_bytes, priority = (
+            _RECORD.unpack_from(self._data, n * _SIZE)
         )
-        return Published(base_offset, record_count, index, timestamp_us, payload_bytes, decoded_bytes)
+        return Published(base_offset, record_count, index, timestamp_us, payload_bytes, decoded_bytes, priority)
 
     def _bytes_before(self, offset: int) -> int:
         """Of all batches ever appended, the bytes below `offset`; exact within the log."""

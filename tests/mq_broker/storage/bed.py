@@ -22,6 +22,7 @@ from pathlib import Path
 from mq_broker.core.entries import (
     Abort,
     Append,
+    Attributes,
     Carry,
     Decide,
     DeleteGroup,
@@ -90,6 +91,15 @@ def one_of_each_operation() -> list[Operation]:
         EpochStart(4, 7, 2),
         Schedule(1_700_000_000_000_000),
         Carry(),
+    ]
+
+
+def operations_with_attributes() -> list[Operation]:
+    return [
+        Append(b"", Attributes(9)),
+        Append(uuid_of(1) * 10, Attributes(31)),
+        Stage(KEY, 12, "run-1", Attributes(0)),
+        Schedule(1_700_000_000_000_000, Attributes(5)),
     ]
 
 

@@ -18,6 +18,7 @@ from mq_broker.core.entries import (
     UUID_BYTES,
     Abort,
     Append,
+    Attributes,
     Carry,
     Decide,
     DeleteGroup,
@@ -111,7 +112,9 @@ class PartitionMachine:
     def _apply(self, entry: Entry) -> Sequence[Change]:
         match entry.operation:
             case Append() as append:
-                published = self._give_offsets(entry.index, entry.record_count, entry.timestamp_us, entry)
+                published = self._give_offsets(
+                    entry.index, entry.record_count, entry.timestamp_us, entry, append.attributes
+                )
                 for offset, uuid in enumerate(append.uuids(), published.base_offset):
                     self.uuids.remember(uuid, Placed(entry.index, offset, entry.timestamp_us))
                 # Last, so that a retry is recognised however many UUIDs its records have.
@@ -164,9 +167,17 @@ class PartitionMachine:
         self.log_start_offset = floor  # nothing is left before it: the log starts where it goes on
         return [OffsetsSkipped(first, floor), Trimmed(floor)]
 
-    def _give_offsets(self, index: int, record_count: int, timestamp_us: int, sized: Entry | StagedBatch) -> Published:
+    def _give_offsets(
+        self, index: int, record_count: int, timestamp_us: int, sized: Entry | StagedBatch, attributes: Attributes
+    ) -> Published:
         published = Published(
-            self.next_offset, record_count, index, timestamp_us, sized.payload_bytes, sized.decoded_bytes
+            self.next_offset,
+            record_count,
+            index,
+            timestamp_us,
+            sized.payload_bytes,
+            sized.decoded_bytes,
+            attributes.priority,
         )
         self.next_offset += record_count
         return published
@@ -187,6 +198,7 @@ class PartitionMachine:
             entry.payload_bytes,
             entry.decoded_bytes,
             due_us,
+            stage.attributes,
         )
         if due_us:
             self.due_times.add(entry.uuid, due_us)
@@ -203,7 +215,7 @@ class PartitionMachine:
             batch = self.staged.pop(uuid, None)
             if batch is None:
                 continue
-            published = self._give_offsets(batch.index, batch.row_count, entry.timestamp_us, batch)
+            published = self._give_offsets(batch.index, batch.row_count, entry.timestamp_us, batch, batch.attributes)
             readable.append(published)
             placed = Placed(batch.index, published.base_offset, entry.timestamp_us)
             if not self.uuids.place(uuid, placed) and batch.due_us:

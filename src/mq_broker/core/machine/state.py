@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mq_broker.core.entries import StagedBatches, TransactionKey
+from mq_broker.core.entries import USUAL, Attributes, StagedBatches, TransactionKey
 from mq_broker.core.machine.window import NO_UUIDS, SeenUuids
 from mq_broker.core.work.groups import FrozenGroups
 
@@ -29,6 +29,7 @@ class StagedBatch:
     payload_bytes: int
     decoded_bytes: int
     due_us: int = 0
+    attributes: Attributes = USUAL
 
 
 EPHEMERAL = "ephemeral"

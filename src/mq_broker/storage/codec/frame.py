@@ -27,9 +27,12 @@ import google_crc32c
 from google.protobuf.message import DecodeError
 
 from mq_broker.core.entries import (
+    PRIORITY_MAX,
+    USUAL,
     UUID_BYTES,
     Abort,
     Append,
+    Attributes,
     Carry,
     Decide,
     DeleteGroup,
@@ -127,7 +130,7 @@ def encode(place: Place, entry: Entry, payload_parts: Sequence[Buffer] = ()) -> 
     """The entry's frame. The payload's parts are neither copied nor joined; they must add up to
     `entry.payload_bytes`."""
     operation = entry.operation
-    if type(operation) is Append:
+    if type(operation) is Append and operation.attributes == USUAL:
         kind, meta = EntryKind.APPEND, operation.record_uuids
     else:
         kind, meta = _encode_operation(operation)
@@ -181,7 +184,8 @@ def decode(place: Place, data: Buffer, at: int = 0) -> tuple[Entry, memoryview, 
         operation: Operation = _APPEND
     else:
         operation = _decode_operation(header.kind, bytes(view[at + HEADER_BYTES : meta_end]))
-        if type(operation) is Append and header.meta_bytes != header.record_count * UUID_BYTES:
+        uuids_bytes = header.record_count * UUID_BYTES
+        if type(operation) is Append and len(operation.record_uuids) not in (0, uuids_bytes):
             raise CorruptBatch(f"entry {header.entry_index} of {place} has not a UUID for each record: send it again")
     entry = Entry(
         header.entry_index,
@@ -274,17 +278,19 @@ def line_from_wire(line: pb.StagedBatches) -> StagedBatches:
 
 def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
     match operation:
-        case Append(record_uuids):
-            return EntryKind.APPEND, record_uuids
+        case Append(record_uuids, attributes):
+            append = pb.AppendMeta(record_uuids=record_uuids, attributes=attributes_to_wire(attributes))
+            return EntryKind.APPEND_ATTRIBUTED, append.SerializeToString()
         case EpochStart(broker, offset_floor, recovery):
             start = pb.EpochStartMeta(broker=broker, offset_floor=offset_floor, recovery=recovery)
             return EntryKind.EPOCH_START, start.SerializeToString()
         case Trim(log_start_offset):
             return EntryKind.TRIM, pb.TrimMeta(log_start_offset=log_start_offset).SerializeToString()
-        case Stage(key, batch_id, run_id):
-            return EntryKind.STAGE, pb.StageMeta(
-                key=_key_to_wire(key), batch_id=batch_id, run_id=run_id
-            ).SerializeToString()
+        case Stage(key, batch_id, run_id, attributes):
+            stage = pb.StageMeta(
+                key=_key_to_wire(key), batch_id=batch_id, run_id=run_id, attributes=attributes_to_wire(attributes)
+            )
+            return EntryKind.STAGE, stage.SerializeToString()
         case Publish(key, batch_id, uuids):
             return EntryKind.PUBLISH, pb.PublishMeta(
                 key=_key_to_wire(key), batch_id=batch_id, uuids=uuids
@@ -306,8 +312,9 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
             return _encode_end(operation)
         case Work() as work:
             return EntryKind.WORK, work_to_wire(work)
-        case Schedule(due_us):
-            return EntryKind.SCHEDULE, pb.ScheduleMeta(due_us=due_us).SerializeToString()
+        case Schedule(due_us, attributes):
+            schedule = pb.ScheduleMeta(due_us=due_us, attributes=attributes_to_wire(attributes))
+            return EntryKind.SCHEDULE, schedule.SerializeToString()
         case Carry():
             return EntryKind.CARRY, b""
 
@@ -334,9 +341,28 @@ def _epoch_start(meta: bytes) -> Operation:
     return EpochStart(m.broker, m.offset_floor, m.recovery)
 
 
+def attributes_to_wire(attributes: Attributes) -> pb.BatchAttributes | None:
+    """None for the usual ones, which take no bytes."""
+    return None if attributes == USUAL else pb.BatchAttributes(priority=attributes.priority)
+
+
+def attributes_from_wire(told: pb.BatchAttributes) -> Attributes:
+    """What `attributes_to_wire` made. Raises `ValueError`."""
+    if not told.HasField("priority"):
+        return USUAL
+    if told.priority > PRIORITY_MAX:
+        raise ValueError(f"priority {told.priority} is above {PRIORITY_MAX}")
+    return Attributes(told.priority)
+
+
+def _append(meta: bytes) -> Operation:
+    m = pb.AppendMeta.FromString(meta)
+    return Append(m.record_uuids, attributes_from_wire(m.attributes))
+
+
 def _stage(meta: bytes) -> Operation:
     m = pb.StageMeta.FromString(meta)
-    return Stage(_key(m.key), m.batch_id, m.run_id)
+    return Stage(_key(m.key), m.batch_id, m.run_id, attributes_from_wire(m.attributes))
 
 
 def _publish(meta: bytes) -> Operation:
@@ -387,10 +413,10 @@ def _forget(meta: bytes) -> Operation:
 
 
 def _schedule(meta: bytes) -> Operation:
-    due_us = pb.ScheduleMeta.FromString(meta).due_us
-    if due_us <= 0:
+    m = pb.ScheduleMeta.FromString(meta)
+    if m.due_us <= 0:
         raise ValueError("it is due at no time")
-    return Schedule(due_us)
+    return Schedule(m.due_us, attributes_from_wire(m.attributes))
 
 
 def _carry(meta: bytes) -> Operation:
@@ -401,6 +427,7 @@ def _carry(meta: bytes) -> Operation:
 
 _DECODERS: Final[dict[int, Callable[[bytes], Operation]]] = {
     EntryKind.APPEND: Append,
+    EntryKind.APPEND_ATTRIBUTED: _append,
     EntryKind.EPOCH_START: _epoch_start,
     EntryKind.STAGE: _stage,
     EntryKind.PUBLISH: _publish,

@@ -8,9 +8,9 @@ partition's directory fails as a damaged one does.
 
 The body of version 2 is parts, each a u32 (its size in bytes) and a protobuf message: first a `SnapshotState` without
 its UUIDs, then `PlacedUuids` of up to 1,024 UUIDs each, the oldest first. Version 3 is written where there are queue
-groups or scheduled batches: between the two are as many `WorkPart` as the first part says. The body of version 1, which
-is still read, is one `SnapshotState`. UUIDs are written by columns and as steps from one to the next: about 23 bytes
-each, 16 of which are the UUID.
+groups, scheduled batches, or staged ones with attributes: between the two are as many `WorkPart` as the first part
+says. The body of version 1, which is still read, is one `SnapshotState`. UUIDs are written by columns and as steps from
+one to the next: about 23 bytes each, 16 of which are the UUID.
 
 Both directions run in a thread. They go part by part, and let other threads run between two: the event loop of a broker
 then waits for the time of one part, not for that of 100,000 UUIDs.
@@ -28,11 +28,11 @@ from typing import Final
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from mq_broker.core.entries import TransactionKey
+from mq_broker.core.entries import USUAL, TransactionKey
 from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Columns, Placed, SeenUuids
 from mq_broker.core.work.groups import FrozenGroups
-from mq_broker.storage.codec.frame import Place, line_from_wire, line_to_wire
+from mq_broker.storage.codec.frame import Place, attributes_from_wire, attributes_to_wire, line_from_wire, line_to_wire
 from mq_broker.storage.codec.work import LaterWork, groups_from_wire, groups_to_wire
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
@@ -82,7 +82,7 @@ def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
         body += _PART.pack(len(written))
         body += written
         _let_others_run()
-    newer = work or any(batch.due_us for batch in state.staged)
+    newer = work or any(batch.due_us or batch.attributes != USUAL for batch in state.staged)
     header = _HEADER.pack(0, _MAGIC, _WITH_WORK if newer else _VERSION, len(body))[_CRC_BYTES:]
     crc = _checksum(place, (header, body))
     return b"".join((crc.to_bytes(_CRC_BYTES, "little"), header, body))
@@ -196,6 +196,7 @@ def _staged_to_wire(batch: StagedBatch) -> pb.StagedBatchState:
         payload_bytes=batch.payload_bytes,
         decoded_bytes=batch.decoded_bytes,
         due_us=batch.due_us,
+        attributes=attributes_to_wire(batch.attributes),
     )
 
 
@@ -259,6 +260,7 @@ def _staged_from_wire(batch: pb.StagedBatchState) -> StagedBatch:
         batch.payload_bytes,
         batch.decoded_bytes,
         batch.due_us,
+        attributes_from_wire(batch.attributes),
     )
 
 

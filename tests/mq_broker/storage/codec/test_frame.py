@@ -20,10 +20,20 @@ from mq_broker.storage.codec.frame import (
     unpinned,
 )
 from mq_protocol.errors import CorruptBatch
-from tests.mq_broker.storage.bed import PLACE, frame_of, frames_of, joined, one_of_each_operation, uuid_of
+from tests.mq_broker.storage.bed import (
+    PLACE,
+    frame_of,
+    frames_of,
+    joined,
+    one_of_each_operation,
+    operations_with_attributes,
+    uuid_of,
+)
+
+OPERATIONS = [*one_of_each_operation(), *operations_with_attributes()]
 
 
-@pytest.mark.parametrize("operation", one_of_each_operation(), ids=lambda operation: type(operation).__name__)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: type(operation).__name__)
 def test_every_operation_survives_the_round_trip(operation: object) -> None:
     entry = Entry(2**40, 2**31, 1_700_000_000_000_000, operation, uuid_of(9), 10, 11, 12)  # type: ignore[arg-type]
     frame = encode(PLACE, entry, (b"hello", bytearray(b" "), memoryview(b"world")))
@@ -36,7 +46,7 @@ def test_every_operation_survives_the_round_trip(operation: object) -> None:
 
 
 def test_there_is_an_operation_for_every_kind() -> None:
-    kinds = {joined([frame_of(1, operation=operation)])[6] for operation in one_of_each_operation()}
+    kinds = {joined([frame_of(1, operation=operation)])[6] for operation in OPERATIONS}
     assert kinds == {kind.value for kind in EntryKind}
 
 
@@ -72,7 +82,7 @@ def test_the_layout_is_the_one_that_is_promised() -> None:
 
 
 def test_a_flipped_bit_anywhere_is_detected() -> None:
-    for operation in one_of_each_operation():
+    for operation in OPERATIONS:
         data = joined([frame_of(5, 2, b"payload", operation)])
         for at in range(len(data)):
             for bit in (1, 128):

@@ -1,0 +1,94 @@
+"""What is said of a batch reaches whoever reads the index, by whatever way the batch got its offsets."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq_broker.core.entries import (
+    LEVEL_OF_ATTRIBUTES,
+    SCHEDULED,
+    Append,
+    Attributes,
+    Carry,
+    Entry,
+    Operation,
+    Publish,
+    Schedule,
+    Stage,
+    TransactionKey,
+    level_of,
+)
+from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.state import Snapshot
+from mq_broker.core.machine.window import WindowBounds
+from mq_broker.core.messages import Published
+from mq_broker.storage.codec.frame import Place, decode, encode
+from mq_broker.storage.codec.snapshot import decode_snapshot, encode_snapshot
+from mq_broker.storage.offset_index import OffsetIndex
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import CorruptBatch
+
+KEY = TransactionKey("q", "t")
+HIGH = Attributes(9)
+UUID = bytes(15) + b"\1"
+PLACE = Place("topic", 1)
+
+
+def applied(machine: PartitionMachine, *operations: Operation) -> list[int]:
+    """The priorities of what became readable."""
+    changes = [
+        change
+        for index, operation in enumerate(operations, 1)
+        for change in machine.apply(Entry(index, 1, index, operation, UUID, 0 if isinstance(operation, Publish) else 3))
+    ]
+    return [change.priority for change in changes if isinstance(change, Published)]
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        (Append(attributes=HIGH),),
+        (Stage(KEY, 1, "run", HIGH), Publish(KEY, 1, (UUID,))),
+        (Schedule(5, HIGH), Publish(SCHEDULED, 5, (UUID,))),
+        (Schedule(5, HIGH), Carry(), Publish(SCHEDULED, 5, (UUID,))),
+    ],
+)
+def test_the_priority_of_a_batch_is_known_once_it_is_readable(operations: tuple[Operation, ...]) -> None:
+    assert applied(PartitionMachine(WindowBounds(100)), *operations) == [9]
+
+
+def test_a_staged_batch_keeps_its_priority_in_a_snapshot() -> None:
+    machine = PartitionMachine(WindowBounds(100))
+    applied(machine, Stage(KEY, 1, "run", HIGH))
+    stored = encode_snapshot(PLACE, Snapshot(1, 1, 1, machine.state()))
+    later = PartitionMachine(WindowBounds(100), decode_snapshot(PLACE, stored).state)
+    assert applied(later, Publish(KEY, 1, (UUID,))) == [9]
+
+
+def test_the_offset_index_tells_the_priority_of_a_batch() -> None:
+    index = OffsetIndex()
+    batches = [Published(3 * n, 3, n + 1, n, 10, 10, priority) for n, priority in enumerate((4, 0, 31))]
+    for batch in batches:
+        index.append(batch)
+    assert [index.find(offset).priority for offset in (0, 5, 8)] == [4, 0, 31]
+
+
+def test_brokers_of_the_last_release_are_sent_no_batch_with_a_priority() -> None:
+    for usual in (Append(), Stage(KEY, 1, "run")):
+        assert level_of(usual) == 1
+    for other in (Append(attributes=HIGH), Stage(KEY, 1, "run", HIGH), Schedule(5, HIGH)):
+        assert level_of(other) == LEVEL_OF_ATTRIBUTES
+
+
+def test_a_priority_that_there_is_not_is_refused_with_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq_broker.storage.codec.frame.attributes_to_wire", lambda _: pb.BatchAttributes(priority=32))
+    for operation in (Append(attributes=HIGH), Stage(KEY, 1, "run", HIGH), Schedule(5, HIGH)):
+        frame = encode(PLACE, Entry(1, 1, 1, operation, UUID, 1))
+        with pytest.raises(CorruptBatch, match="priority 32 is above 31"):
+            decode(PLACE, b"".join(map(bytes, frame.parts)))
+
+
+def test_a_batch_with_a_priority_has_a_uuid_for_each_record_or_none() -> None:
+    frame = encode(PLACE, Entry(1, 1, 1, Append(UUID, HIGH), UUID, 2))
+    with pytest.raises(CorruptBatch, match="not a UUID for each record"):
+        decode(PLACE, b"".join(map(bytes, frame.parts)))
