@@ -58,6 +58,13 @@ _READ_BYTES: Final = 4_096
     metavar="SECONDS",
     help="How long one command may take before its record is lent to others.  [default: as the group says]",
 )
+@click.option(
+    "--priority",
+    type=click.IntRange(0, 31),
+    default=0,
+    show_default=True,
+    help="While members of a higher priority are there, lower ones wait.",
+)
 @click.option("--max", "count_max", type=click.IntRange(min=1), metavar="N", help="Exit after N records.")
 @click.option(
     "--timeout",
@@ -74,6 +81,7 @@ def work(
     command: tuple[str, ...],
     concurrency: int,
     lease_s: float | None,
+    priority: int,
     count_max: int | None,
     idle_s: float | None,
     declare: bool,
@@ -108,6 +116,7 @@ def work(
             group,
             in_flight_max=concurrency,
             working=concurrency,
+            priority=priority,
             lease_ms=None if lease_s is None else int(lease_s * 1000),
         )
     with open_admin(bootstrap, 30) as admin:

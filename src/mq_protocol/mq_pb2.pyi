@@ -2587,6 +2587,8 @@ class LeaseRequest(_message.Message):
     WORKING_FIELD_NUMBER: _builtins.int
     SETTLES_FIELD_NUMBER: _builtins.int
     ROWS_BYTES_MAX_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     group: _builtins.str
@@ -2608,6 +2610,10 @@ class LeaseRequest(_message.Message):
     """of a process that took a member's place: so many records, the first ones, it may have died of"""
     rows_bytes_max: _builtins.int
     """above 0: with the rows of what is lent, if they take no more"""
+    priority: _builtins.int
+    """0 to 31: members of a higher one go before"""
+    leaving: _builtins.bool
+    """it asks no more"""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:
         """every lease of this partition that the member knows of: its others go back"""
@@ -2634,10 +2640,12 @@ class LeaseRequest(_message.Message):
         working: _builtins.int = ...,
         settles: _abc.Iterable[Global___SettleOne] | None = ...,
         rows_bytes_max: _builtins.int = ...,
+        priority: _builtins.int = ...,
+        leaving: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "bytes_max", b"bytes_max", "group", b"group", "held", b"held", "lease_ms", b"lease_ms", "member", b"member", "member_key", b"member_key", "partition", b"partition", "records_max", b"records_max", "rows_bytes_max", b"rows_bytes_max", "settles", b"settles", "topic", b"topic", "topic_id", b"topic_id", "wait_ms", b"wait_ms", "working", b"working"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "bytes_max", b"bytes_max", "group", b"group", "held", b"held", "lease_ms", b"lease_ms", "leaving", b"leaving", "member", b"member", "member_key", b"member_key", "partition", b"partition", "priority", b"priority", "records_max", b"records_max", "rows_bytes_max", b"rows_bytes_max", "settles", b"settles", "topic", b"topic", "topic_id", b"topic_id", "wait_ms", b"wait_ms", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

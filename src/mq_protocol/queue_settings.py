@@ -17,6 +17,9 @@ C = TypeVar("C", bound=Enum)
 _HOUR_MS: Final = 3_600_000
 LEASE_MS_FLOOR: Final = 1_000
 LEASE_MS_CEILING: Final = 12 * _HOUR_MS
+MEMBER_PRIORITY_MAX: Final = 31
+"""Of a member of a queue group; the lowest is 0."""
+
 RETRY_MS_CEILING: Final = 7 * 24 * _HOUR_MS
 LENGTH_MAX_CEILING: Final = 16_777_216
 
@@ -67,6 +70,7 @@ class QueueSettings:
     length_max: int = 0
     overflow: Overflow = Overflow.REJECT
     filter: str = ""
+    spill: bool = False
 
 
 QUEUE_SETTINGS: Mapping[str, Setting] = {
@@ -146,11 +150,19 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
             "timestamp can be compared",
             live=True,
         ),
+        Setting(
+            "spill",
+            "false",
+            "true or false",
+            "whether members of a lower priority are lent records while all of a higher one have as many as they may "
+            "hold; else they wait until no member of a higher one is there",
+            live=True,
+        ),
     )
 }
 
 NOT_BUILT: Final = (
-    *("resume_ms", "priority", "spill", "idle_ms"),
+    *("resume_ms", "priority", "idle_ms"),
     *("ttl_ms", "expired", "bytes_max", "dropped"),
 )
 """Settings that are planned: whoever gives one is told so."""
@@ -191,6 +203,7 @@ def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool =
         length_max=_number(given, "length_max", usual.length_max, 0, LENGTH_MAX_CEILING, _whole),
         overflow=_choice(given, "overflow", usual.overflow, Overflow),
         filter=given.get("filter", ""),
+        spill=_spill(given, order),
     )
 
 
@@ -212,6 +225,15 @@ def _order_by(text: str, order: Order, *, partly: bool) -> str:
             "order_by out"
         )
     return text
+
+
+def _spill(given: Mapping[str, str], order: Order) -> bool:
+    spill = parse_flag(given, QUEUE_SETTINGS["spill"])
+    if spill and order is Order.ALL:
+        raise InvalidSetting(
+            "spill=true lends to several members at a time, and order=all to one: leave one of the two out"
+        )
+    return spill
 
 
 def _whole(text: str) -> int:

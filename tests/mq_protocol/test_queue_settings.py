@@ -44,13 +44,16 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         "length_max": "9000",
         "overflow": "drop_head",
         "filter": "amount > 5",
+        "spill": "true",
     }
     assert given.keys() == QUEUE_SETTINGS.keys()
     parsed = parse_queue_settings(given, "orders")
     times = (120_000, 0, 250, 1.5, 604_800_000)
     order = (Order.KEY, "customer")
     length = (9_000, Overflow.DROP_HEAD)
-    assert parsed == QueueSettings(*times, DeadLetter.DROP, 7, True, *order, *length, "amount > 5")
+    assert parsed == QueueSettings(*times, DeadLetter.DROP, 7, True, *order, *length, "amount > 5", True)
+    with pytest.raises(InvalidSetting, match="order=all to one: leave one of the two out"):
+        parse_queue_settings({"spill": "true", "order": "all"}, "orders")
 
 
 @pytest.mark.parametrize(

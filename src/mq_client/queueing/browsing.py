@@ -14,6 +14,7 @@ from mq_client.queueing.administration import runs
 from mq_client.queueing.offsets import from_gaps
 from mq_client.reader import Reader
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX
 
 BROWSED_MAX = 10_000
 """Records that are held in memory at once."""
@@ -59,7 +60,15 @@ def pop(
         if not left:
             break
         request = pb.LeaseRequest(
-            topic=topic, partition=partition, group=group, member=member, member_key=key, records_max=left, accept=True
+            topic=topic,
+            partition=partition,
+            group=group,
+            member=member,
+            member_key=key,
+            records_max=left,
+            accept=True,
+            priority=MEMBER_PRIORITY_MAX,  # whoever is there: this is asked for once, by hand
+            leaving=True,
         )
         answer = connection.ask_leader(topic, partition, "Lease", request, pb.LeaseResponse, deadline, _ATTEMPT_MS)
         records += _read(connection, topic, partition, from_gaps(answer.ranges, left), deadline)

@@ -29,7 +29,7 @@ from mq_client.queueing.answers import Answers
 from mq_client.queueing.holdings import Holdings
 from mq_client.queueing.leases import LOST, SETTLING, HeldLease, Indexes
 from mq_client.queueing.offsets import runs_count
-from mq_client.queueing.places import WATCH_MS, Call, Place, Question, Terms, Turns
+from mq_client.queueing.places import WATCH_MS, Call, Place, Question, Terms, Turns, told_of
 from mq_client.queueing.settling import (
     EXTEND,
     RANGES_MAX,
@@ -225,6 +225,7 @@ class Keeper:
             now = time.monotonic()
             for place in self.holdings.places.values():
                 self._recall_lease(place)
+                place.leave(self.terms.priority)
                 for lease in list(place.leases.values()):
                     left = lease.without_outcome()
                     if len(left):
@@ -442,7 +443,12 @@ class Keeper:
         for place in led.values():
             if place.leasing is None and place.ask_after > now and (wants or place.unsure):
                 self._wake_at = min(self._wake_at, place.ask_after)
-        return self._turns.questions(led, free, wants, now, alone=len(holdings.places) == 1)
+        questions = self._turns.questions(led, free, wants, now, alone=len(holdings.places) == 1)
+        if questions or not self.terms.priority:
+            return questions
+        questions, again_at = told_of(led, now)
+        self._wake_at = min(self._wake_at, again_at)
+        return questions
 
     def _hurries(self, box: Outbox) -> bool:
         """Whether nothing more is waited for: much has gathered, or the application has nothing else to work on."""
@@ -513,7 +519,7 @@ class Keeper:
         place, terms = question.place, self.terms
         if place.leasing is not None:
             self._recall_lease(place)
-        call = place.leasing = Call(address, now, question.records, question.bytes, question.waits)
+        call = place.ask(Call(address, now, question.records, question.bytes, question.waits))
         request = pb.LeaseRequest(
             topic=terms.topic,
             partition=place.partition,
@@ -530,6 +536,8 @@ class Keeper:
             working=self.working,
             settles=to_wire(settling.lines) if settling is not None else (),
             rows_bytes_max=ROWS_BYTES_MAX if question.records else 0,
+            priority=terms.priority,
+            leaving=self.closing,
         )
         if settling is not None:
             return self._start(call, "Lease", request, pb.LeaseResponse, _SETTLE_MS, place, settling)

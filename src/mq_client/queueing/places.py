@@ -20,6 +20,9 @@ WATCH_MS: Final = 20_000
 """For so long a leader waits for something to lend before it answers that there is nothing."""
 
 
+TELLS_S: Final = 3.0
+"""So often a member of a higher priority that asks a leader for nothing says that it is there, so that others wait."""
+
 STAYS_MAX: Final = 4
 """So many times in a row a leader is asked for more together with outcomes, before others that have something are."""
 
@@ -48,8 +51,8 @@ class Place:
     `epoch`: of the leader that was known last. `number`: of the last ack with outputs, also of a former process of this
     member. `hopeful`: something may be ready there. `stayed`: how often in a row it was asked for more together with
     outcomes. `unsure`: the answer to a question that handed out credit was lost,
-    leases may have run out, or another broker leads: it is to be told soon which leases this member holds. Times: of
-    the monotonic clock.
+    leases may have run out, or another broker leads: it is to be told soon which leases this member holds. `asked_at`:
+    when it was asked to lend, or told of the member. Times: of the monotonic clock.
     """
 
     partition: int
@@ -65,6 +68,7 @@ class Place:
     stayed: int = 0
     unsure: bool = False
     ask_after: float = 0.0
+    asked_at: float = 0.0
     settle_after: float = 0.0
     extend_after: float = 0.0
     extend_at: float = math.inf
@@ -76,6 +80,15 @@ class Place:
     def quiet(self) -> bool:
         """Nothing is to be said to its leader, and no answer is waited for but to questions about more records."""
         return not (self.settles or self.extensions or self.settling or self.extending)
+
+    def ask(self, call: Call) -> Call:
+        """Its leader is asked to lend."""
+        self.leasing, self.asked_at = call, call.sent_at
+        return call
+
+    def leave(self, priority: int) -> None:
+        """The member asks it no more. It is told so if it keeps others waiting for this member."""
+        self.unsure = self.unsure or (priority > 0 and self.asked_at > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +127,7 @@ class Terms:
     working: int
     lease_ms: int
     accept: bool
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +138,15 @@ class Question:
     records: int
     bytes: int
     waits: bool
+
+
+def told_of(places: dict[int, Place], now: float) -> tuple[list[Question], float]:
+    """What a member of a higher priority tells leaders that it asks for nothing: that it is there, so that others wait.
+    And when it is to be looked at again."""
+    silent = [place for place in places.values() if place.leasing is None and place.ask_after <= now]
+    tells = [place for place in silent if place.asked_at + TELLS_S <= now]
+    rest = [place.asked_at + TELLS_S for place in silent if place.asked_at + TELLS_S > now]
+    return [Question(place, 0, 0, waits=False) for place in tells], min(rest, default=math.inf)
 
 
 class Turns:

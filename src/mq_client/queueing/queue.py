@@ -31,6 +31,7 @@ from mq_client.serializers import Deserializer, deserializer_of, record_deserial
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import check_group_name, check_member_id, check_topic_name
+from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX
 
 _KEY_BYTES: Final = 32
 _LEASE_MS_MIN, _LEASE_MS_MAX = 1_000, 12 * 3_600_000
@@ -61,6 +62,8 @@ class Queue:
       buffer included. With 1 it is lent a record when the one before has its outcome. One record may be larger.
     - `working`: how many records the application works on at a time. If the process ends without a word and another
       takes its place under the same `member_id`, so many of its records count as failed, and the rest does not.
+    - `priority`: 0 to 31. While a member of a higher one is there, lower ones are lent nothing, or with the group's
+      setting `spill` what is left once those of a higher one have as many records as they may hold.
     - `ack`: "explicit", or "auto": a record is settled by being lent, so it is delivered at most once.
     - `lease_ms`: how long one record may be worked on before it is lent to others, 1 s to 12 h; None: as the group
       says. The time runs from when the record is handed out, or from `extend()`.
@@ -82,6 +85,7 @@ class Queue:
         in_flight_max: int = 1_000,
         in_flight_bytes_max: int = 16 << 20,
         working: int = 1,
+        priority: int = 0,
         ack: Literal["explicit", "auto"] = "explicit",
         lease_ms: int | None = None,
         member_id: str | None = None,
@@ -118,6 +122,7 @@ class Queue:
             _positive("working", working),
             lease_ms or 0,
             ack == "auto",
+            _priority(priority),
         )
         self._keeper = Keeper(self._connection, terms)
         self._rows = RowReader(self._keeper)
@@ -291,6 +296,12 @@ class Queue:
 def _positive(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
         raise InvalidSetting(f"{name}={value!r}: give a whole number from 1 to {(1 << 31) - 1}")
+    return value
+
+
+def _priority(value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MEMBER_PRIORITY_MAX:
+        raise InvalidSetting(f"priority={value!r}: give a whole number from 0 to {MEMBER_PRIORITY_MAX}")
     return value
 
 

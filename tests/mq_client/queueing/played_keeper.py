@@ -65,11 +65,12 @@ class Played:
         bytes_max: int = 1_000_000,
         accept: bool = False,
         lease_ms: int = 0,
+        priority: int = 0,
     ) -> None:
         self.clock = Clock()
         monkeypatch.setattr(keeper_module, "time", self.clock)
         self.leaders = Leaders(*(leaders or (1,)))
-        terms = Terms("t", "g", "m", b"k" * 16, Credit(in_flight_max, bytes_max), 1, lease_ms, accept)
+        terms = Terms("t", "g", "m", b"k" * 16, Credit(in_flight_max, bytes_max), 1, lease_ms, accept, priority)
         self.keeper = Keeper(self.leaders, terms)
         self.work, self.refreshes = _Work(), _Refreshes()
         stand_ins: Any = self.work, self.refreshes

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
@@ -23,6 +24,7 @@ from mq_broker.broker.queues.length import beyond_length, drops_head
 from mq_broker.broker.queues.ordering import ByKey, Single
 from mq_broker.broker.queues.requests import Asking, Lent, LentRun, OwnSteps, Sending, Settling
 from mq_broker.broker.queues.unsettled import Unsettled
+from mq_broker.broker.queues.waiting import Waiting
 from mq_broker.core.entries import Work
 from mq_broker.core.messages import Done, Refused, Result
 from mq_broker.core.work.ranges import RANGES_MAX, joined
@@ -83,7 +85,7 @@ class Gathering:
         self._sendings: deque[Sending] = deque()
         self._next_n = self.epoch << 32  # a later life goes on: partitions take a number below the last for done
         self._loop = asyncio.get_running_loop()
-        self._asking: OrderedDict[str, Asking] = OrderedDict()
+        self._asking = Waiting(now_ms)
         self._unsettled = Unsettled()
         self._own: deque[OwnSteps] = deque()
         self._flight: Draft | None = None
@@ -103,26 +105,26 @@ class Gathering:
     def ask(self, asking: Asking) -> None:
         """Have it answered once something is lent, or there is something to tell. It takes the place of a request of
         the same member."""
-        former = self._asking.pop(asking.member, None)
+        former = self._asking.put(asking, self._queue())
         if former is not None and not former.in_flight:
             former.answer(Lent())
-        self._asking[asking.member] = asking
         self.wake()
 
     def leave(self, asking: Asking) -> None:
         """Nobody waits for it any more."""
-        if self._asking.get(asking.member) is asking:
-            del self._asking[asking.member]
+        if self._asking.break_off(asking) and asking.priority:
+            self.wake()
 
     def hurry(self, asking: Asking) -> None:
         """Its time to wait is over: it is answered as soon as it was judged."""
         asking.hurry = True
         if asking.judged and not asking.in_flight:
-            self.leave(asking)
+            self._asking.leave(asking)
             asking.answer(Lent())
 
     def settle(self, settling: Settling) -> None:
         self._unsettled.add(settling)
+        self._asking.heard_of(settling.items[0].member)
         self.wake()
 
     def withdraw(self, settling: Settling) -> None:
@@ -275,24 +277,22 @@ class Gathering:
         self._unsettled.refuse(error)
         while self._sendings:
             self._sendings.popleft().lost()
-        for asking in list(self._asking.values()):
+        for asking in self._asking.values():
             asking.judged = True
             if asking.hurry:
-                self.leave(asking)
-                asking.answer(Lent())
+                self.hurry(asking)
 
     def _were_judged(self, draft: Draft) -> None:
         """Those who are lent nothing now wait on, unless they have waited long enough."""
         chosen = {id(each.asking) for each in draft.lendings} | {id(asking) for asking, _ in draft.gone}
         end, sieve = self.partition.next_offset, self._ready.sieve
         looked_to = end if sieve is None else sieve.looked_to(end)
-        for asking in list(self._asking.values()):
+        for asking in self._asking.values():
             asking.end = end if asking.end < 0 else asking.end
             if asking.reconciled and id(asking) not in chosen and asking.end <= looked_to:
                 asking.judged = True
                 if asking.hurry:
-                    self.leave(asking)
-                    asking.answer(Lent())
+                    self.hurry(asking)
 
     def _keep_up(self, state: WorkState, queue: Queue) -> bool:
         """With a new life of the group, and with its settings. Returns whether every lease is known."""
@@ -339,7 +339,7 @@ class Gathering:
             return
         due_us, again_ms = self._ready.next_due_us(), self._ready.again_ms(self._now_ms())
         waits_s = [max(due_us - self._now_us(), 0) / 1e6] if due_us is not None else []
-        waits_s += [again_ms / 1e3] if again_ms is not None else []
+        waits_s += [ms / 1e3 for ms in (again_ms, self._asking.again_ms()) if ms is not None]
         if waits_s:
             self._due = self._loop.call_later(min(*waits_s, 3600.0) + 0.001, self.wake)
 
@@ -367,7 +367,7 @@ class Gathering:
     def _reconcile(self, draft: Draft, queue: Queue, now_ms: int) -> None:
         """Compare what members name with what they have."""
         looked = returned = 0
-        for asking in list(self._asking.values()):
+        for asking in self._asking.values():
             if asking.reconciled or asking.in_flight:
                 continue
             if looked > HELD_AT_ONCE or returned >= RETURNED_AT_ONCE:
@@ -391,7 +391,8 @@ class Gathering:
     def _choose(self, draft: Draft, state: WorkState, queue: Queue, now_ms: int, now_us: int) -> None:
         room = queue.settings.in_flight_max - state.leased
         looked, end = 0, self._ready.upto(self.partition.next_offset)
-        for asking in list(self._asking.values()):
+        full = partial(self._holdings.full, limit=self._ready.limit)
+        for asking in self._asking.in_turn(spill=queue.settings.spill, full=full):
             if room <= 0 or draft.ranges >= RANGES_MAX or looked > HELD_AT_ONCE:
                 break
             if sum(each.choice.records for each in draft.lendings) >= self._ready.at_once:
@@ -401,7 +402,7 @@ class Gathering:
             members = self._holdings.members
             looked += 1 + len(members.leases(asking.member))
             records = members.records(asking.member)
-            if self._holdings.full(asking.member, self._ready.limit):
+            if full(asking.member):
                 continue
             if records and self._is_reserved(asking.member, queue, now_ms, now_us):
                 continue
@@ -409,7 +410,7 @@ class Gathering:
             if not asking.records_max:
                 ready = self._ready.is_ready(wish, now_us, end)
                 if ready:
-                    self.leave(asking)
+                    self._asking.leave(asking)
                     asking.answer(Lent(ready=True))
                 elif ready is None:
                     self.wake()
@@ -537,7 +538,7 @@ class Gathering:
         if draft.own is not None:
             draft.own.done(error)
         for asking, gone in draft.gone:
-            self.leave(asking)
+            self._asking.leave(asking)
             if error is None:
                 asking.answer(Lent(gone=gone))
             else:
@@ -546,7 +547,7 @@ class Gathering:
             lending.asking.in_flight = False
             refused = error or lending.lent.error
             if refused is not None:
-                self.leave(lending.asking)
+                self._asking.leave(lending.asking)
                 lending.asking.refuse(refused)
             elif lending.lent.lent:
                 self._lent(lending, LeaseId(self.epoch, index, lending.lent.step))
@@ -566,13 +567,13 @@ class Gathering:
         for lending in reversed(draft.lendings):
             self._ready.put_back(lending.choice.runs)
         for asking, _, _ in draft.reconciled:
-            self.leave(asking)
+            self._asking.leave(asking)
             asking.refuse(error)
 
     def _lent(self, lending: Lending, lease: LeaseId) -> None:
         """The entry is committed: what of it was lent, for what the log lost meanwhile was not."""
         asking, state, queue = lending.asking, self._state, self._queue()
-        self.leave(asking)
+        self._asking.leave(asking)
         assert state is not None
         lease_ms = asking.lease_ms or (queue.settings.lease_ms if queue is not None else INHERITED_LEASE_MS_MIN)
         lent: RunMap[bool] = RunMap((first, end, True) for first, end in joined(lending.lent.lent))
@@ -586,6 +587,7 @@ class Gathering:
         if not runs:
             asking.answer(Lent())
             return
+        self._asking.lent(asking, sum(b - a for a, b, _ in runs))
         if not asking.accept:
             self._holdings.lent(lease, asking.member, ((a, b) for a, b, _ in runs), lease_ms, self._now_ms())
             self._keep_time()

@@ -24,7 +24,7 @@ from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, TritonMQError, UnknownTopic, shortened
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.names import check_member_id, check_member_key
-from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR, Order
+from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR, MEMBER_PRIORITY_MAX, Order
 
 DELAY_MS_MAX: Final = 365 * 86_400_000
 
@@ -65,6 +65,8 @@ class Leasing:
                 f"lease_ms of {request.lease_ms} is not allowed: {LEASE_MS_FLOOR} to {LEASE_MS_CEILING}, or 0 for the "
                 "group's"
             )
+        if request.priority > MEMBER_PRIORITY_MAX:
+            raise InvalidRequest(f"priority {request.priority} is not allowed: 0 to {MEMBER_PRIORITY_MAX}")
         partition = await self._partition(request)
         held = frozenset(map(_lease_of, request.held))
         _check_epochs(partition, held)
@@ -77,6 +79,9 @@ class Leasing:
             accept=request.accept,
             held=held,
             working=request.working,
+            priority=request.priority,
+            watches=bool(request.wait_ms),
+            leaving=request.leaving,
         )
         answers: Sequence[Answer] = ()
         if request.settles:

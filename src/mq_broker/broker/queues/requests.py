@@ -53,7 +53,8 @@ class Lent:
 
 class Asking:
     """A member that wants to be lent records, or to know whether there are any (`records_max` 0). `held`: the leases
-    that it knows of. Owns its answer."""
+    that it knows of. `watches`: it has room for records, although it asks for none. `leaving`: it will ask no more.
+    Owns its answer."""
 
     def __init__(
         self,
@@ -66,6 +67,9 @@ class Asking:
         accept: bool = False,
         held: frozenset[LeaseId] = frozenset(),
         working: int = 1,
+        priority: int = 0,
+        watches: bool = False,
+        leaving: bool = False,
     ) -> None:
         self.member = member
         self.key = key
@@ -75,6 +79,9 @@ class Asking:
         self.accept = accept
         self.held = held
         self.working = working
+        self.priority = priority
+        self.leaving = leaving
+        self.has_room = bool(records_max) or watches
         self.reconciled = False  # its other leases have gone back
         self.in_flight = False  # an entry that lends to it is on its way
         self.judged = False  # once, at least

@@ -1,0 +1,223 @@
+"""Whose turn it is: members of a higher priority go before, as long as they are there."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from mq_broker.broker.queues import waiting
+from mq_broker.broker.queues.requests import Asking
+from mq_broker.broker.queues.waiting import BETWEEN_MS, BROKEN_OFF_MS, PRESENT_MS_MIN
+from mq_broker.core.work.settling import Ack
+from mq_protocol.queue_settings import Order
+from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds, scenario
+
+
+def watch(group: Group, member: str, priority: int) -> Asking:
+    return group.ask(member, 0, priority=priority, watches=True)
+
+
+@scenario
+async def test_who_has_a_higher_priority_is_lent_records_first() -> None:
+    group = Group(5)
+    low, high = group.ask("low", 10), group.ask("high", 10, priority=1)
+    await rounds()
+    assert offsets(high) == [(0, 5)]
+    assert not low.answered.done()
+
+
+@scenario
+async def test_the_same_priority_shares_in_the_order_of_asking() -> None:
+    group = Group(10)
+    asking = [group.ask(member, 5, priority=3) for member in ("b", "a")]
+    await rounds()
+    assert list(map(offsets, asking)) == [[(0, 5)], [(5, 10)]]
+
+
+@scenario
+async def test_a_lower_one_stands_by_while_a_higher_one_works() -> None:
+    group = Group(10)
+    high = group.ask("high", 2, priority=1)
+    await rounds()
+    low = group.ask("low", 5)
+    await rounds()
+    assert (offsets(high), low.answered.done()) == ([(0, 2)], False)
+    group.gathering.hurry(low)
+    await rounds()
+    assert low.answered.result().runs == ()
+
+
+@scenario
+async def test_with_spill_a_lower_one_is_lent_what_a_full_one_has_no_room_for() -> None:
+    group = Group(10, spill=True)
+    high, low = group.ask("high", 2, priority=1), group.ask("low", 5)
+    await rounds()
+    assert (offsets(high), offsets(low)) == ([(0, 2)], [(2, 7)])
+
+
+@scenario
+async def test_with_spill_a_lower_one_waits_while_a_higher_one_has_room() -> None:
+    group = Group(3, spill=True)
+    high, low = group.ask("high", 5, priority=1), group.ask("low", 5)
+    await rounds()
+    assert offsets(high) == [(0, 3)]
+    group.led.append(2)
+    group.gathering.wake()
+    await rounds()
+    assert not low.answered.done(), "the higher one has room for two more, and is about to ask"
+    group.pass_ms(BETWEEN_MS)
+    group.gathering.wake()
+    await rounds()
+    assert offsets(low) == [(3, 5)]
+
+
+@scenario
+async def test_with_spill_one_that_was_told_of_records_is_waited_for() -> None:
+    group = Group(0, spill=True)
+    watching, low = watch(group, "high", 1), group.ask("low", 5)
+    group.led.append(4)
+    group.gathering.wake()
+    await rounds()
+    assert watching.answered.result().ready
+    assert not low.answered.done()
+    high = group.ask("high", 4, priority=1)
+    await rounds()
+    assert offsets(high) == [(0, 4)]
+
+
+@scenario
+async def test_with_spill_who_only_says_that_it_is_there_keeps_nobody_waiting() -> None:
+    group = Group(4, spill=True)
+    group.ask("high", 0, priority=1)
+    low = group.ask("low", 5)
+    await rounds()
+    assert offsets(low) == [(0, 4)]
+
+
+@scenario
+async def test_nobody_waits_for_a_dead_one_for_longer_than_a_lease() -> None:
+    group = Group(10, lease_ms=20_000)
+    group.ask("high", 2, priority=1)
+    await rounds()
+    low = group.ask("low", 10)
+    group.pass_ms(19_999)
+    group.gathering.wake()
+    await rounds()
+    assert not low.answered.done()
+    group.pass_ms(1)
+    group.gathering.wake()
+    await rounds()
+    assert offsets(low) == [(2, 10)]
+
+
+@scenario
+async def test_the_leader_looks_again_by_itself_when_a_dead_one_is_over() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting, "PRESENT_MS_MIN", 30)
+        group = Group(10, lease_ms=30)
+        group.ask("high", 2, priority=1)
+        await rounds()
+        low = group.ask("low", 10)
+        await rounds()
+    group.ms += 30  # nobody wakes it
+    async with asyncio.timeout(5):
+        await low.answered
+    assert offsets(low) == [(2, 10)]
+
+
+@scenario
+async def test_who_settles_is_there() -> None:
+    group = Group(10, lease_ms=20_000)
+    lease = (await group.ask("high", 2, priority=1).answered).lease
+    low = group.ask("low", 10)
+    group.pass_ms(15_000)
+    group.outcome(Ack(), "high", lease, (0, 1))
+    await rounds()
+    group.pass_ms(6_000)
+    group.gathering.wake()
+    await rounds()
+    assert not low.answered.done()
+
+
+@scenario
+async def test_one_whose_request_is_broken_off_is_waited_for_a_moment() -> None:
+    group = Group(0)
+    high, low = watch(group, "high", 1), group.ask("low", 10)
+    await rounds()
+    group.led.append(5)
+    group.gathering.leave(high)
+    await rounds()
+    assert not low.answered.done()
+    group.pass_ms(BROKEN_OFF_MS)
+    group.gathering.wake()
+    await rounds()
+    assert offsets(low) == [(0, 5)]
+
+
+@scenario
+async def test_who_leaves_is_not_waited_for() -> None:
+    group = Group(10)
+    await group.ask("high", 2, priority=1).answered
+    low = group.ask("low", 10)
+    await rounds()
+    assert not low.answered.done()
+    group.gathering.hurry(group.ask("high", 0, priority=1, leaving=True))
+    await rounds()
+    assert offsets(low) == [(2, 10)]
+
+
+@scenario
+async def test_between_three_priorities_the_highest_that_is_there_counts() -> None:
+    group = Group(10)
+    asking = {priority: group.ask(f"m{priority}", 2, priority=priority) for priority in (0, 5, 9)}
+    await rounds()
+    assert [priority for priority, each in asking.items() if each.answered.done()] == [9]
+    group.pass_ms(PRESENT_MS_MIN + 30_000)
+    group.gathering.wake()
+    await rounds()
+    assert [priority for priority, each in asking.items() if each.answered.done()] == [5, 9]
+
+
+@scenario
+async def test_with_spill_a_setting_that_changes_counts_at_once() -> None:
+    group = Group(10)
+    await group.ask("high", 2, priority=1).answered
+    low = group.ask("low", 3)
+    await rounds()
+    assert not low.answered.done()
+    group.declare(spill=True)
+    await rounds()
+    assert offsets(low) == [(2, 5)]
+
+
+@scenario
+async def test_a_single_active_consumer_of_a_lower_priority_is_relieved() -> None:
+    group = Group(10, order=Order.ALL)
+    lease = (await group.ask("low", 2).answered).lease
+    high = group.ask("high", 5, priority=1)
+    again = group.ask("low", 5, held=frozenset([lease] if lease else []))
+    await rounds()
+    assert not high.answered.done(), "what the lower one has is in order before"
+    group.ack("low", lease, (0, 2))
+    await rounds()
+    group.pass_ms(2_000)
+    group.gathering.wake()
+    await rounds()
+    assert (offsets(high), again.answered.done()) == ([(2, 7)], False)
+
+
+@scenario
+async def test_no_more_members_are_known_than_may_be() -> None:
+    group = Group(0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting, "KNOWN_MAX", 5)
+        for number in range(20):
+            group.gathering.leave(group.ask(f"m{number}", 1, priority=1))
+        await rounds()
+    assert len(group.gathering._asking._known) == 5
+    group.pass_ms(60_000)
+    group.gathering.wake()
+    group.ask("low", 1)
+    await rounds()
+    assert not group.gathering._asking._known
