@@ -463,7 +463,6 @@ class _Entry:
         steps: list[Step] = [Lease(ranges, lend.member)]
         if lend.accepted:
             steps.append(Accept(ranges))
-        self._close()
         return self._written(steps, ranges, _Now.LENT, Answer(lent=ranges, step=len(self._steps)))
 
     # ------------------------------------------------------------------ steps

@@ -147,6 +147,27 @@ def test_what_a_request_is_compared_with_has_a_bound(monkeypatch: pytest.MonkeyP
     assert (len(found.settled), found.settles_left) == (1, (whole,)), "alone it is refused, in the next entry"
 
 
+@pytest.mark.parametrize(
+    ("known", "settle", "pieces"),
+    [
+        (state(), ack((0, 10)), 2),  # a run that no step before has touched, and its lease
+        (state(), ack((0, 10), (20, 30)), 4),
+        (state(), Settle(LEASE, "b", ((0, 10),), Ack()), 3),  # and what is lost of it
+        (state(Accept(((2, 4), (6, 8)))), Settle(LEASE, "b", ((0, 10),), Ack()), 5),
+        (state(Return(((0, 100),))), ack((0, 10)), 3),  # and the mark of what nobody has
+        (state(Return(((0, 5),)), Return(((5, 100),), True, 0, "bad")), ack((0, 10)), 4),
+        (state(Return(((0, 5),)), Return(((5, 100),), True, 0, "bad")), replace(ack((0, 10)), outcome=Release()), 6),
+    ],
+)
+def test_each_piece_that_a_request_is_compared_with_counts(
+    known: WorkState, settle: Settle, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bound in (pieces, pieces - 1):
+        monkeypatch.setattr(settling, "PIECES_MAX", bound)
+        [answer] = gather(known, (settle,), (), SETTING).settled
+        assert (answer.error is None) == (bound == pieces)
+
+
 # ---------------------------------------------------------------- the outbox
 
 

@@ -161,6 +161,10 @@ def test_at_a_bound_fresh_records_wait_and_returned_ones_do_not(monkeypatch: pyt
         group.take(Return(((offset, offset + 1),)))
     state = group.state
     assert state.runs == 8
+    for bound, room in ((7, 0), (8, 0), (9, state_module.SPAN_MAX)):
+        monkeypatch.setattr(state_module, "RUNS_MAX", bound)
+        assert state.fresh_room() == room
+    monkeypatch.setattr(state_module, "RUNS_MAX", 4)
     assert state.fresh_room() == 0
     assert [low for low, _, mark in state.ready(0, 3, 0, 8) if mark is not None] == [0, 2, 4, 6]
     assert group.take(Accept(((0, 8),))).fresh_room() == state_module.SPAN_MAX, "settling is never refused"
