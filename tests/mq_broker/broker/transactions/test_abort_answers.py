@@ -11,7 +11,7 @@ import pytest
 from mq_broker.broker.transactions import aborting
 from mq_broker.broker.transactions.aborting import Aborting, _left_ms, _until, pins
 from mq_broker.broker.transactions.requests import key_to_wire, listed_name
-from mq_broker.core.entries import Abort
+from mq_broker.core.entries import SCHEDULED, Abort
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotEnoughReplicas, Unreachable
 from tests.mq_broker.broker.transactions.worlds import KEY, OTHER, World, known, line, run, staged
@@ -137,7 +137,7 @@ def test_a_query_is_aborted_by_any_of_its_names_and_only_for_the_sink_that_is_me
         ours = aborts(world)
         world.coordinator.machine.transactions[KEY] = known(4)
         world.parts["t", 0].stage(staged(1, 4, OTHER))
-        world.parts["t", 1].stage(staged(2, 4, OTHER))
+        world.parts["t", 1].stage(staged(2, 4, OTHER), staged(3, 0, SCHEDULED))
         world.parts["t", 2].serving = False
         for query, sink, found in (
             ("query", "t", [KEY]),
@@ -146,6 +146,7 @@ def test_a_query_is_aborted_by_any_of_its_names_and_only_for_the_sink_that_is_me
             ("other", "u", []),
             ("", "t", []),
             ("nobody", "t", []),
+            (listed_name(""), "", []),  # what is to be due is no query's
         ):
             assert await ours._keys(query, sink) == found, (query, sink)
         deadline = asyncio.get_running_loop().time() + 5

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,6 +43,23 @@ def test_what_is_young_stays() -> None:
         now_us = time.time_ns() // 1000
         world.parts["t", 0].stage(
             staged(1, 1, timestamp_us=now_us - 70_000_000), staged(2, 1, timestamp_us=now_us - 50_000_000)
+        )
+        await world.transactions.reap(60.0)
+        assert reaped(world) == {0: [Discard(KEY, (uuid(1),))]}
+
+    run(scenario)
+
+
+def test_what_is_as_old_as_it_may_be_goes_and_what_is_to_be_due_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "time", SimpleNamespace(time=lambda: 1_000.0))
+
+    async def scenario(world: World) -> None:
+        world.coordinator.machine.transactions[KEY] = known(5)
+        edge_us = 940_000_000
+        world.parts["t", 0].stage(
+            staged(1, 1, timestamp_us=edge_us),
+            staged(2, 1, timestamp_us=edge_us + 1),
+            replace(staged(3, 1, timestamp_us=edge_us), due_us=1),
         )
         await world.transactions.reap(60.0)
         assert reaped(world) == {0: [Discard(KEY, (uuid(1),))]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq_broker.broker.transactions import requests
-from mq_broker.broker.transactions.requests import check_manifest, key_of, uuids_of
+from mq_broker.broker.transactions.requests import check_attempt, check_manifest, key_of, uuids_of
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import ID_BYTES_MAX
@@ -53,6 +53,14 @@ def test_the_id_of_a_run_may_be_as_long_as_the_bound_and_no_longer() -> None:
     check_manifest(decision(run_id="r" * ID_BYTES_MAX))
     with pytest.raises(InvalidRequest, match=r"a run id of .* bytes is too long"):
         check_manifest(decision(run_id="r" * (ID_BYTES_MAX + 1)))
+
+
+def test_a_run_of_a_queue_group_is_an_attempt_whose_end_a_leader_can_tell() -> None:
+    for run_id in ("lease:3.17.0", "epoch:3"):
+        check_attempt(run_id)
+    for run_id in ("", "run", "lease:3.17", "epoch:", "epoch:x", "xepoch:3", "epoch:3 "):
+        with pytest.raises(InvalidRequest, match="is no attempt of a queue group"):
+            check_attempt(run_id)
 
 
 @pytest.mark.parametrize("part", ["query id", "sink"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mq_broker.broker.transactions import upkeep
 from mq_broker.broker.transactions.upkeep import Upkeep
-from mq_broker.core.entries import Forget, TransactionKey
+from mq_broker.core.entries import SCHEDULED, Forget, TransactionKey
 from mq_protocol.errors import NotEnoughReplicas
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.transactions.worlds import Part, World, known, run, staged, within
@@ -63,7 +64,9 @@ def test_who_holds_up_retention_is_told_with_what_frees_it(caplog: pytest.LogCap
     async def scenario(world: World) -> None:
         part: Any = world.parts["t", 0]
         part.stage(staged(1, 0, KEYS[0]), staged(2, 0, of_group))
-        part.could_begin = 1 << 40
+        part.could_begin = 4
+        # one that holds up nothing, and one that waits until it is due
+        part.stage(staged(4, 0, KEYS[1], index=4), replace(staged(3, 0, SCHEDULED), due_us=1))
         shell: Any = world
         for other in world.parts.values():
             other.serving = other is part
