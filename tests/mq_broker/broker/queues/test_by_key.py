@@ -126,6 +126,9 @@ def check_choices(leader: Leader, rng: random.Random) -> None:
         chosen = offsets_of(some.ranges)
         assert chosen <= found | last
         assert len(chosen) == min(2, len(expected[0]))
+        other = leader.choose(rng.choice(MEMBERS))
+        assert not offsets_of(other.ranges) & chosen, "what was chosen is chosen by nobody else"
+        leader.ready.put_back(other.runs)
         leader.put_back(some)
     assert leader.ready.waits_alone(leader.now_us) == bool(last)
 
@@ -189,8 +192,19 @@ def test_a_member_is_lent_what_a_look_at_every_record_says(seed: int, monkeypatc
     if seed % 2:
         for module in (ordering, lending):
             monkeypatch.setattr(module, "CAME_BACK_MAX", 4)
-    leader = Leader("".join(rng.choice("ppqrs ") for _ in range(END)))
+    leader = Leader("".join(rng.choice("ppqrs " if seed % 4 else "pq   ") for _ in range(END)))
     for _ in range(60):
         take_step(leader, rng)
         check_choices(leader, rng)
         check_order(leader, rng)
+
+
+@pytest.mark.parametrize("keys", ["p q r s ", " p  q pp", "pq  rs  ", "  ppp  q"])
+def test_what_was_chosen_by_a_new_leader_is_chosen_by_nobody_else(keys: str) -> None:
+    for most in range(1, len(keys) + 1):
+        leader = Leader(keys)
+        leader.write(Lease(((0, len(keys)),), "a"))
+        leader.write(Return(((0, len(keys)),)))
+        leader.lead_anew()
+        chosen = [offsets_of(leader.choose(member, most).ranges) for member in "abcabcabc"]
+        assert sum(map(len, chosen)) == len(set().union(*chosen))

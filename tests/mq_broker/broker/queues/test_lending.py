@@ -247,6 +247,14 @@ def test_a_state_is_looked_through_in_pieces_of_so_many_runs() -> None:
         turns += 1
     assert turns >= 5, "twenty runs, no more than four at once"
     assert [run[:2] for run in choose(of).runs] == [(n, n + 1) for n in range(0, 20, 2)]
+    for most in (1, 2, 3):
+        known = state(Lease(((0, 12),), "a"))
+        for n in range(0, 12, 2):
+            known.apply(Return(((n, n + 2),), error=str(n)), LeaseId(1, 9 + n, 0), END)
+        of = Ready(known, LIMIT)
+        for turn in range(1, 6 // most):
+            assert not of.scan(most)
+            assert of._scanned == 2 * most * turn, "two records in each run"
 
 
 def test_records_that_were_settled_while_a_state_is_looked_through_are_not_lent() -> None:
