@@ -46,6 +46,14 @@ class Overflow(Enum):
     DROP_HEAD = "drop_head"
 
 
+class Priority(Enum):
+    """What the priorities of records mean: the highest first, two records of 5 to 31 for one of 0 to 4, or nothing."""
+
+    STRICT = "strict"
+    WEIGHTED = "weighted"
+    IGNORE = "ignore"
+
+
 DEAD_SUFFIX: Final = ".dead"
 """Of the topic to which dead letters go where nothing else is said."""
 
@@ -71,6 +79,7 @@ class QueueSettings:
     overflow: Overflow = Overflow.REJECT
     filter: str = ""
     spill: bool = False
+    priority: Priority = Priority.STRICT
 
 
 QUEUE_SETTINGS: Mapping[str, Setting] = {

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from mq_broker.core.entries import PRIORITY_USUAL
 from mq_broker.core.messages import Published
 from mq_protocol.errors import OffsetOutOfRange
 
@@ -46,6 +47,8 @@ class OffsetIndex:
     those of the snapshot that the journal begins with: nothing below either is in the journal, so the log starts at the
     higher one (rule 13).
 
+    `has_priorities`: whether a batch was appended that has another priority than the usual one.
+
     - records `_first` to `_count - 1` hold offsets at or above `log_start_offset`; those before are dead;
     - between neighbouring records there are no offsets but those of `_gaps`, each (first, next), ascending.
     """
@@ -60,6 +63,7 @@ class OffsetIndex:
         self._gaps: list[tuple[int, int]] = []
         self._bytes_appended = 0
         self._newest_us = -(1 << 63)
+        self.has_priorities = False
 
     def __len__(self) -> int:
         """How many batches."""
@@ -84,6 +88,7 @@ class OffsetIndex:
         assert published.base_offset == self.log_end_offset or not len(self), (
             f"offset {published.base_offset} after {self.log_end_offset}"
         )
+        self.has_priorities = self.has_priorities or published.priority != PRIORITY_USUAL
         self._newest_us = max(self._newest_us, published.timestamp_us)
         if (self._count + 1) * _SIZE > len(self._data):
             self._resize(max(_FIRST_BYTES, 2 * len(self._data)))
@@ -161,6 +166,14 @@ class OffsetIndex:
             room -= record.payload_bytes
             next_offset = record.base_offset + record.record_count
         return records
+
+    def levels(self, start_offset: int, most: int) -> list[tuple[int, int, int]]:
+        """Of the batches that hold offsets at or above `start_offset`, the first ones, at most `most`: where each
+        begins and ends, and its priority."""
+        first = self._first_from(start_offset)
+        end = min(first + most, self._count)
+        with memoryview(self._data) as data, data[first * _SIZE : end * _SIZE] as records:
+            return [(each[0], each[0] + each[5], each[8]) for each in _RECORD.iter_unpack(records)]
 
     def find_time(self, timestamp_us: int) -> int:
         """The first offset of a batch of `timestamp_us` or later; `log_end_offset` if all are older."""

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from mq_broker.broker.queues.by_level import ByLevel
 from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.ordering import ByKey, Single
 from mq_broker.broker.queues.sieve import Sieve
 from mq_broker.core.work.state import WorkState
-from mq_protocol.queue_settings import Order, QueueSettings
+from mq_broker.storage.offset_index import OffsetIndex
+from mq_protocol.queue_settings import Order, Priority, QueueSettings
 
 
-def ready_of(state: WorkState, settings: QueueSettings) -> Ready:
-    """By the group's settings."""
-    ready = _in_order(state, settings)
+def ready_of(state: WorkState, settings: QueueSettings, index: OffsetIndex) -> Ready:
+    """By the group's settings. `index`: of the partition."""
+    ready = _in_order(state, settings, index)
     ready.sieve = Sieve(state, settings.filter, ordered=ready.order is not None) if settings.filter else None
     return ready
 
 
-def suits(ready: Ready, settings: QueueSettings) -> bool:
-    """Whether it was made by such settings."""
+def suits(ready: Ready, settings: QueueSettings, index: OffsetIndex) -> bool:
+    """Whether it would be made like this now."""
+    if ready.order is None and ready.priority is not _priority(settings, index):
+        return False
     filtered = ready.sieve.text if ready.sieve is not None else ""
     return ready.ordered == (settings.order, settings.order_by) and filtered == settings.filter
 
 
-def _in_order(state: WorkState, settings: QueueSettings) -> Ready:
+def _priority(settings: QueueSettings, index: OffsetIndex) -> Priority:
+    """Where all records have the usual one, nothing is to be known of them."""
+    return settings.priority if index.has_priorities else Priority.IGNORE
+
+
+def _in_order(state: WorkState, settings: QueueSettings, index: OffsetIndex) -> Ready:
+    priority = _priority(settings, index)
     match settings.order:
+        case Order.NONE if priority is not Priority.IGNORE:
+            return ByLevel(state, settings.delivery_limit, index, priority)
         case Order.NONE:
             return Ready(state, settings.delivery_limit)
         case Order.ALL:

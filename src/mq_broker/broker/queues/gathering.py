@@ -296,12 +296,12 @@ class Gathering:
 
     def _keep_up(self, state: WorkState, queue: Queue) -> bool:
         """With a new life of the group, and with its settings. Returns whether every lease is known."""
-        now_ms, limit = self._now_ms(), queue.settings.delivery_limit
+        now_ms, limit, index = self._now_ms(), queue.settings.delivery_limit, self.partition.index
         if state is not self._state:
             self._state, self._scanned, self._reserved = state, False, None
-            self._holdings, self._ready = Holdings(state, self.epoch), ready_of(state, queue.settings)
-        elif not suits(self._ready, queue.settings):
-            self._ready, self._scanned = ready_of(state, queue.settings), False
+            self._holdings, self._ready = Holdings(state, self.epoch), ready_of(state, queue.settings, index)
+        elif not suits(self._ready, queue.settings, index):
+            self._ready, self._scanned = ready_of(state, queue.settings, index), False
         elif limit != self._ready.limit or self._ready.overgrown():
             self._ready.limit, self._scanned = limit, False
             self._ready.begin()

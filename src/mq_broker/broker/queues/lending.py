@@ -19,6 +19,7 @@ from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import Reject, Reset, Return, Step
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.queue_settings import Order as Ordered
+from mq_protocol.queue_settings import Priority
 
 RANGES_PER_LEASE_MAX: Final = 1_000
 """A lease is one step of an entry, which several requests share."""
@@ -126,6 +127,9 @@ class Ready:
     sieve: Sieve | None = None
     """Of the group's filter."""
 
+    priority = Priority.IGNORE
+    """By which priorities of records it goes."""
+
     at_once = RECORDS_MAX
     """Once so many records are lent by one entry, nobody else is looked at for it."""
 
@@ -171,7 +175,7 @@ class Ready:
         if first >= end or (mark is not None and mark.parked):
             return
         if mark is None:
-            heapq.heappush(self._back, (first, end))
+            self._push(first, end)
         elif mark.doomed(self.limit):
             self._doomed.append((first, end))
         elif mark.due_us:
@@ -179,7 +183,11 @@ class Ready:
         elif self._is_last(mark):
             heapq.heappush(self._alone, (first, end))
         else:
-            heapq.heappush(self._back, (first, end))
+            self._push(first, end)
+
+    def _push(self, first: int, end: int) -> None:
+        """They may be lent again, with others."""
+        heapq.heappush(self._back, (first, end))
 
     def _is_last(self, mark: Mark | None) -> bool:
         """Whether one more failure dooms it. Of a limit of 1 that is every record, and none is lent alone."""
@@ -250,7 +258,7 @@ class Ready:
             _, first, end = heapq.heappop(self._delayed)
             for low, high, mark in self._state.marks.pieces(((first, end),)):
                 if mark is not None and mark.due_us <= now_us:
-                    heapq.heappush(self._alone if self._is_last(mark) else self._back, (low, high))
+                    heapq.heappush(self._alone, (low, high)) if self._is_last(mark) else self._push(low, high)
                 else:
                     self._sort(low, high, mark)
         return False
@@ -316,8 +324,14 @@ class Ready:
             choice.runs, choice.records = [(lone[0], lone[0] + 1, lone[2])], 1
             return choice
         choice.full = not wish.records_max
+        self._fill(choice, min(end, self._state.base + self._state.fresh_room()))
+        return choice
+
+    def _fill(self, choice: Choice, fresh_end: int) -> None:
+        """Choose until the wish is fulfilled, or nothing is left. `fresh_end`: up to there records that were never lent
+        may be chosen."""
         while not choice.over:
-            candidate = self._next(min(end, self._state.base + self._state.fresh_room()))
+            candidate = self._next(fresh_end)
             if candidate is None:
                 break
             first, until, fresh = candidate
@@ -327,7 +341,6 @@ class Ready:
                 self._fresh = rest
             else:
                 self._keep(rest, until)
-        return choice
 
     def is_ready(self, wish: Wish, now_us: int, end: int) -> bool | None:
         """Whether a request would be lent anything; None if there is more to look at, in another turn."""
@@ -343,7 +356,7 @@ class Ready:
             elif mark is None and until == self._fresh:
                 self._fresh = first
             else:
-                heapq.heappush(self._back, (first, until))
+                self._push(first, until)
 
     def _next(self, fresh_end: int) -> tuple[int, int, bool] | None:
         """What to look at next, which is forgotten here, and whether it was never lent."""
@@ -355,7 +368,7 @@ class Ready:
     def _keep(self, first: int, end: int) -> None:
         """What was not looked at of a candidate stays one."""
         if first < end:
-            heapq.heappush(self._back, (first, end))
+            self._push(first, end)
 
     def _fit(self, first: int, end: int) -> Iterator[Range]:
         """Of these records the unsettled ones that the filter keeps."""

@@ -15,7 +15,7 @@ from mq_broker.broker.queues.gathering import Gathering
 from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.ordering import ByKey
 from mq_broker.broker.queues.requests import Asking, Item, Settling
-from mq_broker.core.entries import Append, Entry, Operation, Trim, Work
+from mq_broker.core.entries import Append, Attributes, Entry, Operation, Trim, Work
 from mq_broker.core.machine.admission import Admit, Overlay, judge
 from mq_broker.core.machine.admission import Answer as Answered
 from mq_broker.core.machine.machine import PartitionMachine
@@ -62,10 +62,11 @@ class Led:
     def not_leader(self) -> NotLeader:
         return NotLeader("t-0 is led by broker 2: ask there", 2, EPOCH + 1)
 
-    def append(self, records: int) -> None:
+    def append(self, records: int, priority: int = 4) -> None:
         """A batch becomes readable."""
         self._last += 1
-        entry = Entry(self._last, EPOCH, 0, Append(), self._last.to_bytes(16), records, records * BYTES_PER_RECORD)
+        batch = Append(attributes=Attributes(priority))
+        entry = Entry(self._last, EPOCH, 0, batch, self._last.to_bytes(16), records, records * BYTES_PER_RECORD)
         for change in self.machine.apply(entry):
             assert isinstance(change, Published)
             self.index.append(change)

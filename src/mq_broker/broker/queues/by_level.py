@@ -1,0 +1,152 @@
+"""Who is lent what where records have priorities: those of the highest level that has something ready. Pure.
+
+Within a level the lowest offsets go first, and a lease has records of one level. Only what came back is kept record by
+record; where the others of a level are is told by the offset index, over the whole backlog.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Final
+
+from mq_broker.broker.queues.lending import LOOKED_AT_MAX, Choice, Ready, Wish
+from mq_broker.broker.queues.levels import Levels
+from mq_broker.core.work.ranges import Range
+from mq_broker.core.work.state import Mark, WorkState
+from mq_broker.storage.offset_index import OffsetIndex
+from mq_protocol.queue_settings import Priority
+
+RUNS_MAX: Final = 250_000
+"""Runs of batches of one level past base that are known at a time. What is behind them waits until base moves."""
+
+READ_AT_ONCE: Final = 10_000
+"""Batches that are taken in in one turn, some five milliseconds."""
+
+HIGH: Final = 5
+"""With `weighted`: two records of this level or above are lent for one below."""
+
+OWED_MAX: Final = 10_000
+
+_SLACK: Final = 10_000
+
+
+class ByLevel(Ready):
+    """Owns what came back, by levels, and what is known of levels."""
+
+    def __init__(self, state: WorkState, limit: int, index: OffsetIndex, priority: Priority) -> None:
+        self.priority = priority
+        self._index = index
+        self._owed = 0  # with `weighted`: half records of the lower levels
+        self._scanning = False
+        super().__init__(state, limit)
+
+    def begin(self) -> None:
+        super().begin()
+        self._fresh = -1  # what was never lent is where `_levels` says
+        self._levels = Levels(self._state.base)
+        self._heaps: dict[int, list[Range]] = {}
+        self._unsplit: list[Range] = []
+
+    # ------------------------------------------------------------------ what is where
+
+    def scan(self, most: int) -> bool:
+        self._levels.drop_below(self._state.base)
+        if not self._read():
+            return False
+        self._scanning = True
+        done = super().scan(most)
+        self._scanning = False
+        return self._split(LOOKED_AT_MAX) and done
+
+    def _read(self) -> bool:
+        """The levels of the next batches. Whether that is all for now."""
+        levels, room = self._levels, RUNS_MAX - len(self._levels)
+        if room <= 0 or levels.end >= self._index.log_end_offset:
+            return True
+        found = self._index.levels(levels.end, min(READ_AT_ONCE, room))
+        for first, end, level in found:
+            levels.add(max(first, levels.end), end, level)
+        if not found:  # the last offsets were lost
+            levels.end = self._index.log_end_offset
+        return levels.end >= self._index.log_end_offset
+
+    def _sort(self, first: int, end: int, mark: Mark | None) -> None:
+        if mark is not None or not self._scanning:  # else it is found by its level
+            super()._sort(first, end, mark)
+
+    def _push(self, first: int, end: int) -> None:
+        heapq.heappush(self._unsplit, (first, end))
+
+    def _split(self, most: int) -> bool:
+        """Put what came back to its level, so many pieces at most. Whether that is all."""
+        while self._unsplit and self._unsplit[0][0] < self._levels.end:
+            if most <= 0:
+                return False
+            first, end = heapq.heappop(self._unsplit)
+            at = first
+            for low, high, level in self._levels.pieces(first, end):
+                heapq.heappush(self._heaps.setdefault(level, []), (low, high))
+                at, most = high, most - 1
+                if most <= 0:
+                    break
+            if at < end:
+                heapq.heappush(self._unsplit, (at, end))
+        return True
+
+    def overgrown(self) -> bool:
+        kept = len(self._unsplit) + len(self._alone) + len(self._delayed) + len(self._doomed)
+        kept += sum(map(len, self._heaps.values()))
+        return kept > 2 * (self._state.runs + len(self._levels)) + _SLACK
+
+    # ------------------------------------------------------------------ choosing
+
+    def is_ready(self, wish: Wish, now_us: int, end: int) -> bool | None:
+        owed = self._owed
+        ready = super().is_ready(wish, now_us, end)
+        self._owed = owed
+        return ready
+
+    def _fill(self, choice: Choice, fresh_end: int) -> None:
+        if not self._split(LOOKED_AT_MAX):
+            choice.looked = LOOKED_AT_MAX
+            return
+        levels = sorted(self._levels.levels() | self._heaps.keys(), reverse=True)
+        if self.priority is Priority.WEIGHTED and self._owed > 1:
+            wish = choice.wish
+            choice.wish = replace(wish, records_max=min(wish.records_max, self._owed // 2))
+            self._fill_from((level for level in levels if level < HIGH), choice, fresh_end)
+            choice.wish = wish
+            if choice.runs or choice.over:
+                self._owed -= 2 * choice.records
+                return
+            self._owed = 0
+        level = self._fill_from(levels, choice, fresh_end)
+        if level >= HIGH:
+            self._owed = min(self._owed + choice.records, OWED_MAX)
+
+    def _fill_from(self, levels: Iterable[int], choice: Choice, fresh_end: int) -> int:
+        """Choose of the first of these levels that has something. Which one that is; -1 if none."""
+        for level in levels:
+            self._fill_of(level, choice, fresh_end)
+            if choice.runs:
+                return level
+            if choice.over:
+                break
+        return -1
+
+    def _fill_of(self, level: int, choice: Choice, fresh_end: int) -> None:
+        heap = self._heaps.get(level, [])
+        while heap and not choice.over:
+            first, end = heapq.heappop(heap)
+            first = max(first, choice.end)  # what was sent back twice is here twice
+            rest = self._choose_of((first, end), choice) if first < end else end
+            if rest < end:
+                heapq.heappush(heap, (rest, end))
+        while not choice.over:
+            head = self._levels.head(level, self._state.base)
+            if head is None or max(head[0], choice.end) >= fresh_end:
+                return
+            first, end = max(head[0], choice.end), min(head[1], fresh_end)
+            self._levels.pass_to(level, self._choose_of((first, end), choice) if first < end else end)
