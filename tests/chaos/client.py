@@ -3,9 +3,9 @@
     python -m tests.chaos.client ROLE --name NAME --bootstrap ADDRESSES --history FILE --state FILE --topics t:3,u:2
 
 Roles: `producer` publishes records and batches, by partition, by key and to one partition alone; `reader` reads by
-offset and is pushed the same; `member` is one of a group; `transactor` stages and decides, and gives some up. May be
-killed at any moment: what it was about has an unknown outcome then. Ends with 3 if it could not finish its work in time
-once it was told to.
+offset and is pushed the same; `member` is one of a group; `transactor` stages and decides, and gives some up; `worker`
+is lent records of work queues. May be killed at any moment: what it was about has an unknown outcome then. Ends with 3
+if it could not finish its work in time once it was told to.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from mq_client import Consumer, ConsumerRecord, OffsetOutOfRange, Producer, Reader, TritonMQError
 from mq_client.transactions import TransactionClient
+from tests.chaos.jobs import work_off
 from tests.history.recording import Recorder
 
 GROUP: Final = "chaos"
@@ -355,6 +356,7 @@ ROLES: Final[dict[str, Callable[[Work], None]]] = {
     "reader": read,
     "member": join,
     "transactor": transact,
+    "worker": work_off,
 }
 
 

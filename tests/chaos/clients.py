@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 import sys
 import time
@@ -47,6 +48,11 @@ class ClientProcess:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             self._wait(FINISH_S)
+
+    def send(self, number: signal.Signals) -> None:
+        """A signal, if it runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
 
     def finish(self) -> None:
         """Say that it shall end; `join` waits."""

@@ -247,6 +247,13 @@ def _clients(roles: tuple[str, ...]) -> Callable[[Ground], Strike]:
     return strike
 
 
+def _pause_worker(ground: Ground) -> Strike:
+    """For longer than a lease of a queue group: it goes on with records that others have been lent."""
+    worker = ground.chance.choice([client for client in ground.clients if client.role == "worker"])
+    worker.send(signal.SIGSTOP)
+    return Strike("worker", f"{worker.name} stopped", partial(worker.send, signal.SIGCONT))
+
+
 def _nothing() -> None:
     """What was asked for carries itself."""
 
@@ -344,7 +351,8 @@ NEMESES: Final[dict[str, Nemesis]] = {
     "move": Nemesis(lambda ground: _asked(partial(_move, ground)), (0.0, 3.0), brokers=4),
     "drain": Nemesis(lambda ground: _asked(partial(_drain, ground)), (2.0, 5.0), brokers=4),
     "roll": Nemesis(_roll, (0.0, 0.0), forgets=True),
-    "clients": Nemesis(_clients(("producer", "member", "transactor")), (0.0, 1.0)),
+    "clients": Nemesis(_clients(("producer", "member", "transactor", "worker")), (0.0, 1.0)),
+    "pause-worker": Nemesis(_pause_worker, (1.0, 2.0), needs="worker"),
     "spark": Nemesis(_clients(("spark",)), (0.0, 1.0), needs="spark"),
 }
 

@@ -86,6 +86,11 @@ def story(outcome: Outcome) -> str:
         f"{outcome.records:,} records at the end; {operations['poll']:,} readings, {operations['trimmed']:,} times "
         f"overtaken by retention; {operations['deliver']:,} deliveries to the group"
     )
+    told = ", ".join(f"{operations[f'job {state}']:,} {state}" for state in ("ok", "lost", "unknown"))
+    lines.append(
+        f"jobs: {operations['job begin']:,} begun, {told}; {operations['letter']:,} dead letters, "
+        f"{operations['output']:,} outputs"
+    )
     lines += ["", f"anomalies: {outcome.verdict.counts.total()}", outcome.verdict.story()]
     lines += [f"PROBLEM: {problem}" for problem in outcome.problems]
     return "\n".join(lines)
@@ -111,6 +116,8 @@ def save(outcome: Outcome, version: str, command: str) -> None:
         f"{len(outcome.applied)}",
         f"{ok:,} / {fail:,} / {operations['send invoke'] - ok - fail:,}",
         f"{operations['txn ok']:,}",
+        f"{operations['job ok']:,} / {operations['job lost']:,} / {operations['job unknown']:,}",
+        f"{operations['letter']:,} / {operations['output']:,}",
         f"{outcome.records:,}",
         f"{statistics.median(failover):,.0f} / {max(failover):,.0f} ({len(failover)})" if failover else "-",
         f"{outcome.verdict.counts.total()}",

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 import grpc
 import pyarrow as pa
 
-from mq_client import Admin, Consumer, Reader, TritonMQError
+from mq_client import Consumer, Reader, TritonMQError
 from mq_client.cluster.channels import open_fetch
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch
@@ -27,6 +27,7 @@ from tests.chaos.checkpoint import micro_batches
 from tests.chaos.client import GROUP, deliver
 from tests.chaos.clients import ClientProcess, finish_all
 from tests.chaos.cluster import FireCluster
+from tests.chaos.jobs import JOBS, declare, tell_what_was_made, wait_until_worked_off
 from tests.chaos.nemesis import NEMESES, Applied, Ground, apply
 from tests.cluster.harness import wait_until
 from tests.history.checker import Verdict, judge
@@ -75,6 +76,7 @@ class Settings:
     nemeses: tuple[str, ...] = tuple(NEMESES)
     producers: int = 2
     members: int = 2
+    workers: int = 2
     spark: bool = False
     retention_bytes: int = 4_000
 
@@ -106,7 +108,7 @@ class Run:
         self.settings = settings
         names = [*(chr(ord("a") + at) for at in range(settings.topics)), SHORT]
         self.topics = dict.fromkeys(names, settings.partitions)
-        self.all_topics = {**self.topics, TRANSACTIONS: settings.partitions}
+        self.all_topics = {**self.topics, TRANSACTIONS: settings.partitions, JOBS: settings.partitions}
         if settings.spark:
             self.all_topics |= {SPARK_SOURCE: settings.partitions, SPARK_SINK: settings.partitions}
         self.chance = random.Random(settings.seed)
@@ -123,8 +125,7 @@ class Run:
         recorder = Recorder(self._parts / "nemesis.jsonl", "nemesis")
         try:
             cluster.start()
-            admin = Admin(cluster.bootstrap)
-            self._create_topics(admin, recorder)
+            self._create_topics(cluster, recorder)
             self._start_clients(cluster.bootstrap)
             ground = Ground(
                 cluster,
@@ -148,8 +149,8 @@ class Run:
         self.outcome.verdict = judge(read(self.outcome.history))
         return self.outcome
 
-    def _create_topics(self, admin: Admin, recorder: Recorder) -> None:
-        s = self.settings
+    def _create_topics(self, cluster: FireCluster, recorder: Recorder) -> None:
+        s, admin = self.settings, cluster.admin
         for topic, partitions in self.all_topics.items():
             short = (
                 {"retention_bytes": s.retention_bytes, "segment_bytes_max": SEGMENT_BYTES_FLOOR}
@@ -157,6 +158,7 @@ class Run:
                 else {}
             )
             admin.create_topic(topic, partitions=partitions, replicas=REPLICAS, durability=s.durability, **short)
+        declare(cluster, s.partitions, REPLICAS, s.durability)
         recorder.write("retention", topic=SHORT, records=s.retention_bytes // RECORD_BYTES_MAX)
 
     def _start_clients(self, bootstrap: str) -> None:
@@ -165,6 +167,8 @@ class Run:
         roles = [("producer", f"p{at}", written) for at in range(s.producers)]
         roles += [("reader", "r0", self.all_topics), ("transactor", "s0", {TRANSACTIONS: s.partitions})]
         roles += [("member", f"m{at}", self.topics) for at in range(s.members)]
+        roles += [("producer", "j0", {JOBS: s.partitions})]
+        roles += [("worker", f"w{at}", {JOBS: s.partitions}) for at in range(s.workers)]
         for role, name, topics in roles:
             self._start(role, name, partial(self._arguments, role, name, bootstrap, topics))
         if s.spark:
@@ -262,6 +266,11 @@ class Run:
         if not self._whole(cluster):
             return
         problems = self.outcome.problems
+        decided = self._decided()
+        try:
+            wait_until(lambda: self._decided() > decided, "a transaction is decided once all is whole", WHOLE_S)
+        except AssertionError as error:
+            problems.append(str(error))
         problems += finish_all(self._of("producer", "transactor"))
         problems += finish_all(self._of("spark"), SPARK_FINISH_S)
         problems += finish_all(self._of("reader"))
@@ -273,18 +282,27 @@ class Run:
                 recorder.write("drained", group=GROUP, topic=topic)
         except AssertionError as error:
             problems.append(str(error))
-        problems += finish_all(self._of("member"))
+        try:
+            wait_until_worked_off(cluster, recorder)
+        except AssertionError as error:
+            problems.append(str(error))
+        problems += finish_all(self._of("member", "worker"))
         with Recorder(self._parts / "final.jsonl", "final") as final:
             last: list[Callable[[], None]] = [
                 partial(self._read_all, cluster, topic, final) for topic in self.all_topics
             ]
             last += [partial(self._tell_what_spark_wrote, cluster, final)] if self.settings.spark else []
-            last += [partial(self._listen_again, cluster, final)]
+            last += [partial(tell_what_was_made, cluster, final), partial(self._listen_again, cluster, final)]
             for reading in last:
                 try:
                     reading()
                 except (TritonMQError, AssertionError) as error:
                     problems.append(f"the last reading: {error}")
+
+    def _decided(self) -> int:
+        """How many transactions were, so far."""
+        histories = self._parts.glob("s0.*.jsonl")
+        return sum(path.read_text().count('"op":"txn","state":"ok"') for path in histories)
 
     def _read_all(self, cluster: FireCluster, topic: str, final: Recorder) -> None:
         reader = Reader(cluster.bootstrap)

@@ -16,13 +16,22 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 SECONDS = 20.0
 SEED = 11
+OF_QUEUES = ("job ok", "worked", "letter", "output")
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     directory = tmp_path_factory.mktemp("chaos") / "run"
     settings = Settings(
-        directory, SEED, durability="os", seconds=SECONDS, session_ms=3_000, partitions=2, rate=10.0, producers=1
+        directory,
+        SEED,
+        durability="os",
+        seconds=SECONDS,
+        session_ms=3_000,
+        partitions=2,
+        rate=10.0,
+        producers=1,
+        workers=1,
     )
     return Run(settings).go()
 
@@ -31,7 +40,7 @@ def test_a_short_run_under_fire_shows_no_anomaly(outcome: Outcome) -> None:
     assert outcome.clean, story(outcome)
     assert outcome.applied, "something was done to the cluster"
     seen = outcome.verdict.operations
-    for op in ("send ok", "txn ok", "poll", "trimmed", "deliver", "settle", "drained", "final"):
+    for op in ("send ok", "txn ok", "poll", "trimmed", "deliver", "settle", "drained", "final", *OF_QUEUES):
         assert seen[op], f"{op}: {story(outcome)}"
 
 
@@ -90,6 +99,29 @@ def test_a_refusal_that_happened_after_all_would_be_reported(lines: list[Line]) 
     ]
     counts = judge(refused).counts
     assert counts["aborted-read"] == counts["queue-unexpected"] == len(sent["values"])
+
+
+def test_a_dead_letter_that_came_twice_would_be_reported(lines: list[Line]) -> None:
+    letter = next(line for line in lines if line["op"] == "letter")
+    verdict = judge([*lines, letter])
+    assert verdict.counts == {"letter-twice": 1, "totals": 1}
+    assert repr(letter["value"]) in verdict.story()
+
+
+def test_a_job_that_was_settled_and_that_nobody_did_would_be_reported(lines: list[Line]) -> None:
+    done = {line["id"] for line in lines if line["op"] == "job" and line.get("word") == "ack"}
+    begun = next(line for line in lines if line["op"] == "job" and line["state"] == "begin" and line["id"] in done)
+    place = begun["partition"], begun["offset"]
+    same = {
+        (line["process"], line["id"])
+        for line in lines
+        if line["op"] == "job" and line["state"] == "begin" and line["group"] == begun["group"]
+        and (line["partition"], line["offset"]) == place
+    }  # fmt: skip
+    kept = [line for line in lines if line["op"] != "job" or (line["process"], line["id"]) not in same]
+    verdict = judge(kept)
+    assert verdict.counts["job-lost"] == 1
+    assert repr(begun["value"]) in verdict.story()
 
 
 def test_every_nemesis_strikes_and_heals_within_bounds() -> None:

@@ -38,6 +38,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tests.history.queue_checker import QueueJudge
 from tests.history.recording import HistoryError, Line
 
 KEPT_MAX: Final = 1_000
@@ -148,6 +149,7 @@ class _Judge:
         self.read_end: Counter[Place] = Counter()
         self.finals: dict[Place, _Final] = {}
         self.groups: dict[str, _Group] = defaultdict(_Group)
+        self.queues = QueueJudge()
         self.kept: dict[str, int] = {}
         self.trimmed: dict[Place, tuple[int, str]] = {}
         self._open: dict[tuple[str, Any], _Write] = {}
@@ -186,6 +188,8 @@ class _Judge:
                 self.groups[line["group"]].drained.add(line["topic"])
             case "final":
                 self._final(line)
+            case "job" | "letter" | "output" | "worked":
+                self.queues.take(line)
             case "note":
                 pass
             case _:
@@ -365,7 +369,12 @@ class _Judge:
         self._judge_order()
         for name, group in self.groups.items():
             self._judge_group(name, group)
+        self.queues.judge(self._records, self.verdict.add)
         return self.verdict
+
+    def _records(self, topic: str) -> dict[tuple[int, int], Any]:
+        finals = ((place[1], final) for place, final in self.finals.items() if place[0] == topic)
+        return {(number, offset): value for number, final in finals for offset, value in final.values.items()}
 
     def _judge_refused(self, write: _Write) -> None:
         read = self.read[write.topic]

@@ -24,6 +24,15 @@ it was about to write. `at` is the machine's monotonic clock in nanoseconds, whi
     drained           `group` was given all the time that it needed to be given the whole of `topic`
     final             when all was over: `values` at `offsets` of `topic`-`partition`, whose log is `start` .. `end` -
                       1. With `replica`: what that broker alone has
+    job      begin    `group` lent the record `value` with `key` at `offset` of `topic`-`partition` to `process`, which
+                      begins to work on it; `deliveries` and `failures` as it was told; `id` is new in the process
+             say      of that `id`: what becomes of it is about to be said, `word`: ack, output (an ack with an output),
+                      fail, reject or release
+             ok       of that `id`: it was done · lost: the record was not its own any more · unknown: nobody knows
+    letter            a dead letter of `group` has `value`
+    output            an output of `group` was made of `value`
+    worked            `group` was given all the time that it needed: what brokers say of it then, `accepted` and `dead`
+                      of `topic`; `order`: whether records of a key are worked on in order
     note              anything else; not judged
 """
 

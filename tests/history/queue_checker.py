@@ -1,0 +1,209 @@
+"""What members of queue groups did and saw, judged: nothing lost, one dead letter or output each, keys in order.
+
+All records have values of their own, so a letter and an output name their record. A job whose outcome was told with
+`ok` had its lease when it said so, but for an ack without an output: that of a record which is settled by then is
+told with `ok` too, whoever settled it, and where there is no order one is welcome that is late.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final, TypeAlias
+
+from tests.history.recording import HistoryError, Line
+
+Place: TypeAlias = tuple[int, int]
+"""Partition and offset."""
+
+ACKS: Final = ("ack", "output")
+WORDS: Final = (*ACKS, "fail", "reject", "release")
+
+Add = Callable[[str, str], None]
+
+
+@dataclass(slots=True)
+class Job:
+    """A member's work on one record. `state`: of what it said: empty while nothing is known."""
+
+    process: str
+    place: Place
+    value: Any
+    key: Any
+    deliveries: int
+    failures: int
+    began: int
+    said: int = 0
+    word: str = ""
+    state: str = ""
+
+    @property
+    def may_count(self) -> bool:
+        """What it said may have been done."""
+        return bool(self.word) and self.state != "lost"
+
+    def __str__(self) -> str:
+        word, state = self.word or "nothing said", self.state or "no answer"
+        return f"{self.process}: {self.value!r} at {self.place}, {word}, {state}"
+
+
+@dataclass(slots=True)
+class Worked:
+    """One group. `totals`: what brokers said of it when all was over."""
+
+    jobs: dict[Place, list[Job]] = field(default_factory=lambda: defaultdict(list))
+    letters: Counter[Any] = field(default_factory=Counter)
+    outputs: Counter[Any] = field(default_factory=Counter)
+    totals: Line | None = None
+
+
+class QueueJudge:
+    """Owns all that is known of the queue groups of one history."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Worked] = defaultdict(Worked)
+        self._open: dict[tuple[str, int], Job] = {}
+
+    def take(self, line: Line) -> None:
+        match line["op"], line.get("state"):
+            case "job", "begin":
+                job = Job(
+                    line["process"],
+                    (line["partition"], line["offset"]),
+                    line["value"],
+                    line["key"],
+                    line["deliveries"],
+                    line["failures"],
+                    line["at"],
+                )
+                self.groups[line["group"]].jobs[job.place].append(job)
+                self._open[line["process"], line["id"]] = job
+            case "job", state:
+                self._goes_on(self._job(line), state, line)
+            case "letter", _:
+                self.groups[line["group"]].letters[line["value"]] += 1
+            case "output", _:
+                self.groups[line["group"]].outputs[line["value"]] += 1
+            case "worked", _:
+                self.groups[line["group"]].totals = line
+
+    def _job(self, line: Line) -> Job:
+        try:
+            return self._open[line["process"], line["id"]]
+        except KeyError:
+            raise HistoryError(f"job {line['id']} of {line['process']} goes on and never began") from None
+
+    @staticmethod
+    def _goes_on(job: Job, state: str | None, line: Line) -> None:
+        if state == "say" and line["word"] in WORDS:
+            job.word, job.said = line["word"], line["at"]
+        elif state in ("ok", "lost", "unknown"):
+            job.state = state
+        else:
+            raise HistoryError(f"a job cannot go on with {state!r} {line.get('word', '')!r}")
+
+    def judge(self, records: Callable[[str], Mapping[Place, Any]], add: Add) -> None:
+        """`records`: what a topic has in the end."""
+        for name, group in self.groups.items():
+            if group.totals is None:  # it was not given the time that it needed
+                continue
+            there = records(group.totals["topic"])
+            for place, value in there.items():
+                for kind, what in _of_record(group, group.jobs.get(place, []), value):
+                    add(kind, f"{name} {place} {value!r}: {what}")
+            for kind, what in (*_strays(group, there), *_of_totals(group, len(there))):
+                add(kind, f"{name}: {what}")
+            if group.totals["order"]:
+                for kind, what in _of_keys(group):
+                    add(kind, f"{name}: {what}")
+
+
+def _of_record(group: Worked, jobs: list[Job], value: Any) -> Iterator[tuple[str, str]]:
+    letters, outputs = group.letters[value], group.outputs[value]
+    acked = any(job.word in ACKS and job.may_count for job in jobs)
+    made = [job for job in jobs if job.word == "output"]
+    if any(job.value != value for job in jobs):
+        yield "job-other", "another record was lent under its offset"
+    if not acked and not letters:
+        yield "job-lost", "it is settled, nobody acknowledged it, and there is no dead letter"
+    if letters > 1:
+        yield "letter-twice", f"{letters} dead letters"
+    if letters and all(job.state == "ok" and job.word not in ("fail", "reject") for job in jobs):
+        yield "letter-unexpected", "a dead letter, and nobody failed at it"
+    if not letters and not acked and any(job.word == "reject" and job.state == "ok" for job in jobs):
+        yield "letter-missing", "it was rejected, and there is no dead letter"
+    if outputs > 1:
+        yield "output-twice", f"{outputs} outputs"
+    if outputs and not any(job.may_count for job in made):
+        yield "output-unexpected", "an output, and no ack with one that counts"
+    if any(job.state == "ok" for job in made):
+        if not outputs:
+            yield "output-missing", "it was acknowledged with an output, and there is none"
+        if letters:
+            yield "settled-twice", "it was acknowledged with an output, and there is a dead letter"
+    yield from _charges(jobs)
+
+
+def _charges(jobs: list[Job]) -> Iterator[tuple[str, str]]:
+    """A failure is one that somebody said, or a lease that ended without an outcome. Of leases whose records nobody
+    began only their number is known."""
+    begun = sorted(jobs, key=lambda job: job.began)
+    for at, job in enumerate(begun):
+        before = begun[:at]
+        reasons = sum(other.word == "fail" or other.state != "ok" or other.said > job.began for other in before)
+        unbegun = max(job.deliveries - 1 - len(before), 0)
+        if job.failures > reasons + unbegun:
+            yield "charged", f"{job.failures} failures, and no more than {reasons + unbegun} have a cause ({job})"
+
+
+def _strays(group: Worked, there: Mapping[Place, Any]) -> Iterator[tuple[str, str]]:
+    known = set(there.values())
+    for kind, found in (("letter-unexpected", group.letters), ("output-unexpected", group.outputs)):
+        for value in found.keys() - known:
+            yield kind, f"{value!r} is of no record"
+
+
+def _of_totals(group: Worked, records: int) -> Iterator[tuple[str, str]]:
+    assert group.totals is not None
+    accepted, dead = group.totals["accepted"], group.totals["dead"]
+    if accepted + dead != records:
+        yield "totals", f"{accepted} accepted and {dead} dead of {records} records"
+    if dead != group.letters.total():
+        yield "totals", f"{dead} dead, and {group.letters.total()} dead letters"
+
+
+def _of_keys(group: Worked) -> Iterator[tuple[str, str]]:
+    """Of one key and partition nobody begins a record before the one before it was acknowledged, nor while somebody
+    works on one whose outcome counted."""
+    keys: dict[tuple[int, Any], list[Job]] = defaultdict(list)
+    for (partition, _), jobs in group.jobs.items():
+        for job in jobs:
+            if job.key is not None:
+                keys[partition, job.key].append(job)
+    for jobs in keys.values():
+        jobs.sort(key=lambda job: job.began)
+        first_said: dict[Place, int] = {}
+        for job in jobs:
+            if job.word in ACKS:
+                first_said[job.place] = min(job.said, first_said.get(job.place, job.said))
+        before = {later: earlier for earlier, later in pairwise(sorted({job.place for job in jobs}))}
+        for job in jobs:
+            earlier = before.get(job.place)
+            if earlier is not None and first_said.get(earlier, job.began) >= job.began:
+                yield "key-order", f"{job} was begun before {earlier} was acknowledged"
+        for job in jobs:
+            if job.state != "ok" or _was_settled(job, jobs):
+                continue
+            for other in jobs:
+                if job.began < other.began < job.said:
+                    yield "key-overlap", f"{other} was begun within {job}"
+
+
+def _was_settled(job: Job, jobs: list[Job]) -> bool:
+    """Whether somebody else may have settled its record before it said its ack, so that it need not have had it."""
+    others = (other for other in jobs if other is not job and other.place == job.place)
+    return job.word == "ack" and any(
+        other.word in ACKS and other.may_count and other.said < job.said for other in others
+    )
