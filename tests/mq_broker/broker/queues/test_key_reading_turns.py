@@ -1,0 +1,154 @@
+"""How the keys of a group's records are read, piece by piece: what is asked for, and what is told when it fails. The
+partition and the group are stand-ins."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.queues import key_reading
+from mq_broker.broker.queues.key_reading import KeyReading
+from mq_broker.broker.queues.ordering import ByKey
+from mq_broker.core.work.state import WorkState
+from mq_protocol.errors import NotEnoughReplicas, OffsetOutOfRange, TritonMQError
+from tests.mq_broker.broker.queues.partitions import rounds, scenario
+
+PER_BATCH = 3
+
+
+class World:
+    """A group in order in a partition of 12 records, three in a batch; the key of each is its offset. `says`: errors
+    for the next reads."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, end: int = 12) -> None:
+        patch.setattr(key_reading, "AGAIN_S", 0.0)
+        self.asked: list[tuple[int, int]] = []
+        self.says: list[TritonMQError] = []
+        self.woken = 0
+        self.reads = True
+        self.keys = ByKey(WorkState(1, 0), 3)
+        topic = SimpleNamespace(schema=None)
+        self.partition: Any = SimpleNamespace(name="t-0", next_offset=end, read=self._read, topic=topic)
+        self.gathering: Any = SimpleNamespace(
+            group="g", partition=self.partition, reads=lambda keys: self.reads and keys is self.keys, wake=self._wake
+        )
+        shell: Any = SimpleNamespace(spawn=lambda work, what: asyncio.create_task(work, name=what))
+        self.reading = KeyReading(shell)
+        places: Any = SimpleNamespace(run=self._run, close=lambda: None)
+        self.reading._places = places
+
+    def look(self) -> None:
+        self.reading.look(self.gathering, self.keys)
+
+    @property
+    def alarm(self) -> str:
+        return self.reading.alarm("t-0", "g")
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def _read(self, first: int, end: int, bytes_max: int) -> list[tuple[Any, bytes]]:
+        assert bytes_max == key_reading.BYTES_AT_ONCE
+        self.asked.append((first, end))
+        if self.says:
+            raise self.says.pop(0)
+        bases = range(first - first % PER_BATCH, end, PER_BATCH)
+        return [(SimpleNamespace(base_offset=base, record_count=PER_BATCH), b"") for base in bases]
+
+    async def _run(self, _name: str, _hashed: Any, stored: list[Any], *rest: Any) -> tuple[list[int], list[int]]:
+        await asyncio.sleep(0)
+        first, end = rest[-1]
+        offsets = [o for base, count, _ in stored for o in range(base, base + count) if first <= o < end]
+        return offsets, offsets
+
+
+def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+@scenario
+async def test_keys_are_read_up_to_the_end_a_few_batches_at_a_time() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(key_reading, "BATCHES_AT_ONCE", 2)
+        world = World(patch, end=11)
+        world.look()
+        world.look()
+        await rounds()
+        assert [first for first, _ in world.asked] == [0, 6], "by one reader"
+        assert world.keys.read_to == 11
+        assert [world.keys.index.key(offset) for offset in range(12)] == [*range(11), None]
+        assert world.woken == 2
+        assert world.alarm == ""
+        world.partition.next_offset = 12
+        world.look()
+        await rounds()
+        assert (world.keys.read_to, world.asked[-1]) == (12, (11, 12))
+        former, world.keys = world.keys, ByKey(WorkState(2, 0), 3)
+        world.look()
+        await rounds()
+        assert world.keys.read_to == former.read_to == 12
+        assert list(world.reading._reading) == [world.keys], "the former reader is forgotten"
+
+
+@scenario
+async def test_nothing_more_is_read_for_a_group_that_goes_by_other_keys() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        world = World(patch)
+        world.reads = False
+        world.look()
+        await rounds()
+        assert (world.asked, world.woken) == ([], 0)
+
+
+@scenario
+async def test_records_that_are_gone_are_passed_over() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for told, then in ((7, 7), (0, 1), (-1, 1)):
+            world = World(patch)
+            world.says = [OffsetOutOfRange("dropped", told)]
+            world.look()
+            await rounds()
+            assert [first for first, _ in world.asked][:2] == [0, then]
+            assert world.keys.read_to == 12
+
+
+def test_why_keys_cannot_be_read_is_told_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    @scenario
+    async def whole() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            world = World(patch)
+            world.says = [NotEnoughReplicas("one")] * 3 + [NotEnoughReplicas("two")] * 200
+            world.look()
+            await rounds()
+            assert "keys of records cannot be read, so nothing is lent: two" in world.alarm
+            assert [text.rpartition(": ")[2] for text in warned(caplog)] == ["one", "two"]
+            assert all(first == 0 for first, _ in world.asked)
+            world.says.clear()
+            await rounds()
+            assert (world.alarm, world.keys.read_to) == ("", 12)
+            assert len(warned(caplog)) == 2
+
+    whole()
+
+
+def test_a_group_that_knows_as_many_keys_as_it_may_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    @scenario
+    async def whole() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            world = World(patch)
+            patch.setattr(ByKey, "full", property(lambda keys: keys.read_to >= 12))
+            for _ in range(2):
+                world.look()
+                await rounds()
+                assert "are not settled, so what is behind them is not lent: see blocked_by" in world.alarm
+            assert len(warned(caplog)) == 1
+            patch.setattr(ByKey, "full", property(lambda _keys: False))
+            world.look()
+            await rounds()
+            assert world.alarm == ""
+
+    whole()
