@@ -23,7 +23,7 @@ from mq_cli.output import bootstrap_option, checking_what_was_typed, counted, op
 from mq_cli.queue_asking import check_declared, say_what_waits
 
 if TYPE_CHECKING:
-    from mq_client import LeasedRecord, Queue
+    from mq_client import LeasedRecord, Queue, TopicDescription
 
 GIVE_UP_S: Final = 10.0
 """For so long, once it is to end, brokers may take to answer."""
@@ -65,6 +65,7 @@ _READ_BYTES: Final = 4_096
     show_default=True,
     help="While members of a higher priority are there, lower ones wait.",
 )
+@click.option("--filter", "filter_text", metavar="TEXT", help='Only records that match, such as "n > 5".')
 @click.option("--max", "count_max", type=click.IntRange(min=1), metavar="N", help="Exit after N records.")
 @click.option(
     "--timeout",
@@ -82,6 +83,7 @@ def work(
     concurrency: int,
     lease_s: float | None,
     priority: int,
+    filter_text: str | None,
     count_max: int | None,
     idle_s: float | None,
     declare: bool,
@@ -117,6 +119,7 @@ def work(
             in_flight_max=concurrency,
             working=concurrency,
             priority=priority,
+            filter=filter_text,
             lease_ms=None if lease_s is None else int(lease_s * 1000),
         )
     with open_admin(bootstrap, 30) as admin:
@@ -124,17 +127,21 @@ def work(
         check_declared(admin, topic, group, declare=declare)
     with open_admin(bootstrap, _LINE_S) as admin:
         say_what_waits(admin, topic, group)
-    shape: Callable[[Any], Any] | None = None
-    if described.typed:
-        from mq_cli.map_objects import row_shape
-
-        shape = row_shape(described.schema)
-    workers = _Workers(queue, command, shape, count_max, idle_s)
+    workers = _Workers(queue, command, _shape(described), count_max, idle_s)
     try:
         workers.run(concurrency)
     finally:
         queue.close(timeout_ms=workers.patience_ms)
     workers.check_end()
+
+
+def _shape(described: TopicDescription) -> Callable[[Any], Any] | None:
+    """What makes JSON of a row; None on a topic without columns."""
+    if not described.typed:
+        return None
+    from mq_cli.map_objects import row_shape
+
+    return row_shape(described.schema)
 
 
 class _Workers:

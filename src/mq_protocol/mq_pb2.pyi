@@ -2589,6 +2589,7 @@ class LeaseRequest(_message.Message):
     ROWS_BYTES_MAX_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     group: _builtins.str
@@ -2614,6 +2615,8 @@ class LeaseRequest(_message.Message):
     """0 to 31: members of a higher one go before"""
     leaving: _builtins.bool
     """it asks no more"""
+    filter: _builtins.str
+    """lent are records that match; empty: any. With order=none only"""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:
         """every lease of this partition that the member knows of: its others go back"""
@@ -2642,10 +2645,11 @@ class LeaseRequest(_message.Message):
         rows_bytes_max: _builtins.int = ...,
         priority: _builtins.int = ...,
         leaving: _builtins.bool = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "bytes_max", b"bytes_max", "group", b"group", "held", b"held", "lease_ms", b"lease_ms", "leaving", b"leaving", "member", b"member", "member_key", b"member_key", "partition", b"partition", "priority", b"priority", "records_max", b"records_max", "rows_bytes_max", b"rows_bytes_max", "settles", b"settles", "topic", b"topic", "topic_id", b"topic_id", "wait_ms", b"wait_ms", "working", b"working"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "bytes_max", b"bytes_max", "filter", b"filter", "group", b"group", "held", b"held", "lease_ms", b"lease_ms", "leaving", b"leaving", "member", b"member", "member_key", b"member_key", "partition", b"partition", "priority", b"priority", "records_max", b"records_max", "rows_bytes_max", b"rows_bytes_max", "settles", b"settles", "topic", b"topic", "topic_id", b"topic_id", "wait_ms", b"wait_ms", "working", b"working"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

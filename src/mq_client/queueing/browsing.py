@@ -49,8 +49,9 @@ def pop(
     count: int,
     deadline: Deadline,
     deserialize: Callable[[ConsumerRecord], ConsumerRecord] | None = None,
+    filter_text: str = "",
 ) -> list[ConsumerRecord]:
-    """Up to `count` ready records, settled by being taken."""
+    """Up to `count` ready records that match, settled by being taken."""
     _check(count)
     view = connection.topic(topic, deadline)
     member, key = f"pop-{uuid.uuid4().hex}", os.urandom(32)
@@ -69,6 +70,7 @@ def pop(
             accept=True,
             priority=MEMBER_PRIORITY_MAX,  # whoever is there: this is asked for once, by hand
             leaving=True,
+            filter=filter_text,
         )
         answer = connection.ask_leader(topic, partition, "Lease", request, pb.LeaseResponse, deadline, _ATTEMPT_MS)
         records += _read(connection, topic, partition, from_gaps(answer.ranges, left), deadline)

@@ -538,6 +538,7 @@ class Keeper:
             rows_bytes_max=ROWS_BYTES_MAX if question.records else 0,
             priority=terms.priority,
             leaving=self.closing,
+            filter="" if self.closing else terms.filter,
         )
         if settling is not None:
             return self._start(call, "Lease", request, pb.LeaseResponse, _SETTLE_MS, place, settling)

@@ -117,7 +117,7 @@ class Credit:
 @dataclass(frozen=True, slots=True)
 class Terms:
     """As whom and on which terms a member asks. `key`: random, and another one for each process. `lease_ms` 0: as the
-    group says. `accept`: records are settled by being lent."""
+    group says. `accept`: records are settled by being lent. `filter`: they match it; empty: any."""
 
     topic: str
     group: str
@@ -128,6 +128,7 @@ class Terms:
     lease_ms: int
     accept: bool
     priority: int = 0
+    filter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

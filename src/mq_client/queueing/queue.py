@@ -64,6 +64,8 @@ class Queue:
       takes its place under the same `member_id`, so many of its records count as failed, and the rest does not.
     - `priority`: 0 to 31. While a member of a higher one is there, lower ones are lent nothing, or with the group's
       setting `spill` what is left once those of a higher one have as many records as they may hold.
+    - `filter`: this member is lent what matches, such as "carrier = 'UA' AND delay > 60"; of records without columns
+      `key` and `timestamp` can be compared. The rest waits for others. Only where the group's order is none.
     - `ack`: "explicit", or "auto": a record is settled by being lent, so it is delivered at most once.
     - `lease_ms`: how long one record may be worked on before it is lent to others, 1 s to 12 h; None: as the group
       says. The time runs from when the record is handed out, or from `extend()`.
@@ -86,6 +88,7 @@ class Queue:
         in_flight_bytes_max: int = 16 << 20,
         working: int = 1,
         priority: int = 0,
+        filter: str | None = None,  # noqa: A002
         ack: Literal["explicit", "auto"] = "explicit",
         lease_ms: int | None = None,
         member_id: str | None = None,
@@ -123,6 +126,7 @@ class Queue:
             lease_ms or 0,
             ack == "auto",
             _priority(priority),
+            _filter(filter),
         )
         self._keeper = Keeper(self._connection, terms)
         self._rows = RowReader(self._keeper)
@@ -190,7 +194,13 @@ class Queue:
         self._check_not_closed()
         self._open()
         return pop(
-            self._connection, self.topic, self.group, _positive("n", n), Deadline(self._timeout_ms), self._deserialize
+            self._connection,
+            self.topic,
+            self.group,
+            _positive("n", n),
+            Deadline(self._timeout_ms),
+            self._deserialize,
+            self._keeper.terms.filter,
         )
 
     def outputs(self) -> Outputs:
@@ -303,6 +313,17 @@ def _priority(value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MEMBER_PRIORITY_MAX:
         raise InvalidSetting(f"priority={value!r}: give a whole number from 0 to {MEMBER_PRIORITY_MAX}")
     return value
+
+
+def _filter(text: str | None) -> str:
+    """Whether it fits the topic is the leaders' to say."""
+    if text is None:
+        return ""
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidSetting(f"filter={text!r}: give comparisons as text, or None for no filter")
+    if len(text) > limits.FILTER_CHARACTERS_MAX:
+        raise InvalidSetting(f"filter has {len(text)} characters: at most {limits.FILTER_CHARACTERS_MAX} are allowed")
+    return text
 
 
 def _give_back(keeper: Keeper) -> None:

@@ -66,11 +66,13 @@ class Played:
         accept: bool = False,
         lease_ms: int = 0,
         priority: int = 0,
+        filter_text: str = "",
     ) -> None:
         self.clock = Clock()
         monkeypatch.setattr(keeper_module, "time", self.clock)
         self.leaders = Leaders(*(leaders or (1,)))
-        terms = Terms("t", "g", "m", b"k" * 16, Credit(in_flight_max, bytes_max), 1, lease_ms, accept, priority)
+        credit = Credit(in_flight_max, bytes_max)
+        terms = Terms("t", "g", "m", b"k" * 16, credit, 1, lease_ms, accept, priority, filter_text)
         self.keeper = Keeper(self.leaders, terms)
         self.work, self.refreshes = _Work(), _Refreshes()
         stand_ins: Any = self.work, self.refreshes

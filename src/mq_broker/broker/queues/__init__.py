@@ -10,6 +10,7 @@ lending     where ready records are, and which of them a request is lent
 ordering    the same where records of a key, or all, are worked on one after another
 key_index   which key each record has; key_reading: reads the keys
 sieve       what a group's filter keeps away; filter_reading: compares rows with filters
+sifting     what members with filters of their own are lent; checked_filters: whether those fit the topic
 by_settings what of these a group's settings need
 requests    what members ask, and are told; draft: what is put into one entry
 unsettled   what members ask to settle, until it has an answer

@@ -6,6 +6,7 @@ from mq_broker.broker.queues.by_level import ByLevel
 from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.ordering import ByKey, Single
 from mq_broker.broker.queues.sieve import Sieve
+from mq_broker.broker.queues.sifting import Unordered
 from mq_broker.core.work.state import WorkState
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.queue_settings import Order, Priority, QueueSettings
@@ -37,7 +38,7 @@ def _in_order(state: WorkState, settings: QueueSettings, index: OffsetIndex) -> 
         case Order.NONE if priority is not Priority.IGNORE:
             return ByLevel(state, settings.delivery_limit, index, priority)
         case Order.NONE:
-            return Ready(state, settings.delivery_limit)
+            return Unordered(state, settings.delivery_limit)
         case Order.ALL:
             return Single(state, settings.delivery_limit)
         case Order.KEY:

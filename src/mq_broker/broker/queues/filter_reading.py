@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Final, Protocol
+from functools import partial
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +15,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.queues.gathering import Gathering
 from mq_broker.broker.queues.lending import Ready
+from mq_broker.broker.queues.sieve import Wanting
 from mq_broker.broker.runtime.places import Places
 from mq_broker.core.work.ranges import Range
 from mq_protocol.arrow import decode_batch, schema_nodes
@@ -37,16 +39,6 @@ Stored = tuple[int, int, Buffer]
 """The first offset of a batch, its time in microseconds since 1970, and its payload."""
 
 
-class Wanting(Protocol):
-    """What wants rows to be compared with a filter."""
-
-    text: str
-
-    def to_read(self, end: int) -> Range | None: ...
-
-    def add(self, until: int, unfit: list[Range]) -> None: ...
-
-
 class FilterReading:
     """Owns who reads for which filter."""
 
@@ -59,12 +51,16 @@ class FilterReading:
 
     def look(self, gathering: Gathering, ready: Ready) -> None:
         """The group may lack rows."""
-        sieve = ready.sieve
-        if sieve is None or not (self._reading.get(sieve) is None or self._reading[sieve].done()):
-            return
-        self._reading = {known: each for known, each in self._reading.items() if not each.done()}
-        name = f"filter of {gathering.group} of {gathering.partition.name}"
-        self._reading[sieve] = self._shell.spawn(self._run(gathering, ready, sieve), name)
+        end = gathering.partition.next_offset
+        lacking = [each for each in ready.wanting() if each not in self._reading and not each.knows(end)]
+        for wanting in lacking:
+            name = f"filter of {gathering.group} of {gathering.partition.name}"
+            task = self._reading[wanting] = self._shell.spawn(self._run(gathering, ready, wanting), name)
+            task.add_done_callback(partial(self._ended, wanting))
+
+    def _ended(self, wanting: Wanting, task: asyncio.Task[None]) -> None:
+        if self._reading.get(wanting) is task:
+            del self._reading[wanting]
 
     def alarm(self, partition: str, group: str) -> str:
         """Why no more rows are looked at; empty if all is well."""
@@ -77,7 +73,7 @@ class FilterReading:
         """Until the filter knows what it wants for now."""
         partition = gathering.partition
         bound: tuple[pa.Schema, RowFilter] | None = None
-        while gathering.reads(ready) and (wanted := wanting.to_read(partition.next_offset)) is not None:
+        while self._reads(gathering, ready, wanting) and (wanted := wanting.to_read(partition.next_offset)) is not None:
             schema = partition.topic.schema
             try:
                 if bound is None or bound[0] is not schema:
@@ -90,6 +86,10 @@ class FilterReading:
             wanting.add(until, unfit)
             gathering.wake()
         self._tell(gathering, "")
+
+    @staticmethod
+    def _reads(gathering: Gathering, ready: Ready, wanting: Wanting) -> bool:
+        return gathering.reads(ready) and wanting in ready.wanting()
 
     async def _read(
         self, partition: Partition, wanted: Range, schema: pa.Schema, row_filter: RowFilter

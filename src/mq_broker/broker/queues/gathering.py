@@ -254,6 +254,8 @@ class Gathering:
             self._were_judged(draft)
             if self._ready.dooms and isinstance(queue.settings.dead_letter, str):
                 self._on_doomed(self)
+        if not self._ready.knows(self.partition.next_offset):
+            self._on_rows(self, self._ready)
         if draft.steps or draft.in_doubt:
             self._propose(draft, state.life)
         else:
@@ -285,11 +287,11 @@ class Gathering:
     def _were_judged(self, draft: Draft) -> None:
         """Those who are lent nothing now wait on, unless they have waited long enough."""
         chosen = {id(each.asking) for each in draft.lendings} | {id(asking) for asking, _ in draft.gone}
-        end, sieve = self.partition.next_offset, self._ready.sieve
-        looked_to = end if sieve is None else sieve.looked_to(end)
+        end = self.partition.next_offset
         for asking in self._asking.values():
             asking.end = end if asking.end < 0 else asking.end
-            if asking.reconciled and id(asking) not in chosen and asking.end <= looked_to:
+            looked = not asking.looking and asking.end <= self._ready.of(asking.filter).looked_to(end)
+            if asking.reconciled and id(asking) not in chosen and looked:
                 asking.judged = True
                 if asking.hurry:
                     self.hurry(asking)
@@ -313,10 +315,14 @@ class Gathering:
         if state.outbox:
             self._on_outbox(self, state)
         self._ready.trimmed(self.partition.replica.machine.log_start_offset)
-        if not self._ready.knows(self.partition.next_offset):
-            self._on_rows(self, self._ready)
-            if not self._ready.knows_lent:  # it cannot be judged what comes after what; it is woken with the keys
-                return False
+        refused = self._ready.use({asking.filter for asking in self._asking.values()}, now_ms)
+        for asking in self._asking.values() if refused else ():
+            if asking.filter in refused:
+                self._asking.leave(asking)
+                asking.refuse(refused[asking.filter])
+        if not self._ready.knows_lent and not self._ready.knows(self.partition.next_offset):
+            self._on_rows(self, self._ready)  # it cannot be judged what comes after what; it is woken with the keys
+            return False
         self._scanned = self._ready.scan(SCANNED_AT_ONCE)
         if not self._scanned and self._ready.order is not None:
             self.wake()
@@ -404,33 +410,36 @@ class Gathering:
             records = members.records(asking.member)
             if full(asking.member):
                 continue
-            if records and self._is_reserved(asking.member, queue, now_ms, now_us):
+            of = self._ready.of(asking.filter)
+            if records and self._is_reserved(asking.member, of, queue, now_ms, now_us):
                 continue
             wish = self._wish(asking, min(room, self._ready.most(records)), now_ms, alone=not records)
             if not asking.records_max:
-                ready = self._ready.is_ready(wish, now_us, end)
+                ready = of.is_ready(wish, now_us, end)
                 if ready:
                     self._asking.leave(asking)
                     asking.answer(Lent(ready=True))
                 elif ready is None:
                     self.wake()
                 continue
-            choice = self._ready.choose(wish, now_us, end, fitting(self.partition.index))
+            choice = of.choose(wish, now_us, end, fitting(self.partition.index))
+            asking.looking = bool(asking.filter) and choice.unfinished
             if choice.unfinished:
                 self.wake()
             if choice.runs:
                 room -= choice.records
                 draft.ranges += len(choice.runs)
                 draft.lendings.append(Lending(asking, choice))
+                self._ready.chose(choice.runs)
                 if self._reserved is not None and self._reserved[0] == asking.member:
                     self._reserved = None
-            elif not choice.unfinished and not records and self._ready.order is None:
+            elif of is self._ready and not choice.unfinished and not records and self._ready.order is None:
                 break  # who holds something is lent no more than who holds nothing
 
-    def _is_reserved(self, member: str, queue: Queue, now_ms: int, now_us: int) -> bool:
+    def _is_reserved(self, member: str, ready: Ready, queue: Queue, now_ms: int, now_us: int) -> bool:
         """Whether this member is to be lent nothing until it holds nothing, since a record waits that must be lent
         alone. One member at a time; another one, if it takes longer than a lease."""
-        if not self._ready.waits_alone(now_us):
+        if not ready.waits_alone(now_us):
             return False
         if self._reserved is None or self._reserved[1] <= now_ms or self._reserved[0] not in self._asking:
             self._reserved = member, now_ms + max(queue.settings.lease_ms, INHERITED_LEASE_MS_MIN)
@@ -451,15 +460,8 @@ class Gathering:
     # -- what is written, and what became of it
 
     def _judge(self, draft: Draft, state: WorkState, queue: Queue, now_us: int) -> None:
-        setting = Setting(
-            self.epoch,
-            self.partition.next_offset,
-            now_us,
-            self._next_n,
-            backoff_of(queue.settings),
-            queue.settings.delivery_limit,
-            self._ready.order,
-        )
+        facts = self.epoch, self.partition.next_offset, now_us, self._next_n
+        setting = Setting(*facts, backoff_of(queue.settings), queue.settings.delivery_limit, self._ready.order)
         while self._sendings and self._sendings[0].life != state.life:
             self._sendings.popleft().lost()
         dead = [each.send for each in self._sendings if each.life == state.life]
@@ -556,8 +558,6 @@ class Gathering:
 
     def _note_written(self, draft: Draft) -> None:
         self._ready.written(draft.steps, self._now_ms())
-        if self._ready.sieve is not None:
-            self._ready.sieve.written(draft.steps)
         for asking, complete, _ in draft.reconciled:
             asking.reconciled = complete
             self._holdings.members.seen(asking.member, asking.key)
@@ -593,7 +593,7 @@ class Gathering:
             self._keep_time()
         told = tuple(LentRun(a, b, (mark or NO_MARK).deliveries + 1, (mark or NO_MARK).failures) for a, b, mark in runs)
         wish = self._wish(asking, 1, self._now_ms(), alone=False)
-        end = self._ready.upto(self.partition.next_offset)
-        ready = not self.closed and bool(self._ready.is_ready(wish, self._now_us(), end))
+        end, of = self._ready.upto(self.partition.next_offset), self._ready.of(asking.filter)
+        ready = not self.closed and bool(of.is_ready(wish, self._now_us(), end))
         order, order_by = self._ready.ordered
         asking.answer(Lent(lease, told, lease_ms, ready, order=order, order_by=order_by))

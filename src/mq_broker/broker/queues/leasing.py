@@ -10,6 +10,7 @@ from typing import Final
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
+from mq_broker.broker.queues.checked_filters import CheckedFilters
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.lent_rows import lent_rows
 from mq_broker.broker.queues.outputs import Outputs, last_number, outputs_of
@@ -54,6 +55,7 @@ class Leasing:
         self._declared = declared
         self._working = working
         self._outputs = outputs
+        self._filters = CheckedFilters(topics)
         self._now_us = now_us
 
     async def lease(self, request: pb.LeaseRequest, deadline: float) -> pb.LeaseResponse:
@@ -70,6 +72,8 @@ class Leasing:
         partition = await self._partition(request)
         held = frozenset(map(_lease_of, request.held))
         _check_epochs(partition, held)
+        if request.filter:
+            await self._filters.check(partition.topic, request.filter)
         asking = Asking(
             request.member,
             request.member_key,
@@ -82,6 +86,7 @@ class Leasing:
             priority=request.priority,
             watches=bool(request.wait_ms),
             leaving=request.leaving,
+            filter_text=request.filter,
         )
         answers: Sequence[Answer] = ()
         if request.settles:

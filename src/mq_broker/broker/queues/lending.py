@@ -8,16 +8,17 @@ out of date: each record is looked up in the state before it is chosen.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
-from mq_broker.broker.queues.sieve import Sieve
+from mq_broker.broker.queues.sieve import Sieve, Wanting
 from mq_broker.core.work.order import Order
 from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import Reject, Reset, Return, Step
 from mq_broker.storage.offset_index import OffsetIndex
+from mq_protocol.errors import InvalidSetting, TritonMQError
 from mq_protocol.queue_settings import Order as Ordered
 from mq_protocol.queue_settings import Priority
 
@@ -193,8 +194,10 @@ class Ready:
         """Whether one more failure dooms it. Of a limit of 1 that is every record, and none is lent alone."""
         return self.limit >= 2 and mark is not None and mark.failures == self.limit - 1
 
-    def written(self, steps: Iterable[Step], now_ms: int) -> None:
+    def written(self, steps: Collection[Step], now_ms: int) -> None:
         """They are committed. `now_ms`: of the monotonic clock."""
+        if self.sieve is not None:
+            self.sieve.written(steps)
         for step in steps:
             if isinstance(step, Return | Reject | Reset):
                 self.came_back(step.ranges)
@@ -204,7 +207,27 @@ class Ready:
 
     def knows(self, end: int) -> bool:
         """Whether nothing of the records is to be read now. `end`: of the log."""
-        return self.sieve is None or self.sieve.knows(end)
+        return all(each.knows(end) for each in self.wanting())
+
+    def wanting(self) -> list[Wanting]:
+        """Whoever wants rows to be compared with filters."""
+        return [] if self.sieve is None else [self.sieve]
+
+    def use(self, texts: Collection[str], now_ms: int) -> dict[str, TritonMQError]:
+        """Members ask with these filters of their own, empty for none. Returns those that are refused, and why."""
+        why = "filter of a member needs a group with order=none: what others are to be lent first would hold it up"
+        return {text: InvalidSetting(f"{why}. Set the group's filter instead") for text in texts if text}
+
+    def of(self, text: str) -> Ready:
+        """The records that this filter keeps, of those that `use` has named; all for the empty one."""
+        return self
+
+    def chose(self, runs: list[Run]) -> None:
+        """This turn lends these to somebody."""
+
+    def looked_to(self, end: int) -> int:
+        """Up to there everything that may be lent could have been, of a log that ends at `end`."""
+        return end if self.sieve is None else self.sieve.looked_to(end)
 
     @property
     def knows_lent(self) -> bool:
@@ -360,9 +383,9 @@ class Ready:
 
     def _next(self, fresh_end: int) -> tuple[int, int, bool] | None:
         """What to look at next, which is forgotten here, and whether it was never lent."""
-        if self._back:
-            return *heapq.heappop(self._back), False
         first = max(self._fresh, self._state.base)
+        if self._back and (self._back[0][0] < first or first >= fresh_end):
+            return *heapq.heappop(self._back), False
         return (first, fresh_end, True) if first < fresh_end else None
 
     def _keep(self, first: int, end: int) -> None:

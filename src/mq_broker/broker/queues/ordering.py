@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -68,7 +68,7 @@ class Single(Ready):
         self._alone.clear()
         return done
 
-    def written(self, steps: Iterable[Step], now_ms: int) -> None:
+    def written(self, steps: Collection[Step], now_ms: int) -> None:
         self._chosen = False
         for step in steps:
             if isinstance(step, Lease):
@@ -313,7 +313,9 @@ class ByKey(Ready):
 
     # ------------------------------------------------------------------ what has changed
 
-    def written(self, steps: Iterable[Step], now_ms: int) -> None:
+    def written(self, steps: Collection[Step], now_ms: int) -> None:
+        if self.sieve is not None:
+            self.sieve.written(steps)
         for step in steps:
             if isinstance(step, Accept | Drop | Send):
                 self._settled(step.ranges)

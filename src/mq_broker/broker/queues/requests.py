@@ -53,8 +53,8 @@ class Lent:
 
 class Asking:
     """A member that wants to be lent records, or to know whether there are any (`records_max` 0). `held`: the leases
-    that it knows of. `watches`: it has room for records, although it asks for none. `leaving`: it will ask no more.
-    Owns its answer."""
+    that it knows of. `filter_text`: what it is lent matches that; empty for anything. `watches`: it has room for
+    records, although it asks for none. `leaving`: it will ask no more. Owns its answer."""
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class Asking:
         priority: int = 0,
         watches: bool = False,
         leaving: bool = False,
+        filter_text: str = "",
     ) -> None:
         self.member = member
         self.key = key
@@ -81,12 +82,14 @@ class Asking:
         self.working = working
         self.priority = priority
         self.leaving = leaving
+        self.filter = filter_text
         self.has_room = bool(records_max) or watches
         self.reconciled = False  # its other leases have gone back
         self.in_flight = False  # an entry that lends to it is on its way
         self.judged = False  # once, at least
         self.hurry = False  # it does not wait any more
         self.end = -1  # of the log, when it was first looked at
+        self.looking = False  # there is more to look at for it, in another turn
         self.answered: asyncio.Future[Lent] = asyncio.get_running_loop().create_future()
 
     def answer(self, lent: Lent) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, Protocol
 
 from mq_broker.core.work.offset_set import OffsetSet
 from mq_broker.core.work.ranges import Range, joined
@@ -26,6 +26,18 @@ DROPPED_AT_ONCE: Final = 2_000
 
 _PENDING_MAX: Final = 16
 """Looks at the log whose records are not dropped yet. Then no more is read."""
+
+
+class Wanting(Protocol):
+    """What wants rows to be compared with a filter."""
+
+    text: str
+
+    def to_read(self, end: int) -> Range | None: ...
+
+    def knows(self, end: int) -> bool: ...
+
+    def add(self, until: int, unfit: Iterable[Range]) -> None: ...
 
 
 class Sieve:

@@ -3,7 +3,8 @@
 While a member of a higher priority is there, lower ones are lent nothing; with `spill`, while one has room for more.
 Members only ask, so that one is there is known from what it asks: for a lease's time since the last of it, so that one
 that has died does not keep others from working for longer. That is this leader's own knowledge. A later leader begins
-without: until a member asks there, lower ones may be lent something.
+without: until a member asks there, lower ones may be lent something. Nobody waits for a member with a filter of its
+own: what others could work on may not be for it.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Waiting:
         former = self._asking.pop(asking.member, None)
         self._asking[asking.member] = asking
         self._known.pop(asking.member, None)
-        if asking.priority and not asking.leaving:
+        if asking.priority and not asking.leaving and not asking.filter:
             lease_ms = asking.lease_ms or (queue.settings.lease_ms if queue is not None else 0)
             window_ms = max(lease_ms, PRESENT_MS_MIN)
             self._known[asking.member] = _Known(asking.priority, window_ms, self._now_ms() + window_ms)

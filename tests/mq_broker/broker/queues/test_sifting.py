@@ -1,0 +1,258 @@
+"""Members with filters of their own are lent what matches; the rest waits for others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.queues import sifting
+from mq_broker.broker.queues.lending import LOOKED_AT_MAX, Ready, Wish
+from mq_broker.broker.queues.sifting import FILTERS_MAX, IDLE_MS, Mask, Sifted, Unordered
+from mq_broker.core.work.ranges import joined
+from mq_broker.core.work.settling import Failed, Release
+from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Reason, Reject, Reset, Return
+from mq_protocol.errors import InvalidSetting
+from mq_protocol.queue_settings import Order
+from tests.mq_broker.broker.queues.partitions import Group as Unfiltered
+from tests.mq_broker.broker.queues.partitions import offsets, rounds, scenario
+
+KEEPS: dict[str, Callable[[int], bool]] = {
+    "even": lambda o: o % 2 == 0,
+    "none": lambda _: False,
+    "third": lambda o: o % 3 == 0,
+    "high": lambda o: o >= 40,
+    "all": lambda _: True,
+}
+
+
+def read(ready: Ready, end: int, most: int = 1 << 30) -> None:
+    """Rows for every filter that wants some."""
+    for each in ready.wanting():
+        while (wanted := each.to_read(end)) is not None and most:
+            most -= 1
+            each.add(wanted[1], joined((o, o + 1) for o in range(*wanted) if not KEEPS[each.text](o)))
+
+
+class Group(Unfiltered):
+    """Whose rows are read at once."""
+
+    def _read(self, gathering: Any, ready: Ready) -> None:
+        super()._read(gathering, ready)
+        read(ready, self.led.next_offset)
+
+
+@scenario
+async def test_a_member_is_lent_what_matches_and_others_the_rest() -> None:
+    group = Group(10)
+    one = group.ask("a", 100, filter_text="even")
+    await rounds()
+    assert offsets(one) == [(o, o + 1) for o in range(0, 10, 2)]
+    other = group.ask("b", 100)
+    await rounds()
+    assert offsets(other) == [(o, o + 1) for o in range(1, 10, 2)]
+
+
+@scenario
+async def test_an_unlucky_filter_keeps_nobody_waiting_and_is_told_that_there_is_nothing() -> None:
+    group = Group(10)
+    unlucky = group.ask("a", 100, filter_text="none")
+    other = group.ask("b", 5)
+    await rounds()
+    assert offsets(other) == [(0, 5)]
+    assert not unlucky.answered.done()
+    group.gathering.hurry(unlucky)
+    await rounds()
+    assert not unlucky.answered.result().runs
+    asked = group.ask("a", 0, filter_text="none")
+    await rounds()
+    assert not asked.answered.done()
+
+
+@scenario
+async def test_what_comes_back_goes_to_whom_it_matches() -> None:
+    group = Group(10)
+    one = group.ask("a", 100)
+    await rounds()
+    waiting = group.ask("b", 100, filter_text="third")
+    await rounds()
+    assert not waiting.answered.done()
+    group.outcome(Release(), "a", one.answered.result().lease, (0, 10))
+    await rounds()
+    assert offsets(waiting) == [(0, 1), (3, 4), (6, 7), (9, 10)]
+
+
+@scenario
+async def test_a_record_that_waits_for_its_time_is_lent_to_a_member_with_a_filter_then() -> None:
+    group = Group(10)
+    one = group.ask("a", 100, filter_text="even")
+    await rounds()
+    group.outcome(Failed(due_us=group.us + 1_000_000), "a", one.answered.result().lease, (0, 10))
+    again = group.ask("a", 100, filter_text="even")
+    await rounds()
+    assert not again.answered.done()
+    group.pass_ms(1_001)
+    group.gathering.wake()
+    await rounds()
+    assert len(offsets(again)) == 5
+
+
+@scenario
+async def test_a_filter_of_a_member_needs_a_group_without_order() -> None:
+    for order in (Order.KEY, Order.ALL):
+        group = Group(10, order=order)
+        asking = group.ask("a", filter_text="even")
+        await rounds()
+        with pytest.raises(InvalidSetting, match="order=none"):
+            asking.answered.result()
+
+
+@scenario
+async def test_members_whose_filters_overlap_all_get_on() -> None:
+    group = Group(2_000)
+    lent = dict.fromkeys(("even", "third", "all", ""), 0)
+    held: dict[str, list[Any]] = {name: [] for name in lent}
+    for _ in range(40):
+        asked = {name: group.ask(name or "any", 10, filter_text=name, held=frozenset(held[name])) for name in lent}
+        await rounds()
+        for name, asking in asked.items():
+            if asking.answered.done():
+                held[name].append(asking.answered.result().lease)
+                lent[name] += sum(b - a for a, b in offsets(asking))
+                assert all(KEEPS[name](o) for a, b in offsets(asking) for o in range(a, b)) if name else True
+    assert all(count >= 300 for count in lent.values()), lent
+
+
+def wish(member: str = "a", most: int = 1_000) -> Wish:
+    return Wish(most, 0, False, member)
+
+
+def choose(ready: Ready, end: int, most: int = 1_000) -> list[int]:
+    choice = ready.choose(wish(most=most), 0, end, lambda _, until, __: (until, 0))
+    return [o for a, b in choice.ranges for o in range(a, b)]
+
+
+def test_only_so_many_different_filters_are_in_use_and_idle_ones_make_room() -> None:
+    ready = Unordered(WorkState(1, 0), 10)
+    texts = {str(n) for n in range(FILTERS_MAX)}
+    assert not ready.use(texts, 1_000)
+    assert list(ready.use({"one more"}, 1_000 + IDLE_MS - 1)) == ["one more"]
+    assert not ready.use({"one more"}, 1_000 + IDLE_MS)
+    assert ready.of("one more") is not ready
+    assert len(ready._sifted) == FILTERS_MAX
+
+
+def test_one_turn_looks_at_so_many_records_at_most_and_goes_on_from_there() -> None:
+    state, end = WorkState(1, 0), 100_000
+    state.apply(Drop(tuple((o, o + 1) for o in range(0, end, 2)), Reason.PURGED), LeaseId(1, 1, 0), end)
+    ready = Unordered(state, 10)
+    ready.use({"even"}, 0)
+    of = ready.of("even")
+    assert isinstance(of, Sifted)
+    of.mask.add(end, [(o, o + 1) for o in range(1, end, 2)])
+    turns, at_most = 0, (LOOKED_AT_MAX // sifting.LOOKED_EACH + 1) * sifting.RECORDS_AT_ONCE
+    while of.choose(wish(), 0, end, lambda _, until, __: (until, 0)).unfinished:
+        turns += 1
+        assert of._fresh <= turns * at_most
+    assert turns >= end // at_most
+    assert of._fresh == end
+    assert of.choose(wish(), 0, end, lambda _, until, __: (until, 0)).looked == 0  # each is looked at once
+
+
+@scenario
+async def test_who_does_not_wait_is_told_nothing_before_all_was_looked_at() -> None:
+    for records, at_once in ((70_000, sifting.RECORDS_AT_ONCE), (10_000, 50)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sifting, "RECORDS_AT_ONCE", at_once)
+            group = Group(records)
+            last = records - 1_000
+            group.led.apply("g", 1, Drop(tuple((o, o + 1) for o in range(0, last, 2)), Reason.PURGED))
+            asking = group.ask("a", 1, filter_text="even")
+            group.gathering.hurry(asking)
+            await rounds()
+            assert offsets(asking) == [(last, last + 1)]
+
+
+def test_a_filter_is_compared_with_so_many_unsettled_records_at_most() -> None:
+    state, end = WorkState(1, 0), 1 << 30
+    mask = Mask(state, "none")
+    while (wanted := mask.to_read(end)) is not None:
+        mask.add(wanted[1], [wanted])
+    assert sifting.LOOK_AHEAD_MAX <= mask.read_to < sifting.LOOK_AHEAD_MAX + sifting.READ_AT_ONCE
+    state.apply(Drop(((0, 1_000),), Reason.PURGED), LeaseId(1, 1, 0), end)
+    assert mask.to_read(end) is not None or mask.read_to - 1_000 >= sifting.LOOK_AHEAD_MAX
+    mask = Mask(WorkState(1, 0), "all")
+    while (wanted := mask.to_read(end)) is not None:
+        mask.add(wanted[1], [])
+    assert mask.read_to == sifting.READ_AHEAD
+
+
+def test_a_filter_that_has_not_heard_of_too_much_that_came_back_begins_anew() -> None:
+    state, end = WorkState(1, 0), 10
+    ready = Unordered(state, 0)
+    ready.use({"even"}, 0)
+    read(ready, end)
+    of = ready.of("even")
+    assert choose(of, end) == [0, 2, 4, 6, 8]
+    state.apply(Lease(((0, 10),), "a"), LeaseId(1, 1, 0), end)
+    state.apply(Return(((0, 10),)), LeaseId(1, 2, 0), end)
+    for _ in range(5):
+        ready.written([Return(((0, 1),) * 8_000)], 0)
+    assert len(ready._came_back) <= sifting.CAME_BACK_MAX
+    ready.written([Return(((0, 10),))], 0)
+    assert choose(of, end) == [0, 2, 4, 6, 8]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_steps_are_lent_as_a_look_at_every_record_says(seed: int) -> None:
+    rng, end, limit, now_us = random.Random(seed), 64, 3, 0
+    state = WorkState(1, 0)
+    ready, entries = Unordered(state, limit), 0
+    for _ in range(150):
+        first = rng.randrange(end)
+        ranges = ((first, min(first + rng.randint(1, 8), end)),)
+        text = rng.choice(["", "even", "third", "high", "all", "none"])
+        ready.use({text}, 0)
+        read(ready, end, rng.randint(0, 3))
+        kind = rng.randrange(8)
+        steps: list[Any] = []
+        if kind < 4:
+            of = ready.of(text)
+            while not ready.scan(2):
+                pass
+            ready.wake(now_us)
+            most = rng.choice([3, 1_000])
+            choice = of.choose(wish(most=most), now_us, end, lambda _, until, __: (until, 0))
+            while choice.unfinished:
+                choice = of.choose(wish(most=most), now_us, end, lambda _, until, __: (until, 0))
+            known = of.mask.read_to if isinstance(of, Sifted) else end
+            may = [
+                o
+                for a, b, mark in state.ready(now_us, limit, 0, known)
+                for o in range(a, b)
+                if (not text or KEEPS[text](o)) and not (mark and mark.failures == limit - 1)
+            ]
+            chosen = [o for a, b in choice.ranges for o in range(a, b)]
+            assert set(chosen) <= set(may), (chosen, may)
+            assert len(chosen) == min(len(may), most), (chosen, may, text)
+            if rng.random() < 0.2 or not chosen:
+                ready.put_back(choice.runs)
+            else:
+                steps = [Lease(joined(choice.ranges), rng.choice("ab"))]
+        elif kind == 4:
+            steps = [Return(ranges, charged=rng.random() < 0.3, due_us=rng.choice([0, 0, now_us + 5]))]
+        elif kind == 5:
+            steps = [Accept(ranges)]
+        elif kind == 6:
+            steps = [rng.choice([Reject(ranges), Reset(ranges)])]
+        else:
+            now_us += 3
+        for step in steps:
+            entries += 1
+            state.apply(step, LeaseId(1, entries, 0), end)
+        ready.written(steps, 0)
+        if ready.overgrown():
+            ready.begin()
