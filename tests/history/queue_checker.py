@@ -26,7 +26,8 @@ Add = Callable[[str, str], None]
 
 @dataclass(slots=True)
 class Job:
-    """A member's work on one record. `state`: of what it said: empty while nothing is known."""
+    """A member's work on one record. `state`: of what it said, which it was told at `told`: empty while nothing is
+    known."""
 
     process: str
     place: Place
@@ -38,6 +39,7 @@ class Job:
     said: int = 0
     word: str = ""
     state: str = ""
+    told: int = 0
 
     @property
     def may_count(self) -> bool:
@@ -100,7 +102,7 @@ class QueueJudge:
         if state == "say" and line["word"] in WORDS:
             job.word, job.said = line["word"], line["at"]
         elif state in ("ok", "lost", "unknown"):
-            job.state = state
+            job.state, job.told = state, line["at"]
         else:
             raise HistoryError(f"a job cannot go on with {state!r} {line.get('word', '')!r}")
 
@@ -147,12 +149,12 @@ def _of_record(group: Worked, jobs: list[Job], value: Any) -> Iterator[tuple[str
 
 
 def _charges(jobs: list[Job]) -> Iterator[tuple[str, str]]:
-    """A failure is one that somebody said, or a lease that ended without an outcome. Of leases whose records nobody
-    began only their number is known."""
+    """A failure is one that somebody said, or a lease that ended without an outcome: the outcome of a member that slept
+    may come after that, and be told as done. Of leases whose records nobody began only their number is known."""
     begun = sorted(jobs, key=lambda job: job.began)
     for at, job in enumerate(begun):
         before = begun[:at]
-        reasons = sum(other.word == "fail" or other.state != "ok" or other.said > job.began for other in before)
+        reasons = sum(other.word == "fail" or other.state != "ok" or other.told > job.began for other in before)
         unbegun = max(job.deliveries - 1 - len(before), 0)
         if job.failures > reasons + unbegun:
             yield "charged", f"{job.failures} failures, and no more than {reasons + unbegun} have a cause ({job})"

@@ -163,6 +163,15 @@ def test_a_failure_without_a_cause_is_found(deliveries: int, failures: int, char
     assert history.anomalies() == ({"charged": 1} if charged else {})
 
 
+def test_a_member_that_slept_before_its_outcome_was_sent_is_a_cause() -> None:
+    history = History(values=("a",))
+    slept = history.begin(0, "slept")
+    history.say(slept, "ack", "", "slept")
+    history.work(0, deliveries=2, failures=1)
+    history.add("job", "slept", state="ok", id=slept)
+    assert history.anomalies() == {}
+
+
 def test_totals_that_do_not_add_up_are_found() -> None:
     history = History(values=("a",))
     history.work(0)
