@@ -213,16 +213,16 @@ class Keeper:
         if enough or self.holdings.hungry:
             self._work.notify()
 
-    def close_soon(self, deadline: Deadline) -> None:
-        """Give back what has no outcome, send all outcomes, and end by then."""
+    def close_soon(self, deadline: Deadline) -> int:
+        """Give back what has no outcome, send all outcomes, and end by then. How much of that was handed out."""
         with self.lock:
             if self.closing:
-                return
-            self.closing = True
-            self._close_by = time.monotonic() + deadline.remaining_s
+                return 0
+            now, self.closing = time.monotonic(), True
+            self._close_by = now + deadline.remaining_s
             self.holdings.shelf.clear()
             self.holdings.unread.clear()
-            now = time.monotonic()
+            begun = sum(lease.begun() for place in self.holdings.places.values() for lease in place.leases.values())
             for place in self.holdings.places.values():
                 self._recall_lease(place)
                 place.leave(self.terms.priority)
@@ -234,6 +234,7 @@ class Keeper:
             self._work.notify()
             self.unread.notify_all()
             self.changed.notify_all()
+        return begun
 
     def join(self) -> None:
         """Until the thread has ended, which it does by its deadline."""
@@ -363,8 +364,7 @@ class Keeper:
             if address is None:
                 self._look_at = min(self._look_at, now + _NO_LEADER_S)
                 continue
-            led[number] = place
-            addresses[number] = address
+            led[number], addresses[number] = place, address
             self._note_epoch(place, view.epochs[number])
             self._gather_extensions(place, now)
             starts += self._extend(place, address, now)

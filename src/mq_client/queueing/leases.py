@@ -129,6 +129,10 @@ class HeldLease:
         """The records that the application may still settle, or that nobody has begun."""
         return np.flatnonzero(self.states <= BEGUN)
 
+    def begun(self) -> int:
+        """How many records were handed out, and have no outcome."""
+        return int(np.count_nonzero((self.states == BEGUN_LATELY) | (self.states == BEGUN)))
+
     def waiting(self) -> Indexes:
         return np.flatnonzero(self.states == WAITING)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import threading
 import time
@@ -37,6 +38,8 @@ _KEY_BYTES: Final = 32
 _LEASE_MS_MIN, _LEASE_MS_MAX = 1_000, 12 * 3_600_000
 _EXIT_MS: Final = 2_000.0
 """How long the end of the process waits for queues that were left open."""
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -269,7 +272,15 @@ class Queue:
         A second call does nothing."""
         self._keeper.check_process()
         deadline = Deadline(self._timeout_ms if timeout_ms is None else positive_ms("timeout_ms", timeout_ms))
-        self._keeper.close_soon(deadline)
+        in_hand = self._keeper.close_soon(deadline)
+        if in_hand:
+            log.warning(
+                "topic %s: queue %s was closed while %d of its records were handed out and had no outcome: they are "
+                "given back, and lent again; settle each record before the queue is closed",
+                self.topic,
+                self.group,
+                in_hand,
+            )
         self._keeper.join()
         with self._opening:
             stager, self._stager = self._stager, None

@@ -537,3 +537,20 @@ def test_a_broker_that_goes_while_questions_are_made_ends_nothing(monkeypatch: p
 
     monkeypatch.setattr(played.leaders, "leader_address", known_once)
     assert [asked.method for asked in played.asked()] == ["Settle"]
+
+
+def test_who_closes_a_queue_with_records_in_hand_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(4)
+    for _ in range(3):
+        played.take()
+    played.keeper.settle(lease, places(0), ACK)
+    assert [played.keeper.close_soon(Deadline(1_000)) for _ in range(2)] == [2, 0]
+
+
+def test_a_queue_that_is_closed_with_nothing_in_hand_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(3)
+    played.take()
+    played.keeper.settle(lease, places(0), ACK)
+    assert played.keeper.close_soon(Deadline(1_000)) == 0

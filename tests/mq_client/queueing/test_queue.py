@@ -79,7 +79,7 @@ def test_each_outcome_does_what_it_says(admin: Admin, bootstrap: str, topic: str
 
 
 def test_members_share_the_records_of_one_partition_and_closing_gives_back_uncharged(
-    admin: Admin, bootstrap: str, topic: str
+    admin: Admin, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     admin.create_topic(topic)
     publish(bootstrap, topic, *map(str, range(40)))
@@ -97,6 +97,7 @@ def test_members_share_the_records_of_one_partition_and_closing_gives_back_uncha
             done[record.value] += 1
         first.ack().result(10)
         done[first.value] += 1
+        assert idle.take(WAIT_MS) is not None, "in hand, and without an outcome"
         idle.close()
         for _ in range(9):
             record = queue.take(WAIT_MS)
@@ -106,6 +107,9 @@ def test_members_share_the_records_of_one_partition_and_closing_gives_back_uncha
             done[record.value] += 1
     assert done == {str(number).encode(): 1 for number in range(40)}
     idle.close()
+    assert [
+        told for told in caplog.messages if "closed while 1 of its records were handed out and had no outcome" in told
+    ]
     with pytest.raises(LeaseLost, match="closed"):
         first.fail("again")
     assert idle.take(100) is None
