@@ -171,6 +171,20 @@ def test_each_piece_that_a_request_is_compared_with_counts(
 # ---------------------------------------------------------------- the outbox
 
 
+def test_outputs_that_have_no_room_take_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settling, "RANGES_MAX", 4)
+
+    def outputs(number: int, *ranges: Range) -> Settle:
+        return Settle(LEASE, "a", ranges, AckWithOutputs((LINE,), number))
+
+    later = outputs(2, *singles(40, 3))
+    found = gathered(outputs(1, *singles(0, 5)), outputs(1, *singles(20, 2)), later)
+    [refused, done] = found.settled
+    assert isinstance(refused.error, InvalidRequest), "it could be in no entry"
+    assert (done, found.settles_left) == (Answer(), (later,))
+    assert [(step.n, step.number) for step in found.steps if isinstance(step, Send)] == [(N, 1)]
+
+
 def test_as_many_acks_with_outputs_share_an_entry_as_the_outbox_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "OUTBOX_MAX", 3)
     known = state(Send((), Reason.OUTPUT, 1, (LINE,)))

@@ -7,7 +7,7 @@ import pytest
 from mq_broker.core.work import state as state_module
 from mq_broker.core.work.groups import WorkGroups
 from mq_broker.core.work.offset_set import OffsetSet
-from mq_broker.core.work.state import FrozenWork, Mark, WorkState
+from mq_broker.core.work.state import FrozenWork, Mark, Outgoing, WorkState
 from mq_broker.core.work.steps import (
     Accept,
     Begin,
@@ -142,6 +142,21 @@ def test_a_dead_letter_is_settled_and_in_the_outbox_by_one_step_and_forgotten_wh
     assert state.outbox[1 << 32].lines == LINES
     assert group.take(Sent(1 << 32)).outbox == {}
     assert group.take(Send((), Reason.REJECTED, (1 << 32) + 1, LINES)).totals.dead == 2, "sent anew, without records"
+
+
+def test_records_are_needed_until_they_are_settled_and_their_dead_letters_published() -> None:
+    state = Group().take(Lease(((0, 20),), "a"), Accept(((0, 10),)))
+    assert state.needed_from() == 10
+    for n, ranges, reason, needed in (
+        (1, ((12, 13),), Reason.REJECTED, 10),
+        (2, ((7, 8), (9, 10)), Reason.REJECTED, 7),
+        (3, ((2, 3),), Reason.OUTPUT, 7),
+        (4, (), Reason.LENGTH, 7),
+        (5, ((3, 4),), Reason.DELIVERY_LIMIT, 3),
+        (6, ((5, 6),), Reason.REJECTED, 3),
+    ):
+        state.outbox[n] = Outgoing(LINES, ranges, reason)
+        assert state.needed_from() == needed
 
 
 def test_the_members_whose_numbers_are_remembered_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
