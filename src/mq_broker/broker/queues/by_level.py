@@ -138,14 +138,16 @@ class ByLevel(Ready):
 
     def _fill_of(self, level: int, choice: Choice, fresh_end: int) -> None:
         heap = self._heaps.get(level, [])
-        while heap and not choice.over:
-            first, end = heapq.heappop(heap)
-            first = max(first, choice.end)  # what was sent back twice is here twice
-            rest = self._choose_of((first, end), choice) if first < end else end
-            if rest < end:
-                heapq.heappush(heap, (rest, end))
         while not choice.over:
             head = self._levels.head(level, self._state.base)
+            # Of what came back, members with filters may have had some from beyond what was looked at here.
+            if heap and (head is None or head[0] >= fresh_end or heap[0][0] < head[0]):
+                first, end = heapq.heappop(heap)
+                first = max(first, choice.end)  # what was sent back twice is here twice
+                rest = self._choose_of((first, end), choice) if first < end else end
+                if rest < end:
+                    heapq.heappush(heap, (rest, end))
+                continue
             if head is None or max(head[0], choice.end) >= fresh_end:
                 return
             first, end = max(head[0], choice.end), min(head[1], fresh_end)

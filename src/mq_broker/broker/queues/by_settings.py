@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from mq_broker.broker.queues.by_level import ByLevel
 from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.ordering import ByKey, Single
 from mq_broker.broker.queues.sieve import Sieve
-from mq_broker.broker.queues.sifting import Unordered
+from mq_broker.broker.queues.sifting import ByLevelAndFilter, Unordered
 from mq_broker.core.work.state import WorkState
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.queue_settings import Order, Priority, QueueSettings
@@ -36,7 +35,7 @@ def _in_order(state: WorkState, settings: QueueSettings, index: OffsetIndex) -> 
     priority = _priority(settings, index)
     match settings.order:
         case Order.NONE if priority is not Priority.IGNORE:
-            return ByLevel(state, settings.delivery_limit, index, priority)
+            return ByLevelAndFilter(state, settings.delivery_limit, index, priority)
         case Order.NONE:
             return Unordered(state, settings.delivery_limit)
         case Order.ALL:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
+from mq_broker.broker.queues.by_level import ByLevel
 from mq_broker.broker.queues.lending import LOOKED_AT_MAX, Choice, Fits, Ready, Run, Wish
 from mq_broker.broker.queues.sieve import Wanting
 from mq_broker.core.work.offset_set import OffsetSet
@@ -16,7 +17,9 @@ from mq_broker.core.work.ranges import Range, Ranges, joined
 from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import Reject, Reset, Return, Step
+from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import InvalidSetting, TritonMQError
+from mq_protocol.queue_settings import Priority
 
 FILTERS_MAX: Final = 64
 """Different ones of a group in a partition."""
@@ -160,13 +163,16 @@ class Unordered(Ready):
     """All ready records, in no order of keys, and a view of them for each filter that members ask with."""
 
     def __init__(self, state: WorkState, limit: int) -> None:
+        self._know_no_filters()
+        super().__init__(state, limit)
+
+    def _know_no_filters(self) -> None:
         self._sifted: dict[str, Sifted] = {}
         self._used: dict[str, int] = {}  # when somebody asked with it last
         self._present: Collection[str] = ()
         self._chosen: RunMap[bool] = RunMap()
         self._came_back: list[Range] = []
         self._gone = 0  # of the ranges that came back, those that are not kept here any more
-        super().__init__(state, limit)
 
     def begin(self) -> None:
         super().begin()
@@ -246,3 +252,11 @@ class Unordered(Ready):
         self._chosen = RunMap()
         for each in self._sifted.values():
             each.put_back(runs)
+
+
+class ByLevelAndFilter(Unordered, ByLevel):
+    """The same by priorities of records. Members with filters are lent the lowest offsets that match, of any."""
+
+    def __init__(self, state: WorkState, limit: int, index: OffsetIndex, priority: Priority) -> None:
+        self._know_no_filters()
+        ByLevel.__init__(self, state, limit, index, priority)

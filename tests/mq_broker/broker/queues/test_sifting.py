@@ -10,13 +10,15 @@ import pytest
 
 from mq_broker.broker.queues import sifting
 from mq_broker.broker.queues.lending import LOOKED_AT_MAX, Ready, Wish
-from mq_broker.broker.queues.sifting import FILTERS_MAX, IDLE_MS, Mask, Sifted, Unordered
+from mq_broker.broker.queues.sifting import FILTERS_MAX, IDLE_MS, ByLevelAndFilter, Mask, Sifted, Unordered
+from mq_broker.core.messages import Published
 from mq_broker.core.work.ranges import joined
 from mq_broker.core.work.settling import Failed, Release
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Reason, Reject, Reset, Return
+from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.queue_settings import Order
+from mq_protocol.queue_settings import Order, Priority
 from tests.mq_broker.broker.queues.partitions import Group as Unfiltered
 from tests.mq_broker.broker.queues.partitions import offsets, rounds, scenario
 
@@ -204,6 +206,28 @@ def test_a_filter_that_has_not_heard_of_too_much_that_came_back_begins_anew() ->
     assert len(ready._came_back) <= sifting.CAME_BACK_MAX
     ready.written([Return(((0, 10),))], 0)
     assert choose(of, end) == [0, 2, 4, 6, 8]
+
+
+def test_members_with_filters_are_lent_records_of_any_priority_and_others_miss_none() -> None:
+    for priority in (Priority.STRICT, Priority.WEIGHTED):
+        state, end, index = WorkState(1, 0), 40, OffsetIndex()
+        for at in range(0, end, 5):
+            index.append(Published(at, 5, 1 + at, 0, 50, 50, at % 3))
+        ready = ByLevelAndFilter(state, 0, index, priority)
+        ready.use({"third"}, 0)
+        read(ready, end)
+        lent = choose(ready.of("third"), end)
+        assert lent == list(range(0, end, 3))
+        state.apply(Lease(joined((o, o + 1) for o in lent), "a"), LeaseId(1, 1, 0), end)
+        back = Return(joined((o, o + 1) for o in lent))
+        state.apply(back, LeaseId(1, 2, 0), end)
+        while not ready.scan(100):
+            pass
+        ready.written([back], 0)
+        found: list[int] = []
+        while chosen := choose(ready, end):
+            found += chosen
+        assert sorted(found) == list(range(end))
 
 
 @pytest.mark.parametrize("seed", range(40))
