@@ -70,7 +70,7 @@ class _Gzipped(io.RawIOBase):
 @dataclass(frozen=True, slots=True)
 class _How:
     """How lines become messages, as the options say. `extras`: what every message has beside key and value; `due`:
-    when it is to be published, if not at once."""
+    when it is to be published, if not at once, and its priority, if not the usual one."""
 
     separator: bytes | None
     partition: int | None
@@ -135,6 +135,9 @@ def _parse_timestamp(_ctx: click.Context, _param: click.Parameter, text: str | N
 @click.option("--delay", callback=_parse_delay, metavar="DURATION", help="Publish the messages so much later, as 10m.")
 @click.option("--at", callback=_parse_timestamp, metavar="TIME", help=f"Publish the messages then: {WORDS}.")
 @click.option(
+    "--priority", type=click.IntRange(0, 31), help="Of each message: work queues lend higher ones first. Default: 4."
+)
+@click.option(
     "--csv", "as_csv", is_flag=True, help="The input is CSV. Its first line names the columns, unless --columns does."
 )
 @click.option("--columns", metavar="NAME,…", help="The columns of a CSV input that has no header line.")
@@ -158,6 +161,7 @@ def produce(
     timestamp: datetime | None,
     delay: int | None,
     at: datetime | None,
+    priority: int | None,
     as_csv: bool,
     columns: str | None,
     gzipped: bool,
@@ -195,7 +199,7 @@ def produce(
         extras["timestamp"] = timestamp
     names = None if columns is None else columns.split(",")
     separator = None if key_separator is None else key_separator.encode()
-    how = _How(separator, partition, as_csv, names, gzipped, extras, _due(delay, at))
+    how = _How(separator, partition, as_csv, names, gzipped, extras, _due(delay, at, priority))
     from mq_client import Producer
 
     with checking_what_was_typed():
@@ -208,10 +212,11 @@ def produce(
         say(f"{counted(count, 'message')} {_arrived(acks)}")
 
 
-def _due(delay: int | None, at: datetime | None) -> dict[str, Any]:
+def _due(delay: int | None, at: datetime | None, priority: int | None) -> dict[str, Any]:
     if delay is not None and at is not None:
         raise click.UsageError("--delay and --at are two ways to say when: give one")
-    return {"delay_ms": delay} if delay is not None else {"deliver_at": at} if at is not None else {}
+    due: dict[str, Any] = {} if priority is None else {"priority": priority}
+    return due | ({"delay_ms": delay} if delay is not None else {"deliver_at": at} if at is not None else {})
 
 
 def _arrived(acks: str) -> str:

@@ -29,7 +29,6 @@ from mq_client.producing.batches import (
     largest_record_bytes,
     record_key_column,
     record_size,
-    records_to_batch,
     split_by_partition,
     split_by_size,
     to_bytes,
@@ -39,7 +38,7 @@ from mq_client.producing.batches import (
 from mq_client.producing.futures import BatchOutcome, Outcome, RecordFuture, TableFuture, TableOutcome
 from mq_client.producing.lanes import NOT_SCHEDULED, Due
 from mq_client.producing.partitioners import Partitioner, choice_of
-from mq_client.producing.scheduling import Cancellation, cancel, due_of
+from mq_client.producing.scheduling import Cancellation, batch_of_one, cancel, checked_priority, due_of
 from mq_client.producing.sender import Sender
 from mq_client.producing.uuids import partition_of_uuid, piece_uuid, uuid_bytes
 from mq_client.serializers import Serializer, serializer_of
@@ -179,6 +178,7 @@ class Producer:
         uuid: uuids.UUID | bytes | str | None = None,
         deliver_at: int | datetime | None = None,
         delay_ms: float | None = None,
+        priority: int = limits.PRIORITY_USUAL,
     ) -> RecordFuture:
         """Send one record; its future tells where it is, or why it is not there.
 
@@ -192,10 +192,10 @@ class Producer:
 
         `deliver_at` (microseconds since 1970 or a datetime with a zone) or `delay_ms`: the record is published then,
         and gets its offset then, so the future tells offset -1 once the brokers keep it. It is a batch of its own.
+        `priority`, 0 to 31: work queues lend higher ones first. Records are in order only with those of the same one.
 
         Raises at once what can be known at once: `UnknownTopic`, `UnknownPartition`, `BatchTooLarge`, `SchemaMismatch`,
-        `InvalidRequest`; `Overloaded` when no room was made within `publish_ms_max`; `Unreachable` when no broker
-        answers.
+        `InvalidRequest`, `InvalidSetting`; `Overloaded` if no room was made within `publish_ms_max`; `Unreachable`.
         """
         target = self._quick.get(topic)
         if (
@@ -208,6 +208,7 @@ class Producer:
             and uuid is None
             and deliver_at is None
             and delay_ms is None
+            and priority == limits.PRIORITY_USUAL
         ):
             size, chosen = len(value) + RECORD_OVERHEAD_BYTES, partition
             if key is not None:
@@ -221,10 +222,10 @@ class Producer:
                 return future
         if key is not None and self._key_serializer is not None:
             key = self._key_serializer(key)
-        due = due_of(deliver_at, delay_ms)
-        if due != NOT_SCHEDULED:
-            return self._schedule(topic, value, key, headers, partition, timestamp, uuid, due)
-        return self._publish(topic, value, key, headers, partition, timestamp, uuid, serialize=self._value_serializer)
+        checked_priority(priority)
+        if (due := due_of(deliver_at, delay_ms)) != NOT_SCHEDULED:
+            return self._schedule(topic, value, key, headers, partition, timestamp, uuid, due, priority)
+        return self._publish(topic, value, key, headers, partition, timestamp, uuid, priority, self._value_serializer)
 
     def _schedule(
         self,
@@ -236,30 +237,15 @@ class Producer:
         timestamp: int | datetime | None,
         uuid: uuids.UUID | bytes | str | None,
         due: Due,
+        priority: int,
     ) -> RecordFuture:
         """One record as a batch of its own, so that it has a due time and a UUID of its own."""
         target = self._targets.get(topic) or self._target(topic)
         if partition is None and key is not None:
             target, partition = self._choose(target, to_bytes(key, "key"), None)
-        if target.view.typed:
-            if not isinstance(value, Mapping) or headers is not None or timestamp is not None:
-                raise InvalidRequest(
-                    f"topic {topic!r} has its own schema: give a dict of its columns, without headers or timestamp"
-                )
-            assert target.rows is not None
-            values, _ = target.rows.fit(value)
-            batch = target.rows.batch([values])
-        else:
-            if self._value_serializer is not None and value is not None:
-                value = self._value_serializer(value)
-            batch = records_to_batch(
-                [None if key is None else to_bytes(key, "key")],
-                [None if value is None else to_bytes(value, "value")],
-                [None if headers is None else to_header_pairs(headers)],
-                [time.time_ns() // 1000 if timestamp is None else to_timestamp_us(timestamp)],
-            )
+        batch = batch_of_one(target, key, value, headers, timestamp, self._value_serializer)
         outcome = BatchOutcome(topic)
-        self._send_table(topic, batch, partition, None, uuid, due, lambda: outcome)
+        self._send_table(topic, batch, partition, None, uuid, due, priority, lambda: outcome)
         return RecordFuture(outcome, 0)
 
     def _publish(
@@ -271,15 +257,15 @@ class Producer:
         partition: int | None,
         timestamp: int | datetime | None,
         uuid: uuids.UUID | bytes | str | None,
-        *,
+        priority: int,
         serialize: Serializer | None = None,
     ) -> RecordFuture:
         target = self._targets.get(topic) or self._target(topic)
         if target.view.typed:
-            return self._publish_row(target, value, key, headers, partition, timestamp, uuid)
+            return self._publish_row(target, value, key, headers, partition, timestamp, uuid, priority)
         if serialize is not None and value is not None:
             value = serialize(value)
-        return self._publish_record(target, value, key, headers, partition, timestamp, uuid)
+        return self._publish_record(target, value, key, headers, partition, timestamp, uuid, priority)
 
     def _publish_record(
         self,
@@ -290,6 +276,7 @@ class Producer:
         partition: int | None,
         timestamp: int | datetime | None,
         uuid: uuids.UUID | bytes | str | None,
+        priority: int,
     ) -> RecordFuture:
         name = target.view.name
         if value is not None and type(value) is not bytes:
@@ -310,6 +297,7 @@ class Producer:
         with self._lock:
             self._make_room(size)
             if not target.dropped and not target.view.typed:
+                target = self._accumulator.at_priority(target, priority)
                 future, news = self._accumulator.add(
                     target, chosen, key, value, pairs, given_us, size, clock_ns, time.monotonic(), own
                 )
@@ -317,7 +305,7 @@ class Producer:
                     self._sender.work.notify()
                 return future
         # The topic has just changed.
-        return self._publish(name, value, key, pairs, partition, given_us, own)
+        return self._publish(name, value, key, pairs, partition, given_us, own, priority)
 
     def _publish_row(
         self,
@@ -328,6 +316,7 @@ class Producer:
         partition: int | None,
         timestamp: int | datetime | None,
         uuid: uuids.UUID | bytes | str | None,
+        priority: int,
     ) -> RecordFuture:
         name = target.view.name
         if not isinstance(row, Mapping):
@@ -346,7 +335,7 @@ class Producer:
                 raise
             target = self._target_with(name, columns=row)
             if target.rows is None:
-                return self._publish(name, row, key, None, partition, None, uuid)  # made anew, without a schema
+                return self._publish(name, row, key, None, partition, None, uuid, priority)  # it has no schema now
             values, size = target.rows.fit(row)
         if size > target.record_bytes_max:
             raise BatchTooLarge(
@@ -359,12 +348,13 @@ class Producer:
         with self._lock:
             self._make_room(size)
             if target is fitted and not target.dropped:
+                target = self._accumulator.at_priority(target, priority)
                 future, news = self._accumulator.add_row(target, chosen, values, size, time.monotonic(), own)
                 if news:
                     self._sender.work.notify()
                 return future
         # The topic has just changed.
-        return self._publish(name, row, key, None, partition, None, own)
+        return self._publish(name, row, key, None, partition, None, own, priority)
 
     def _choose(
         self, target: Target, key: bytes | None, partition: int | None, uuid: bytes | None = None
@@ -394,6 +384,7 @@ class Producer:
         uuid: uuids.UUID | bytes | str | None = None,
         deliver_at: int | datetime | None = None,
         delay_ms: float | None = None,
+        priority: int = limits.PRIORITY_USUAL,
     ) -> TableFuture:
         """Send a table; its future tells where its rows are, once all of them are there.
 
@@ -401,7 +392,7 @@ class Producer:
         `key`, `headers`, `timestamp`. Rows go to `partition`; or to the partition of their `key_column`'s value (for a
         topic of records: of their key, if they have any); or to the partitions in turn. The table is split into batches
         of at most `batch_bytes_max`; it is atomic only if it fits one. With `uuid`, sending the same table again, split
-        alike, makes no second copy. `deliver_at`, `delay_ms`: as for `publish`; offsets are -1 then.
+        alike, makes no second copy. `deliver_at`, `delay_ms`, `priority`: as for `publish`; scheduled, offsets are -1.
 
         Raises at once `SchemaMismatch` naming the column, `BatchTooLarge`, `UnknownTopic`, `UnknownPartition`;
         `Overloaded` when no room was made within `publish_ms_max` (then batches before may be on their way).
@@ -409,7 +400,7 @@ class Producer:
         outcome = TableOutcome(topic, batch.num_rows)
         due = due_of(deliver_at, delay_ms)
         try:
-            self._send_table(topic, batch, partition, key_column, uuid, due, outcome.piece)
+            self._send_table(topic, batch, partition, key_column, uuid, due, checked_priority(priority), outcome.piece)
         finally:
             outcome.complete()
         return outcome.future
@@ -422,6 +413,7 @@ class Producer:
         key_column: str | None,
         uuid: uuids.UUID | bytes | str | None,
         due: Due,
+        priority: int,
         outcome_of_piece: Callable[[], Outcome],
     ) -> None:
         target = self._targets.get(topic) or self._target(topic)
@@ -443,9 +435,8 @@ class Producer:
             own = None if uuid is None else piece_uuid(uuid_bytes(uuid), at, len(pieces), piece.num_rows)
             with self._lock:
                 self._make_room(piece.nbytes)
-                self._accumulator.add_closed(
-                    view, chosen, piece, outcome_of_piece(), time.monotonic(), uuid=own, due=due
-                )
+                outcome, now = outcome_of_piece(), time.monotonic()
+                self._accumulator.add_closed(view, chosen, piece, outcome, now, uuid=own, due=due, priority=priority)
                 self._sender.work.notify()
 
     def _pieces(

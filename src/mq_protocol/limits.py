@@ -46,6 +46,10 @@ MICRO_BATCH_ID_MAX: Final = 1 << 62
 """Micro-batch ids of Spark count from 0, and `txnVersion` is an application's own number: a time in nanoseconds is
 below it too."""
 
+PRIORITY_MAX: Final = 31
+PRIORITY_USUAL: Final = 4
+"""Of a record, from 0 on: which one queue groups lend first."""
+
 SCHEDULED_MAX: Final = 100_000
 """Scheduled batches that wait in a partition, some 400 bytes of memory each on every replica (`scheduled_max`)."""
 

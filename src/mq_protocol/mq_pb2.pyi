@@ -1498,6 +1498,7 @@ class ProduceHeader(_message.Message):
     RECORD_UUIDS_FIELD_NUMBER: _builtins.int
     DUE_US_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
+    ATTRIBUTES_FIELD_NUMBER: _builtins.int
     correlation: _builtins.int
     """unique on the stream; answered once"""
     topic: _builtins.str
@@ -1521,6 +1522,8 @@ class ProduceHeader(_message.Message):
     def stage(self) -> Global___StageOf:
         """present: stage instead of append (acks is ALL)"""
 
+    @_builtins.property
+    def attributes(self) -> Global___BatchAttributes: ...
     def __init__(
         self,
         *,
@@ -1537,10 +1540,11 @@ class ProduceHeader(_message.Message):
         record_uuids: _builtins.bytes = ...,
         due_us: _builtins.int = ...,
         delay_ms: _builtins.int = ...,
+        attributes: Global___BatchAttributes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["stage", b"stage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "stage", b"stage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "after", b"after", "correlation", b"correlation", "delay_ms", b"delay_ms", "due_us", b"due_us", "partition", b"partition", "record_count", b"record_count", "record_uuids", b"record_uuids", "schema_fingerprint", b"schema_fingerprint", "stage", b"stage", "timeout_ms", b"timeout_ms", "topic", b"topic", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "after", b"after", "attributes", b"attributes", "correlation", b"correlation", "delay_ms", b"delay_ms", "due_us", b"due_us", "partition", b"partition", "record_count", b"record_count", "record_uuids", b"record_uuids", "schema_fingerprint", b"schema_fingerprint", "stage", b"stage", "timeout_ms", b"timeout_ms", "topic", b"topic", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -160,6 +160,14 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
             live=True,
         ),
         Setting(
+            "priority",
+            "strict",
+            "strict, weighted or ignore",
+            "what the priorities of records mean: strict lends the highest first, weighted two of 5 to 31 for one of 0 "
+            "to 4; records that are in order have none",
+            live=True,
+        ),
+        Setting(
             "spill",
             "false",
             "true or false",
@@ -171,7 +179,7 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
 }
 
 NOT_BUILT: Final = (
-    *("resume_ms", "priority", "idle_ms"),
+    *("resume_ms", "idle_ms"),
     *("ttl_ms", "expired", "bytes_max", "dropped"),
 )
 """Settings that are planned: whoever gives one is told so."""
@@ -213,6 +221,7 @@ def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool =
         overflow=_choice(given, "overflow", usual.overflow, Overflow),
         filter=given.get("filter", ""),
         spill=_spill(given, order),
+        priority=_priority(given, order),
     )
 
 
@@ -234,6 +243,16 @@ def _order_by(text: str, order: Order, *, partly: bool) -> str:
             "order_by out"
         )
     return text
+
+
+def _priority(given: Mapping[str, str], order: Order) -> Priority:
+    priority = _choice(given, "priority", Priority.STRICT, Priority)
+    if "priority" in given and priority is not Priority.IGNORE and order is not Order.NONE:
+        raise InvalidSetting(
+            f"priority={priority.value} says which records go first, and with order={order.value} those before do: "
+            "leave one of the two out"
+        )
+    return priority
 
 
 def _spill(given: Mapping[str, str], order: Order) -> bool:

@@ -11,6 +11,7 @@ from mq_protocol.queue_settings import (
     DeadLetter,
     Order,
     Overflow,
+    Priority,
     QueueSettings,
     parse_queue_settings,
 )
@@ -45,15 +46,20 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         "overflow": "drop_head",
         "filter": "amount > 5",
         "spill": "true",
+        "priority": "ignore",
     }
     assert given.keys() == QUEUE_SETTINGS.keys()
     parsed = parse_queue_settings(given, "orders")
     times = (120_000, 0, 250, 1.5, 604_800_000)
     order = (Order.KEY, "customer")
     length = (9_000, Overflow.DROP_HEAD)
-    assert parsed == QueueSettings(*times, DeadLetter.DROP, 7, True, *order, *length, "amount > 5", True)
+    assert parsed == QueueSettings(
+        *times, DeadLetter.DROP, 7, True, *order, *length, "amount > 5", True, Priority.IGNORE
+    )
     with pytest.raises(InvalidSetting, match="order=all to one: leave one of the two out"):
         parse_queue_settings({"spill": "true", "order": "all"}, "orders")
+    with pytest.raises(InvalidSetting, match="with order=key those before do: leave one of the two out"):
+        parse_queue_settings({"priority": "weighted", "order": "key"}, "orders")
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from mq_broker.core.work.steps import Step, step_bytes
+from mq_protocol import limits
 
 UUID_BYTES = 16
 NO_UUID = bytes(UUID_BYTES)
-PRIORITY_MAX = 31
-PRIORITY_USUAL = 4
+PRIORITY_MAX = limits.PRIORITY_MAX
+PRIORITY_USUAL = limits.PRIORITY_USUAL
 
 
 class EntryKind(IntEnum):

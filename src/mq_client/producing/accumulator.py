@@ -40,6 +40,7 @@ tiny."""
 _SPREAD_MAX: Final = 8
 """Partitions among which records without a key are spread at a time: with all of many, each batch would be small."""
 
+_USUAL: Final = limits.PRIORITY_USUAL
 _new: Final = object.__new__
 
 _T = TypeVar("_T")
@@ -118,7 +119,7 @@ class Target:
 
     Records without a key take turns among a few partitions from `first` on, some dozens to each; when a batch closes,
     from another one on. So few come to have full batches instead of many to have small ones, and still not one to have
-    all.
+    all. `others` gather records of other priorities than `priority`.
     """
 
     __slots__ = (
@@ -126,15 +127,19 @@ class Target:
         "dropped",
         "first",
         "open",
+        "others",
         "plain_size_max",
+        "priority",
         "record_bytes_max",
         "rows",
         "sticky",
         "view",
     )
 
-    def __init__(self, view: TopicView, batch_bytes_max: int, random: Random) -> None:
+    def __init__(self, view: TopicView, batch_bytes_max: int, random: Random, priority: int = _USUAL) -> None:
         self.view = view
+        self.priority = priority
+        self.others: dict[int, Target] = {}
         self.dropped = False  # the topic has changed: another stands for it, or will
         self.batch_bytes_max = min(batch_bytes_max, view.settings.batch_bytes_max - limits.BATCH_OVERHEAD_BYTES)
         self.record_bytes_max = view.settings.record_bytes_max
@@ -182,10 +187,19 @@ class Accumulator:
 
     def drop_target(self, target: Target, now: float) -> None:
         """The topic has changed: what is open is closed, and the next record finds a new target."""
-        target.dropped = True
-        for partition in range(len(target.open)):
-            self._close(target, partition, now)
+        for each in (target, *target.others.values()):
+            each.dropped = True
+            for partition in range(len(each.open)):
+                self._close(each, partition, now)
         self._targets.pop(target.view.name, None)
+
+    def at_priority(self, target: Target, priority: int) -> Target:
+        """Where records of the same topic and of that priority are gathered."""
+        if priority == target.priority:
+            return target
+        if priority not in target.others:
+            target.others[priority] = Target(target.view, self.settings.batch_bytes_max, self._random, priority)
+        return target.others[priority]
 
     def targets(self) -> list[Target]:
         """The topics that are written to."""
@@ -332,12 +346,14 @@ class Accumulator:
         stage: pb.StageOf | None = None,
         deadline: float | None = None,
         due: Due = NOT_SCHEDULED,
+        priority: int = _USUAL,
     ) -> None:
         """A batch that is complete, behind what is open for its partition. One that is scheduled waits for no other
         one, and no other one waits for it."""
         target = self._targets.get(view.name)
         if target is not None and stage is None and due == NOT_SCHEDULED and partition < len(target.open):
-            self._close(target, partition, now)
+            for each in (target, *target.others.values()):
+                self._close(each, partition, now)
         size = batch.nbytes
         self.pending_bytes += size
         lane, closed = self._closed(
@@ -352,6 +368,7 @@ class Accumulator:
             stage=stage,
             deadline=deadline,
             due=due,
+            priority=priority,
         )
         self._busy[lane] = None
         lane.add(closed)
@@ -396,6 +413,7 @@ class Accumulator:
         uuids = list(batch.uuids)
         alone = uuids[0] if len(uuids) == 1 else None  # the batch's own UUID is a record's as well
         lane, closed = self._closed(view, partition, alone, count, batch.size, batch.outcome, build, batch.opened_at)
+        closed.priority = target.priority
         if len(uuids) > 1:
             closed.record_uuids = b"".join(uuids)
         first = self._next_sticky(target) if partition == target.sticky else target.sticky
@@ -453,6 +471,7 @@ class Accumulator:
         stage: pb.StageOf | None = None,
         deadline: float | None = None,
         due: Due = NOT_SCHEDULED,
+        priority: int = _USUAL,
     ) -> tuple[Lane, OutgoingBatch]:
         """The batch, and the lane that it is to enter."""
         compression = self.settings.compression
@@ -468,6 +487,7 @@ class Accumulator:
             deadline=opened_at + self.settings.delivery_s if deadline is None else deadline,
             stage=stage,
             due=due,
+            priority=priority,
             schema=view.schema,
         )
 

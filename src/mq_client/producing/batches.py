@@ -6,9 +6,10 @@ Pure: no clock, threads or network. Errors name the column.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -72,6 +73,16 @@ def to_timestamp_us(timestamp: int | datetime) -> int:
     if timestamp.tzinfo is None:
         raise InvalidRequest("timestamp has no zone: give e.g. datetime.now(timezone.utc)")
     return (timestamp - _EPOCH) // _MICROSECOND
+
+
+def one_record(key: Any, value: Any, headers: Headers | None, timestamp: int | datetime | None) -> pa.RecordBatch:
+    """A batch of it alone. Without a timestamp it has the clock's time."""
+    return records_to_batch(
+        [None if key is None else to_bytes(key, "key")],
+        [None if value is None else to_bytes(value, "value")],
+        [None if headers is None else to_header_pairs(headers)],
+        [time.time_ns() // 1000 if timestamp is None else to_timestamp_us(timestamp)],
+    )
 
 
 def record_size(key: bytes | None, value: bytes | None, pairs: Sequence[tuple[str, bytes | None]] | None) -> int:

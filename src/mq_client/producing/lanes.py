@@ -25,6 +25,7 @@ from mq_client.cluster.deadline import Backoff
 from mq_client.errors import NotLeader, NotSent, OutcomeUnknown, OutOfOrder, TritonMQError
 from mq_client.producing.futures import BatchPlace, Outcome
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.limits import PRIORITY_USUAL
 
 
 class Due(NamedTuple):
@@ -53,6 +54,7 @@ class OutgoingBatch:
     deadline: float
     stage: pb.StageOf | None = None
     due: Due = NOT_SCHEDULED
+    priority: int = PRIORITY_USUAL
     schema: pa.Schema | None = None
     record_uuids: bytes = b""  # one of its own for each record, joined; or none
 

@@ -1,16 +1,20 @@
-"""When a record or a table is to be published, as users say it; and taking it back before."""
+"""When a record or a table is to be published and how urgent it is, as users say it; and taking it back before."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, a_number
 from mq_client.cluster.requests import ask_leaders
-from mq_client.errors import InvalidSetting
-from mq_client.producing.batches import to_timestamp_us
+from mq_client.errors import InvalidRequest, InvalidSetting
+from mq_client.producing.accumulator import Target
+from mq_client.producing.batches import Headers, one_record, to_timestamp_us
 from mq_client.producing.lanes import NOT_SCHEDULED, Due
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -46,6 +50,32 @@ def due_of(deliver_at: int | datetime | None, delay_ms: float | None) -> Due:
     if at_us > time.time_ns() // 1000 + limits.DELAY_MS_MAX * 1000:
         raise InvalidSetting(f"deliver_at={deliver_at} is more than a year ahead: schedule it later")
     return Due(at_us=at_us)
+
+
+def batch_of_one(
+    target: Target,
+    key: bytes | str | None,
+    value: Any,
+    headers: Headers | None,
+    timestamp: int | datetime | None,
+    serialize: Callable[[Any], bytes | None] | None,
+) -> pa.RecordBatch:
+    """One record, or one row of a typed topic. Raises `InvalidRequest` and `SchemaMismatch`."""
+    if target.rows is None:
+        return one_record(key, value if serialize is None or value is None else serialize(value), headers, timestamp)
+    if not isinstance(value, Mapping) or headers is not None or timestamp is not None:
+        raise InvalidRequest(
+            f"topic {target.view.name!r} has its own schema: give a dict of its columns, without headers or timestamp"
+        )
+    values, _ = target.rows.fit(value)
+    return target.rows.batch([values])
+
+
+def checked_priority(priority: int) -> int:
+    """Raises `InvalidSetting` unless it is one."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= limits.PRIORITY_MAX:
+        raise InvalidSetting(f"priority={priority!r}: give a whole number from 0 to {limits.PRIORITY_MAX}")
+    return priority
 
 
 def cancel(connection: Connection, topic: str, partition: int, uuid: bytes, deadline: Deadline) -> Cancellation:

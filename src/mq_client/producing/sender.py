@@ -39,6 +39,7 @@ from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import from_wire
+from mq_protocol.limits import PRIORITY_USUAL
 
 _IDLE_S: Final = 1.0
 _FAILURES_MAX: Final = 10_000
@@ -265,6 +266,7 @@ class Sender:
             record_uuids=batch.record_uuids,
             due_us=batch.due.at_us,
             delay_ms=batch.due.delay_ms,
+            attributes=None if batch.priority == PRIORITY_USUAL else pb.BatchAttributes(priority=batch.priority),
         )
 
     def _stream(self, address: str) -> ProduceStream:

@@ -393,3 +393,19 @@ def test_a_dead_letter_topic_that_cannot_take_them_is_refused_when_it_is_set(adm
         admin.alter_queue(topic, "g", dead_letter=None)
     assert admin.declare_queue(topic, "g").settings["dead_letter"] == f"{topic}-not-yet"
     admin.alter_queue(topic, "g", lease_ms="5s")
+
+
+def test_urgent_records_are_lent_first(admin: Admin, bootstrap: str, topic: str) -> None:
+    admin.create_topic(topic, partitions=1)
+    with Producer(bootstrap) as producer:
+        priorities = [4, 0, 31, 9, 31]
+        futures = [producer.publish(topic, b"%d" % n, priority=each) for n, each in enumerate(priorities)]
+        assert sorted(future.result(20).offset for future in futures) == [0, 1, 2, 3, 4]
+    with Queue(bootstrap, topic, "g", in_flight_max=1, idle_ms=3_000) as queue:
+        found = []
+        for record in queue:
+            record.ack()
+            found.append(record.value)
+            if len(found) == 5:
+                break
+    assert found == [b"2", b"4", b"3", b"0", b"1"]

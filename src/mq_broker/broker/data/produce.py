@@ -25,7 +25,17 @@ from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.places import Places
 from mq_broker.broker.runtime.streams import side_by_side
 from mq_broker.broker.transactions.requests import check_attempt, check_micro_batch_id, key_of, listed_name
-from mq_broker.core.entries import NO_UUID, UUID_BYTES, Append, Operation, Schedule, Stage
+from mq_broker.core.entries import (
+    NO_UUID,
+    PRIORITY_MAX,
+    USUAL,
+    UUID_BYTES,
+    Append,
+    Attributes,
+    Operation,
+    Schedule,
+    Stage,
+)
 from mq_broker.core.messages import Decided, Done, RecordsThere, Refused, Result, Room, Wait
 from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import ProduceRequests, Send
@@ -282,11 +292,17 @@ def _held_bytes(request: Envelope[pb.ProduceHeader]) -> int:
 
 
 def _operation(header: pb.ProduceHeader, due_us: int) -> Operation:
+    attributes = _attributes(header.attributes) if header.HasField("attributes") else USUAL
     if header.HasField("stage"):
-        return Stage(key_of(header.stage.key), header.stage.batch_id, header.stage.run_id)
+        return Stage(key_of(header.stage.key), header.stage.batch_id, header.stage.run_id, attributes)
     if due_us:
-        return Schedule(due_us)
-    return Append(header.record_uuids) if header.record_uuids else _APPEND
+        return Schedule(due_us, attributes)
+    return Append(header.record_uuids, attributes) if header.record_uuids or attributes != USUAL else _APPEND
+
+
+def _attributes(told: pb.BatchAttributes) -> Attributes:
+    """A priority above the highest is that one."""
+    return Attributes(min(told.priority, PRIORITY_MAX)) if told.HasField("priority") else USUAL
 
 
 def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:

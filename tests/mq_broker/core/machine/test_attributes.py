@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mq_broker.broker.data.produce import _operation
 from mq_broker.core.entries import (
     LEVEL_OF_ATTRIBUTES,
     SCHEDULED,
@@ -92,3 +93,17 @@ def test_a_batch_with_a_priority_has_a_uuid_for_each_record_or_none() -> None:
     frame = encode(PLACE, Entry(1, 1, 1, Append(UUID, HIGH), UUID, 2))
     with pytest.raises(CorruptBatch, match="not a UUID for each record"):
         decode(PLACE, b"".join(map(bytes, frame.parts)))
+
+
+def test_a_produced_batch_has_the_priority_that_its_header_says() -> None:
+    usual = pb.ProduceHeader(uuid=UUID)
+    assert _operation(usual, 0) == Append()
+    assert _operation(pb.ProduceHeader(attributes=pb.BatchAttributes()), 0) == Append()
+    header = pb.ProduceHeader(attributes=pb.BatchAttributes(priority=9))
+    assert _operation(header, 0) == Append(attributes=HIGH)
+    assert _operation(header, 5) == Schedule(5, HIGH)
+    header.stage.CopyFrom(pb.StageOf(key=pb.TransactionKey(query_id="q", sink="t"), batch_id=1, run_id="run"))
+    assert _operation(header, 0) == Stage(KEY, 1, "run", HIGH)
+    assert _operation(pb.ProduceHeader(attributes=pb.BatchAttributes(priority=99)), 0) == Append(
+        attributes=Attributes(31)
+    )

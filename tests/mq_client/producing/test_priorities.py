@@ -1,0 +1,37 @@
+"""Records of one priority share batches, which name it."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq_client.errors import InvalidSetting
+from mq_client.producing.scheduling import checked_priority
+from mq_protocol.limits import PRIORITY_USUAL
+from tests.mq_client.producing.filling import accumulator, add, take_all, values, view
+
+
+def test_records_of_one_priority_share_a_batch_whatever_comes_between() -> None:
+    made = accumulator(max_in_flight=10)
+    target = made.add_target(view())
+    for n, priority in enumerate((9, PRIORITY_USUAL, 9, PRIORITY_USUAL, 0)):
+        add(made, made.at_priority(target, priority), b"%d" % n, 0.0)
+    made.close_all(0.0)
+    batches = [(batch.priority, values(batch)) for batch, _, _ in take_all(made, 0.0)]
+    assert batches == [(9, [b"0", b"2"]), (PRIORITY_USUAL, [b"1", b"3"]), (0, [b"4"])]
+
+
+def test_what_is_open_of_every_priority_is_closed_when_the_topic_changes() -> None:
+    made = accumulator(max_in_flight=10)
+    target = made.add_target(view())
+    other = made.at_priority(target, 9)
+    assert made.at_priority(target, 9) is other
+    add(made, other, b"1", 0.0)
+    made.drop_target(target, 0.0)
+    assert other.dropped
+    assert [batch.priority for batch, _, _ in take_all(made, 0.0)] == [9]
+
+
+@pytest.mark.parametrize("wrong", [-1, 32, True, 1.0, "5", None])
+def test_a_priority_is_a_number_from_0_to_31(wrong: object) -> None:
+    with pytest.raises(InvalidSetting, match="from 0 to 31"):
+        checked_priority(wrong)  # type: ignore[arg-type]
