@@ -70,9 +70,11 @@ def test_parameters_are_named_as_promised() -> None:
         "uuid",
         "deliver_at",
         "delay_ms",
+        "priority",
     ]
     batch = inspect.signature(mq_client.Producer.publish_batch).parameters
-    assert list(batch) == ["self", "topic", "batch", "partition", "key_column", "uuid", "deliver_at", "delay_ms"]
+    same = ["partition", "key_column", "uuid", "deliver_at", "delay_ms", "priority"]
+    assert list(batch) == ["self", "topic", "batch", *same]
     made = list(inspect.signature(mq_client.Producer).parameters)
     assert made[:7] == ["bootstrap", "acks", "timeout_ms", "retries", "max_in_flight", "linger_ms", "batch_bytes_max"]
     assert list(inspect.signature(mq_client.Consumer).parameters)[:3] == ["bootstrap", "group", "start"]

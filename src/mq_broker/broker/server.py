@@ -13,7 +13,7 @@ import logging
 import secrets
 import signal
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mq_broker.broker.administration.consumed import Consumed
 from mq_broker.broker.administration.features import Features
@@ -42,7 +42,6 @@ from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.declaring import Declaring
 from mq_broker.broker.queues.describing import Describing
 from mq_broker.broker.queues.filter_reading import FilterReading
-from mq_broker.broker.queues.gathering import Gathering
 from mq_broker.broker.queues.key_reading import KeyReading
 from mq_broker.broker.queues.leasing import Leasing
 from mq_broker.broker.queues.leftovers import Leftovers
@@ -70,6 +69,9 @@ from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol.errors import OutcomeUnknown
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
 from mq_protocol.versions import ours
+
+if TYPE_CHECKING:
+    from mq_broker.broker.queues.gathering import Gathering
 
 log = logging.getLogger(__name__)
 

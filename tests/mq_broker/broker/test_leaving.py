@@ -35,6 +35,7 @@ class Parts:
             _producing=SimpleNamespace(close=lambda: self.told.append("checking threads")),
             _reading=SimpleNamespace(close=lambda: self.told.append("filtering threads")),
             _keys=SimpleNamespace(close=lambda: self.told.append("reading keys")),
+            _filters=SimpleNamespace(close=lambda: self.told.append("comparing rows")),
         )
         self.broker = broker
 
@@ -59,7 +60,7 @@ def test_a_broker_ends_its_work_then_its_session_and_its_journals_once_nobody_as
     asyncio.run(server._Broker.close(parts.broker))
     assert parts.told == [
         *("work", "session", "links", "server", "server"),
-        *("journals", "calls", "checking threads", "filtering threads", "reading keys"),
+        *("journals", "calls", "checking threads", "filtering threads", "reading keys", "comparing rows"),
     ]
 
 

@@ -194,7 +194,7 @@ def test_what_is_not_led_here_is_left_alone_for_good_and_what_does_not_serve_yet
 
 def test_who_asks_for_a_group_is_told_its_settings_or_what_to_do(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
-        later = QueueSpec(4, settings={"priority": "strict"})
+        later = QueueSpec(4, settings={"newer": "1"})
         world.store(orders=QueueSpec(3, settings={"lease_ms": "5s"}), later=later)
         queue = world.declared.get(world.partition, "orders")
         assert (queue.life, queue.settings.lease_ms) == (3, 5_000)
