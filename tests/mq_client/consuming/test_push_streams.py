@@ -96,6 +96,7 @@ def test_many_streams_to_one_broker_go_over_several_connections(
     again.stream.cancel()
     again.stream.wait_over(WAIT_S)
     made.stop()
+    made._loop.close()  # gRPC holds it for a while: left open, it fails another test when it is let go
 
 
 def test_a_stream_that_is_slow_to_hear_holds_up_no_other(bootstrap: str, admin: Admin, topic: str) -> None:
