@@ -154,8 +154,9 @@ def _text(value: Any) -> str | None:
 
 
 def wait_until_worked_off(cluster: FireCluster, recorder: Recorder) -> None:
-    """Every record of each group is settled, and what was decided is published. Raises `AssertionError` if not in
-    time."""
+    """Every record of each group is settled, and what was decided is published. Raises `AssertionError` for the groups
+    of which that is not so in time."""
+    late: list[str] = []
     for group, settings in GROUPS.items():
 
         def settled(group: str = group) -> bool:
@@ -163,11 +164,16 @@ def wait_until_worked_off(cluster: FireCluster, recorder: Recorder) -> None:
             waiting = found.ready + found.leased + found.delayed + found.doomed + found.parked
             return not waiting and not found.outbox
 
-        wait_until(settled, f"the queue {group} is worked off", DRAIN_S)
+        try:
+            wait_until(settled, f"the queue {group} is worked off", DRAIN_S)
+        except AssertionError as error:
+            late.append(str(error))
+            continue
         found = cluster.admin.describe_queue(JOBS, group)
         recorder.write(
             "worked", group=group, topic=JOBS, accepted=found.accepted, dead=found.dead, order="order" in settings
         )
+    assert not late, "; ".join(late)
 
 
 def tell_what_was_made(cluster: FireCluster, final: Recorder) -> None:

@@ -3,6 +3,10 @@
 All records have values of their own, so a letter and an output name their record. A job whose outcome was told with
 `ok` had its lease when it said so, but for an ack without an output: that of a record which is settled by then is
 told with `ok` too, whoever settled it, and where there is no order one is welcome that is late.
+
+What it cannot tell: whether a lease that nobody began was charged with a cause, or because a broker died; and whether a
+record that was acknowledged with `ok` and begun again was lent before that or after. When a record was lent, and to
+whom, is not in the history.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ Place: TypeAlias = tuple[int, int]
 """Partition and offset."""
 
 ACKS: Final = ("ack", "output")
+MISSING: Final = ("job-lost", "letter-missing", "output-missing")
 WORDS: Final = (*ACKS, "fail", "reject", "release")
 
 Add = Callable[[str, str], None]
@@ -53,8 +58,10 @@ class Job:
 
 @dataclass(slots=True)
 class Worked:
-    """One group. `totals`: what brokers said of it when all was over."""
+    """One group. `totals`: what brokers said of it when all was over; None if it was not given the time that it
+    needed."""
 
+    topic: str = ""
     jobs: dict[Place, list[Job]] = field(default_factory=lambda: defaultdict(list))
     letters: Counter[Any] = field(default_factory=Counter)
     outputs: Counter[Any] = field(default_factory=Counter)
@@ -80,7 +87,9 @@ class QueueJudge:
                     line["failures"],
                     line["at"],
                 )
-                self.groups[line["group"]].jobs[job.place].append(job)
+                group = self.groups[line["group"]]
+                group.topic = line["topic"]
+                group.jobs[job.place].append(job)
                 self._open[line["process"], line["id"]] = job
             case "job", state:
                 self._goes_on(self._job(line), state, line)
@@ -107,17 +116,18 @@ class QueueJudge:
             raise HistoryError(f"a job cannot go on with {state!r} {line.get('word', '')!r}")
 
     def judge(self, records: Callable[[str], Mapping[Place, Any]], add: Add) -> None:
-        """`records`: what a topic has in the end."""
+        """`records`: what a topic has in the end. Of a group that was not given its time nothing is missing yet, and
+        whether it is in order is not known."""
         for name, group in self.groups.items():
-            if group.totals is None:  # it was not given the time that it needed
-                continue
-            there = records(group.totals["topic"])
+            there = records(group.topic)
+            at_rest = group.totals is not None
             for place, value in there.items():
                 for kind, what in _of_record(group, group.jobs.get(place, []), value):
-                    add(kind, f"{name} {place} {value!r}: {what}")
-            for kind, what in (*_strays(group, there), *_of_totals(group, len(there))):
+                    if at_rest or kind not in MISSING:
+                        add(kind, f"{name} {place} {value!r}: {what}")
+            for kind, what in (*_strays(group, there), *(_of_totals(group, len(there)) if at_rest else ())):
                 add(kind, f"{name}: {what}")
-            if group.totals["order"]:
+            if group.totals is not None and group.totals["order"]:
                 for kind, what in _of_keys(group):
                     add(kind, f"{name}: {what}")
 
@@ -188,7 +198,7 @@ def _of_keys(group: Worked) -> Iterator[tuple[str, str]]:
         jobs.sort(key=lambda job: job.began)
         first_said: dict[Place, int] = {}
         for job in jobs:
-            if job.word in ACKS:
+            if job.word in ACKS and job.may_count:
                 first_said[job.place] = min(job.said, first_said.get(job.place, job.said))
         before = {later: earlier for earlier, later in pairwise(sorted({job.place for job in jobs}))}
         for job in jobs:

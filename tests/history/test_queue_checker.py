@@ -87,11 +87,20 @@ def test_a_record_that_nobody_acknowledged_is_lost() -> None:
         assert history.anomalies() == {"job-lost": 1}, ending
 
 
-def test_a_group_that_was_not_given_its_time_is_not_judged() -> None:
+def test_of_a_group_that_was_not_given_its_time_nothing_is_missing_and_the_rest_is_judged() -> None:
     history = History()
     history.begin(0)
-    history.add("final", topic="t", partition=0, start=0, end=3, offsets=[0, 1, 2], values=["a", "b", "c"])
-    assert not judge(history.lines).counts
+    history.work(1, "reject")
+    history.work(2, "output")
+    final = {"start": 0, "end": 3, "offsets": [0, 1, 2], "values": ["a", "b", "c"]}
+    assert not judge(
+        [*history.lines, {"at": 99, "process": "f", "op": "final", "topic": "t", "partition": 0, **final}]
+    ).counts
+    for _ in range(2):
+        history.add("letter", group="g", value="b")
+        history.add("output", group="g", value="c")
+    history.add("final", topic="t", partition=0, **final)
+    assert judge(history.lines).counts == {"letter-twice": 1, "output-twice": 1}
 
 
 @pytest.mark.parametrize(("letters", "found"), [(0, "letter-missing"), (1, ""), (2, "letter-twice")])
@@ -195,6 +204,12 @@ def test_a_record_begun_before_the_one_before_it_was_acknowledged_is_out_of_orde
     history.work(0, deliveries=2, failures=1)
     history.work(2)
     assert history.anomalies() == {"key-order": 1}
+    history = History(order=True)
+    history.work(0, "ack", "lost")
+    history.work(1)
+    history.work(0, deliveries=2, failures=1)
+    history.work(2)
+    assert history.anomalies() == {"key-order": 1}, "an ack of a lost lease settles nothing"
 
 
 def test_two_who_work_on_one_key_at_a_time_are_found_unless_one_of_them_had_lost_it() -> None:
