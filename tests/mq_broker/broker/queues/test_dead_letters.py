@@ -149,9 +149,9 @@ def test_each_record_is_one_letter_though_the_broker_stops_at_any_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with queue(tmp_path, count=30, dead_letter="dead") as broker:
-            with monkeypatch.context() as context:
-                context.setattr(DeadLetters, "look", lambda *_: None)  # it stops before it has begun
+        with monkeypatch.context() as context:
+            context.setattr(DeadLetters, "look", lambda *_: None)
+            async with queue(tmp_path, count=30, dead_letter="dead") as broker:  # it stops before it has begun
                 await reject(broker, *range(0, 30, 2), most=30)
         with monkeypatch.context() as context:
             context.setattr(dead_letters, "Sending", _never_decided)
@@ -200,9 +200,9 @@ def test_what_an_attempt_left_behind_is_discarded_once_nobody_will_decide_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shells: list[Shell], sweeps: list[Leftovers]
 ) -> None:
     async def scenario() -> None:
-        async with queue(tmp_path, dead_letter="dead") as broker:
-            with monkeypatch.context() as context:
-                context.setattr(Outbox, "_publish", _not_now)
+        with monkeypatch.context() as context:  # until that broker is closed: it tries again for ever
+            context.setattr(Outbox, "_publish", _not_now)
+            async with queue(tmp_path, dead_letter="dead") as broker:
                 await reject(broker, 1)
                 await until(lambda: counted(broker, dead=1, outbox=1))  # decided, and not published
                 context.setattr(dead_letters, "Sending", _never_decided)
