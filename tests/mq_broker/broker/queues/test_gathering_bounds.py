@@ -85,27 +85,39 @@ async def test_one_that_wants_many_records_and_is_lent_few_is_asked_again_by_its
 # ---------------------------------------------------------------- after a refusal
 
 
+async def refused_once(again_s: float, patch: pytest.MonkeyPatch) -> tuple[Group, list[object]]:
+    """A group whose leases have run out, and which was refused to write so; what it has tried to write from then on."""
+    patch.setattr(gathering_module, "AGAIN_S", again_s)
+    group = Group(5)
+    await lease_of(group, "a", 5)
+    group.led.refuses = NotEnoughReplicas("1 of 2")
+    tried: list[object] = []
+    plain = group.led.propose
+
+    def propose(*arguments: Any) -> None:
+        tried.append(arguments)
+        plain(*arguments)
+
+    group.led.propose = propose
+    group.pass_ms(40_000)
+    await rounds()
+    return group, tried
+
+
 @scenario
-async def test_after_a_refusal_the_leader_writes_nothing_by_itself_for_a_while_and_then_goes_on() -> None:
+async def test_after_a_refusal_the_leader_writes_nothing_by_itself_for_a_while() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathering_module, "AGAIN_S", 0.05)
-        group = Group(5)
-        await lease_of(group, "a", 5)
-        group.led.refuses = NotEnoughReplicas("1 of 2")
-        tried: list[object] = []
-        plain = group.led.propose
-
-        def propose(*arguments: Any) -> None:
-            tried.append(arguments)
-            plain(*arguments)
-
-        group.led.propose = propose
-        group.pass_ms(40_000)
-        await rounds()
+        group, tried = await refused_once(60.0, patch)
         assert len(tried) == 1
         group.pass_ms(1)
         await rounds()
         assert len(tried) == 1
+
+
+@scenario
+async def test_after_a_refusal_the_leader_goes_on_by_itself() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        group, _ = await refused_once(0.02, patch)
         group.led.refuses = None
         async with asyncio.timeout(5):
             while group.state.leases:  # noqa: ASYNC110 - the group's own timer has to come
