@@ -9,7 +9,15 @@ from enum import Enum
 from typing import Final, TypeVar
 
 from mq_protocol.errors import InvalidSetting, InvalidTopicName
-from mq_protocol.names import Setting, check_new_topic_name, check_topic_name, did_you_mean, parse_duration, parse_flag
+from mq_protocol.names import (
+    FOR_EVER,
+    Setting,
+    check_new_topic_name,
+    check_topic_name,
+    did_you_mean,
+    parse_duration,
+    parse_flag,
+)
 
 T = TypeVar("T", int, float)
 C = TypeVar("C", bound=Enum)
@@ -22,6 +30,8 @@ MEMBER_PRIORITY_MAX: Final = 31
 
 RETRY_MS_CEILING: Final = 7 * 24 * _HOUR_MS
 LENGTH_MAX_CEILING: Final = 16_777_216
+TTL_MS_FLOOR: Final = 1_000
+TTL_MS_CEILING: Final = 365 * 24 * _HOUR_MS
 
 
 class DeadLetter(Enum):
@@ -46,6 +56,13 @@ class Overflow(Enum):
     DROP_HEAD = "drop_head"
 
 
+class Expired(Enum):
+    """What becomes of records that are older than `ttl_ms`: they are settled unworked, or become dead letters."""
+
+    DROP = "drop"
+    DEAD = "dead"
+
+
 class Priority(Enum):
     """What the priorities of records mean: the highest first, two records of 5 to 31 for one of 0 to 4, or nothing."""
 
@@ -63,7 +80,7 @@ class QueueSettings:
     """The settings of a queue group, every one with its value. Times in milliseconds. `dead_letter`: a topic's name, or
     what becomes of dead letters without one. `order_by`: the column whose values are the keys; empty for the record's
     key. `length_max`: records of a partition; 0 for no bound. `filter`: text, which is compared with the topic's
-    columns elsewhere; empty for none."""
+    columns elsewhere; empty for none. `ttl_ms`: 0 for ever."""
 
     lease_ms: int = 30_000
     delivery_limit: int = 10
@@ -80,6 +97,8 @@ class QueueSettings:
     filter: str = ""
     spill: bool = False
     priority: Priority = Priority.STRICT
+    ttl_ms: int = 0
+    expired: Expired = Expired.DROP
 
 
 QUEUE_SETTINGS: Mapping[str, Setting] = {
@@ -168,6 +187,20 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
             live=True,
         ),
         Setting(
+            "ttl_ms",
+            FOR_EVER,
+            f"1s to 365d, or {FOR_EVER}",
+            "how old a record may be when it is lent; older ones are lent no more",
+            live=True,
+        ),
+        Setting(
+            "expired",
+            "drop",
+            "drop or dead",
+            "what becomes of a record that is older than ttl_ms: drop settles it, dead makes it a dead letter",
+            live=True,
+        ),
+        Setting(
             "spill",
             "false",
             "true or false",
@@ -180,7 +213,7 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
 
 NOT_BUILT: Final = (
     *("resume_ms", "idle_ms"),
-    *("ttl_ms", "expired", "bytes_max", "dropped"),
+    *("bytes_max", "dropped"),
 )
 """Settings that are planned: whoever gives one is told so."""
 
@@ -222,7 +255,15 @@ def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool =
         filter=given.get("filter", ""),
         spill=_spill(given, order),
         priority=_priority(given, order),
+        ttl_ms=_ttl_ms(given),
+        expired=_choice(given, "expired", usual.expired, Expired),
     )
+
+
+def _ttl_ms(given: Mapping[str, str]) -> int:
+    if given.get("ttl_ms", "").strip().lower() == FOR_EVER:
+        return 0
+    return _number(given, "ttl_ms", 0, TTL_MS_FLOOR, TTL_MS_CEILING, parse_duration)
 
 
 def _choice(given: Mapping[str, str], name: str, default: C, choices: type[C]) -> C:

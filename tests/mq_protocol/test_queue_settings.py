@@ -9,6 +9,7 @@ from mq_protocol.queue_settings import (
     NOT_BUILT,
     QUEUE_SETTINGS,
     DeadLetter,
+    Expired,
     Order,
     Overflow,
     Priority,
@@ -47,15 +48,20 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         "filter": "amount > 5",
         "spill": "true",
         "priority": "ignore",
+        "ttl_ms": "36h",
+        "expired": "dead",
     }
     assert given.keys() == QUEUE_SETTINGS.keys()
     parsed = parse_queue_settings(given, "orders")
     times = (120_000, 0, 250, 1.5, 604_800_000)
     order = (Order.KEY, "customer")
     length = (9_000, Overflow.DROP_HEAD)
+    ttl = (129_600_000, Expired.DEAD)
     assert parsed == QueueSettings(
-        *times, DeadLetter.DROP, 7, True, *order, *length, "amount > 5", True, Priority.IGNORE
+        *times, DeadLetter.DROP, 7, True, *order, *length, "amount > 5", True, Priority.IGNORE, *ttl
     )
+    for ttl_ms in ("forever", " Forever "):
+        assert parse_queue_settings({"ttl_ms": ttl_ms}, "orders").ttl_ms == 0
     with pytest.raises(InvalidSetting, match="order=all to one: leave one of the two out"):
         parse_queue_settings({"spill": "true", "order": "all"}, "orders")
     with pytest.raises(InvalidSetting, match="with order=key those before do: leave one of the two out"):
@@ -73,6 +79,12 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         ("length_max", "-1", "0 to 16777216"),
         ("length_max", "16777217", "0 to 16777216"),
         ("overflow", "drop-head", "did you mean 'drop_head'.*give reject or drop_head"),
+        ("ttl_ms", "0", "1s to 365d, or forever"),
+        ("ttl_ms", "999", "1s to 365d, or forever"),
+        ("ttl_ms", "60", r"\(60 means 60 ms, write 60s for seconds\)"),
+        ("ttl_ms", "366d", "1s to 365d, or forever"),
+        ("ttl_ms", "never", "1s to 365d, or forever"),
+        ("expired", "died", "did you mean 'dead'.*give drop or dead"),
         ("delivery_limit", "-1", "0 to 1000"),
         ("delivery_limit", "1001", "0 to 1000"),
         ("delivery_limit", "1.5", "0 to 1000"),

@@ -179,6 +179,12 @@ class OffsetIndex:
         """The first offset of a batch of `timestamp_us` or later; `log_end_offset` if all are older."""
         return self._start_of(self._search(lambda n: self._newest(n) >= timestamp_us))
 
+    def newest_us(self, offset: int) -> int | None:
+        """The time by which `find_time` goes, of the first batch that holds offsets at or above `offset`; None if there
+        is none."""
+        n = self._first_from(offset)
+        return self._newest(n) if n < self._count else None
+
     def oldest_index(self, from_offset: int) -> int | None:
         """The lowest journal entry that holds offsets at or above `from_offset`; None if there are none. Published
         batches were staged earlier than others with lower offsets, so this looks at every record: 30 ms a million."""

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from mq_broker.broker.queues.declared import Queue
+from mq_broker.broker.queues.expiring import Expiring, Fate
 from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.ordering import ByKey, Single
 from mq_broker.broker.queues.sieve import Sieve
 from mq_broker.broker.queues.sifting import ByLevelAndFilter, Unordered
 from mq_broker.core.work.state import WorkState
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.queue_settings import Order, Priority, QueueSettings
+from mq_protocol.queue_settings import DeadLetter, Expired, Order, Overflow, Priority, QueueSettings
 
 
 def ready_of(state: WorkState, settings: QueueSettings, index: OffsetIndex) -> Ready:
     """By the group's settings. `index`: of the partition."""
     ready = _in_order(state, settings, index)
     ready.sieve = Sieve(state, settings.filter, ordered=ready.order is not None) if settings.filter else None
+    if settings.ttl_ms:
+        ordered = ready.order is not None
+        ready.expiring = Expiring(state, index, settings.ttl_ms, fate_of(settings), ordered=ordered)
     return ready
 
 
@@ -22,8 +27,28 @@ def suits(ready: Ready, settings: QueueSettings, index: OffsetIndex) -> bool:
     """Whether it would be made like this now."""
     if ready.order is None and ready.priority is not _priority(settings, index):
         return False
+    expiring = ready.expiring
+    if settings.ttl_ms != (expiring.ttl_ms if expiring is not None else 0):
+        return False
+    if expiring is not None and expiring.fate is not fate_of(settings):
+        return False
     filtered = ready.sieve.text if ready.sieve is not None else ""
     return ready.ordered == (settings.order, settings.order_by) and filtered == settings.filter
+
+
+def fate_of(settings: QueueSettings) -> Fate:
+    """What becomes of records that have expired."""
+    if settings.expired is Expired.DROP or settings.dead_letter is DeadLetter.DROP:
+        return Fate.DROPPED
+    return Fate.PARKED if settings.dead_letter is DeadLetter.PARK else Fate.SENT
+
+
+def goes_by_itself(queue: Queue | None) -> bool:
+    """Whether what becomes readable may go though nobody asks: it may be too much for the group, or too old."""
+    if queue is None:
+        return False
+    settings = queue.settings
+    return bool(settings.ttl_ms or (settings.length_max and settings.overflow is Overflow.DROP_HEAD))
 
 
 def _priority(settings: QueueSettings, index: OffsetIndex) -> Priority:

@@ -127,13 +127,14 @@ class DeadLetters:
             if queue is None or not isinstance(queue.settings.dead_letter, str):
                 break
             runs = group.gathering.take_doomed(RUNS_AT_ONCE)
-            if not runs:
+            expired = [] if runs else group.gathering.take_doomed(RUNS_AT_ONCE, expired=True)
+            if not runs and not expired:
                 break
             try:
-                await self._send_some(group, queue, queue.settings.dead_letter, runs)
+                await self._send_some(group, queue, queue.settings.dead_letter, runs or expired, has_expired=not runs)
                 attempt, group.alarm = 0, ""
             except TritonMQError as error:
-                group.gathering.doomed_again(runs)
+                group.gathering.doomed_again(runs or expired)
                 if not error.retriable or attempt >= RETRIED_UNTOLD:
                     self._tell(group, queue.settings.dead_letter, error)
                 await asyncio.sleep(AGAIN_S[min(attempt, len(AGAIN_S) - 1)])
@@ -152,19 +153,21 @@ class DeadLetters:
 
     # ------------------------------------------------------------------ one round
 
-    async def _send_some(self, group: _Group, queue: Queue, name: str, runs: list[Run]) -> None:
+    async def _send_some(
+        self, group: _Group, queue: Queue, name: str, runs: list[Run], *, has_expired: bool = False
+    ) -> None:
         """As many as one batch may have. Raises why nothing of them was sent."""
         gathering, partition = group.gathering, group.gathering.partition
         deadline = asyncio.get_running_loop().time() + ATTEMPT_S
         target = await self._target(partition, name, deadline)
         rejected = runs[0][2].rejected
+        others = [run for run in runs if run[2].rejected != rejected]
         chosen = sorted((run for run in runs if run[2].rejected == rejected), key=lambda run: run[0])
         pieces, left = _read(partition, chosen, group.records_max)
-        reason = Reason.REJECTED if rejected else Reason.DELIVERY_LIMIT
+        reason = Reason.REJECTED if rejected else Reason.EXPIRED if has_expired else Reason.DELIVERY_LIMIT
         origin = _origin(gathering, reason)
         made = await self._making.run(partition.name, _make, pieces, origin, target, DECODED_AT_ONCE)
         await self._send_made(group, queue, target, made, reason, deadline)
-        others = [run for run in runs if run[2].rejected != rejected]
         gathering.doomed_again([*left, *_runs(made.letters.left), *others])
 
     async def _send_made(

@@ -11,23 +11,23 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.queues.by_settings import ready_of, suits
+from mq_broker.broker.queues.by_settings import goes_by_itself, ready_of, suits
+from mq_broker.broker.queues.choosing import HELD_AT_ONCE, Choosing
 from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.draft import Draft, Lending, backoff_of, dead_letters, is_rare, tell_sendings
 from mq_broker.broker.queues.holdings import INHERITED_LEASE_MS_MIN, RETURNED_AT_ONCE, Holdings, tell_expired
-from mq_broker.broker.queues.lending import Ready, Run, Wish, fitting
-from mq_broker.broker.queues.length import beyond_length, drops_head
+from mq_broker.broker.queues.lending import Ready, Run
+from mq_broker.broker.queues.length import beyond_length
 from mq_broker.broker.queues.ordering import ByKey, Single
 from mq_broker.broker.queues.requests import Asking, Lent, LentRun, OwnSteps, Sending, Settling
 from mq_broker.broker.queues.unsettled import Unsettled
 from mq_broker.broker.queues.waiting import Waiting
 from mq_broker.core.entries import Work
 from mq_broker.core.messages import Done, Refused, Result
-from mq_broker.core.work.ranges import RANGES_MAX, joined
+from mq_broker.core.work.ranges import joined
 from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.settling import Answer, Lend, Setting, Settle, gather
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
@@ -37,9 +37,6 @@ from mq_protocol.queue_settings import DeadLetter
 
 SCANNED_AT_ONCE: Final = 2_000
 """Runs of a state that a new leader looks through in one turn."""
-
-HELD_AT_ONCE: Final = 20_000
-"""Leases, of all members together, that are compared in one turn with those that they name."""
 
 DOOMED_AT_ONCE: Final = 500
 AGAIN_S: Final = 1.0
@@ -92,7 +89,7 @@ class Gathering:
         self._woken = False
         self._due: asyncio.TimerHandle | None = None
         self._by_itself_from = 0.0  # the loop's time from which on this leader writes what it wants by itself
-        self._reserved: tuple[str, int] | None = None  # who is to hold nothing, so as to be lent a record alone
+        self._choosing = Choosing(partition, self._asking, self.wake)
         self._state: WorkState | None = None
         self._holdings: Holdings
         self._ready: Ready
@@ -140,16 +137,17 @@ class Gathering:
         self._sendings.append(sending)
         self.wake()
 
-    def take_doomed(self, most: int) -> list[tuple[int, int, Mark]]:
+    def take_doomed(self, most: int, *, expired: bool = False) -> list[tuple[int, int, Mark]]:
         """Unsettled records that are to become dead letters, about so many runs: they are forgotten here until
-        `doomed_again`."""
+        `doomed_again`. `expired`: those that are too old, instead."""
         if self._state is None or not self._scanned:
             return []
         missing = self._state.settled.missing
-        return [(low, high, mark) for a, b, mark in self._ready.take_doomed(most) for low, high in missing(a, b)]
+        taken = self._ready.take_expired(most) if expired else self._ready.take_doomed(most)
+        return [(low, high, mark) for a, b, mark in taken for low, high in missing(a, b)]
 
     def doomed_again(self, runs: list[tuple[int, int, Mark]]) -> None:
-        """They are doomed still, perhaps."""
+        """They are to become dead letters still, perhaps."""
         if self._state is not None and runs:
             self._ready.doomed_again(runs)
             self.wake()
@@ -171,16 +169,16 @@ class Gathering:
     @property
     def waits(self) -> bool:
         """Whether what becomes readable, or is dropped, is news to somebody."""
-        return bool(self._asking) or self._for_trim is not None or drops_head(self._queue())
+        return bool(self._asking) or self._for_trim is not None or goes_by_itself(self._queue())
 
     @property
     def has_clocks(self) -> bool:
         """Whether time has to be told to it."""
-        return self._state is not None and bool(self._state.leases)
+        return self._state is not None and (bool(self._state.leases) or self._ready.expiring is not None)
 
     def beat(self, now_ms: int) -> None:
         """Time has passed."""
-        if self._state is not None and self._holdings.due(now_ms):
+        if self._state is not None and (self._holdings.due(now_ms) or self._ready.expires(now_ms)):
             self.wake()
 
     def slept(self, now_ms: int) -> None:
@@ -246,13 +244,13 @@ class Gathering:
             if not self._ready.wake(now_us):
                 self.wake()
             if not queue.settings.paused and not self._ready.held_back:
-                self._choose(draft, state, queue, now_ms, now_us)
+                self._choosing.choose(draft, queue, self._ready, self._holdings, now_ms, now_us)
         self._judge(draft, state, queue, now_us)
         self._add_own(draft, queue)
         draft.steps = (*draft.steps, *beyond_length(state, queue.settings, self.partition.next_offset, draft.steps))
         if self._scanned:
             self._were_judged(draft)
-            if self._ready.dooms and isinstance(queue.settings.dead_letter, str):
+            if self._ready.sends and isinstance(queue.settings.dead_letter, str):
                 self._on_doomed(self)
         if not self._ready.knows(self.partition.next_offset):
             self._on_rows(self, self._ready)
@@ -300,17 +298,19 @@ class Gathering:
         """With a new life of the group, and with its settings. Returns whether every lease is known."""
         now_ms, limit, index = self._now_ms(), queue.settings.delivery_limit, self.partition.index
         if state is not self._state:
-            self._state, self._scanned, self._reserved = state, False, None
+            self._state, self._scanned = state, False
+            self._choosing.begin(state)
             self._holdings, self._ready = Holdings(state, self.epoch), ready_of(state, queue.settings, index)
         elif not suits(self._ready, queue.settings, index):
             self._ready, self._scanned = ready_of(state, queue.settings, index), False
         elif limit != self._ready.limit or self._ready.overgrown():
-            self._ready.limit, self._scanned = limit, False
-            self._ready.begin()
+            self._scanned = False
+            self._ready.begin_with(limit)
         if not self._holdings.take_up(SCANNED_AT_ONCE, queue.settings.lease_ms, now_ms):
             self.wake()
             return False
-        if state.leases:
+        self._ready.expire(self._now_us(), now_ms)
+        if self.has_clocks:
             self._keep_time()
         if state.outbox:
             self._on_outbox(self, state)
@@ -392,71 +392,6 @@ class Gathering:
             if gone:
                 draft.gone.append((asking, gone))
 
-    # -- what is to be lent
-
-    def _choose(self, draft: Draft, state: WorkState, queue: Queue, now_ms: int, now_us: int) -> None:
-        room = queue.settings.in_flight_max - state.leased
-        looked, end = 0, self._ready.upto(self.partition.next_offset)
-        full = partial(self._holdings.full, limit=self._ready.limit)
-        for asking in self._asking.in_turn(spill=queue.settings.spill, full=full):
-            if room <= 0 or draft.ranges >= RANGES_MAX or looked > HELD_AT_ONCE:
-                break
-            if sum(each.choice.records for each in draft.lendings) >= self._ready.at_once:
-                break
-            if not asking.reconciled or any(asking is each for each, _ in draft.gone):
-                continue
-            members = self._holdings.members
-            looked += 1 + len(members.leases(asking.member))
-            records = members.records(asking.member)
-            if full(asking.member):
-                continue
-            of = self._ready.of(asking.filter)
-            if records and self._is_reserved(asking.member, of, queue, now_ms, now_us):
-                continue
-            wish = self._wish(asking, min(room, self._ready.most(records)), now_ms, alone=not records)
-            if not asking.records_max:
-                ready = of.is_ready(wish, now_us, end)
-                if ready:
-                    self._asking.leave(asking)
-                    asking.answer(Lent(ready=True))
-                elif ready is None:
-                    self.wake()
-                continue
-            choice = of.choose(wish, now_us, end, fitting(self.partition.index))
-            asking.looking = bool(asking.filter) and choice.unfinished
-            if choice.unfinished:
-                self.wake()
-            if choice.runs:
-                room -= choice.records
-                draft.ranges += len(choice.runs)
-                draft.lendings.append(Lending(asking, choice))
-                self._ready.chose(choice.runs)
-                if self._reserved is not None and self._reserved[0] == asking.member:
-                    self._reserved = None
-            elif of is self._ready and not choice.unfinished and not records and self._ready.order is None:
-                break  # who holds something is lent no more than who holds nothing
-
-    def _is_reserved(self, member: str, ready: Ready, queue: Queue, now_ms: int, now_us: int) -> bool:
-        """Whether this member is to be lent nothing until it holds nothing, since a record waits that must be lent
-        alone. One member at a time; another one, if it takes longer than a lease."""
-        if not ready.waits_alone(now_us):
-            return False
-        if self._reserved is None or self._reserved[1] <= now_ms or self._reserved[0] not in self._asking:
-            self._reserved = member, now_ms + max(queue.settings.lease_ms, INHERITED_LEASE_MS_MIN)
-        return self._reserved[0] == member
-
-    def _wish(self, asking: Asking, most: int, now_ms: int, *, alone: bool) -> Wish:
-        """What it may be lent: so many records at most."""
-        return Wish(
-            min(asking.records_max, most),
-            asking.bytes_max,
-            alone,
-            asking.member,
-            asking.accept,
-            now_ms,
-            self._asking,
-        )
-
     # -- what is written, and what became of it
 
     def _judge(self, draft: Draft, state: WorkState, queue: Queue, now_us: int) -> None:
@@ -491,9 +426,9 @@ class Gathering:
 
     def _add_own(self, draft: Draft, queue: Queue) -> None:
         """Behind them what the leader wants by itself, as far as it fits."""
-        dead_letter, sieve = queue.settings.dead_letter, self._ready.sieve
-        if sieve is not None and self._loop.time() >= self._by_itself_from:
-            draft.steps = sieve.with_drop(draft.steps, queue.settings.delivery_limit)
+        dead_letter = queue.settings.dead_letter
+        if self._loop.time() >= self._by_itself_from:
+            draft.steps = self._ready.with_drops(draft.steps)
         if self._dooms(queue) and isinstance(dead_letter, DeadLetter):
             doomed = self._ready.take_doomed(DOOMED_AT_ONCE)
             steps = (*draft.steps, *dead_letters(doomed, dead_letter))
@@ -592,7 +527,7 @@ class Gathering:
             self._holdings.lent(lease, asking.member, ((a, b) for a, b, _ in runs), lease_ms, self._now_ms())
             self._keep_time()
         told = tuple(LentRun(a, b, (mark or NO_MARK).deliveries + 1, (mark or NO_MARK).failures) for a, b, mark in runs)
-        wish = self._wish(asking, 1, self._now_ms(), alone=False)
+        wish = self._choosing.wish(asking, 1, self._now_ms(), alone=False)
         end, of = self._ready.upto(self.partition.next_offset), self._ready.of(asking.filter)
         ready = not self.closed and bool(of.is_ready(wish, self._now_us(), end))
         order, order_by = self._ready.ordered

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
+from mq_broker.broker.queues.dropping import Dropping
+from mq_broker.broker.queues.expiring import Expiring
 from mq_broker.broker.queues.sieve import Sieve, Wanting
 from mq_broker.core.work.order import Order
 from mq_broker.core.work.ranges import Range, Ranges
@@ -128,6 +130,9 @@ class Ready:
     sieve: Sieve | None = None
     """Of the group's filter."""
 
+    expiring: Expiring | None = None
+    """By the group's `ttl_ms`."""
+
     priority = Priority.IGNORE
     """By which priorities of records it goes."""
 
@@ -136,6 +141,13 @@ class Ready:
 
     def __init__(self, state: WorkState, limit: int) -> None:
         self._state = state
+        self.limit = limit
+        self.begin()
+
+    def begin_with(self, limit: int) -> None:
+        """With that `delivery_limit`."""
+        if self.expiring is not None and limit != self.limit:
+            self.expiring.again()
         self.limit = limit
         self.begin()
 
@@ -196,11 +208,32 @@ class Ready:
 
     def written(self, steps: Collection[Step], now_ms: int) -> None:
         """They are committed. `now_ms`: of the monotonic clock."""
-        if self.sieve is not None:
-            self.sieve.written(steps)
+        self._note_dropped(steps)
         for step in steps:
             if isinstance(step, Return | Reject | Reset):
                 self.came_back(step.ranges)
+
+    def _note_dropped(self, steps: Collection[Step]) -> None:
+        for each in self._droppings():
+            each.written(steps)
+
+    def _droppings(self) -> list[Dropping]:
+        return [each for each in (self.expiring, self.sieve) if each is not None]
+
+    def with_drops(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        """These steps of an entry, and behind them those that drop what this leader wants to be gone, if they fit."""
+        for each in self._droppings():
+            steps = each.with_drop(steps, self.limit)
+        return steps
+
+    def expire(self, now_us: int, now_ms: int) -> None:
+        """By the time since 1970 that is believed, and the monotonic clock."""
+        if self.expiring is not None:
+            self.expiring.look(now_us, now_ms)
+
+    def expires(self, now_ms: int) -> bool:
+        """Whether it is to be looked for what has expired, though nobody asks for records."""
+        return self.expiring is not None and self.expiring.due(now_ms)
 
     def trimmed(self, start: int) -> None:
         """The log begins there by now."""
@@ -227,6 +260,8 @@ class Ready:
 
     def looked_to(self, end: int) -> int:
         """Up to there everything that may be lent could have been, of a log that ends at `end`."""
+        if self.expiring is not None:
+            end = self.expiring.looked_to(end, self.limit)
         return end if self.sieve is None else self.sieve.looked_to(end)
 
     @property
@@ -237,7 +272,8 @@ class Ready:
     @property
     def held_back(self) -> bool:
         """Whether nothing may be lent for now."""
-        return self.sieve is not None and self.sieve.held_back
+        expired = self.expiring is not None and self.expiring.held_back(self.limit)
+        return expired or (self.sieve is not None and self.sieve.held_back)
 
     def upto(self, end: int) -> int:
         """Where the records end that may be lent, of a log that ends at `end`."""
@@ -302,13 +338,24 @@ class Ready:
                             found.append((a, b, mark))
         return found
 
+    def take_expired(self, most: int) -> list[tuple[int, int, Mark]]:
+        """The same of those that have expired, and were not doomed before."""
+        return [] if self.expiring is None else self.expiring.take(most, self.limit)
+
     def doomed_again(self, runs: list[tuple[int, int, Mark]]) -> None:
         self._doomed += [(first, end) for first, end, _ in runs]
+        if self.expiring is not None:
+            self.expiring.give_back(runs)
 
     @property
     def dooms(self) -> bool:
         """Whether there is something for `take_doomed`, perhaps."""
         return bool(self._doomed)
+
+    @property
+    def sends(self) -> bool:
+        """Whether something may have to become dead letters that go to a topic."""
+        return bool(self._doomed) or (self.expiring is not None and self.expiring.sends)
 
     # ------------------------------------------------------------------ choosing
 
@@ -396,6 +443,8 @@ class Ready:
     def _fit(self, first: int, end: int) -> Iterator[Range]:
         """Of these records the unsettled ones that the filter keeps."""
         unsettled = self._state.settled.missing(first, end)
+        if self.expiring is not None:
+            unsettled = self.expiring.fit(unsettled)
         return unsettled if self.sieve is None else self.sieve.fit(unsettled)
 
     def _choose_of(self, candidate: Range, choice: Choice) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.queues.declared import Declared, Queue
+from mq_broker.broker.queues.declared import Declared
 from mq_broker.core.messages import Room
 from mq_broker.core.work.ranges import Range, joined
 from mq_broker.core.work.run_map import RunMap
@@ -33,11 +33,6 @@ def room(declared: Declared, partition: Partition) -> Room | None:
         if least is None or end_max < least.end_max:
             least = Room(end_max, queue.group, length_max)
     return least
-
-
-def drops_head(queue: Queue | None) -> bool:
-    """Whether what becomes readable may be too much for the group."""
-    return queue is not None and bool(queue.settings.length_max) and queue.settings.overflow is Overflow.DROP_HEAD
 
 
 def beyond_length(state: WorkState, settings: QueueSettings, end: int, steps: Sequence[Step]) -> list[Step]:

@@ -314,8 +314,7 @@ class ByKey(Ready):
     # ------------------------------------------------------------------ what has changed
 
     def written(self, steps: Collection[Step], now_ms: int) -> None:
-        if self.sieve is not None:
-            self.sieve.written(steps)
+        self._note_dropped(steps)
         for step in steps:
             if isinstance(step, Accept | Drop | Send):
                 self._settled(step.ranges)

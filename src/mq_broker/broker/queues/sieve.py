@@ -10,19 +10,17 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
+from mq_broker.broker.queues.dropping import Dropping
 from mq_broker.core.work.offset_set import OffsetSet
-from mq_broker.core.work.ranges import Range, joined
+from mq_broker.core.work.ranges import Range
 from mq_broker.core.work.state import SPAN_MAX, WorkState
-from mq_broker.core.work.steps import Drop, Reason, Reject, Reset, Return, Step, why_not_one_entry
+from mq_broker.core.work.steps import Reason
 
 READ_AHEAD: Final = 50_000
 """So many records that may be lent are known, at most, past the last one that was lent."""
 
 READ_AT_ONCE: Final = 10_000
 """Records by one look at the log."""
-
-DROPPED_AT_ONCE: Final = 2_000
-"""Ranges that one entry drops, some ten milliseconds."""
 
 _PENDING_MAX: Final = 16
 """Looks at the log whose records are not dropped yet. Then no more is read."""
@@ -40,21 +38,21 @@ class Wanting(Protocol):
     def add(self, until: int, unfit: Iterable[Range]) -> None: ...
 
 
-class Sieve:
+class Sieve(Dropping):
     """Owns which unsettled records the filter does not keep, one bit each, and what of it is to be dropped.
 
-    Below `read_to` all is known. A record that is leased, or doomed, is not dropped: it is when it comes back.
+    Below `read_to` all is known.
     """
+
+    reason = Reason.FILTERED
 
     def __init__(self, state: WorkState, text: str, *, ordered: bool = False) -> None:
         """`ordered`: what comes after a record that is not kept is not lent before that is dropped."""
+        super().__init__(state)
         self.text = text
         self._ordered = ordered
         self.read_to = state.base
-        self._state = state
         self._unfit = OffsetSet(state.base)
-        self._pending: list[Range] = []  # a heap: among these are some to drop
-        self._taken: list[Range] = []  # of those, what the last entry drops
 
     # ------------------------------------------------------------------ reading ahead
 
@@ -113,51 +111,10 @@ class Sieve:
 
     # ------------------------------------------------------------------ what is dropped
 
-    def with_drop(self, steps: tuple[Step, ...], limit: int) -> tuple[Step, ...]:
-        """These steps of an entry, and behind them what drops the next records, if it fits. `limit`: the group's
-        `delivery_limit`. Only one entry is on its way at a time."""
-        for each in self._taken:
-            heapq.heappush(self._pending, each)  # what was taken before was not written
-        self._taken = []
-        found = self._take(limit)
-        more = (*steps, Drop(joined(found), Reason.FILTERED))
-        if not found:
-            self._taken = []
-        elif not why_not_one_entry(more):
-            return more
-        return steps
-
-    def _take(self, limit: int) -> list[Range]:
-        found: list[Range] = []
-        while self._pending and len(found) < DROPPED_AT_ONCE:
-            first, end = heapq.heappop(self._pending)
-            for piece in self._droppable(first, end, limit):
-                if len(found) == DROPPED_AT_ONCE:
-                    heapq.heappush(self._pending, (piece[0], end))
-                    end = piece[0]
-                    break
-                found.append(piece)
-            self._taken.append((first, end))
-        return found
-
-    def _droppable(self, first: int, end: int, limit: int) -> Iterator[Range]:
-        unfit = self._unfit
-        for low, high, mark in self._state.unleased(first, end):
-            if mark is not None and mark.doomed(limit):
-                continue
-            at = unfit.next_settled(low, high)
-            while at < high:
-                until = min(unfit.next_missing(at), high)
-                yield at, until
-                at = unfit.next_settled(until, high)
-
-    def written(self, steps: Iterable[Step]) -> None:
-        """They are committed."""
-        for step in steps:
-            if isinstance(step, Drop) and step.reason is Reason.FILTERED:
-                self._taken = []
-            elif isinstance(step, Return | Reject | Reset):
-                for first, end in step.ranges:
-                    end = min(end, self.read_to)
-                    if first < end and self._unfit.next_settled(first, end) < end:
-                        heapq.heappush(self._pending, (first, end))
+    def _unwanted(self, first: int, end: int) -> Iterator[Range]:
+        unfit, end = self._unfit, min(end, self.read_to)
+        at = unfit.next_settled(first, end)
+        while at < end:
+            until = min(unfit.next_missing(at), end)
+            yield at, until
+            at = unfit.next_settled(until, end)

@@ -15,10 +15,10 @@ from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.queues.by_settings import goes_by_itself
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.gathering import Gathering
 from mq_broker.broker.queues.lending import Ready
-from mq_broker.broker.queues.length import drops_head
 from mq_broker.broker.queues.requests import Asking, Item, Lent, OwnSteps, Settling
 from mq_broker.core.work.settling import Answer
 from mq_broker.core.work.state import WorkState
@@ -200,7 +200,7 @@ class Working:
         if not partition.serving:
             return
         for group, state in partition.replica.machine.work.items():
-            if state.runs or state.outbox or drops_head(self._declared.find(partition, group)):
+            if state.runs or state.outbox or goes_by_itself(self._declared.find(partition, group)):
                 self.gathering(partition, group).wake()
 
     def _changed(self, partition: Partition) -> None:

@@ -413,7 +413,7 @@ class _Entry:
     # ------------------------------------------------------------------ dead letters
 
     def send(self, send: SendDead) -> Answer | None:
-        """None if it does not fit into this entry. They must be doomed still, each of them, and nobody's: what was
+        """None if it does not fit into this entry. They must be doomed or expired, each of them, and nobody's: what was
         purged, reset, parked or settled since the letters were made is not sent, nor what goes with it."""
         why = why_wrong(send.ranges, self._setting.end)
         if why or not send.ranges:
@@ -424,8 +424,10 @@ class _Entry:
         if any(lease is not None for _, _, lease in state.lent.pieces(send.ranges)):
             return Answer(lost=send.ranges)
         for first, end, mark in state.marks.pieces(send.ranges):
-            doomed = mark is not None and mark.doomed(limit) and not mark.parked
-            if not doomed or state.settled.missing_count(first, end) < end - first:
+            doomed = mark is not None and mark.doomed(limit)
+            parked = mark is not None and mark.parked
+            unsettled = state.settled.missing_count(first, end) == end - first
+            if parked or not unsettled or not (doomed or send.reason is Reason.EXPIRED):
                 return Answer(lost=send.ranges)
         if len(state.outbox) + self._outputs >= OUTBOX_MAX:
             return Answer(error=Overloaded("too many decisions of the group are not published yet"))

@@ -62,11 +62,11 @@ class Led:
     def not_leader(self) -> NotLeader:
         return NotLeader("t-0 is led by broker 2: ask there", 2, EPOCH + 1)
 
-    def append(self, records: int, priority: int = 4) -> None:
-        """A batch becomes readable."""
+    def append(self, records: int, priority: int = 4, at_us: int = 0) -> None:
+        """A batch becomes readable. `at_us`: its time."""
         self._last += 1
         batch = Append(attributes=Attributes(priority))
-        entry = Entry(self._last, EPOCH, 0, batch, self._last.to_bytes(16), records, records * BYTES_PER_RECORD)
+        entry = Entry(self._last, EPOCH, at_us, batch, self._last.to_bytes(16), records, records * BYTES_PER_RECORD)
         for change in self.machine.apply(entry):
             assert isinstance(change, Published)
             self.index.append(change)
@@ -218,6 +218,12 @@ class Group:
             member = self.state.leases[lease].member
             found[member] = (*found.get(member, ()), *self.state.settled.missing(first, end))
         return found
+
+
+async def lease_of(group: Group, member: str, records: int, **fields: Any) -> LeaseId:
+    lent = await group.ask(member, records, **fields).answered
+    assert lent.lease is not None
+    return lent.lease
 
 
 async def rounds() -> None:

@@ -263,6 +263,22 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Leftovers]:
     return made
 
 
+def test_records_that_are_too_old_become_dead_letters_by_that_reason(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, dead_letter="dead", ttl_ms="1s", expired="dead") as broker:
+            member = Member(broker)
+            lent = await member.lease(1)
+            found = await sent(broker, 9, "dead")
+            assert [int(row["value"]) for row in found] == list(range(1, 10))
+            headers = [{header["key"]: header["value"] for header in row["headers"]} for row in found]
+            assert {each[HEADERS["reason"]] for each in headers} == {b"expired"}
+            assert {each[HEADERS["deliveries"]] for each in headers} == {b"0"}
+            await member.ack(lent.lease, 0, 1)
+            await until(lambda: counted(broker, dead=9, outbox=0))
+
+    asyncio.run(scenario())
+
+
 def test_dead_letters_of_a_typed_topic_have_its_columns_and_the_facts_in_one_more(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
+from mq_broker.broker.queues import choosing
 from mq_broker.broker.queues import gathering as gathering_module
 from mq_broker.broker.queues import holdings as holdings_module
 from mq_broker.broker.queues.requests import Asking, Lent, OwnSteps, Sending
 from mq_broker.core.work.settling import Ack, Answer, Failed, Release, SendDead, Settle
 from mq_broker.core.work.state import Mark
 from mq_broker.core.work.steps import Accept, Drop, End, Lease, LeaseId, OutputLine, Reason, Return
-from mq_protocol.errors import NotEnoughReplicas, NotLeader, OutcomeUnknown
-from tests.mq_broker.broker.queues.partitions import EPOCH, Group, offsets, rounds, scenario
-
-
-async def lease_of(group: Group, member: str, records: int, **fields: Any) -> LeaseId:
-    lent = await group.ask(member, records, **fields).answered
-    assert lent.lease is not None
-    return lent.lease
+from mq_protocol.errors import NotLeader, OutcomeUnknown
+from tests.mq_broker.broker.queues.partitions import EPOCH, Group, lease_of, offsets, rounds, scenario
 
 
 def turns(group: Group) -> list[int]:
@@ -80,83 +74,6 @@ async def test_one_that_wants_many_records_and_is_lent_few_is_asked_again_by_its
     assert (lent.ready, [(run.first, run.end) for run in lent.runs]) == (False, [(0, 3)])
     group = Group(3)
     assert (await group.ask("a", 2).answered).ready
-
-
-# ---------------------------------------------------------------- after a refusal
-
-
-async def refused_once(again_s: float, patch: pytest.MonkeyPatch) -> tuple[Group, list[object]]:
-    """A group whose leases have run out, and which was refused to write so; what it has tried to write from then on."""
-    patch.setattr(gathering_module, "AGAIN_S", again_s)
-    group = Group(5)
-    await lease_of(group, "a", 5)
-    group.led.refuses = NotEnoughReplicas("1 of 2")
-    tried: list[object] = []
-    plain = group.led.propose
-
-    def propose(*arguments: Any) -> None:
-        tried.append(arguments)
-        plain(*arguments)
-
-    group.led.propose = propose
-    group.pass_ms(40_000)
-    await rounds()
-    return group, tried
-
-
-@scenario
-async def test_after_a_refusal_the_leader_writes_nothing_by_itself_for_a_while() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        group, tried = await refused_once(60.0, patch)
-        assert len(tried) == 1
-        group.pass_ms(1)
-        await rounds()
-        assert len(tried) == 1
-
-
-@scenario
-async def test_after_a_refusal_the_leader_goes_on_by_itself() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        group, _ = await refused_once(0.02, patch)
-        group.led.refuses = None
-        async with asyncio.timeout(5):
-            while group.state.leases:  # noqa: ASYNC110 - the group's own timer has to come
-                await asyncio.sleep(0.01)
-        assert group.state.totals.charged == 5
-
-
-@scenario
-async def test_doomed_records_whose_parking_was_refused_are_parked_later() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathering_module, "AGAIN_S", 0.02)
-        group = Group(5, delivery_limit=1)
-        lease = await lease_of(group, "a", 2)
-        group.led.keeps_up = False
-        group.outcome(Failed("broken"), "a", lease, (0, 2))
-        await rounds()
-        group.led.refuses = NotEnoughReplicas("1 of 2")
-        group.led.commit()
-        await rounds()
-        assert not list(group.state.parked())
-        group.led.refuses, group.led.keeps_up = None, True
-        async with asyncio.timeout(5):
-            while not list(group.state.parked()):  # noqa: ASYNC110 - the group's own timer has to come
-                await asyncio.sleep(0.01)
-
-
-@scenario
-async def test_a_member_whose_leases_could_not_go_back_is_told_and_may_ask_again() -> None:
-    group = Group(5)
-    await lease_of(group, "a", 5)
-    group.led.refuses = NotEnoughReplicas("1 of 2")
-    asking = group.ask("a", 5)
-    await rounds()
-    assert isinstance(asking.answered.exception(), NotEnoughReplicas)
-    group.led.refuses = None
-    again = group.ask("a", 5)
-    await rounds()
-    assert offsets(again) == [(0, 5)]
-    assert group.state.totals.charged == 0
 
 
 # ---------------------------------------------------------------- one entry
@@ -264,7 +181,8 @@ async def test_members_with_many_leases_are_compared_in_turns_and_all_are_served
     with pytest.MonkeyPatch.context() as patch:
         group = Group(100)
         leases = {member: await lease_of(group, member, 2) for member in "abcd"}
-        patch.setattr(gathering_module, "HELD_AT_ONCE", 1)
+        for module in (gathering_module, choosing):
+            patch.setattr(module, "HELD_AT_ONCE", 1)
         group.led.keeps_up = False
         askings = [group.ask(member, 2, held=frozenset({lease})) for member, lease in leases.items()]
         await rounds()
@@ -497,7 +415,8 @@ async def test_a_member_that_waits_hides_nobody_who_was_not_looked_at_yet() -> N
         group.declare(paused=True)
         group.ask("a", 1)
         await rounds()
-        patch.setattr(gathering_module, "HELD_AT_ONCE", 0)
+        for module in (gathering_module, choosing):
+            patch.setattr(module, "HELD_AT_ONCE", 0)
         group.ask("b", 1, held=frozenset({leases["b"]}))
         last = group.ask("c", 1)
         group.gathering.hurry(last)

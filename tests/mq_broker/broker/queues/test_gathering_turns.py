@@ -7,6 +7,7 @@ from itertools import chain
 
 import pytest
 
+from mq_broker.broker.queues import choosing
 from mq_broker.broker.queues import gathering as gathering_module
 from mq_broker.core.work.settling import Failed
 from mq_broker.core.work.steps import Lease, LeaseId, Return
@@ -19,7 +20,7 @@ async def test_so_many_leases_are_compared_in_a_turn_that_one_more_would_pass_th
         with pytest.MonkeyPatch.context() as patch:
             group = Group(100)
             leases = {member: (await group.ask(member, 2).answered).lease for member in "abcd"}
-            patch.setattr(gathering_module, "HELD_AT_ONCE", bound)
+            patch.setattr(choosing, "HELD_AT_ONCE", bound)
             for asking in [group.ask(member, 2, held=frozenset({lease})) for member, lease in leases.items() if lease]:
                 asking.reconciled = True
             group.led.keeps_up = False

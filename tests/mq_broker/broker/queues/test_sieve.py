@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.queues import sieve as sieves
+from mq_broker.broker.queues.dropping import DROPPED_AT_ONCE
 from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.sieve import Sieve
 from mq_broker.core.work.ranges import RANGES_MAX, joined
@@ -178,14 +179,14 @@ def test_what_one_entry_drops_is_bounded_and_what_was_not_written_is_dropped_aga
     [drop] = sieve.with_drop((), 10)
     assert isinstance(drop, Drop)
     assert drop == refused
-    assert len(drop.ranges) == sieves.DROPPED_AT_ONCE
+    assert len(drop.ranges) == DROPPED_AT_ONCE
     assert sieve.lendable_to == 0
     full = (Accept(tuple((2 * o, 2 * o + 1) for o in range(RANGES_MAX))),)
     assert sieve.with_drop(full, 10) is full
     [drop] = sieve.with_drop((), 10)
     state.apply(drop, LeaseId(1, 1, 0), 10_000)
     sieve.written((drop,))
-    assert sieve.lendable_to == 2 * sieves.DROPPED_AT_ONCE
+    assert sieve.lendable_to == 2 * DROPPED_AT_ONCE
 
 
 @pytest.mark.parametrize("seed", range(30))

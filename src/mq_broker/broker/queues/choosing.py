@@ -1,0 +1,101 @@
+"""Who of those that wait is lent what in one turn of a queue group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.queues.declared import Queue
+from mq_broker.broker.queues.draft import Draft, Lending
+from mq_broker.broker.queues.holdings import INHERITED_LEASE_MS_MIN, Holdings
+from mq_broker.broker.queues.lending import Ready, Wish, fitting
+from mq_broker.broker.queues.requests import Asking, Lent
+from mq_broker.broker.queues.waiting import Waiting
+from mq_broker.core.work.ranges import RANGES_MAX
+from mq_broker.core.work.state import WorkState
+
+HELD_AT_ONCE: Final = 20_000
+"""Leases, of all members together, that are looked at in one turn."""
+
+
+class Choosing:
+    """Owns who is to hold nothing, so as to be lent a record alone, and until when that holds (`_reserved`)."""
+
+    _state: WorkState
+
+    def __init__(self, partition: Partition, asking: Waiting, wake: Callable[[], None]) -> None:
+        """`wake`: there is more to look at, in another turn."""
+        self._partition = partition
+        self._asking = asking
+        self._wake = wake
+        self._reserved: tuple[str, int] | None = None
+
+    def begin(self, state: WorkState) -> None:
+        """A new life of the group."""
+        self._state, self._reserved = state, None
+
+    def choose(self, draft: Draft, queue: Queue, ready: Ready, holdings: Holdings, now_ms: int, now_us: int) -> None:
+        """Put into the draft what those who wait are lent; tell those who only want to know."""
+        room = queue.settings.in_flight_max - self._state.leased
+        looked, end = 0, ready.upto(self._partition.next_offset)
+        full = partial(holdings.full, limit=ready.limit)
+        for asking in self._asking.in_turn(spill=queue.settings.spill, full=full):
+            if room <= 0 or draft.ranges >= RANGES_MAX or looked > HELD_AT_ONCE:
+                break
+            if sum(each.choice.records for each in draft.lendings) >= ready.at_once:
+                break
+            if not asking.reconciled or any(asking is each for each, _ in draft.gone):
+                continue
+            members = holdings.members
+            looked += 1 + len(members.leases(asking.member))
+            records = members.records(asking.member)
+            if full(asking.member):
+                continue
+            of = ready.of(asking.filter)
+            if records and self._is_reserved(asking.member, of, queue, now_ms, now_us):
+                continue
+            wish = self.wish(asking, min(room, ready.most(records)), now_ms, alone=not records)
+            if not asking.records_max:
+                is_ready = of.is_ready(wish, now_us, end)
+                if is_ready:
+                    self._asking.leave(asking)
+                    asking.answer(Lent(ready=True))
+                elif is_ready is None:
+                    self._wake()
+                continue
+            choice = of.choose(wish, now_us, end, fitting(self._partition.index))
+            asking.looking = bool(asking.filter) and choice.unfinished
+            if choice.unfinished:
+                self._wake()
+            if choice.runs:
+                room -= choice.records
+                draft.ranges += len(choice.runs)
+                draft.lendings.append(Lending(asking, choice))
+                ready.chose(choice.runs)
+                if self._reserved is not None and self._reserved[0] == asking.member:
+                    self._reserved = None
+            elif of is ready and not choice.unfinished and not records and ready.order is None:
+                break  # who holds something is lent no more than who holds nothing
+
+    def _is_reserved(self, member: str, ready: Ready, queue: Queue, now_ms: int, now_us: int) -> bool:
+        """Whether this member is to be lent nothing until it holds nothing, since a record waits that must be lent
+        alone. One member at a time; another one, if it takes longer than a lease."""
+        if not ready.waits_alone(now_us):
+            return False
+        if self._reserved is None or self._reserved[1] <= now_ms or self._reserved[0] not in self._asking:
+            self._reserved = member, now_ms + max(queue.settings.lease_ms, INHERITED_LEASE_MS_MIN)
+        return self._reserved[0] == member
+
+    def wish(self, asking: Asking, most: int, now_ms: int, *, alone: bool) -> Wish:
+        """What it may be lent: so many records at most."""
+        return Wish(
+            min(asking.records_max, most),
+            asking.bytes_max,
+            alone,
+            asking.member,
+            asking.accept,
+            now_ms,
+            self._asking,
+        )

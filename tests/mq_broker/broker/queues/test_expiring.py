@@ -1,0 +1,336 @@
+"""Records of a queue group that are too old are lent to nobody, wherever they are, and go."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.queues import dropping
+from mq_broker.core.work.settling import Failed, Rejected, Release
+from mq_broker.core.work.steps import Drop, Park, Reason, Reset
+from mq_protocol.errors import NotEnoughReplicas
+from mq_protocol.queue_settings import DeadLetter, Expired, Order
+from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
+
+TTL_MS = 10_000
+
+
+def group_of(*ages_ms: int, records: int = 5, **settings: Any) -> Group:
+    """A group whose batches of so many records were appended so long ago."""
+    group = Group(0, **{"ttl_ms": TTL_MS, **settings})
+    for age_ms in ages_ms:
+        group.led.append(records, at_us=group.us - age_ms * 1_000)
+    return group
+
+
+def dropped(group: Group) -> int:
+    return dict(group.state.totals.dropped).get(Reason.EXPIRED, 0)
+
+
+@scenario
+async def test_records_that_are_too_old_are_not_lent_and_go() -> None:
+    group = group_of(20_000, TTL_MS, TTL_MS - 1, 0)
+    assert offsets_of(await lent(group, "a", 100)) == [(10, 20)]
+    await rounds()
+    assert (dropped(group), group.state.base) == (10, 10)
+
+
+async def lent(group: Group, member: str, records: int, **fields: Any) -> Any:
+    asking = group.ask(member, records, **fields)
+    await rounds()
+    return asking
+
+
+def offsets_of(asking: Any) -> list[tuple[int, int]]:
+    return offsets(asking) if asking.answered.done() else []
+
+
+@scenario
+async def test_what_is_older_by_now_is_not_lent_and_goes_though_nobody_asks() -> None:
+    group = group_of(5_000, 1_000)
+    assert offsets_of(await lent(group, "a", 1)) == [(0, 1)]
+    group.pass_ms(4_999)
+    await rounds()
+    assert dropped(group) == 0
+    group.pass_ms(1)
+    assert offsets_of(await lent(group, "b", 1)) == [(5, 6)]
+    assert dropped(group) == 4
+    group.pass_ms(4_000)
+    await rounds()
+    assert dropped(group) == 8, "it goes by the broker's beats"
+
+
+@scenario
+async def test_one_that_nobody_asks_for_is_looked_for_once_a_second_at_most() -> None:
+    group = group_of(0)
+    group.gathering.wake()
+    await rounds()
+    assert group.gathering.has_clocks
+    looked: list[int] = []
+    find = group.led.index.find_time
+    group.led.index.find_time = lambda us: looked.append(us) or find(us)
+    for _ in range(39):
+        group.pass_ms(250)
+        await rounds()
+    assert looked == []
+    group.pass_ms(250)
+    await rounds()
+    assert len(looked) == 1
+    assert dropped(group) == 5
+    for _ in range(40):
+        group.pass_ms(250)
+        await rounds()
+    assert len(looked) <= 11
+
+
+@scenario
+async def test_one_that_a_member_has_may_be_settled_and_goes_when_it_comes_back() -> None:
+    group = group_of(5_000)
+    lease = await lease_of(group, "a", 5)
+    group.pass_ms(6_000)
+    await rounds()
+    assert dropped(group) == 0
+    group.ack("a", lease, (0, 2))
+    group.outcome(Release(0), "a", lease, (2, 3))
+    group.outcome(Failed("boom", 60_000), "a", lease, (3, 4))
+    await rounds()
+    assert (group.state.totals.accepted, dropped(group)) == (2, 2)
+    group.pass_ms(30_000)
+    await rounds()
+    assert (dropped(group), group.state.base) == (3, 5), "its lease ran out"
+
+
+@scenario
+async def test_one_that_is_doomed_or_parked_is_kept_and_goes_once_it_is_not() -> None:
+    group = group_of(5_000, dead_letter=DeadLetter.PARK)
+    lease = await lease_of(group, "a", 2)
+    group.outcome(Rejected("bad"), "a", lease, (0, 1))
+    await rounds()
+    group.pass_ms(6_000)
+    await rounds()
+    assert (dropped(group), [run[:2] for run in group.state.parked()]) == (3, [(0, 1)])
+    group.led.apply("g", 1, Reset(((0, 1),)))
+    group.lead_anew()
+    await rounds()
+    assert dropped(group) == 4
+
+
+@scenario
+async def test_what_a_former_leader_has_found_expired_the_next_one_finds_too() -> None:
+    group = group_of(20_000, 0)
+    group.led.refuses = NotEnoughReplicas("1 of 2")
+    group.gathering.wake()
+    await rounds()
+    assert dropped(group) == 0
+    group.led.refuses = None
+    group.lead_anew()
+    await rounds()
+    assert dropped(group) == 5
+
+
+@scenario
+async def test_what_was_refused_is_dropped_later_and_never_lent_meanwhile() -> None:
+    group = group_of(20_000, 0)
+    group.led.refuses = NotEnoughReplicas("1 of 2")
+    group.gathering.wake()
+    await rounds()
+    group.led.refuses = None
+    assert offsets_of(await lent(group, "a", 100)) == [(5, 10)]
+    group.gathering._by_itself_from = 0.0
+    group.gathering.wake()
+    await rounds()
+    assert dropped(group) == 5
+
+
+@scenario
+async def test_a_ttl_that_changes_holds_at_once_for_what_is_there() -> None:
+    group = group_of(8_000, 2_000)
+    group.declare(ttl_ms=9_000)
+    await rounds()
+    assert dropped(group) == 0
+    group.declare(ttl_ms=5_000)
+    await rounds()
+    assert dropped(group) == 5
+    group.declare(ttl_ms=0)
+    group.pass_ms(60_000)
+    assert offsets_of(await lent(group, "a", 100)) == [(5, 10)]
+    assert not group.gathering.waits
+
+
+@scenario
+async def test_one_that_was_passed_over_is_lent_once_the_group_has_no_ttl() -> None:
+    group = group_of(20_000, 0, dead_letter="t.dead", expired=Expired.DEAD)
+    assert offsets_of(await lent(group, "a", 5)) == [(5, 10)]
+    group.declare(ttl_ms=0)
+    assert offsets_of(await lent(group, "b", 5)) == [(0, 5)]
+
+
+@pytest.mark.parametrize("order", [Order.KEY, Order.ALL])
+def test_in_an_order_nothing_is_lent_before_what_is_too_old_is_gone(order: Order) -> None:
+    @scenario
+    async def run() -> None:
+        group = group_of(20_000, 0, order=order)
+        group.key_of = lambda offset: offset % 2
+        asking = group.ask("a", 100)
+        group.gathering.hurry(asking)
+        await rounds()
+        assert offsets_of(asking) == [(5, 10)], "who does not wait is not told that there is nothing"
+        assert dropped(group) == 5
+        kinds = [[type(step).__name__ for step in work.steps] for work in group.led.proposed]
+        assert kinds == [["Drop"], ["Lease"]]
+
+    run()
+
+
+@scenario
+async def test_with_priorities_what_is_too_old_is_lent_of_no_level() -> None:
+    group = Group(0, ttl_ms=TTL_MS)
+    for age_ms, priority in ((20_000, 9), (20_000, 1), (0, 1), (0, 9)):
+        group.led.append(5, priority, group.us - age_ms * 1_000)
+    assert offsets_of(await lent(group, "a", 5)) == [(15, 20)]
+    assert offsets_of(await lent(group, "b", 5)) == [(10, 15)]
+    assert dropped(group) == 10
+
+
+@scenario
+async def test_one_that_is_to_be_lent_alone_goes_too() -> None:
+    group = group_of(9_000, 0, delivery_limit=2, retry_ms=0)
+    lease = await lease_of(group, "a", 2)
+    group.outcome(Failed("boom"), "a", lease, (0, 1))
+    await rounds()
+    group.pass_ms(2_000)
+    assert offsets_of(await lent(group, "b", 100)) == [(5, 10)]
+    assert dropped(group) == 4
+
+
+@pytest.mark.parametrize(
+    ("dead_letter", "expired", "step"),
+    [
+        (DeadLetter.PARK, Expired.DROP, Drop),
+        ("t.dead", Expired.DROP, Drop),
+        (DeadLetter.DROP, Expired.DEAD, Drop),
+        (DeadLetter.PARK, Expired.DEAD, Park),
+    ],
+)
+def test_what_becomes_of_them_the_group_says(dead_letter: Any, expired: Expired, step: type) -> None:
+    @scenario
+    async def run() -> None:
+        group = group_of(20_000, 0, dead_letter=dead_letter, expired=expired)
+        group.gathering.wake()
+        await rounds()
+        [work] = group.led.proposed
+        assert [(type(each), each.ranges) for each in work.steps] == [(step, ((0, 5),))]
+        assert dropped(group) == (5 if step is Drop else 0)
+        assert offsets_of(await lent(group, "a", 100)) == [(5, 10)]
+
+    run()
+
+
+@scenario
+async def test_those_that_become_letters_are_handed_out_once_and_again_when_they_are_given_back() -> None:
+    told: list[object] = []
+    group = group_of(20_000, 0, dead_letter="t.dead", expired=Expired.DEAD)
+    group.gathering._on_doomed = told.append
+    group.gathering.wake()
+    await rounds()
+    assert told
+    assert group.led.proposed == []
+    assert group.gathering.take_doomed(9) == []
+    taken = group.gathering.take_doomed(9, expired=True)
+    assert [(first, end) for first, end, _ in taken] == [(0, 5)]
+    assert group.gathering.take_doomed(9, expired=True) == []
+    group.gathering.doomed_again([(1, 3, taken[0][2]), (6, 8, taken[0][2])])
+    await rounds()
+    assert [run[:2] for run in group.gathering.take_doomed(9, expired=True)] == [(1, 3)]
+
+
+@scenario
+async def test_in_an_order_nothing_is_lent_while_letters_of_what_is_too_old_are_made() -> None:
+    group = group_of(20_000, 0, dead_letter="t.dead", expired=Expired.DEAD, order=Order.ALL)
+    group.gathering.wake()
+    await rounds()
+    taken = group.gathering.take_doomed(9, expired=True)
+    asking = group.ask("a", 100)
+    await rounds()
+    assert not asking.answered.done()
+    group.led.apply("g", 1, Park(((0, 2),)), Drop(((2, 5),), Reason.PURGED))
+    group.gathering.wake()
+    await rounds()
+    assert not asking.answered.done() or offsets(asking) == [], "a parked record holds up what follows"
+    group.led.apply("g", 1, Drop(((0, 2),), Reason.PURGED))
+    group.gathering.wake()
+    await rounds()
+    assert (len(taken), offsets_of(asking)) == (1, [(5, 10)])
+
+
+@scenario
+async def test_one_entry_drops_so_many_ranges_and_the_next_one_the_others() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dropping, "DROPPED_AT_ONCE", 3)
+        group = group_of(5_000, records=20)
+        leases = [await lease_of(group, f"m{n}", 1) for n in range(20)]
+        for n in range(0, 20, 2):
+            group.outcome(Release(0), f"m{n}", leases[n], (n, n + 1))
+        await rounds()
+        group.pass_ms(6_000)
+        await rounds()
+        drops = [step.ranges for work in group.led.proposed for step in work.steps if isinstance(step, Drop)]
+        assert [len(ranges) for ranges in drops] == [3, 3, 3, 1]
+        assert dropped(group) == 10
+
+
+def test_whatever_happens_nothing_is_lent_that_is_too_old_and_all_of_it_goes() -> None:
+    for seed in range(30):
+        walk(random.Random(seed))
+
+
+def walk(rng: random.Random) -> None:
+    @scenario
+    async def run() -> None:
+        order = rng.choice([Order.NONE, Order.NONE, Order.KEY, Order.ALL])
+        group = Group(0, ttl_ms=TTL_MS, order=order, delivery_limit=3, retry_ms=500, lease_ms=5_000)
+        group.key_of = lambda offset: offset % 3
+        times: list[int] = []
+        leases: list[tuple[str, Any, int, int]] = []
+        for _ in range(60):
+            match rng.randrange(5):
+                case 0:
+                    count = rng.randrange(1, 6)
+                    group.led.append(count, at_us=group.us)
+                    times += [group.us] * count
+                case 1:
+                    member = f"m{rng.randrange(3)}"
+                    asking = await lent(group, member, rng.randrange(1, 8))
+                    if asking.answered.done() and asking.answered.result().lease is not None:
+                        for first, end in offsets(asking):
+                            assert all(group.us - times[at] < TTL_MS * 1_000 for at in range(first, end))
+                            leases.append((member, asking.answered.result().lease, first, end))
+                    group.gathering.leave(asking)
+                case 2 if leases:
+                    member, lease, first, end = leases.pop(rng.randrange(len(leases)))
+                    outcome = rng.choice([Release(0), Failed("boom"), Rejected("bad")])
+                    if rng.random() < 0.4:
+                        group.ack(member, lease, (first, end))
+                    else:
+                        group.outcome(outcome, member, lease, (first, end))
+                    await rounds()
+                case 3 if rng.random() < 0.2:
+                    group.lead_anew()
+                    await rounds()
+                case _:
+                    group.pass_ms(rng.randrange(3_000))
+                    await rounds()
+        group.pass_ms(60_000)
+        await rounds()
+        group.pass_ms(2_000)
+        await rounds()
+        left = [run for run in group.state.unleased(group.state.base, group.led.next_offset) if not is_parked(run)]
+        assert (left, len(group.state.leases)) == ([], 0)
+
+    run()
+
+
+def is_parked(run: Any) -> bool:
+    return run[2] is not None and run[2].parked
