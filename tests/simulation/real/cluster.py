@@ -310,7 +310,7 @@ class Cluster:
             "every batch is acknowledged or refused, once all is well",
         )
         await self.until(self.oracle.whole, self.plan.calm_s, self.oracle.why_not_whole)
-        for why in (self.oracle.why_not_published, self.oracle.why_not_worked_off):
+        for why in (self.oracle.why_not_published, self.oracle.why_not_worked_off, self.oracle.why_not_swept):
             await self.until(lambda why=why: not why(), self.plan.calm_s, why)  # type: ignore[misc]
         self.oracle.conclude()
         ends = {(line["topic"], line["partition"]): line["end"] for line in self.history if line["op"] == "final"}

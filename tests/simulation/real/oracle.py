@@ -146,6 +146,11 @@ class Oracle:
                 return f"{ledger.place} has a leader"
             if why := why_not_worked_off(leader, ledger):
                 return why
+        return ""
+
+    def why_not_swept(self) -> str:
+        """What attempts of queue groups have left behind; empty if nothing. Brokers look for it now and then."""
+        replicas = self._replicas()
         for (name, number), there in sorted(replicas.items()):
             leader = next((each for each in there.values() if each.serving), None)
             staged = leader.replica.machine.staged.values() if leader is not None else ()

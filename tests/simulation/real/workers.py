@@ -76,6 +76,14 @@ class Ledger:
         if failures < told.failed:
             self.cluster.fail(f"{what} as failed {failures} times, and {told.failed} failures were confirmed")
         told.holder, told.held_until = member, asked_at + LEASE_S
+        if self.truth.order.order != "none":
+            self._went_with(offset, member)
+
+    def _went_with(self, offset: int, member: str) -> None:
+        """One member has the records of a key: who had later ones has given them back, whatever it knows of that."""
+        for later, told in self.records.items():
+            if later > offset and told.holder != member and self.truth.order.key(later) == self.truth.order.key(offset):
+                told.holder = ""
 
     def _held_until(self, offset: int) -> float:
         """Before then nobody else may have the record. With an order it goes back with earlier ones of its key: with

@@ -1,0 +1,46 @@
+"""What members are told is judged by what is certain, and by no more."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tests.simulation.real.order_truth import OrderTruth
+from tests.simulation.real.workers import Ledger
+
+
+def ledger_in_order(failures: list[str], now_s: list[float]) -> Ledger:
+    """Of a group in order, whose records 0 and 3 have one key."""
+    loop = SimpleNamespace(time=lambda: now_s[0])
+    order = OrderTruth(cast(Any, None), "key")
+    order.published(0, range(6))
+    truth = SimpleNamespace(place="t-0", order=order)
+    return Ledger(cast(Any, SimpleNamespace(loop=loop, fail=failures.append)), cast(Any, truth))
+
+
+def test_a_record_may_go_to_another_member_once_an_earlier_one_of_its_key_has_gone() -> None:
+    """The lease of record 0 runs out and takes record 3 with it. Another member has settled 0 when 3 is lent again."""
+    failures: list[str] = []
+    now_s = [1.0]
+    ledger = ledger_in_order(failures, now_s)
+    ledger.receive("a", 0, 1.0, 1, 0)
+    ledger.receive("a", 3, 1.0, 1, 0)
+    ledger.extended("a", 3, 2.0)
+    now_s[0] = 4.2
+    ledger.receive("b", 0, 4.1, 2, 1)
+    ledger.settled(0, 0)
+    ledger.receive("c", 3, 4.1, 2, 0)
+    assert failures == []
+
+
+def test_a_record_of_another_key_stays_with_its_member() -> None:
+    failures: list[str] = []
+    now_s = [1.0]
+    ledger = ledger_in_order(failures, now_s)
+    ledger.receive("a", 0, 1.0, 1, 0)
+    ledger.receive("a", 4, 1.0, 1, 0)
+    ledger.extended("a", 4, 2.0)
+    now_s[0] = 4.2
+    ledger.receive("b", 0, 4.1, 2, 1)
+    ledger.receive("c", 4, 4.1, 2, 0)
+    assert failures == ["t-0 offset 4 was lent to c while a had it, until 5.000000 at least"]
