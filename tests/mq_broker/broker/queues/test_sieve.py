@@ -171,6 +171,25 @@ def test_reading_ahead_is_bounded_and_goes_on_where_all_is_dropped() -> None:
     assert sum(1 for _ in state.settled.missing(0, sieve.lendable_to)) == 1
 
 
+def test_no_more_is_read_while_nothing_can_be_dropped() -> None:
+    state = WorkState(1, 0)
+    sieve = Sieve(state, "n > 0")
+    for end in range(1, 100):
+        while (wanted := sieve.to_read(end)) is not None:
+            sieve.add(wanted[1], [wanted])
+        sieve.with_drop((), 10)  # it is refused each time
+    assert sieve.read_to == 16
+
+
+def test_what_is_not_kept_is_forgotten_once_it_is_settled() -> None:
+    state, step = WorkState(1, 0), 10_000
+    sieve = Sieve(state, "n > 0")
+    for end in range(step, 100 * step, step):
+        sieve.add(end, [(o, o + 1) for o in range(end - step, end, 100)])
+        state.apply(Drop(((0, end),), Reason.PURGED), LeaseId(1, end, 0), end)
+    assert len(sieve._unfit._chunks) <= 10
+
+
 def test_what_one_entry_drops_is_bounded_and_what_was_not_written_is_dropped_again() -> None:
     state = WorkState(1, 0)
     sieve = Sieve(state, "n > 0", ordered=True)

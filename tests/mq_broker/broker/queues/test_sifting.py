@@ -20,7 +20,7 @@ from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.queue_settings import Order, Priority
 from tests.mq_broker.broker.queues.partitions import Group as Unfiltered
-from tests.mq_broker.broker.queues.partitions import offsets, rounds, scenario
+from tests.mq_broker.broker.queues.partitions import lease_of, offsets, rounds, scenario
 
 KEEPS: dict[str, Callable[[int], bool]] = {
     "even": lambda o: o % 2 == 0,
@@ -145,6 +145,38 @@ def test_only_so_many_different_filters_are_in_use_and_idle_ones_make_room() -> 
     assert not ready.use({"one more"}, 1_000 + IDLE_MS)
     assert ready.of("one more") is not ready
     assert len(ready._sifted) == FILTERS_MAX
+
+
+def test_a_filter_that_is_in_use_makes_no_room() -> None:
+    ready = Unordered(WorkState(1, 0), 10)
+    texts = list(map(str, range(FILTERS_MAX)))
+    assert not ready.use(texts, 0)
+    views = [ready.of(text) for text in texts]
+    assert list(ready.use(["one more", *texts], IDLE_MS)) == ["one more"], "all of them are asked with now"
+    assert list(ready.use(["one more"], 2 * IDLE_MS - 1)) == ["one more"], "they were, not long ago"
+    assert [ready.of(text) for text in texts] == views
+
+
+@scenario
+async def test_a_delivery_limit_that_is_raised_holds_for_members_with_filters() -> None:
+    group = Group(4, delivery_limit=1, dead_letter="t.dead", retry_ms=0)
+    lease = await lease_of(group, "a", 10, filter_text="even")
+    await group.outcome(Failed(), "a", lease, (0, 1), (2, 3)).answered
+    asking = group.ask("a", 10, filter_text="even")
+    await rounds()
+    assert not asking.answered.done()
+    group.declare(delivery_limit=5)
+    await rounds()
+    assert offsets(asking) == [(0, 1), (2, 3)]
+
+
+def test_what_a_filter_does_not_keep_is_forgotten_once_it_is_settled() -> None:
+    state, step = WorkState(1, 0), 10_000
+    mask = Mask(state, "none")
+    for end in range(step, 100 * step, step):
+        mask.add(end, [(o, o + 1) for o in range(end - step, end, 100)])
+        state.apply(Drop(((0, end),), Reason.PURGED), LeaseId(1, end, 0), end)
+    assert len(mask._unfit._chunks) <= 10
 
 
 def test_one_turn_looks_at_so_many_records_at_most_and_goes_on_from_there() -> None:
