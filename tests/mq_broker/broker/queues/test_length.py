@@ -14,7 +14,7 @@ from mq_broker.core.machine.admission import Admit, Overlay, judge
 from mq_broker.core.messages import Propose, Refused, Room
 from mq_broker.core.work.settling import Failed, Release
 from mq_broker.core.work.state import RUNS_MAX
-from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Return
+from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Reject, Return, Send
 from mq_protocol.errors import QueueFull
 from mq_protocol.queue_settings import Overflow, QueueSettings
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, Led, offsets, rounds, scenario
@@ -198,6 +198,15 @@ def test_records_that_the_same_entry_takes_are_left_out_of_the_count() -> None:
     assert beyond_length(state, DROPS, 20, [late, Lease(((4, 10),), "m")]) == []
     assert beyond_length(state, DROPS, 20, [Lease(((12, 16),), "m")]) == [Drop(((0, 6),), Reason.LENGTH)]
     assert beyond_length(state, DROPS, 10, []) == []
+
+
+def test_dead_letters_of_the_same_entry_are_left_out_of_the_count() -> None:
+    partition = led(20)
+    partition.apply("g", 1, Lease(((0, 4),), "m"))
+    partition.apply("g", 1, Reject(((0, 4),)))
+    send = Send(((0, 4),), Reason.REJECTED, 1, ())
+    assert beyond_length(partition.state, DROPS, 20, [send]) == [Drop(((0, 10),), Reason.LENGTH)]
+    assert beyond_length(partition.state, DROPS, 14, [send]) == []
 
 
 def test_an_entry_without_room_leaves_it_to_the_next() -> None:

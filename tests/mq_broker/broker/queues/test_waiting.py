@@ -9,9 +9,9 @@ import pytest
 from mq_broker.broker.queues import waiting
 from mq_broker.broker.queues.requests import Asking
 from mq_broker.broker.queues.waiting import BETWEEN_MS, BROKEN_OFF_MS, PRESENT_MS_MIN
-from mq_broker.core.work.settling import Ack
+from mq_broker.core.work.settling import Ack, Failed
 from mq_protocol.queue_settings import Order
-from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds, scenario
+from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
 
 
 def watch(group: Group, member: str, priority: int) -> Asking:
@@ -84,6 +84,28 @@ async def test_with_spill_one_that_was_told_of_records_is_waited_for() -> None:
     high = group.ask("high", 4, priority=1)
     await rounds()
     assert offsets(high) == [(0, 4)]
+
+
+@scenario
+async def test_with_spill_nobody_waits_for_one_that_has_its_last_try_of_a_record() -> None:
+    group = Group(3, spill=True, delivery_limit=2, retry_ms=0)
+    lease = await lease_of(group, "high", 1, priority=1)
+    await group.outcome(Failed(), "high", lease, (0, 1)).answered
+    lease = await lease_of(group, "high", 5, priority=1)
+    assert group.leased() == {"high": ((0, 1),)}
+    high = group.ask("high", 5, priority=1, held=frozenset([lease]))
+    low = group.ask("low", 5)
+    await rounds()
+    assert (high.answered.done(), offsets(low)) == (False, [(1, 3)])
+
+
+@scenario
+async def test_nobody_waits_for_a_higher_one_with_a_filter() -> None:
+    group = Group(4)
+    group.ask("high", 5, priority=1, filter_text="n > 5")  # nothing is read, so it is lent nothing
+    low = group.ask("low", 5)
+    await rounds()
+    assert offsets(low) == [(0, 4)]
 
 
 @scenario
