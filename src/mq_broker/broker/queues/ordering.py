@@ -359,7 +359,7 @@ class ByKey(Ready):
             self._anew(key)
 
     def overgrown(self) -> bool:
-        extra = sum(map(len, self._own.values())) - len(self._chains)
+        extra = len(self._own) + sum(map(len, self._own.values())) - 2 * len(self._chains)  # members that went, too
         return super().overgrown() or extra > CAME_BACK_MAX
 
     def wake(self, now_us: int) -> bool:

@@ -169,6 +169,18 @@ async def test_once_all_of_a_key_that_a_member_had_are_settled_another_is_lent_t
 
 
 @scenario
+async def test_a_record_that_retention_dropped_holds_its_key_no_more() -> None:
+    group = by_key("aab")
+    await lent(group, "one", 1)
+    waiting = await ask(group, "two")
+    assert offsets(waiting) == [(2, 3)]
+    group.led.trim(1)
+    group.gathering.wake()
+    await rounds()
+    assert offsets(await ask(group, "two")) == [(1, 2)]
+
+
+@scenario
 async def test_what_is_settled_by_being_lent_does_not_overtake_what_its_member_has() -> None:
     group = by_key("aab")
     await lent(group, "x", 1)
