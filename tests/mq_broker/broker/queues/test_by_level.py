@@ -168,6 +168,51 @@ def test_weighted_looks_without_counting_and_lends_what_there_is() -> None:
     assert [*log.lend(9), *log.lend(9)] == [9, 10, 11, 12]
 
 
+def test_a_long_rush_of_high_records_is_not_paid_back_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_level, "OWED_MAX", 20)
+    log = Log((1_000, HIGH), priority=Priority.WEIGHTED)
+    assert len(log.lend(1_000)) == 1_000
+    log.append(100, HIGH - 1)
+    log.append(100, HIGH)
+    assert [log.lend(15), log.lend(5)] == [list(range(1_000, 1_010)), list(range(1_100, 1_105))]
+
+
+def test_what_comes_back_keeps_its_level_after_many_runs_were_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq_broker.broker.queues.levels._PRUNE_ABOVE", 4)
+    log = Log((1, 4), *[(1, level) for level in (0, 1) * 20], (2, 3), (2, 9))
+    while log.lend(100):
+        pass
+    log.apply(Accept(((0, 41),)))
+    log.scan()
+    assert len(log.ready._levels) < 10
+    log.apply(Return(((41, 45),)))
+    assert [log.lend(9), log.lend(9)] == [[43, 44], [41, 42]]
+
+
+def test_offsets_that_a_recovery_lost_at_the_end_keep_nobody_waiting() -> None:
+    log = Log((2, 4), (2, 9))
+    log.index.skip(4, 8)
+    log.levels += [0] * 4
+    log.state.skip(4, 8)
+    assert [log.lend(9), log.lend(9), log.lend(9)] == [[2, 3], [0, 1], []]
+    log.append(1, 31)
+    assert log.lend(9) == [8]
+
+
+def test_what_was_settled_after_it_came_back_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(by_level, "_SLACK", 10)
+    log = Log((1_000, 9), (1, 4))
+    log.apply(Lease(((0, 1_000),), "m"))
+    for offset in range(100):
+        log.apply(Return(((offset, offset + 1),)))
+        log.scan()
+        log.apply(Accept(((offset, offset + 1),)))  # late
+        if log.ready.overgrown():
+            break
+    assert log.ready.overgrown()
+    assert sum(map(len, log.ready._heaps.values())) < 30
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_it_says_the_same_as_the_state_on_a_walk(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     random_ = random.Random(seed)

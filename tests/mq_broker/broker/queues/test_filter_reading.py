@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from mq_broker.broker.queues.filter_reading import unfit_of
+from mq_broker.broker.queues import filter_reading
+from mq_broker.broker.queues.filter_reading import FilterReading, unfit_of
+from mq_broker.broker.queues.sieve import Sieve
+from mq_broker.core.work.state import WorkState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.errors import InvalidSetting
@@ -67,6 +73,45 @@ def test_what_does_not_match_is_dropped_and_counted_and_a_changed_filter_holds_a
             assert ranges(await member.lease(10, held=[first.lease, second.lease])) == [10, 1]
 
     asyncio.run(main())
+
+
+def test_columns_that_are_added_while_rows_are_read_are_read_and_the_alarm_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wider = pa.schema([*NUMBERS, ("m", pa.int64())])
+    payload = encode_batch(pa.RecordBatch.from_pydict({"n": [9, 1], "m": [1, 1]}, schema=wider)).to_pybytes()
+    topic = SimpleNamespace(schema=NUMBERS, spec=SimpleNamespace(schema="n long"))
+    stored = SimpleNamespace(base_offset=0, record_count=2, timestamp_us=0)
+    state = WorkState(1, 0)
+    sieve = Sieve(state, "n > 5")
+    alarms: list[str] = []
+
+    async def renewed(_: Any) -> None:
+        alarms.append(reading.alarm("t-0", "g"))
+        topic.schema = wider if len(alarms) > 1 else NUMBERS
+
+    def spawn(work: Coroutine[Any, Any, None], _: str) -> asyncio.Task[None]:
+        tasks.append(asyncio.create_task(work))
+        return tasks[-1]
+
+    partition = SimpleNamespace(name="t-0", next_offset=2, topic=topic, read=lambda *_: [(stored, payload)])
+    gathering: Any = SimpleNamespace(partition=partition, group="g", reads=lambda _: True, wake=lambda: None)
+    ready: Any = SimpleNamespace(wanting=lambda: [sieve])
+    shell: Any = SimpleNamespace(spawn=spawn)
+    topics: Any = SimpleNamespace(renewed=renewed)
+    reading, tasks = FilterReading(shell, topics), list[asyncio.Task[None]]()
+
+    async def main() -> None:
+        monkeypatch.setattr(filter_reading, "AGAIN_S", 0.001)
+        reading.look(gathering, ready)
+        async with asyncio.timeout(10):
+            await asyncio.gather(*tasks)
+
+    asyncio.run(main())
+    reading.close()
+    assert (sieve.read_to, list(sieve.fit([(0, 2)]))) == (2, [(0, 1)])
+    assert "columns that were added" in alarms[1]
+    assert not reading.alarm("t-0", "g")
 
 
 async def alter(broker: Broker, text: str) -> None:
