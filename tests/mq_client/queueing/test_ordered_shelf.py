@@ -155,6 +155,17 @@ def test_a_doubt_about_nothing_that_waits_ends_at_once() -> None:
     assert taken(shelf) == [9]
 
 
+def test_nothing_is_remembered_of_a_lease_once_all_of_it_has_its_answer() -> None:
+    shelf = ordered()
+    for number in range(3):
+        lease = put(shelf, 2 * number, "ab", number=number)
+        assert len(taken(shelf)) == 2
+        shelf.acknowledge(lease, [0])
+        shelf.end(lease, [0], doubt=False)
+        shelf.end(lease, [1], doubt=False)  # it went back
+        assert (shelf._begun, shelf._acked, shelf._busy) == ({}, {}, {})
+
+
 def test_what_was_on_the_shelf_before_the_queue_was_in_order_is_in_none() -> None:
     before = Shelf()
     put(before, 0, "aaa", order=pb.ORDER_NONE)

@@ -148,6 +148,22 @@ def test_nothing_is_consumed_until_the_leader_of_the_first_partition_has_said_wh
     asyncio.run(scenario())
 
 
+def test_a_leader_that_does_not_know_whether_it_still_leads_says_nothing_of_groups() -> None:
+    async def meant(_: str, topic_id: str) -> str:
+        assert topic_id == "id"
+        return "t"
+
+    first: Any = Kept(0, quick=30, slow=10)
+    shell: Any = SimpleNamespace(leader=lambda _, number: {0: first}[number])
+    topics: Any = SimpleNamespace(meant=meant)
+    ours = Consumed(shell, topics, Asked().leader)
+    request = pb.StreamGroupsRequest(topic="t", topic_id="id")
+    assert list(asyncio.run(ours.stream_groups(request, 5.0)).groups) == ["quick", "slow"]
+    first.refuses = NotLeader("another broker leads")
+    with pytest.raises(NotLeader):
+        asyncio.run(ours.stream_groups(request, 5.0))
+
+
 def test_what_is_consumed_goes_by_whole_batches_and_limits_may_take_more() -> None:
     part: Any = Kept(0, quick=29)
     shell: Any = None

@@ -36,3 +36,13 @@ def test_what_was_removed_is_neither_due_nor_kept() -> None:
         if step % 50 == 0:
             assert times.due(25, 7) == [uuid for uuid in order if model[uuid][0] <= 25][:7]
         assert len(times._lines) <= 2 * len(model) + 65
+
+
+def test_what_was_cancelled_behind_others_that_wait_does_not_pile_up() -> None:
+    times = DueTimes()
+    times.add(b"first", 1)
+    for number in range(10_000):
+        times.add(b"%d" % number, 2)
+        times.remove(b"%d" % number)
+        assert len(times._lines) <= 2 * len(times) + 65
+    assert (times.next_us(), times.due(2, 10)) == (1, [b"first"])

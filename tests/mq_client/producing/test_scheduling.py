@@ -1,0 +1,49 @@
+"""When something is to be published, and what became of it, without a broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mq_client.cluster.deadline import Deadline
+from mq_client.errors import InvalidSetting
+from mq_client.producing import scheduling
+from mq_client.producing.lanes import NOT_SCHEDULED, Due
+from mq_client.producing.scheduling import Cancellation, cancel, due_of
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.limits import DELAY_MS_MAX
+
+
+def test_the_shortest_delay_is_a_millisecond_and_none_is_at_once() -> None:
+    assert due_of(None, 0.2) == due_of(None, 1) == Due(delay_ms=1)
+    assert due_of(None, 0) == due_of(None, None) == NOT_SCHEDULED
+    assert due_of(None, DELAY_MS_MAX) == Due(delay_ms=DELAY_MS_MAX)
+    with pytest.raises(InvalidSetting, match="a year"):
+        due_of(None, DELAY_MS_MAX + 1)
+    with pytest.raises(InvalidSetting, match="both"):
+        due_of(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (pb.CancelScheduledResponse(cancelled=True), Cancellation(True, False, -1)),
+        (pb.CancelScheduledResponse(published=True, offset=7), Cancellation(False, True, 7)),
+        (pb.CancelScheduledResponse(), Cancellation(False, False, -1)),
+    ],
+)
+def test_only_a_batch_that_is_published_has_an_offset(
+    monkeypatch: pytest.MonkeyPatch, answer: pb.CancelScheduledResponse, told: Cancellation
+) -> None:
+    class Leader:
+        def ask(self, _: str, method: str, request: pb.CancelScheduledRequest, *__: Any) -> pb.CancelScheduledResponse:
+            assert (method, request.topic, request.partition, request.uuid) == ("CancelScheduled", "t", 3, b"u" * 16)
+            return answer
+
+    def ask_leaders(_: Any, __: str, partitions: list[int], ask: Any, deadline: Deadline) -> None:
+        ask("leader", partitions, deadline)
+
+    monkeypatch.setattr(scheduling, "ask_leaders", ask_leaders)
+    leader: Any = Leader()
+    assert cancel(leader, "t", 3, b"u" * 16, Deadline(1_000)) == told
