@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from tests.simulation.real.wires import Channel
 
 KEYS = 3
-SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("k", pa.int8())])
-"""`k` is the key by which queue groups may put rows in order."""
+PRIORITIES = (0, 4, 5, 9)
+"""Of records, two on each side of where `weighted` counts them as high."""
+
+SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("k", pa.int8()), pa.field("f", pa.int8())])
+"""`k` is the key by which queue groups may put rows in order, `f` what their filters look at."""
 
 SCHEMA_BYTES = schema_to_bytes(SCHEMA)
 FINGERPRINT = schema_fingerprint(SCHEMA)
@@ -37,8 +40,17 @@ ANSWER_S = 8.0
 """A client that has heard nothing for so long looks for another leader."""
 
 
+def fourth_of(value: int) -> int:
+    """0 to 3."""
+    return value // KEYS % 4
+
+
 def payload_of(values: list[int]) -> bytes:
-    columns = [pa.array(values, pa.int64()), pa.array([value % KEYS for value in values], pa.int8())]
+    columns = [
+        pa.array(values, pa.int64()),
+        pa.array([value % KEYS for value in values], pa.int8()),
+        pa.array([fourth_of(value) for value in values], pa.int8()),
+    ]
     return bytes(encode_batch(pa.record_batch(columns, schema=SCHEMA)))
 
 
@@ -151,6 +163,8 @@ class Producer(Client):
         batch = Batch(self.random.randbytes(16), self._last, values, self.invoke(self.topic, self.partition, values))
         self._last = batch.uuid
         self.cluster.values[batch.uuid] = values
+        if self.cluster.plan.priority:
+            self.cluster.priorities[batch.uuid] = self.random.choice(PRIORITIES)
         self._unanswered[batch.uuid] = batch
         return batch
 
@@ -167,6 +181,8 @@ class Producer(Client):
             schema_fingerprint=FINGERPRINT,
             timeout_ms=int(ANSWER_S * 1000),
         )
+        if batch.uuid in self.cluster.priorities:
+            header.attributes.priority = self.cluster.priorities[batch.uuid]
         await call.write(encode(Envelope(header, (payload_of(batch.values),))))
         if self.random.random() < 0.01:  # a retry that need not have been
             sent[correlation + 1] = batch

@@ -45,7 +45,7 @@ from tests.simulation.real.scheduling import ScheduledTruth, Scheduler
 from tests.simulation.real.substitutes import in_place_of, substitutes
 from tests.simulation.real.transactors import Member, Transactor
 from tests.simulation.real.wires import Network
-from tests.simulation.real.workers import OUTPUTS, Ledger, Worker, declare
+from tests.simulation.real.workers import OUTPUTS, Alterer, Ledger, Worker, declare
 from tests.simulation.real.zookeeper import Session, ZooKeeper
 
 BOOT_S = 60.0
@@ -180,6 +180,7 @@ class Cluster:
         self.story: deque[str] = deque(maxlen=STORY_LINES)
         self.history: list[dict[str, Any]] = []
         self.values: dict[bytes, list[int]] = {}  # of batches, by UUID
+        self.priorities: dict[bytes, int] = {}  # the same, of those that have one
         self.ledgers: dict[tuple[str, int], Ledger] = {}
         self.scheduled: dict[str, ScheduledTruth] = {}  # by the name of a partition
         self.stopping = False
@@ -266,6 +267,8 @@ class Cluster:
                 await self._create(operator, name + OUTPUTS, 2, settings)
                 await self.until(partial(declare, operator, name), BOOT_S, f"the queue group of {name} is declared")
         clients: list[Client] = []
+        if self.plan.workers and (self.plan.filter or self.plan.priority):
+            clients += [Alterer(self, f"who alters the group of {name}", name) for name in self.plan.topics]
         number = 0
         for name, (partitions, _) in self.plan.topics.items():
             for partition in range(partitions):

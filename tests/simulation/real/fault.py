@@ -10,8 +10,10 @@ class Fault:
     """`where` is "module:Class.method" under mq_broker; `old` must occur in its source exactly once. `needs`: what must
     happen for it to show: kinds of the nemesis, or "small segments", "groups", "transactions", "queue", "schedules"
     (some batches are for later), "carry" (so are they, and the journal begins later again and again), "tight" (the
-    bounds of queue groups are low), "order" (they are in order by key), "busy". `also`: other places, each with its
-    `old` and `new`, where one edit alone breaks nothing."""
+    bounds of queue groups are low), "order" (they are in order by key), "filter" (groups have filters, which change),
+    "sieves" (members have filters), "strict", "weighted" or "ignore" (records and members have priorities, and groups
+    that setting), "reject" or "drop_head" (groups have a bound of their length), "busy". `also`: other places, each
+    with its `old` and `new`, where one edit alone breaks nothing."""
 
     name: str
     where: str

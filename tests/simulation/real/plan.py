@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
+PRIORITY = "strict", "weighted", "ignore"
+LENGTH = "reject", "drop_head"
+
 
 @dataclass(slots=True)
 class Plan:
@@ -12,7 +15,9 @@ class Plan:
     `slow_work`: how often a member goes on working on a record, instead of settling it.
     `impatient`: how often it does not wait for what it is lent, or dies of it.
     `tight`: the bounds of queue groups are so low that they are reached. `order`: of queue groups.
-    `schedules`: some batches are for later, at most by `later_s`."""
+    `schedules`: some batches are for later, at most by `later_s`.
+    `filter`: groups have filters, which change. `sieves`: members have filters of their own. `priority`: of groups, if
+    records and members have priorities. `length`: what happens at the bound that groups have then."""
 
     brokers: int = 3
     replicas: int = 3
@@ -35,6 +40,10 @@ class Plan:
     order: str = "none"
     schedules: bool = False
     later_s: float = 8.0
+    filter: bool = False
+    sieves: bool = False
+    priority: str = ""
+    length: str = ""
 
     @property
     def purges(self) -> bool:
@@ -67,8 +76,12 @@ class Plan:
         plan.order = "key" if "order" in needs else "none"
         plan.schedules = bool({"schedules", "carry"} & set(needs))
         plan.later_s = 20.0 if "carry" in needs else 8.0
+        plan.filter, plan.sieves = "filter" in needs, "sieves" in needs
+        plan.priority = next((each for each in PRIORITY if each in needs), "")
+        plan.length = next((each for each in LENGTH if each in needs), "")
         kinds = set(needs) - {
             *("small segments", "groups", "transactions", "queue", "busy", "tight", "order", "schedules", "carry"),
+            *("filter", "sieves", *PRIORITY, *LENGTH),
         }
         if kinds & {"sync fails", "read fails", "disk full"}:
             plan.bad_disk = random.randint(1, 3)
@@ -119,6 +132,12 @@ class Plan:
         plan.workers = workers.choice((0, 0, 1, 3))
         plan.tight = workers.random() < 0.3
         plan.order = workers.choice(("none", "none", "key", "key", "all"))
+        lending = Random(f"lending {seed}")
+        if lending.random() < 0.6:
+            plan.filter = lending.random() < 0.4
+            plan.sieves = plan.order == "none" and lending.random() < 0.5
+            plan.priority = lending.choice(("", *PRIORITY) if plan.order == "none" else ("", "ignore"))
+            plan.length = lending.choice(("", "", *LENGTH))
         schedules = Random(f"schedules {seed}")
         plan.schedules, plan.later_s = schedules.random() < 0.5, schedules.choice((2.0, 8.0, 20.0))
         return plan

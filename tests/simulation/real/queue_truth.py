@@ -17,9 +17,10 @@ from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Published
 from mq_broker.core.work import state as work_state
 from mq_broker.core.work.state import NO_MARK, WorkState
-from mq_broker.core.work.steps import Accept, Begin, Lease, LeaseId, Reason, Reject, Return, Send, Step
+from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, LeaseId, Reason, Reject, Return, Send, Step
 from mq_protocol import mq_pb2 as pb
 from tests.mq_broker.core.work.model import Model, Record, offsets_of
+from tests.simulation.real.lending_truth import LendingTruth
 from tests.simulation.real.order_truth import OrderTruth
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class QueueTruth:
     def __init__(self, cluster: Cluster, place: str) -> None:
         self.cluster = cluster
         self.place = place
+        self.delivery_limit = DELIVERY_LIMIT
         self.recoveries = 0
         self._written: dict[tuple[int, int], Written] = {}
         self._epochs: dict[int, int] = {}
@@ -82,6 +84,7 @@ class QueueTruth:
         self.dead: set[int] = set()
         """Offsets that were settled as dead letters."""
         self.order = OrderTruth(self, self.cluster.plan.order)
+        self.lending = LendingTruth(self, GROUP)
         self.outputs: dict[int, LeaseId] = {}
         """Offsets of which an output was decided, and by which lease."""
 
@@ -93,6 +96,7 @@ class QueueTruth:
     def stepped(self, process: Process, replica: Any, before: int) -> None:
         """Take in what this replica has written and committed since; `before`: the high watermark as it was."""
         log = replica._shared.log
+        self.lending.see(process, replica)
         for index in range(max(log.last_index - log.tail_count, 0) + 1, log.last_index + 1):
             key = index, log.epoch_at(index)
             known = self._written.get(key)
@@ -102,6 +106,7 @@ class QueueTruth:
                 entry = log.entry(index)
                 if known is None or known.entry != entry:
                     self._written[key] = Written(entry, self.cluster.loop.time(), process)
+                    self.lending.wrote(process, replica, index, entry)
         high_watermark = replica.high_watermark
         if high_watermark == before or replica._shared.recovery < self.recoveries:
             return
@@ -122,6 +127,7 @@ class QueueTruth:
         state = self._machine.work.get(GROUP)
         before = state.runs if state is not None else 0
         if isinstance(operation, Work) and operation.group == GROUP:
+            self.lending.begin(index, epoch, operation, self._model, before)
             for number, step in enumerate(operation.steps):
                 if isinstance(step, Begin):
                     self._begins(operation.life)
@@ -133,6 +139,7 @@ class QueueTruth:
                         self._note_lent(at)
                     elif isinstance(step, Send) and self._model.last_n == step.n and not step.member:
                         self.dead.update(offsets_of(step.ranges))
+            self.lending.end(index, epoch, self._model)
         self._note_keys(self._machine.apply(entry))
         state = self._machine.work.get(GROUP)
         if state is None or not self._life:
@@ -151,7 +158,9 @@ class QueueTruth:
         for change in changes:
             if isinstance(change, Published):
                 uuid = self._written[change.index, self._epochs[change.index]].entry.uuid
-                self.order.published(change.base_offset, self.cluster.values.get(uuid, ()))
+                values = self.cluster.values.get(uuid, ())
+                self.order.published(change.base_offset, values)
+                self.lending.published(change.base_offset, uuid, values)
 
     def _begins(self, life: int) -> None:
         if life > self._life:
@@ -193,7 +202,10 @@ class QueueTruth:
 
     def _check(self, step: Step, at: LeaseId, written: Written, runs: int) -> None:
         match step:
+            case Drop():
+                self.lending.check(step, at, self._model)
             case Lease(ranges, _):
+                self.lending.check(step, at, self._model)
                 fresh = [o for o in offsets_of(ranges) if (r := self._model.records.get(o)) is None or r.mark is None]
                 if fresh and runs >= work_state.RUNS_MAX:
                     self._fail(f"fresh records {fresh} are lent while {runs} runs are kept")

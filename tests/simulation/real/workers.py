@@ -17,6 +17,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
 from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_lease
 from tests.simulation.real.clients import Client
+from tests.simulation.real.lending_truth import FILTERS, LENGTH_MAX
 from tests.simulation.real.queue_truth import ACK_WITH_OUTPUT, DELIVERY_LIMIT, FAILED, GROUP, LEASE_S, QueueTruth
 from tests.simulation.real.transactors import stage_batch
 
@@ -128,6 +129,9 @@ class Worker(Client):
     def _begin_life(self) -> None:
         self._ledger.truth.lives(self.name)
         self._key = self.random.randbytes(16)
+        plan = self.cluster.plan
+        self._filter = self.random.choice(tuple(FILTERS)) if plan.sieves else ""
+        self._priority = self.random.randrange(3) if plan.priority else 0
         self._held: dict[LeaseId, set[int]] = {}
         self._settles: list[Item] = []
         self._output: pb.SettleOne | None = None  # one at a time, since the group keeps the last number alone
@@ -182,7 +186,10 @@ class Worker(Client):
             wait_ms=self.random.choice((0, 500, 2_000)),
             held=[pb.LeaseId(leader_epoch=e, entry=i, step=s) for e, i, s in self._held],
             working=1,
+            filter="" if self.cluster.stopping else self._filter,
+            priority=self._priority,
         )
+        self._ledger.truth.lending.asks(self.name, request.filter, request.priority)
         if not self.cluster.stopping and self.random.random() < self.cluster.plan.impatient:
             try:
                 answer: pb.LeaseResponse = await self.ask(broker, "Lease", request, self.loop.often_short(0.002, 1.0))
@@ -199,11 +206,13 @@ class Worker(Client):
             return
         lease, truth = _name(answer.lease), self._ledger.truth
         truth.not_named(self.name, named, lease)
+        truth.lending.answered(self.name, request.priority, request.filter, lease, asked_at)
         at = 0
         numbers = zip(answer.ranges[::2], answer.ranges[1::2], answer.deliveries, answer.failures, strict=True)
         for gap, length, deliveries, failures in numbers:
             for offset in range(at + gap, at + gap + length):
                 truth.received(lease, offset, asked_at, (deliveries, failures))
+                truth.lending.received(self.name, request.filter, offset)
                 self._ledger.receive(self.name, offset, asked_at, deliveries, failures)
                 self._held.setdefault(lease, set()).add(offset)
                 self.cluster.done["records lent"] += 1
@@ -373,9 +382,36 @@ async def declare(operator: Client, topic: str) -> bool:
     settings = {**SETTINGS, "dead_letter": "drop"} if plan.tight else dict(SETTINGS)
     if plan.order != "none":
         settings |= {"order": plan.order, "order_by": "k"} if plan.order == "key" else {"order": plan.order}
+    if plan.length:
+        settings |= {"length_max": str(LENGTH_MAX), "overflow": plan.length}
+    if plan.priority:
+        settings["priority"] = plan.priority
     request = pb.AlterQueueRequest(topic=topic, group=GROUP, settings=settings)
     await operator.ask(operator.any_broker(), "AlterQueue", request)
     return True
+
+
+class Alterer(Client):
+    """Changes the filter of a topic's queue group now and then, and what priorities mean to it."""
+
+    def __init__(self, cluster: Cluster, name: str, topic: str) -> None:
+        super().__init__(cluster, name)
+        self.topic = topic
+
+    async def run(self) -> None:
+        plan = self.cluster.plan
+        while not self.cluster.stopping:
+            settings = {"filter": self.random.choice(tuple(FILTERS))} if plan.filter else {}
+            if plan.priority and plan.order == "none" and self.random.random() < 0.2:
+                settings["priority"] = self.random.choice(("strict", "weighted", "ignore"))
+            try:
+                request = pb.AlterQueueRequest(topic=self.topic, group=GROUP, settings=settings, change=pb.QUEUE_ALTER)
+                if settings:
+                    await self.ask(self.any_broker(), "AlterQueue", request)
+                    self.cluster.done["groups altered"] += 1
+            except TritonMQError as error:
+                self.cluster.done[f"alter again: {type(error).__name__}"] += 1
+            await self.pause(1.5)
 
 
 def why_not_worked_off(partition: Any, ledger: Ledger) -> str:

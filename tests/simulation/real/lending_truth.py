@@ -1,0 +1,282 @@
+"""Which records a simulated queue group may lend to whom, drop and take in, by filters, priorities and `length_max`.
+
+A leader goes by the settings as it knows them when it writes an entry, and by the records that it knows then. So what
+it knew is noted when the entry is written (`Facts`), and judged once the entry is committed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Final
+
+from mq_broker.core.entries import PRIORITY_USUAL, Append, Work
+from mq_broker.core.work import state as work_state
+from mq_broker.core.work.state import NO_MARK
+from mq_broker.core.work.steps import Drop, Lease, LeaseId, Reason
+from tests.mq_broker.core.work.model import Model, Record, offsets_of
+from tests.simulation.real.clients import KEYS, fourth_of
+
+if TYPE_CHECKING:
+    from tests.simulation.real.loop import Process
+    from tests.simulation.real.queue_truth import QueueTruth
+
+FILTERS: Final[Mapping[str, Callable[[int], bool]]] = {
+    "": lambda value: True,
+    "f <> 1": lambda value: fourth_of(value) != 1,
+    "f >= 1": lambda value: fourth_of(value) >= 1,
+    "k = 0 OR f = 2": lambda value: value % KEYS == 0 or fourth_of(value) == 2,
+}
+"""What each filter keeps, by the number in a record."""
+
+HIGH: Final = 5
+HIGH_IN_A_ROW: Final = 6
+"""Leases of the high levels, after which one of the low ones must have come, if it could. Some entries are refused."""
+
+LENGTH_MAX: Final = 12
+PRESENT_S: Final = 10.0
+BROKEN_OFF_S: Final = 3.0
+HEARD_S: Final = 1.0
+"""A leader may have made an entry by settings that changed so shortly before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the leader knew that wrote an entry: the settings of the group, or either of two if they have changed just
+    now, and offsets below `end`."""
+
+    settings: tuple[Mapping[str, str], ...]
+    end: int
+    at: float
+
+    def all(self, name: str) -> set[str]:
+        return {each.get(name, "") for each in self.settings}
+
+
+class _Known:
+    """What one broker knows of the group, as time goes on."""
+
+    def __init__(self) -> None:
+        self._settings: deque[tuple[float, Mapping[str, str]]] = deque(maxlen=3)
+        self._ends: deque[tuple[float, int]] = deque([(0.0, 0)])
+
+    def see(self, now: float, settings: Mapping[str, str], end: int) -> None:
+        if not self._settings or self._settings[-1][1] != settings:
+            self._settings.append((now, dict(settings)))
+        if self._ends[-1][1] != end:
+            self._ends.append((now, end))
+        while len(self._ends) > 2 and self._ends[1][0] < now - 0.001:
+            self._ends.popleft()
+
+    def facts(self, now: float) -> Facts:
+        known = list(self._settings)
+        old = [settings for (_, settings), (until, _) in pairwise(known) if until > now - HEARD_S]
+        return Facts((*old, known[-1][1]), self._ends[0][1], now)
+
+
+@dataclass(slots=True)
+class _Presence:
+    """A member is there at the leader of that epoch, between these times."""
+
+    priority: int
+    epoch: int
+    since: float
+    until: float
+
+
+class LendingTruth:
+    """Owns what is known of the records of one partition, and what leaders and members have said of their lending.
+    `group`: the queue group's name."""
+
+    def __init__(self, truth: QueueTruth, group: str) -> None:
+        self._truth = truth
+        self._group = group
+        self._plan = truth.cluster.plan
+        self._values: dict[int, int] = {}
+        self._levels: dict[int, int] = {}
+        self._known: dict[str, _Known] = {}
+        self._facts: dict[tuple[int, int], Facts] = {}
+        self._asked: dict[str, set[str]] = {}  # filters, by member
+        self._priorities: dict[str, int] = {}  # the highest that the member ever had
+        self._present: dict[str, _Presence] = {}
+        self._ready: dict[int, int] = {}  # the level of each record that could have been lent by the entry
+        self._unlent: set[int] = set()  # that the entry's leader knew, before it
+        self._in_a_row = 0
+        self._high_epoch = -1
+
+    @property
+    def wanted(self) -> bool:
+        plan = self._plan
+        return bool(plan.filter or plan.sieves or plan.priority or plan.length)
+
+    def published(self, first: int, uuid: bytes, values: Iterable[int]) -> None:
+        level = self._truth.cluster.priorities.get(uuid, PRIORITY_USUAL)
+        for offset, value in enumerate(values, first):
+            self._values[offset], self._levels[offset] = value, level
+
+    # ------------------------------------------------------------------ what leaders know when they write
+
+    def see(self, process: Process, replica: Any) -> None:
+        """This broker has gone on."""
+        settings = self._settings_of(process) if self.wanted and replica.leading else None
+        if settings is not None:
+            known = self._known.setdefault(process.name, _Known())
+            known.see(self._truth.cluster.loop.time(), settings, replica.machine.next_offset)
+
+    def wrote(self, process: Process, replica: Any, index: int, entry: Any) -> None:
+        """It has put the entry into its journal."""
+        if process.name not in self._known or entry.leader_epoch != replica.leader_epoch or not replica.leading:
+            return
+        facts = self._known[process.name].facts(self._truth.cluster.loop.time())
+        self._facts[index, entry.leader_epoch] = facts
+        if isinstance(entry.operation, Append) and facts.all("overflow") == {"reject"}:
+            self._check_room(replica, index)
+
+    def _settings_of(self, process: Process) -> Mapping[str, str] | None:
+        for partition in process.shell.partitions() if process.shell is not None else ():
+            if partition.name == self._truth.place:
+                queue = partition.topic.spec.queues.get(self._group)
+                return queue.settings if queue is not None else None
+        return None
+
+    def _check_room(self, replica: Any, index: int) -> None:
+        """A batch is taken while there is room for one record. Records that were never lent count by themselves: others
+        may have come back since it was judged."""
+        machine, log = replica.machine, replica._shared.log
+        state = machine.work.get(self._group)
+        if state is None:
+            return
+        fresh = sum(b - a for a, b, mark in state.unleased(state.base, machine.next_offset) if mark is None)
+        before = (log.entry(each) for each in range(replica.applied_index + 1, index) if each in log._tail)
+        fresh += sum(each.record_count for each in before if isinstance(each.operation, Append))
+        if fresh >= LENGTH_MAX:
+            self._truth._fail(f"entry {index} appends though {fresh} records were never lent, and {LENGTH_MAX} may be")
+
+    # ------------------------------------------------------------------ entries
+
+    def begin(self, index: int, epoch: int, work: Work, model: Model, runs: int) -> None:
+        """The steps of this entry are about to be applied. `runs`: of the state before."""
+        self._ready, self._unlent = {}, set()
+        facts = self._facts.get((index, epoch))
+        if facts is None or not any(isinstance(step, Lease) for step in work.steps):
+            return
+        free = {o: model.records[o] for o in model.records if o < facts.end and self._is_free(model, o)}
+        self._unlent = set(free)
+        base = min((o for o, each in model.records.items() if not each.settled), default=0)
+        fresh_end = base + work_state.SPAN_MAX if runs < work_state.RUNS_MAX else 0
+        self._ready = {
+            o: self._levels[o]
+            for o, each in free.items()
+            if o in self._levels and (self._may_be_lent(each) if each.mark is not None else o < fresh_end)
+        }
+
+    def _may_be_lent(self, record: Record) -> bool:
+        """One that came back, for certain: with others, and at any time."""
+        mark, limit = record.mark or NO_MARK, self._truth.delivery_limit
+        return not (mark.parked or mark.doomed(limit) or mark.due_us or self._is_last(record))
+
+    def _is_last(self, record: Record) -> bool:
+        return (record.mark or NO_MARK).failures == self._truth.delivery_limit - 1
+
+    def check(self, step: Lease | Drop, at: LeaseId, model: Model) -> None:
+        """A step is about to be applied."""
+        facts = self._facts.get((at.entry, at.leader_epoch))
+        if facts is None:
+            return
+        found = ((o, model.records.get(o)) for o in offsets_of(step.ranges))
+        free = {o: each for o, each in found if each is not None and not each.settled and each.lease is None}
+        if isinstance(step, Drop):
+            self._check_drop(step, free, facts, model)
+            return
+        texts = facts.all("filter")
+        self._check_kept(free, texts, f"is lent to {step.member}, and the group's filter does not keep it")
+        mine = self._asked.get(step.member, {""})
+        self._check_kept(free, mine, f"is lent to {step.member}, whose filter does not keep it")
+        self._check_turn(step.member, at, facts)
+        if texts == mine == {""} and self._plan.order == "none" and not any(map(self._is_last, free.values())):
+            self._check_level(free, facts, at, model)
+
+    def _check_kept(self, offsets: Iterable[int], texts: Iterable[str], what: str) -> None:
+        for offset in offsets:
+            value = self._values.get(offset)
+            if value is not None and not any(FILTERS[text](value) for text in texts):
+                self._truth._fail(f"offset {offset} {what}: {sorted(texts)}")
+
+    def _check_drop(self, step: Drop, free: Mapping[int, Record], facts: Facts, model: Model) -> None:
+        if step.reason is Reason.FILTERED:
+            for offset in free:
+                value = self._values.get(offset)
+                if value is not None and all(FILTERS[text](value) for text in facts.all("filter")):
+                    self._truth._fail(f"offset {offset} is dropped, and the group's filter keeps it")
+        elif step.reason is Reason.LENGTH and free:
+            left = [o for o, each in model.records.items() if not each.settled and each.lease is None and o not in free]
+            if facts.all("overflow") != {"drop_head"} or len(left) < LENGTH_MAX:
+                self._truth._fail(f"offsets {sorted(free)} are dropped, which leaves {len(left)} that nobody has")
+            if left and min(left) < max(free):
+                self._truth._fail(f"offset {max(free)} is dropped, and {min(left)} before it is not")
+
+    def _check_level(self, free: Mapping[int, Record], facts: Facts, at: LeaseId, model: Model) -> None:
+        levels = {self._levels[offset] for offset in free if offset in self._levels}
+        ways = facts.all("priority")
+        if not levels or not self._plan.priority or "ignore" in ways:
+            return
+        if len(levels) > 1:
+            self._truth._fail(f"the lease {at} has records of priorities {sorted(levels)}")
+        waiting = {o: level for o, level in self._ready.items() if self._is_free(model, o) and o not in free}
+        highest = max(waiting.values(), default=-1)
+        if ways == {"strict"} and highest > max(levels):
+            first = min(o for o, level in waiting.items() if level == highest)
+            self._truth._fail(f"the lease {at} has priority {max(levels)}, and {first} of {highest} is left")
+        if behind := [o for o, level in waiting.items() if {level} == levels and o < max(free)]:
+            self._truth._fail(f"the lease {at} has offset {max(free)}, and {min(behind)} of its priority is left")
+        if at.leader_epoch != self._high_epoch or min(levels) < HIGH or min(waiting.values(), default=HIGH) >= HIGH:
+            self._in_a_row, self._high_epoch = 0, at.leader_epoch
+        elif ways == {"weighted"}:
+            self._in_a_row += 1
+            if self._in_a_row >= HIGH_IN_A_ROW:
+                self._truth._fail(f"the lease {at} is one more of high priority, while records of a low one wait")
+
+    @staticmethod
+    def _is_free(model: Model, offset: int) -> bool:
+        record = model.records.get(offset)
+        return record is not None and not record.settled and record.lease is None
+
+    def end(self, index: int, epoch: int, model: Model) -> None:
+        """The steps of the entry were applied."""
+        facts = self._facts.pop((index, epoch), None)
+        if facts is None or not self._unlent or facts.all("overflow") != {"drop_head"}:
+            return
+        left = [offset for offset in self._unlent if self._is_free(model, offset)]
+        if len(left) > LENGTH_MAX:
+            self._truth._fail(f"{len(left)} records are kept after entry {index}, more than {LENGTH_MAX}")
+
+    # ------------------------------------------------------------------ members
+
+    def asks(self, member: str, text: str, priority: int) -> None:
+        """The member is about to ask with this filter of its own and this priority."""
+        self._asked.setdefault(member, set()).add(text)
+        self._priorities[member] = max(priority, self._priorities.get(member, 0))
+        present = self._present.get(member)
+        if present is not None:  # the request may be broken off
+            now = self._truth.cluster.loop.time()
+            wait_s = BROKEN_OFF_S if present.priority == priority and not text else 0.0
+            present.until = min(present.until, now + wait_s)
+
+    def received(self, member: str, text: str, offset: int) -> None:
+        """It was lent the record by an answer to a request with that filter."""
+        self._check_kept([offset], [text], f"came to {member}, which had asked with a filter that does not keep it")
+
+    def answered(self, member: str, priority: int, text: str, lease: LeaseId, asked_at: float) -> None:
+        """It was lent something, so that leader has heard of it."""
+        if priority and not text:
+            now = self._truth.cluster.loop.time()
+            self._present[member] = _Presence(priority, lease.leader_epoch, now, asked_at + PRESENT_S)
+
+    def _check_turn(self, member: str, at: LeaseId, facts: Facts) -> None:
+        """No lower member is lent anything while a higher one is there."""
+        for other, there in self._present.items():
+            higher = there.priority > self._priorities.get(member, 0)
+            if other != member and higher and there.epoch == at.leader_epoch and there.since < facts.at < there.until:
+                self._truth._fail(f"the lease {at} is of {member}, while {other} of a higher priority is there")

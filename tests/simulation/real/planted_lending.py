@@ -1,0 +1,106 @@
+"""Faults to plant in which records queue groups lend, drop and take in: by filters, priorities and length."""
+
+from __future__ import annotations
+
+from tests.simulation.real.fault import Fault
+
+LENDING = (
+    Fault(
+        "what one filter does not keep is dropped when there is another",
+        "broker.queues.by_settings:suits",
+        "filtered == settings.filter",
+        "bool(filtered) == bool(settings.filter)",
+        ("queue", "filter"),
+    ),
+    Fault(
+        "a group drops the record after those that its filter does not keep",
+        "broker.queues.sieve:Sieve._unwanted",
+        "yield at, until",
+        "yield at, until + 1",
+        ("queue", "filter"),
+    ),
+    Fault(
+        "a group's filter is not asked about what is lent",
+        "broker.queues.lending:Ready._fit",
+        "return unsettled if self.sieve is None else self.sieve.fit(unsettled)",
+        "return unsettled",
+        ("queue", "filter"),
+    ),
+    Fault(
+        "what a group's filter does not keep stays if it was leased when that was seen",
+        "broker.queues.dropping:Dropping.written",
+        "heapq.heappush(self._pending, (first, end))",
+        "pass",
+        ("queue", "filter"),
+    ),
+    Fault(
+        "a member is lent what comes after a record that its filter keeps",
+        "broker.queues.sifting:Mask.fit",
+        "yield from self._unfit.missing(first, end)",
+        "yield first, end",
+        ("queue", "sieves"),
+    ),
+    Fault(
+        "the records of the lowest priority go first",
+        "broker.queues.by_level:ByLevel._fill",
+        "self._heaps.keys(), reverse=True)",
+        "self._heaps.keys())",
+        ("queue", "strict"),
+    ),
+    Fault(
+        "one priority comes after all others",
+        "broker.queues.by_level:ByLevel._fill_from",
+        "for level in levels:",
+        "for level in sorted(levels, key=lambda level: (level == 9, -level)):",
+        ("queue", "strict"),
+    ),
+    Fault(
+        "what came back comes after all others of its priority",
+        "broker.queues.by_level:ByLevel._fill_of",
+        "if heap and (head is None or head[0] >= fresh_end or heap[0][0] < head[0]):",
+        "if heap and (head is None or head[0] >= fresh_end):",
+        ("queue", "strict"),
+    ),
+    Fault(
+        "records of low priority are lent once nothing else is left",
+        "broker.queues.by_level:ByLevel._fill",
+        "if level >= HIGH:",
+        "if False:",
+        ("queue", "weighted"),
+    ),
+    Fault(
+        "members of a low priority do not stand by",
+        "broker.queues.waiting:Waiting.in_turn",
+        "if asking.priority >= self._floor]",
+        "]",
+        ("queue", "strict"),
+    ),
+    Fault(
+        "what an entry lends counts as kept for the bound",
+        "broker.queues.length:beyond_length",
+        "excess = state.unlent(end) - taken - length_max",
+        "excess = state.unlent(end) - length_max",
+        ("queue", "drop_head"),
+    ),
+    Fault(
+        "nothing is dropped above the bound",
+        "broker.queues.length:beyond_length",
+        "if excess <= 0:",
+        "if True:",
+        ("queue", "drop_head"),
+    ),
+    Fault(
+        "batches are taken in however many records are kept",
+        "broker.queues.length:room",
+        "end_max = end + length_max - state.unlent(end)",
+        "end_max = end + length_max",
+        ("queue", "reject", "busy"),
+    ),
+    Fault(
+        "batches that are on their way do not count for the bound",
+        "core.machine.admission:_judge_batch",
+        "machine.next_offset + overlay.appended >= room.end_max",
+        "machine.next_offset >= room.end_max",
+        ("queue", "reject", "busy"),
+    ),
+)
