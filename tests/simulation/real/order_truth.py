@@ -29,6 +29,7 @@ class OrderTruth:
         self.order = order
         self._keys: dict[int, int] = {}
         self._back_at: dict[Held, int] = {}
+        self._ran_out: dict[tuple[int, int], int] = {}  # by entry and key: the first record that a leader took back
 
     def published(self, first: int, values: Iterable[int]) -> None:
         for offset, value in enumerate(values, first):
@@ -65,6 +66,9 @@ class OrderTruth:
         by_leader = isinstance(step, Return) and step.charged and step.error != FAILED
         for offset, lease in leases.items():
             self._back_at[lease, offset] = index
+            if by_leader:
+                place = index, self._keys[offset]
+                self._ran_out[place] = min(offset, self._ran_out.get(place, offset))
             for earlier in self.before(offset, model) if by_leader else ():
                 if model.members.get(leases.get(earlier, lease)) == model.members[lease] and earlier in leases:
                     self._truth._fail(
@@ -101,11 +105,16 @@ class OrderTruth:
         for lease, offset in pulled:
             if self._back_at.get((lease, offset)) not in entries:
                 self._truth._fail(f"{member} was told that offset {offset} went back from {lease}, and it has not")
-        keys = {self._keys[offset] for _, offset in back}
+        first: dict[int, int] = {}
+        for _, offset in back:
+            first[self._keys[offset]] = min(offset, first.get(self._keys[offset], offset))
         for lease, offsets in held.items():
             for offset in offsets:
-                untold = (lease, offset) not in pulled and self._back_at.get((lease, offset)) in entries
-                if untold and self._keys[offset] in keys and not self._truth.was_asked(lease, offset):
+                key, entry = self._keys[offset], self._back_at.get((lease, offset), -1)
+                untold = (lease, offset) not in pulled and entry in entries and first.get(key, offset) < offset
+                # What a leader has taken back in the same entry went with an earlier one, or by itself.
+                with_others = untold and self._ran_out.get((entry, key), offset + 1) > offset
+                if with_others and not self._truth.was_asked(lease, offset):
                     self._truth._fail(f"offset {offset} went back from {lease} with others, and {member} was not told")
 
 

@@ -206,7 +206,9 @@ class QueueTruth:
                 self.lending.check(step, at, self._model)
             case Lease(ranges, _):
                 self.lending.check(step, at, self._model)
+                lent_to = self._lent_to() if self.cluster.plan.sieves else 0  # what others left behind may be lent
                 fresh = [o for o in offsets_of(ranges) if (r := self._model.records.get(o)) is None or r.mark is None]
+                fresh = [o for o in fresh if o >= lent_to]
                 if fresh and runs >= work_state.RUNS_MAX:
                     self._fail(f"fresh records {fresh} are lent while {runs} runs are kept")
             case Accept(ranges):
@@ -223,6 +225,10 @@ class QueueTruth:
                 self.order.gives_back(step, leases, self._model, at.entry)
                 for offset, lease in leases.items():
                     self._check_return(step, lease, offset, written)
+
+    def _lent_to(self) -> int:
+        state = self._machine.work.get(GROUP)
+        return max(state.frontier, state.marks.end()) if state is not None else 0
 
     def _check_send(self, step: Send, at: LeaseId) -> None:
         if step.n <= self._model.last_n:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tests.simulation.real.order_truth import OrderTruth
+from mq_broker.core.work.steps import LeaseId, Return
+from tests.mq_broker.core.work.model import Model, Record
+from tests.simulation.real.order_truth import FAILED, OrderTruth
 from tests.simulation.real.workers import Ledger
 
 
@@ -44,3 +46,30 @@ def test_a_record_of_another_key_stays_with_its_member() -> None:
     ledger.receive("b", 0, 4.1, 2, 1)
     ledger.receive("c", 4, 4.1, 2, 0)
     assert failures == ["t-0 offset 4 was lent to c while a had it, until 5.000000 at least"]
+
+
+LEASE = LeaseId(1, 5, 0)
+
+
+def told_of_one(failures: list[str], steps: list[Return], back: int, left: int) -> None:
+    """Of records 0 and 3, which have one key and one lease, its member hears that one went back, and has the other."""
+    truth = SimpleNamespace(was_asked=lambda lease, offset: False, _fail=failures.append)
+    order = OrderTruth(cast(Any, truth), "key")
+    order.published(0, range(6))
+    model = Model({0: Record(lease=LEASE), 3: Record(lease=LEASE)}, {LEASE: "a"})
+    for step in steps:
+        order.gives_back(step, {first: LEASE for first, _ in step.ranges}, model, 9)
+    order.told("a", [(LEASE, back)], set(), {LEASE: {left}})
+
+
+def test_what_runs_out_in_the_entry_that_gives_back_another_did_not_go_with_it() -> None:
+    failures: list[str] = []
+    steps = [Return(((3, 4),), True, 0, FAILED), Return(((0, 1),), True, 0, "the lease ran out")]
+    told_of_one(failures, steps, back=3, left=0)
+    assert failures == []
+
+
+def test_a_member_is_to_be_told_what_went_back_with_others() -> None:
+    failures: list[str] = []
+    told_of_one(failures, [Return(((0, 1),), True, 0, FAILED), Return(((3, 4),))], back=0, left=3)
+    assert failures == [f"offset 3 went back from {LEASE} with others, and a was not told"]
