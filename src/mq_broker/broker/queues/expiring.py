@@ -46,8 +46,7 @@ class Expiring(Dropping):
         self.floor = state.base
         self._index = index
         self._ordered = ordered
-        self._next_us = -(1 << 63)  # nothing more expires before
-        self._again_ms = -(1 << 63)
+        self._next_us = self._again_ms = 0  # nothing more expires before
 
     def look(self, now_us: int, now_ms: int) -> None:
         """By the time since 1970 that is believed, and the monotonic clock."""
@@ -55,10 +54,10 @@ class Expiring(Dropping):
             ttl_us = self.ttl_ms * 1_000
             floor = self._index.find_time(now_us - ttl_us + 1)
             if floor > self.floor:
-                heapq.heappush(self._pending, (max(self.floor, self._state.base), floor))
+                heapq.heappush(self._pending, (self.floor, floor))
                 self.floor = floor
             first_us = self._index.newest_us(floor)
-            self._next_us = now_us + min(ttl_us, LOOKED_MS_MIN * 1_000) if first_us is None else first_us + ttl_us
+            self._next_us = now_us + LOOKED_MS_MIN * 1_000 if first_us is None else first_us + ttl_us
         wait_ms = -((now_us - self._next_us) // 1_000)
         self._again_ms = now_ms + min(max(wait_ms, LOOKED_MS_MIN), LOOKED_MS_MAX)
 
@@ -103,8 +102,7 @@ class Expiring(Dropping):
     def give_back(self, runs: Iterable[tuple[int, int, Mark]]) -> None:
         """They were not sent, perhaps."""
         for first, end, _ in runs:
-            if first < self.floor:
-                heapq.heappush(self._pending, (first, min(end, self.floor)))
+            heapq.heappush(self._pending, (first, end))
 
     def with_drop(self, steps: tuple[Step, ...], limit: int) -> tuple[Step, ...]:
         return steps if self.fate is Fate.SENT else super().with_drop(steps, limit)

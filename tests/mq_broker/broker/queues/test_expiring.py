@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.queues import dropping
+from mq_broker.broker.queues.expiring import Expiring, Fate
+from mq_broker.core.messages import Published
 from mq_broker.core.work.settling import Failed, Rejected, Release
+from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import Drop, Park, Reason, Reset
+from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import NotEnoughReplicas
 from mq_protocol.queue_settings import DeadLetter, Expired, Order
 from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
@@ -252,9 +256,10 @@ async def test_in_an_order_nothing_is_lent_while_letters_of_what_is_too_old_are_
     group.gathering.wake()
     await rounds()
     taken = group.gathering.take_doomed(9, expired=True)
-    asking = group.ask("a", 100)
+    asking, hurried = group.ask("a", 100), group.ask("b", 1)
+    group.gathering.hurry(hurried)
     await rounds()
-    assert not asking.answered.done()
+    assert (asking.answered.done(), offsets(hurried)) == (False, [])
     group.led.apply("g", 1, Park(((0, 2),)), Drop(((2, 5),), Reason.PURGED))
     group.gathering.wake()
     await rounds()
@@ -279,6 +284,40 @@ async def test_one_entry_drops_so_many_ranges_and_the_next_one_the_others() -> N
         drops = [step.ranges for work in group.led.proposed for step in work.steps if isinstance(step, Drop)]
         assert [len(ranges) for ranges in drops] == [3, 3, 3, 1]
         assert dropped(group) == 10
+
+
+def test_it_is_looked_again_when_the_next_record_expires_not_oftener_than_a_second_nor_rarer_than_a_minute() -> None:
+    state, index = WorkState(1, 0), OffsetIndex()
+    of = Expiring(state, index, TTL_MS, Fate.DROPPED, ordered=False)
+    of.look(100_000_000, 7_000)
+    assert [of.due(ms) for ms in (7_999, 8_000)] == [False, True], "nothing is there"
+    index.append(Published(0, 5, 1, 95_000_000, 10, 10))
+    of.look(101_000_000, 8_000)
+    assert [of.due(ms) for ms in (11_999, 12_000)] == [False, True], "it expires in four seconds"
+    of.look(104_999_001, 12_000)
+    assert (of.floor, of.due(12_999), of.due(13_000)) == (0, False, True)
+    of.look(104_999_999, 13_000)
+    assert of.floor == 0
+    of.look(105_000_000, 13_001)
+    assert of.floor == 5
+    of = Expiring(state, index, 3_600_000, Fate.DROPPED, ordered=False)
+    of.look(105_000_000, 0)
+    assert [of.due(ms) for ms in (59_999, 60_000)] == [False, True]
+    of.look(95_000_000 + 3_600_000_000 - 1_500_001, 60_000)
+    assert [of.due(ms) for ms in (61_500, 61_501)] == [False, True], "not a moment too early"
+
+
+def test_what_was_handed_out_is_not_remembered_where_nothing_waits_for_it() -> None:
+    index = OffsetIndex()
+    index.append(Published(0, 5, 1, 0, 10, 10))
+    of = Expiring(WorkState(1, 0), index, TTL_MS, Fate.SENT, ordered=False)
+    of.look(20_000_000, 0)
+    assert of.sends
+    assert of.take(9, 10) == [(0, 5, NO_MARK)]
+    assert (of.sends, of._taken) == (False, [])
+    kept = Expiring(WorkState(1, 0), index, TTL_MS, Fate.DROPPED, ordered=False)
+    kept.look(20_000_000, 0)
+    assert (kept.sends, kept.take(9, 10)) == (False, [])
 
 
 def test_whatever_happens_nothing_is_lent_that_is_too_old_and_all_of_it_goes() -> None:
