@@ -72,7 +72,8 @@ class Queue:
     - `ack`: "explicit", or "auto": a record is settled by being lent, so it is delivered at most once.
     - `lease_ms`: how long one record may be worked on before it is lent to others, 1 s to 12 h; None: as the group
       says. The time runs from when the record is handed out, or from `extend()`.
-    - `member_id`: the name of this member in its group, random unless given. One live process may have it.
+    - `member_id`: the name of this member in its group, random unless given. One live process may have it: where
+      another takes it, the older one is told `MemberInUse`, and what it holds is given back.
     - `idle_ms`: iteration ends when no record has come for this time. None: only `close` ends it.
     - `timeout_ms`: for opening, for `pop`, `peek` and `close`.
     - `key_deserializer`, `value_deserializer`: as `Consumer`'s. They do not change the rows of `batches()`.

@@ -21,6 +21,7 @@ from mq_broker.broker.queues.draft import Draft, Lending, backoff_of, dead_lette
 from mq_broker.broker.queues.holdings import INHERITED_LEASE_MS_MIN, RETURNED_AT_ONCE, Holdings, tell_expired
 from mq_broker.broker.queues.lending import Ready, Run
 from mq_broker.broker.queues.length import beyond_length
+from mq_broker.broker.queues.members import replaced
 from mq_broker.broker.queues.ordering import ByKey, Single
 from mq_broker.broker.queues.requests import Asking, Lent, LentRun, OwnSteps, Sending, Settling
 from mq_broker.broker.queues.unsettled import Unsettled
@@ -378,6 +379,10 @@ class Gathering:
                 continue
             if looked > HELD_AT_ONCE or returned >= RETURNED_AT_ONCE:
                 return
+            if self._holdings.members.is_replaced(asking.member, asking.key):
+                self._asking.leave(asking)
+                asking.refuse(replaced(asking.member, self.group))
+                continue
             looked += len(self._holdings.members.leases(asking.member)) + len(asking.held)
             self._holdings.claim(asking, queue.settings.lease_ms, now_ms)
             settles, complete = self._holdings.unclaimed(asking, RETURNED_AT_ONCE)

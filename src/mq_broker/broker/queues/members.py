@@ -11,9 +11,14 @@ from typing import Final
 
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import LeaseId
+from mq_protocol.errors import MemberInUse
+from mq_protocol.names import quoted
 
 KEYS_MAX: Final = 10_000
 """Members whose key a leader remembers for a group and partition, the last seen ones."""
+
+REPLACED_MAX: Final = 1_000
+"""Processes whose place another took that a leader remembers for a group and partition, the last ones."""
 
 LEASES_MAX: Final = 2_000
 """Of one member in a partition. Who has as many is lent nothing: each request names them all."""
@@ -29,6 +34,7 @@ class Members:
         self._leases: dict[str, dict[LeaseId, None]] = {}
         self._count = 0
         self._keys: OrderedDict[str, bytes] = OrderedDict()
+        self._replaced: OrderedDict[tuple[str, bytes], None] = OrderedDict()
 
     def _index(self) -> None:
         self._leases = {}
@@ -68,11 +74,28 @@ class Members:
         known = self._keys.get(member, b"")
         return bool(known and key) and known != key
 
+    def is_replaced(self, member: str, key: bytes) -> bool:
+        """Whether another process has taken the place of this one."""
+        return (member, key) in self._replaced
+
     def seen(self, member: str, key: bytes) -> None:
         """The member is this process."""
         if not key:
             return
+        if self.is_another(member, key):
+            self._replaced[member, self._keys[member]] = None
+            if len(self._replaced) > REPLACED_MAX:
+                self._replaced.popitem(last=False)
         self._keys[member] = key
         self._keys.move_to_end(member)
         if len(self._keys) > KEYS_MAX:
             self._keys.popitem(last=False)
+
+
+def replaced(member: str, group: str) -> MemberInUse:
+    """What a process is told whose place another took."""
+    return MemberInUse(
+        f"another process works as member {quoted(member)} of queue group {quoted(group)} by now: give each process a "
+        "member_id of its own, or give none for a random one. A process that is started anew under the member_id of "
+        "one that ended takes its place"
+    )

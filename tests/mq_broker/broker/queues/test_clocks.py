@@ -204,6 +204,20 @@ def test_a_process_is_another_one_only_if_both_have_said_who_they_are() -> None:
     assert (members.is_another("a", b""), members.is_another("b", b"two")) == (False, False)
 
 
+def test_a_process_is_replaced_once_another_was_seen_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(members_module, "REPLACED_MAX", 2)
+    members = Members(state())
+    for key in (b"one", b"", b"one", b"two"):
+        assert not members.is_replaced("a", key)
+        members.seen("a", key)
+    members.seen("b", b"two")
+    assert [members.is_replaced("a", key) for key in (b"one", b"two", b"")] == [True, False, False]
+    assert not members.is_replaced("b", b"one")
+    for key in (b"three", b"four"):
+        members.seen("a", key)
+    assert [members.is_replaced("a", key) for key in (b"one", b"two", b"three")] == [False, True, True]
+
+
 def test_the_processes_of_so_many_members_are_remembered_those_seen_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members_module, "KEYS_MAX", 2)
     members = Members(state())
