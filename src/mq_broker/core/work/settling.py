@@ -283,12 +283,13 @@ class _Entry:
                 named = exact
                 mine = without(named, order.of_those_after(named, named))
         pulled: list[Range] = []
-        behind = (piece for piece in self._touched.pieces(order.behind(mine)) if piece[2] is None)
+        # What a step before has given back, as it ran out, the member is told too: it is not to begin with it.
+        behind = [piece for piece in self._touched.pieces(order.behind(mine)) if piece[2] in (None, _Now.BACK)]
         others = without(((low, high) for low, high, _ in behind), mine)
         for first, end, lease in islice(state.lent.covered(others), RANGES_MAX - len(named)):
             if state.leases[lease].member == settle.member:
-                pulled.append((first, end))
                 leases.setdefault(lease, []).append((first, end))
+                pulled += [(low, high) for low, high, now in self._touched.pieces(((first, end),)) if now is None]
         steps = self._steps_of(settle.outcome, mine)
         steps += self._steps_of(Release(), pulled)
         told = tuple((lease, joined(ranges)) for lease, ranges in leases.items())

@@ -59,6 +59,15 @@ def test_what_was_pulled_is_pulled_once_and_not_settled_by_a_later_request_of_th
     assert (state.base, state.totals.returned) == (1, 7)
 
 
+def test_a_member_is_told_what_went_back_by_a_step_before_too() -> None:
+    """Its lease ran out in the same entry. Else it would begin with what comes after a record that went back."""
+    state = lent()
+    answers = settle(state, (SECOND, ((4, 7),), Failed("ran out", begun_first=True)), (FIRST, ((1, 2),), Failed("no")))
+    assert answers[1].pulled == ((FIRST, ((2, 4),)), (SECOND, ((4, 8),)))
+    assert [state.counts(offset) for offset in (1, 2, 4, 5, 7)] == [(1, 1), (1, 0), (1, 1), (1, 0), (1, 0)]
+    assert (state.leased, state.totals.returned) == (1, 7)
+
+
 def test_of_what_a_member_cannot_have_begun_nothing_is_charged() -> None:
     state = lent()
     settle(state, (FIRST, ((0, 4),), Ack()))
