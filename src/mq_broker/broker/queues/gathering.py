@@ -123,6 +123,8 @@ class Gathering:
     def settle(self, settling: Settling) -> None:
         self._unsettled.add(settling)
         self._asking.heard_of(settling.items[0].member)
+        if self._state is not None:
+            self._holdings.members.heard_of(settling.items[0].member)
         self.wake()
 
     def withdraw(self, settling: Settling) -> None:
@@ -384,6 +386,7 @@ class Gathering:
                 asking.refuse(replaced(asking.member, self.group))
                 continue
             looked += len(self._holdings.members.leases(asking.member)) + len(asking.held)
+            self._holdings.members.heard_of(asking.member, asking.working)
             self._holdings.claim(asking, queue.settings.lease_ms, now_ms)
             settles, complete = self._holdings.unclaimed(asking, RETURNED_AT_ONCE)
             self._by_leader(draft, settles)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final
 
 from mq_broker.broker.queues.clocks import Clocks
 from mq_broker.broker.queues.members import LEASES_MAX, Members
 from mq_broker.broker.queues.requests import Asking, Extend
-from mq_broker.core.work.ranges import RANGES_MAX, Range, joined
+from mq_broker.core.work.ranges import RANGES_MAX, Range, Ranges, joined
 from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.settling import Answer, Failed, Release, Settle
 from mq_broker.core.work.state import NO_MARK, WorkState
@@ -78,19 +78,32 @@ class Holdings:
     # ------------------------------------------------------------------ what ends leases
 
     def expired(self, now_ms: int) -> list[Settle]:
-        """Leases that have run out go back, charged. Told again until the records are not leased any more."""
+        """Leases that have run out go back. Charged is what their members can have begun. Told again until the records
+        are not leased any more."""
         settles: list[Settle] = []
         count = 0
-        for lease, ranges in self._clocks.expired(now_ms, RETURNED_AT_ONCE):
-            unsettled = self._state.settled.missing_count
+        unsettled = self._state.settled.missing_count
+        for lease, ranges in sorted(self._clocks.expired(now_ms, RETURNED_AT_ONCE)):
             held = joined((first, end) for first, end in self.of(lease, ranges) if unsettled(first, end))
             if not held:
                 self._clocks.over(lease, now_ms)
             elif count < RETURNED_AT_ONCE:
                 some = held[: RETURNED_AT_ONCE - count]
                 count += len(some)
-                settles.append(Settle(lease, self._state.leases[lease].member, some, Failed(RAN_OUT, begun_first=True)))
+                settles += self._ran_out(lease, some)
         return settles
+
+    def _ran_out(self, lease: LeaseId, ranges: Ranges) -> Iterator[Settle]:
+        """These go back: of those that are not settled the first ones charged, the rest not."""
+        member = self._state.leases[lease].member
+        charged = self.members.begun(member, (piece for run in ranges for piece in self._state.settled.missing(*run)))
+        if charged:
+            yield Settle(lease, member, joined(charged), Failed(RAN_OUT, begun_first=True))
+        begun: RunMap[bool] = RunMap((first, end, True) for first, end in joined(charged))
+        rest = joined((first, end) for first, end, known in begun.pieces(ranges) if known is None)
+        rest = joined((first, end) for first, end in rest if self._state.settled.missing_count(first, end))
+        if rest:
+            yield Settle(lease, member, rest, Release())
 
     def unclaimed(self, asking: Asking, most: int) -> tuple[list[Settle], bool]:
         """Leases that the member does not name go back: they were lent by answers that it never had, or to a process

@@ -6,9 +6,11 @@ Leases are facts and in the state; here they are found by member. Keys are known
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final
 
+from mq_broker.core.work.ranges import Range
+from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import LeaseId
 from mq_protocol.errors import MemberInUse
@@ -19,6 +21,9 @@ KEYS_MAX: Final = 10_000
 
 REPLACED_MAX: Final = 1_000
 """Processes whose place another took that a leader remembers for a group and partition, the last ones."""
+
+WORKING_MAX: Final = 100_000
+"""Records of a member that one death charges at most."""
 
 LEASES_MAX: Final = 2_000
 """Of one member in a partition. Who has as many is lent nothing: each request names them all."""
@@ -35,6 +40,8 @@ class Members:
         self._count = 0
         self._keys: OrderedDict[str, bytes] = OrderedDict()
         self._replaced: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._working: OrderedDict[str, int] = OrderedDict()
+        self._silent: OrderedDict[str, RunMap[bool]] = OrderedDict()  # what is charged of members not heard of since
 
     def _index(self) -> None:
         self._leases = {}
@@ -68,6 +75,34 @@ class Members:
         """How many unsettled records it has."""
         alive = self._state.leases
         return sum(alive[lease].records for lease in self.leases(member))
+
+    def heard_of(self, member: str, working: int | None = None) -> None:
+        """It lives. `working`: so many records it works on at a time, if it has said so."""
+        self._silent.pop(member, None)
+        if working is not None:
+            self._working[member] = min(max(working, 1), WORKING_MAX)
+            self._working.move_to_end(member)
+            if len(self._working) > KEYS_MAX:
+                self._working.popitem(last=False)
+
+    def begun(self, member: str, ranges: Iterable[Range]) -> list[Range]:
+        """Of these unsettled records, which it has let run out, those that it can have begun: the first ones, as many
+        as it works on at a time, over all that ran out since it was heard of. Asked again, the answer is the
+        same."""
+        known = self._silent.get(member)
+        if known is None:
+            known = self._silent[member] = RunMap()
+            if len(self._silent) > KEYS_MAX:
+                self._silent.popitem(last=False)
+        left = self._working.get(member, 1) - sum(end - first for first, end, _ in known)
+        found: list[Range] = []
+        for first, end, charged in list(known.pieces(ranges)):
+            until = end if charged else min(end, first + left)
+            if first < until:
+                found.append((first, until))
+                left -= 0 if charged else until - first
+        known.assign([(first, end, True) for first, end in found])
+        return found
 
     def is_another(self, member: str, key: bytes) -> bool:
         """Whether this process is another than the one that the member was last. Who gives no key cannot be told."""

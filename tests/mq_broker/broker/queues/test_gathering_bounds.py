@@ -200,7 +200,7 @@ async def test_many_leases_run_out_in_turns() -> None:
         patch.setattr(holdings_module, "RETURNED_AT_ONCE", 2)
         group = Group(100)
         for member in "abcde":
-            await lease_of(group, member, 2)
+            await lease_of(group, member, 2, working=2)
         before = len(group.led.proposed)
         group.pass_ms(40_000)
         await rounds()
@@ -214,9 +214,9 @@ async def test_of_a_lease_in_pieces_so_many_run_out_in_one_turn() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(holdings_module, "RETURNED_AT_ONCE", 2)
         group = Group(100)
-        lease = await lease_of(group, "a", 9)
+        lease = await lease_of(group, "a", 9, working=9)
         group.led.apply("g", 1, Return(((1, 2), (3, 4), (5, 6))))  # by an entry of which this leader knows
-        await lease_of(group, "b", 3)
+        await lease_of(group, "b", 3, working=3)
         before = len(group.led.proposed)
         group.pass_ms(40_000)
         await rounds()

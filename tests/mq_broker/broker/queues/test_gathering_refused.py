@@ -17,7 +17,7 @@ async def refused_once(again_s: float, patch: pytest.MonkeyPatch) -> tuple[Group
     """A group whose leases have run out, and which was refused to write so; what it has tried to write from then on."""
     patch.setattr(gathering_module, "AGAIN_S", again_s)
     group = Group(5)
-    await lease_of(group, "a", 5)
+    await lease_of(group, "a", 5, working=5)
     group.led.refuses = NotEnoughReplicas("1 of 2")
     tried: list[object] = []
     plain = group.led.propose

@@ -5,8 +5,9 @@ from __future__ import annotations
 from mq_broker.broker.queues.requests import Extend, LentRun
 from mq_broker.core.work.settling import Answer, Failed, Rejected
 from mq_broker.core.work.steps import Lease, Park, Reason, Return
+from mq_protocol.errors import NotEnoughReplicas
 from mq_protocol.queue_settings import DeadLetter
-from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds, scenario
+from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
 
 # ---------------------------------------------------------------- clocks
 
@@ -14,7 +15,7 @@ from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds, sce
 @scenario
 async def test_a_lease_that_runs_out_is_charged_and_one_that_is_extended_does_not() -> None:
     group = Group(10, retry_ms=0)
-    lease = (await group.ask("a", 10).answered).lease
+    lease = (await group.ask("a", 10, working=6).answered).lease
     assert lease is not None
     group.pass_ms(20_000)
     extended = group.settle(Extend(lease, "a", ((0, 3), (5, 6))))
@@ -83,7 +84,52 @@ async def test_leases_of_a_former_leader_have_ten_seconds_at_least_and_run_out_u
     group.pass_ms(1_000)
     await rounds()
     assert group.leased() == {}
-    assert group.state.totals.charged == 6
+    assert group.state.totals.charged == 1, "how many its member worked on is not known here"
+
+
+@scenario
+async def test_of_a_member_that_is_not_heard_of_any_more_so_many_are_charged_as_it_worked_on() -> None:
+    group = Group(20, retry_ms=0)
+    for records in (3, 4):
+        await lease_of(group, "a", records, held=frozenset(group.state.leases), working=4)
+        group.pass_ms(1_000)
+    await lease_of(group, "b", 2)
+    for _ in range(40):
+        group.pass_ms(1_000)
+        await rounds()
+    assert group.leased() == {}
+    assert [group.state.counts(offset)[1] for offset in range(9)] == [1] * 4 + [0] * 3 + [1, 0]
+
+
+@scenario
+async def test_of_a_member_that_lives_each_time_the_first_is_charged_of_what_it_lets_run_out() -> None:
+    group = Group(20, retry_ms=0)
+    lease = await lease_of(group, "a", 6)
+    group.pass_ms(20_000)
+    await group.settle(Extend(lease, "a", ((3, 6),))).answered
+    group.pass_ms(11_000)
+    await rounds()
+    assert group.leased() == {"a": ((3, 6),)}
+    await group.settle(Extend(lease, "a", ((4, 6),))).answered
+    group.pass_ms(20_000)
+    await rounds()
+    assert group.leased() == {"a": ((4, 6),)}
+    assert [(first, end) for first, end, mark in group.state.marks if mark.failures] == [(0, 1), (3, 4)]
+
+
+@scenario
+async def test_what_ran_out_and_could_not_be_written_is_charged_once() -> None:
+    group = Group(20, retry_ms=0)
+    await lease_of(group, "a", 6)
+    group.led.refuses = NotEnoughReplicas("1 of 2")
+    for _ in range(3):
+        group.pass_ms(31_000)
+        await rounds()
+        group.gathering._by_itself_from = 0.0
+    group.led.refuses = None
+    group.pass_ms(1)
+    await rounds()
+    assert (group.leased(), group.state.totals.charged) == ({}, 1)
 
 
 @scenario
