@@ -25,6 +25,7 @@ from mq_broker.core.messages import (
     RecoveryAdopted,
     ReplicaSettings,
     Send,
+    SessionLost,
     StartOver,
     Tick,
     Trimmed,
@@ -79,6 +80,13 @@ def test_a_replica_that_has_only_what_the_recovered_leader_sent_does_not_begin_a
     effects = fresh.step(NodeRead(9, RECOVERED))
     assert not of(effects, StartOver), "what it acknowledged may be counted, and its log be named in a moment"
     assert of(effects, RecoveryAdopted) == [RecoveryAdopted(1)]
+
+    without_session = replica()
+    without_session.step(appended(0, 0, entry(1, 5), entry(2, 6, EpochStart(2))))
+    without_session.step(Flushed(2, 6))
+    without_session.step(SessionLost())
+    effects = without_session.step(NodeRead(9, RECOVERED))
+    assert of(effects, StartOver, RecoveryAdopted) == [RecoveryAdopted(1)], "its leader may name its log in a moment"
 
     longer = replica(entry(1, 5), entry(2, 5))
     longer.step(appended(1, 5))

@@ -76,6 +76,7 @@ class Follower:
             shared.emit(WriteEntries(new, message.bodies[fresh:]))
         end = message.entries[-1].index if message.entries else message.prev_index
         self.matched = max(self.matched, end)
+        shared.proved = shared.epoch, self.matched
         self._leader_high_watermark = max(self._leader_high_watermark, message.high_watermark)
         self.advance()
         if not new:

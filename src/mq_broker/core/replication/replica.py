@@ -472,11 +472,9 @@ class Replica:
         shared = self._shared
         if state.recovery <= shared.recovery:
             return False
-        role = self._role
         # What a message of this epoch proved to be the leader's too is of the recovered log, or of what came after it.
-        proved = (
-            isinstance(role, Follower) and state.leader_epoch == shared.epoch and role.matched == shared.log.last_index
-        )
+        # That stays proved when a session ends, though this replica follows nobody then.
+        proved = shared.proved == (state.leader_epoch, shared.log.last_index)
         if shared.my_member in state.isr or shared.log.last_index == 0 or proved:
             shared.recovery = state.recovery
             shared.emit(RecoveryAdopted(state.recovery))

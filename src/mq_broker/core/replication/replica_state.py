@@ -58,6 +58,7 @@ class Shared:
         self.epoch = self.log.last_epoch
         self.high_watermark = self.log.base_index
         self.node: Node | None = None
+        self.proved = (0, 0)  # an epoch, and the last index that a message of it proved to be its leader's too
         self.live: dict[int, int] = {}
         self.incarnations: dict[int, int] = {}
         self.effects: list[Effect] = []
