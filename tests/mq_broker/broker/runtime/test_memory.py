@@ -219,9 +219,18 @@ def test_clients_that_go_while_something_is_written_to_them_leave_nothing_held_a
                 return _Watched.one.bytes == 0
 
             await until(nothing)
-        assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+        assert [
+            record for record in caplog.records if record.levelno >= logging.ERROR and not _of_a_former(record)
+        ] == []
 
     asyncio.run(scenario())
+
+
+def _of_a_former(record: logging.LogRecord) -> bool:
+    """gRPC has one queue of events for all loops of a process. It wakes this test's loop for an event of a former
+    test's, which is closed by now; this one is not."""
+    error = record.exc_info[1] if record.exc_info else None
+    return "PollerCompletionQueue" in record.getMessage() and str(error) == "Event loop is closed"
 
 
 async def _produced_by_another(address: str, offsets: range) -> None:
