@@ -431,6 +431,19 @@ async def test_order_is_changed_while_records_are_lent() -> None:
 
 
 @scenario
+async def test_the_column_of_keys_is_changed_while_records_are_lent() -> None:
+    keys = {"": "aabb", "m": "abab"}
+    group = by_key("    ")
+    group.key_of = lambda offset: ord(keys[group.queue.settings.order_by if group.queue else ""][offset])
+    await lent(group, "one", 1)
+    group.declare(order_by="m")
+    await rounds()
+    asking = await ask(group, "two")
+    assert offsets(asking) == [(1, 2), (3, 4)]
+    assert asking.answered.result().order_by == "m"
+
+
+@scenario
 async def test_at_the_bound_of_runs_fresh_records_wait_and_what_came_back_is_lent() -> None:
     group = by_key("abcdefgh")
     lease = await lent(group, "x", 3)

@@ -113,6 +113,17 @@ async def test_a_filter_of_a_member_needs_a_group_without_order() -> None:
 
 
 @scenario
+async def test_who_is_refused_its_filter_is_lent_nothing() -> None:
+    group = Group(10, order=Order.ALL)
+    refused = group.ask("a", 5, filter_text="even")
+    await rounds()
+    assert isinstance(refused.answered.exception(), InvalidSetting)
+    other = group.ask("b", 5)
+    await rounds()
+    assert (group.leased(), offsets(other)) == ({"b": ((0, 5),)}, [(0, 5)])
+
+
+@scenario
 async def test_members_whose_filters_overlap_all_get_on() -> None:
     group = Group(2_000)
     lent = dict.fromkeys(("even", "third", "all", ""), 0)

@@ -178,6 +178,23 @@ async def test_one_whose_request_is_broken_off_is_waited_for_a_moment() -> None:
 
 
 @scenario
+async def test_the_leader_looks_again_by_itself_after_a_request_that_was_broken_off() -> None:
+    group = Group(0)
+    high, low = watch(group, "high", 1), group.ask("low", 10)
+    await rounds()
+    group.led.append(5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(waiting, "BROKEN_OFF_MS", 30)
+        group.gathering.leave(high)
+        await rounds()
+    assert not low.answered.done()
+    group.ms += 30  # nobody wakes it
+    async with asyncio.timeout(5):
+        await low.answered
+    assert offsets(low) == [(0, 5)]
+
+
+@scenario
 async def test_who_leaves_is_not_waited_for() -> None:
     group = Group(10)
     await group.ask("high", 2, priority=1).answered
