@@ -94,9 +94,10 @@ def deserializer_of(setting: str, given: str | Deserializer | None) -> Deseriali
 
 
 def record_deserializer(
-    key: Deserializer | None, value: Deserializer | None
+    key: Deserializer | None, value: Deserializer | None, advice: str = "ask for the next record to skip it"
 ) -> Callable[[ConsumerRecord], ConsumerRecord] | None:
-    """What makes of a record as it came the one to hand out; None if that is the same. Raises `NotDeserialized`."""
+    """What makes of a record as it came the one to hand out; None if that is the same. Raises `NotDeserialized`, which
+    ends with the advice."""
     if key is None and value is None:
         return None
 
@@ -111,7 +112,7 @@ def record_deserializer(
         except Exception as error:
             raise NotDeserialized(
                 f"the {what} of offset {record.offset} of {record.topic!r} partition {record.partition} cannot be "
-                f"deserialized: {type(error).__name__}: {error}; ask for the next record to skip it",
+                f"deserialized: {type(error).__name__}: {error}; {advice}",
                 record,
             ) from error
         return record

@@ -118,6 +118,7 @@ class Queue:
         self._deserialize = record_deserializer(
             deserializer_of("key_deserializer", key_deserializer),
             deserializer_of("value_deserializer", value_deserializer),
+            "settle it by `error.record.reject()` and take the next one, or it is lent again once its lease runs out",
         )
         self._connection = Connection(bootstrap, refused_s=REFUSED_S)
         terms = Terms(

@@ -271,7 +271,7 @@ def test_a_record_that_cannot_be_read_can_be_rejected(admin: Admin, bootstrap: s
         assert record is not None
         assert record.value == {"n": 1}
         record.ack()
-        with pytest.raises(NotDeserialized) as told:
+        with pytest.raises(NotDeserialized, match=r"settle it by `error.record.reject\(\)`") as told:
             queue.take(WAIT_MS)
         told.value.record.reject("no JSON").result(10)  # type: ignore[attr-defined]
     found = admin.describe_queue(topic, "g")

@@ -70,11 +70,17 @@ class Declared:
 
     def check_reads_nothing(self, topic: str, group: str) -> None:
         """Raises `WrongGroupKind` if the group reads the topic as a stream, as far as the replicas here know."""
+        if self.reads(topic, group):
+            raise WrongGroupKind(
+                f"group {group!r} reads topic {topic} as a stream: delete that group, or choose another name"
+            )
+
+    def reads(self, topic: str, group: str) -> bool:
+        """Whether the group reads the topic as a stream, as far as the replicas here know."""
         for partition in self._shell.partitions():
             if partition.topic.spec.name == topic and group in partition.replica.machine.cursors:
-                raise WrongGroupKind(
-                    f"group {group!r} reads topic {topic} as a stream: delete that group, or choose another name"
-                )
+                return True
+        return False
 
     def keep(self, topic_ids: Container[str]) -> None:
         """Forget what was read of other topics."""

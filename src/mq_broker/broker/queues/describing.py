@@ -23,7 +23,7 @@ from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
-from mq_protocol.errors import InvalidRequest, NotLeader, RequestTooLarge, TritonMQError
+from mq_protocol.errors import InvalidRequest, NotLeader, RequestTooLarge, TritonMQError, WrongGroupKind
 from mq_protocol.limits import ANSWER_BYTES_MAX
 
 MEMBERS_TOLD_MAX: Final = 100
@@ -60,7 +60,14 @@ class Describing:
             topic = await self._topics.renewed(topic)
             spec = topic.spec.queues.get(request.group)
         if spec is None:
+            if self._declared.reads(request.topic, request.group):
+                raise WrongGroupKind(
+                    f"group {request.group!r} reads topic {request.topic} as a stream, and is no queue: "
+                    f"`tritonmq group describe {request.group}` shows where it is"
+                )
             raise unknown_queue(request.topic, request.group, topic.spec.queues)
+        if request.state not in pb.RecordState.values():
+            raise InvalidRequest(f"state={request.state} is not known: give one of 0 to {max(pb.RecordState.values())}")
         if request.runs_max > RUNS_TOLD_MAX:
             raise InvalidRequest(f"runs_max={request.runs_max} is above {RUNS_TOLD_MAX}: ask for fewer, then for more")
         response = pb.DescribeQueueResponse(queue=queue_told(request.topic, request.group, spec))

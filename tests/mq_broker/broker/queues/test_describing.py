@@ -27,7 +27,7 @@ from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, LeaseId, Park, Reason, Reject, Return, Step
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import InvalidRequest, RequestTooLarge, UnknownQueue
+from mq_protocol.errors import InvalidRequest, RequestTooLarge, UnknownQueue, WrongGroupKind
 from tests.mq_broker.broker.host.test_shell import HERE, leading, shell
 
 TOPIC = Topic.of(replace(HERE.spec, queues={"g": QueueSpec(3, settings={"delivery_limit": "2"})}, queue_lives=3))
@@ -159,8 +159,13 @@ def test_who_cannot_be_told_is_told_why(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         with pytest.raises(UnknownQueue):
             await world.told("other")
+        world.partition.replica.machine.cursors["reader"] = object()  # type: ignore[assignment]
+        with pytest.raises(WrongGroupKind, match="as a stream, and is no queue: `tritonmq group describe reader`"):
+            await world.told("reader")
         with pytest.raises(InvalidRequest, match="runs_max"):
             await world.told(runs_max=1_001)
+        with pytest.raises(InvalidRequest, match="state=6 is not known: give one of 0 to 5"):
+            await world.told(state=6, runs_max=1)
         assert (await world.told(number=9)).HasField("error")
         world.partition.replica.machine.work["g"] = WorkState(2, 0)
         assert (await world.told()).life == 0, "the declared life has not begun"
