@@ -6,7 +6,6 @@ lanes' (lanes.py), about closing batches the accumulator's; here are threads, th
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
@@ -25,7 +24,6 @@ from mq_client.errors import (
     OutOfOrder,
     Overloaded,
     QueueFull,
-    RefusedError,
     SchemaMismatch,
     TritonMQError,
     UnknownPartition,
@@ -35,6 +33,7 @@ from mq_client.producing.accumulator import Accumulator, AccumulatorSettings, An
 from mq_client.producing.futures import BatchPlace, RecordPlace
 from mq_client.producing.lanes import NOT_SCHEDULED, Lane, OutgoingBatch
 from mq_client.producing.produce_stream import ProduceStream
+from mq_client.producing.refresher import Refresher
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
@@ -49,7 +48,6 @@ _STALL_S: Final = 2.0
 """Unanswered for so long, it is asked whether somebody else leads by now: a stopped process holds its connections
 open."""
 
-_REFRESH_MS: Final = 5_000.0
 _BROKER_TIMEOUT_MS_MAX: Final = limits.REQUEST_TIMEOUT_MS
 
 _SAME_LEADER = (OutOfOrder, Overloaded, QueueFull, DiskFull, NotEnoughReplicas)
@@ -373,61 +371,3 @@ class Sender:
 def _final(answer: Answer | None) -> list[Answer]:
     """None: the batch will be sent again, or has been given up."""
     return [] if answer is None else [answer]
-
-
-class Refresher:
-    """Asks for metadata off the sending thread, so that one lost leader does not hold up the others' batches."""
-
-    def __init__(self, connection: Connection, on_answer: Callable[[], None]) -> None:
-        self._connection = connection
-        self._on_answer = on_answer
-        self._changed = threading.Condition()
-        self._asked: dict[str, set[str]] = {}
-        self._refused: dict[str, RefusedError] = {}
-        self._stopping = False
-        self._thread: threading.Thread | None = None
-
-    def ask(self, topic: str, doubted: str = "") -> None:
-        """Refresh that topic soon, of others than the broker at `doubted` if they answer. Asking again before that
-        changes nothing else."""
-        with self._changed:
-            if topic in self._asked or self._stopping:
-                self._asked.get(topic, set()).add(doubted)
-                return
-            self._asked[topic] = {doubted}
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="tritonmq-metadata", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def refusal(self, topic: str) -> RefusedError | None:
-        """Why the topic cannot be written any more (it was deleted), if so; forgotten once told."""
-        with self._changed:
-            return self._refused.pop(topic, None)
-
-    def stop(self) -> None:
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._asked and not self._stopping:
-                    self._changed.wait(_IDLE_S)
-                if self._stopping:
-                    return
-                topic, doubted = next((topic, frozenset(doubted)) for topic, doubted in self._asked.items())
-            refused: RefusedError | None = None
-            with contextlib.suppress(TritonMQError):
-                try:
-                    self._connection.refresh(topic, Deadline(_REFRESH_MS), doubted)
-                except RefusedError as error:
-                    refused = error
-            with self._changed:
-                self._asked.pop(topic, None)
-                if refused is not None:
-                    self._refused[topic] = refused
-                # Not again at once: a cluster that is electing needs a moment.
-                self._changed.wait(0.02)
-            self._on_answer()

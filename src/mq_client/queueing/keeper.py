@@ -22,7 +22,7 @@ from mq_client import forks
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import InternalError, InvalidRequest, LeaseLost, OutcomeUnknown, TritonMQError, UnknownTopic
-from mq_client.producing.sender import Refresher
+from mq_client.producing.refresher import Refresher
 from mq_client.producing.staging import StagedPart
 from mq_client.queueing.answered_rows import ROWS_BYTES_MAX, slices_of
 from mq_client.queueing.answers import Answers

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import (
+    NotLeader,
     TritonMQError,
     UnknownTopic,
     Unreachable,
 )
+from mq_client.producing import refresher as refresher_module
 from mq_client.producing import sender as sender_module
-from mq_client.producing.sender import Refresher
+from mq_client.producing.refresher import Refresher
 from tests.mq_client.producing.sender_turns import T0, Clock, Stream, Turns
 
 
@@ -87,6 +91,32 @@ def test_a_refusal_is_told_once(refresher: Refresher, metadata: Metadata) -> Non
     metadata.told.get(timeout=5)
     assert isinstance(refresher.refusal("a"), UnknownTopic)
     assert refresher.refusal("a") is None
+
+
+def test_it_is_logged_once_that_no_broker_answers_and_once_that_one_does_again(
+    refresher: Refresher, metadata: Metadata, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    now = [100.0]
+    monkeypatch.setattr(refresher_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    nobody = Unreachable("no broker answered at 127.0.0.1:9")
+
+    def asked(answer: TritonMQError | None) -> list[tuple[str, str]]:
+        caplog.clear()
+        refresher.ask("a")
+        metadata.answers.put(answer)
+        metadata.told.get(timeout=5)
+        now[0] += 3.0
+        return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+    assert [asked(nobody), asked(nobody)] == [[], []], "three seconds may pass when a leader dies"
+    [(level, text)] = asked(nobody)
+    assert level == "WARNING"
+    assert "topic 'a': no broker has answered for 6 s" in text
+    assert "no broker answered at 127.0.0.1:9" in text
+    assert [asked(nobody), asked(NotLeader("it is another"))] == [[], []]
+    assert asked(None) == [("INFO", "topic 'a': a broker answers again")]
+    assert [asked(None), asked(nobody), asked(UnknownTopic("gone")), asked(nobody), asked(nobody)] == [[]] * 5
 
 
 def test_a_refresher_that_was_stopped_asks_nothing(refresher: Refresher, metadata: Metadata) -> None:
