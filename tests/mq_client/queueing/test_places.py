@@ -51,6 +51,14 @@ def test_a_lost_answer_is_asked_about_without_any_credit() -> None:
     assert asked(turns, of, wants=False) == []
 
 
+def test_a_question_that_waits_does_not_keep_a_leader_from_hearing_what_is_held() -> None:
+    turns, of = Turns(), places(2)
+    of[0].leasing = Call("b:1", 0.0, waits=True)
+    of[1].leasing = Call("b:2", 0.0, 10, 100)
+    of[0].unsure = of[1].unsure = True
+    assert asked(turns, of) == [(0, 0, False)], "the other one has just been told, and answers soon"
+
+
 def test_credit_is_what_is_neither_held_nor_asked_for() -> None:
     free = WHOLE.free(30, 250.0, [Call("b:1", 0.0, 20, 100), Call("b:2", 0.0)])
     assert free == Credit(50, 650)
