@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 from mq_client.errors import InvalidSetting
+from mq_client.producing import sender
+from mq_client.producing.lanes import Due
 from mq_client.producing.scheduling import checked_priority
-from mq_protocol.limits import PRIORITY_USUAL
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.limits import PRIORITY_MAX, PRIORITY_USUAL
 from tests.mq_client.producing.filling import accumulator, add, take_all, values, view
+from tests.mq_client.producing.sender_turns import T0, Clock, Stream, Turns
 
 
 def test_records_of_one_priority_share_a_batch_whatever_comes_between() -> None:
@@ -35,3 +39,21 @@ def test_what_is_open_of_every_priority_is_closed_when_the_topic_changes() -> No
 def test_a_priority_is_a_number_from_0_to_31(wrong: object) -> None:
     with pytest.raises(InvalidSetting, match="from 0 to 31"):
         checked_priority(wrong)  # type: ignore[arg-type]
+
+
+def test_each_batch_says_its_priority_unless_it_is_the_usual_one_and_when_it_is_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sender, "ProduceStream", Stream)
+    monkeypatch.setattr(sender, "time", Clock)
+    monkeypatch.setattr(Clock, "now", T0)
+    turns = Turns(acks=pb.NONE)
+    for priority in (0, PRIORITY_USUAL, PRIORITY_MAX):
+        turns.publish(priority=priority)
+    turns.publish(due=Due(at_us=77))
+    turns.publish(due=Due(delay_ms=5))
+    sent, _, _ = turns.turn()
+    told = [header.attributes.priority if header.HasField("attributes") else None for header in sent]
+    assert told == [0, None, PRIORITY_MAX, None, None]
+    assert [(header.due_us, header.delay_ms) for header in sent] == [(0, 0)] * 3 + [(77, 0), (0, 5)]
+    assert [header.acks for header in sent] == [pb.NONE] * 3 + [pb.ALL] * 2, "what is scheduled is never lost silently"
