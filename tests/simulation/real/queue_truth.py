@@ -209,7 +209,8 @@ class QueueTruth:
                 self.lending.check(step, at, self._model)
             case Lease(ranges, _):
                 self.lending.check(step, at, self._model)
-                lent_to = self._lent_to() if self.cluster.plan.sieves else 0  # what others left behind may be lent
+                # Where records are lent out of their order, what was left behind may be lent.
+                lent_to = self._lent_to() if self.cluster.plan.sieves or self.cluster.plan.priority else 0
                 fresh = [o for o in offsets_of(ranges) if (r := self._model.records.get(o)) is None or r.mark is None]
                 fresh = [o for o in fresh if o >= lent_to]
                 if fresh and runs >= work_state.RUNS_MAX:

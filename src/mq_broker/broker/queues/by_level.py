@@ -138,17 +138,32 @@ class ByLevel(Ready):
 
     def _fill_of(self, level: int, choice: Choice, fresh_end: int) -> None:
         heap = self._heaps.get(level, [])
+        given_up: list[Range] = []
         while not choice.over:
             head = self._levels.head(level, self._state.base)
             # Of what came back, members with filters may have had some from beyond what was looked at here.
             if heap and (head is None or head[0] >= fresh_end or heap[0][0] < head[0]):
                 first, end = heapq.heappop(heap)
+                if (fresh := self._fresh_of(first, end, fresh_end)) is not None:
+                    given_up.append(fresh)
+                    choice.looked += 1
+                    if fresh[1] < end:
+                        heapq.heappush(heap, (fresh[1], end))
+                    end = fresh[0]
                 first = max(first, choice.end)  # what was sent back twice is here twice
                 rest = self._choose_of((first, end), choice) if first < end else end
                 if rest < end:
                     heapq.heappush(heap, (rest, end))
                 continue
             if head is None or max(head[0], choice.end) >= fresh_end:
-                return
+                break
             first, end = max(head[0], choice.end), min(head[1], fresh_end)
             self._levels.pass_to(level, self._choose_of((first, end), choice) if first < end else end)
+        for each in given_up:
+            heapq.heappush(heap, each)
+
+    def _fresh_of(self, first: int, end: int, fresh_end: int) -> Range | None:
+        """Of a candidate the first records that were never lent and are beyond that. What was chosen and not lent is
+        among what came back, too, and waits for the state's bounds."""
+        pieces = self._state.marks.pieces(((max(first, fresh_end), end),)) if end > fresh_end else ()
+        return next(((low, high) for low, high, mark in pieces if mark is None), None)

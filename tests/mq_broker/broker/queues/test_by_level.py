@@ -149,6 +149,16 @@ def test_at_the_bound_of_runs_what_was_never_lent_waits(monkeypatch: pytest.Monk
     assert [log.lend(5), log.lend(5)] == [[10, 11], []]
 
 
+def test_what_was_only_looked_at_waits_at_the_bound_of_runs_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log((1, 4), (1, 9), (2, 4))
+    assert log.lend(1) == [1]
+    assert log.ready.is_ready(Wish(1), 0, len(log.levels))
+    monkeypatch.setattr(WorkState, "fresh_room", lambda self: 0)
+    assert log.lend(5) == []
+    monkeypatch.undo()
+    assert log.lend(5) == [0, 2, 3]
+
+
 def test_weighted_lends_two_high_records_for_a_low_one() -> None:
     log = Log((100, HIGH - 1), (100, HIGH), priority=Priority.WEIGHTED)
     high = [offset >= 100 for _ in range(60) for offset in log.lend(1)]
