@@ -87,6 +87,15 @@ class Oracle:
                     f"one of {epoch}"
                 )
 
+    def deletes(self, process: Process, partition: Any) -> None:
+        """A replica is about to be deleted: its topic is gone, or nobody counts on it."""
+        topic_id = partition.topic.spec.topic_id
+        there = any(spec.topic_id == topic_id for _, spec in self.cluster.zookeeper.topics.values())
+        known = self.cluster.zookeeper.states.get((topic_id, partition.number))
+        if there and known is not None and any(broker == process.broker for broker, _ in known[1].isr):
+            self.cluster.fail(f"{process} deletes {partition.name}, and the in-sync set names it: {known[1]}")
+        self.cluster.done["replicas deleted"] += 1
+
     # ------------------------------------------------------------------ the end
 
     def _replicas(self) -> dict[tuple[str, int], dict[int, Any]]:

@@ -29,7 +29,6 @@ class OrderTruth:
         self.order = order
         self._keys: dict[int, int] = {}
         self._back_at: dict[Held, int] = {}
-        self._ran_out: dict[tuple[int, int], int] = {}  # by entry and key: the first record that a leader took back
 
     def published(self, first: int, values: Iterable[int]) -> None:
         for offset, value in enumerate(values, first):
@@ -66,9 +65,6 @@ class OrderTruth:
         by_leader = isinstance(step, Return) and step.charged and step.error != FAILED
         for offset, lease in leases.items():
             self._back_at[lease, offset] = index
-            if by_leader:
-                place = index, self._keys[offset]
-                self._ran_out[place] = min(offset, self._ran_out.get(place, offset))
             for earlier in self.before(offset, model) if by_leader else ():
                 if model.members.get(leases.get(earlier, lease)) == model.members[lease] and earlier in leases:
                     self._truth._fail(
@@ -112,9 +108,7 @@ class OrderTruth:
             for offset in offsets:
                 key, entry = self._keys[offset], self._back_at.get((lease, offset), -1)
                 untold = (lease, offset) not in pulled and entry in entries and first.get(key, offset) < offset
-                # What a leader has taken back in the same entry went with an earlier one, or by itself.
-                with_others = untold and self._ran_out.get((entry, key), offset + 1) > offset
-                if with_others and not self._truth.was_asked(lease, offset):
+                if untold and not self._truth.was_asked(lease, offset):
                     self._truth._fail(f"offset {offset} went back from {lease} with others, and {member} was not told")
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from mq_broker.broker import server
 from mq_broker.broker.data import scheduled
+from mq_broker.broker.host.partition import Partition
 from mq_broker.core.messages import Effect, Event
 from mq_broker.core.replication.replica import Replica
 from mq_broker.core.work import state as work_state
@@ -210,6 +211,12 @@ class KnownShell(server.Shell):
         process = PROCESS.get()
         assert process is not None
         process.shell = self
+
+    async def _delete(self, partition: Partition) -> None:
+        process = PROCESS.get()
+        assert process is not None
+        process.oracle.deletes(process, partition)
+        await super()._delete(partition)
 
 
 class WatchedDamage(LogDamaged):
