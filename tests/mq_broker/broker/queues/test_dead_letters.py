@@ -279,6 +279,20 @@ def test_records_that_are_too_old_become_dead_letters_by_that_reason(tmp_path: P
     asyncio.run(scenario())
 
 
+def test_what_is_too_old_goes_after_a_restart_though_nobody_asks(tmp_path: Path) -> None:
+    async def gone(broker: Broker) -> bool:
+        answer = await broker.ask("DescribeQueue", pb.DescribeQueueRequest(topic="t", group="g", partitions=[0]))
+        return dict(answer.partitions[0].dropped) == {"expired": 10}
+
+    async def scenario() -> None:
+        async with queue(tmp_path, ttl_ms="1s"):
+            pass
+        async with standalone(tmp_path) as broker:
+            await until(lambda: gone(broker))
+
+    asyncio.run(scenario())
+
+
 def test_dead_letters_of_a_typed_topic_have_its_columns_and_the_facts_in_one_more(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:

@@ -1,0 +1,40 @@
+"""A worker of a queue that is killed, as a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from mq_client import Admin, Producer
+from tests.cluster.harness import wait_until
+
+WORKER = """
+import sys, time
+from mq_client import Queue
+
+with Queue(sys.argv[1], sys.argv[2], "g") as queue:
+    for record in queue:
+        print("begun", flush=True)
+        time.sleep(600)
+"""
+
+
+def test_of_what_a_killed_worker_held_only_the_record_that_it_had_begun_is_charged(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    admin.create_topic(topic, partitions=1)
+    admin.declare_queue(topic, "g", lease_ms="2s")
+    with Producer(bootstrap) as producer:
+        for number in range(18):
+            producer.publish(topic, f"{number}").result(10)
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, bootstrap, topic], stdout=subprocess.PIPE, text=True)
+    try:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "begun\n"
+        wait_until(lambda: admin.describe_queue(topic, "g").leased == 18, "it holds all of them")
+    finally:
+        worker.kill()
+        worker.communicate()
+    wait_until(lambda: admin.describe_queue(topic, "g").leased == 0, "its leases run out")
+    [told] = admin.describe_queue(topic, "g").partitions
+    assert (told.returned, told.charged) == (18, 1)
