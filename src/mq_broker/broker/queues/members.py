@@ -29,6 +29,7 @@ LEASES_MAX: Final = 2_000
 """Of one member in a partition. Who has as many is lent nothing: each request names them all."""
 
 _PRUNE_ABOVE: Final = 1_000
+_SILENT_MIN: Final = 16
 
 
 class Members:
@@ -41,7 +42,8 @@ class Members:
         self._keys: OrderedDict[str, bytes] = OrderedDict()
         self._replaced: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         self._working: OrderedDict[str, int] = OrderedDict()
-        self._silent: OrderedDict[str, RunMap[bool]] = OrderedDict()  # what is charged of members not heard of since
+        self._silent: dict[str, RunMap[bool]] = {}  # what is charged of members that were not heard of since
+        self._silent_max = _SILENT_MIN
 
     def _index(self) -> None:
         self._leases = {}
@@ -92,8 +94,9 @@ class Members:
         known = self._silent.get(member)
         if known is None:
             known = self._silent[member] = RunMap()
-            if len(self._silent) > KEYS_MAX:
-                self._silent.popitem(last=False)
+            if len(self._silent) > self._silent_max:  # who has no lease any more lets none run out
+                self._silent = {name: runs for name, runs in self._silent.items() if self.leases(name)}
+                self._silent_max = max(2 * len(self._silent), _SILENT_MIN)
         left = self._working.get(member, 1) - sum(end - first for first, end, _ in known)
         found: list[Range] = []
         for first, end, charged in list(known.pieces(ranges)):

@@ -204,6 +204,34 @@ def test_a_process_is_another_one_only_if_both_have_said_who_they_are() -> None:
     assert (members.is_another("a", b""), members.is_another("b", b"two")) == (False, False)
 
 
+def test_what_a_member_can_have_begun_is_as_much_as_it_works_on_until_it_is_heard_of_again() -> None:
+    members = Members(state())
+    assert members.begun("a", [(3, 6)]) == [(3, 4)], "one, unless it says otherwise"
+    assert members.begun("a", [(3, 6)]) == [(3, 4)], "asked again"
+    assert members.begun("a", [(9, 12)]) == []
+    members.heard_of("a", 4)
+    assert members.begun("a", [(1, 3), (5, 6)]) == [(1, 3), (5, 6)]
+    assert members.begun("a", [(7, 12)]) == [(7, 8)]
+    members.heard_of("a")
+    assert members.begun("a", [(20, 40)]) == [(20, 24)]
+    members.heard_of("b", 0)
+    assert members.begun("b", [(0, 9)]) == [(0, 1)]
+    members.heard_of("c", 1 << 31)
+    assert members.begun("c", [(0, 1 << 20)]) == [(0, members_module.WORKING_MAX)]
+
+
+def test_what_is_charged_of_members_is_forgotten_once_they_have_nothing_any_more() -> None:
+    known = state()
+    members = Members(known)
+    for entry in range(200):
+        lease = LeaseId(1, entry, 0)
+        known.apply(Lease(((2, 4),), f"gone-{entry}"), lease, 1_000)
+        members.lent(f"gone-{entry}", lease)
+        assert members.begun(f"gone-{entry}", [(2, 4)]) == [(2, 3)]
+        known.apply(Return(((2, 4),)), LeaseId(1, entry, 1), 1_000)
+    assert len(members._silent) <= 17
+
+
 def test_a_process_is_replaced_once_another_was_seen_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members_module, "REPLACED_MAX", 2)
     members = Members(state())
