@@ -1,26 +1,32 @@
-"""A worker of a queue that is killed, as a process of its own."""
+"""A worker of a queue that is ended, as a process of its own."""
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+
+import pytest
 
 from mq_client import Admin, Producer
 from tests.cluster.harness import wait_until
 
 WORKER = """
-import sys, time
+import signal, sys, time
 from mq_client import Queue
 
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 with Queue(sys.argv[1], sys.argv[2], "g") as queue:
     for record in queue:
-        print("begun", flush=True)
-        time.sleep(600)
+        with record:
+            print("begun", flush=True)
+            time.sleep(600)
 """
 
 
-def test_of_what_a_killed_worker_held_only_the_record_that_it_had_begun_is_charged(
-    admin: Admin, bootstrap: str, topic: str
+@pytest.mark.parametrize(("ended_by", "charged"), [(signal.SIGKILL, 1), (signal.SIGTERM, 0)])
+def test_of_what_an_ended_worker_held_the_record_that_it_had_begun_is_charged_if_it_said_nothing(
+    admin: Admin, bootstrap: str, topic: str, ended_by: int, charged: int
 ) -> None:
     admin.create_topic(topic, partitions=1)
     admin.declare_queue(topic, "g", lease_ms="2s")
@@ -32,9 +38,11 @@ def test_of_what_a_killed_worker_held_only_the_record_that_it_had_begun_is_charg
         assert worker.stdout is not None
         assert worker.stdout.readline() == "begun\n"
         wait_until(lambda: admin.describe_queue(topic, "g").leased == 18, "it holds all of them")
+        worker.send_signal(ended_by)
+        worker.wait(30)
     finally:
         worker.kill()
         worker.communicate()
-    wait_until(lambda: admin.describe_queue(topic, "g").leased == 0, "its leases run out")
+    wait_until(lambda: admin.describe_queue(topic, "g").leased == 0, "it is over, or its leases run out")
     [told] = admin.describe_queue(topic, "g").partitions
-    assert (told.returned, told.charged) == (18, 1)
+    assert (told.returned, told.charged) == (18, charged)
