@@ -369,7 +369,7 @@ class Gathering:
         if self._stood_still():  # what members have sent meanwhile may come only now
             self.slept(now_ms)
             return
-        settles = self._holdings.expired(now_ms)
+        settles = self._holdings.expired(now_ms, ordered=self._ready.order is not None)
         tell_expired(self.partition.name, self.group, settles)
         self._by_leader(draft, settles)
 

@@ -77,9 +77,10 @@ class Holdings:
 
     # ------------------------------------------------------------------ what ends leases
 
-    def expired(self, now_ms: int) -> list[Settle]:
-        """Leases that have run out go back. Charged is what their members can have begun. Told again until the records
-        are not leased any more."""
+    def expired(self, now_ms: int, *, ordered: bool = False) -> list[Settle]:
+        """Leases that have run out go back. Charged is what their members can have begun; with an order that is the
+        first record of each key, which others then get after a while, since its member may only be late. Told again
+        until the records are not leased any more."""
         settles: list[Settle] = []
         count = 0
         unsettled = self._state.settled.missing_count
@@ -90,8 +91,11 @@ class Holdings:
             elif count < RETURNED_AT_ONCE:
                 some = held[: RETURNED_AT_ONCE - count]
                 count += len(some)
-                settles += self._ran_out(lease, some)
+                settles += self._in_order(lease, some) if ordered else self._ran_out(lease, some)
         return settles
+
+    def _in_order(self, lease: LeaseId, ranges: Ranges) -> Iterator[Settle]:
+        yield Settle(lease, self._state.leases[lease].member, ranges, Failed(RAN_OUT, begun_first=True))
 
     def _ran_out(self, lease: LeaseId, ranges: Ranges) -> Iterator[Settle]:
         """These go back: of those that are not settled the first ones charged, the rest not."""
