@@ -81,13 +81,11 @@ class Refresher:
         asked_at = time.monotonic()
         try:
             self._connection.refresh(topic, Deadline(_REFRESH_MS), doubted)
-        except RefusedError as error:
-            refused = error
         except Unreachable as error:
             self._note_silence(topic, asked_at, error)
             return None
-        except TritonMQError:
-            return None
+        except TritonMQError as error:
+            refused = error if isinstance(error, RefusedError) else None
         if self._told:
             log.info("topic %s: a broker answers again", quoted(topic))
         self._silent_since, self._told = None, False
