@@ -10,13 +10,16 @@ import json
 import os
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mq_broker.broker import BrokerConfig
+from mq_broker.broker.host import partition as partition_module
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.core.messages import ReplicaSettings
 from mq_broker.storage.files import OsFiles
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotEnoughBrokers, NotLeader, TritonMQError
@@ -82,7 +85,12 @@ async def _all_known(cluster: Three) -> bool:
     return all([b.id for b in answer.brokers] == [1, 2, 3] for answer in answers)
 
 
-def test_what_is_acknowledged_is_on_every_broker(zookeeper: str, tmp_path: Path) -> None:
+def test_what_is_acknowledged_is_on_every_broker(
+    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each partition's first replica is to lead, however busy the machine is: the next one waits longer for it.
+    monkeypatch.setattr(partition_module, "ReplicaSettings", partial(ReplicaSettings, claim_delay_ms=5_000))
+
     async def scenario() -> None:
         async with three(zookeeper, tmp_path) as cluster:
             info = await cluster[1].create_topic("t", partitions=6, replicas=3)
