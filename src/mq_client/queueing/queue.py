@@ -64,7 +64,7 @@ class Queue:
     - `in_flight_max`, `in_flight_bytes_max`: what this member may hold at once, over all partitions, what waits in its
       buffer included. With 1 it is lent a record when the one before has its outcome. One record may be larger.
     - `working`: how many records the application works on at a time. If the process ends without a word, so many of its
-      records count as failed in each partition, and the rest does not.
+      records count as failed in each partition, and the rest does not; in order, the first record of each key.
     - `priority`: 0 to 31. While a member of a higher one is there, lower ones are lent nothing, or with the group's
       setting `spill` what is left once those of a higher one have as many records as they may hold.
     - `filter`: this member is lent what matches, such as "carrier = 'UA' AND delay > 60"; of records without columns

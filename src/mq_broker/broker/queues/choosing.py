@@ -17,7 +17,7 @@ from mq_broker.core.work.ranges import RANGES_MAX
 from mq_broker.core.work.state import WorkState
 
 HELD_AT_ONCE: Final = 20_000
-"""Leases, of all members together, that are looked at in one turn."""
+"""Leases, of all members together, that are counted or compared in one turn."""
 
 
 class Choosing:

@@ -33,8 +33,7 @@ class Fate(Enum):
 class Expiring(Dropping):
     """Owns how far a group's records have expired: what is before `floor`. It never goes back.
 
-    `fate`: what becomes of them. `ordered`: nothing is lent until what has expired is
-    gone.
+    `fate`: what becomes of them. `ordered`: nothing is lent until what has expired is gone.
     """
 
     reason = Reason.EXPIRED

@@ -1,7 +1,8 @@
 """Every queue group of the partitions that this broker leads: who waits, whose leases run out, how it begins and ends.
 
 A group is known here from the first request, or from the moment at which this broker leads a partition that has
-leases of it, until the leadership is over. While nobody has a lease, nothing here costs anything.
+leases of it, until the leadership is over. While nobody has a lease, and no group has a `ttl_ms`, nothing here costs
+anything.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ class Working:
     # ------------------------------------------------------------------ time
 
     def _keep_time(self) -> None:
-        """Somebody has a lease."""
+        """Somebody has a lease, or records may expire."""
         if self._beat is None:
             self._beat_at = self._loop.time() + BEAT_S
             self._beat = self._loop.call_at(self._beat_at, self._on_beat)

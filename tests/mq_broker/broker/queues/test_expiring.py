@@ -121,14 +121,20 @@ async def test_one_that_is_doomed_or_parked_is_kept_and_goes_once_it_is_not() ->
     assert dropped(group) == 4
 
 
-@scenario
-async def test_what_a_former_leader_has_found_expired_the_next_one_finds_too() -> None:
+async def refused() -> Group:
+    """A group that was not allowed to drop what is too old, and is from now on."""
     group = group_of(20_000, 0)
     group.led.refuses = NotEnoughReplicas("1 of 2")
     group.gathering.wake()
     await rounds()
     assert dropped(group) == 0
     group.led.refuses = None
+    return group
+
+
+@scenario
+async def test_what_a_former_leader_has_found_expired_the_next_one_finds_too() -> None:
+    group = await refused()
     group.lead_anew()
     await rounds()
     assert dropped(group) == 5
@@ -136,11 +142,7 @@ async def test_what_a_former_leader_has_found_expired_the_next_one_finds_too() -
 
 @scenario
 async def test_what_was_refused_is_dropped_later_and_never_lent_meanwhile() -> None:
-    group = group_of(20_000, 0)
-    group.led.refuses = NotEnoughReplicas("1 of 2")
-    group.gathering.wake()
-    await rounds()
-    group.led.refuses = None
+    group = await refused()
     assert offsets_of(await lent(group, "a", 100)) == [(5, 10)]
     group.gathering._by_itself_from = 0.0
     group.gathering.wake()
