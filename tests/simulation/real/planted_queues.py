@@ -60,7 +60,7 @@ QUEUES = (
     Fault(
         "clocks go on while their leader stands still",
         "broker.queues.holdings:Holdings.slept",
-        "self._clocks.restart(now_ms)",
+        "self._clocks.restart(_begun(now_ms))",
         "pass",
         ("queue", "pause"),
     ),
@@ -115,7 +115,7 @@ QUEUES = (
     Fault(
         "a new leader keeps no clock of the leases that it finds",
         "broker.queues.holdings:Holdings.take_up",
-        "self._clocks.start(lease, [(first, end)], max(lease_ms, INHERITED_LEASE_MS_MIN), now_ms)",
+        "self._clocks.start(lease, [(first, end)], max(lease_ms, INHERITED_LEASE_MS_MIN), _begun(now_ms))",
         "pass",
         ("queue", "lead"),
     ),

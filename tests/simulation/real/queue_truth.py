@@ -36,9 +36,6 @@ DELIVERY_LIMIT = 4
 INHERITED_S = 10.0
 """A lease that a new leader finds lives at least for so long."""
 
-TICK_S = 0.001
-"""Clocks of leases count whole milliseconds."""
-
 RAN_OUT, REPLACED, FAILED = "the lease ran out", "the process that held it ended", "it failed"
 MODEL_EVERY = 10
 """Entries of the group after which the whole state is compared with the model."""
@@ -288,7 +285,7 @@ class QueueTruth:
             until, why = extended_at + LEASE_S, "it was extended"
         if written.by.woke_at + LEASE_S > until:
             until, why = written.by.woke_at + LEASE_S, "its leader had stood still"
-        if written.at < until - TICK_S:
+        if written.at < until:
             self._fail(f"the lease {lease} of offset {offset} ran out {until - written.at:.3f} s early, since {why}")
 
     def _note_lent(self, lease: LeaseId) -> None:

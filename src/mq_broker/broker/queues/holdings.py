@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Final
 
 from mq_broker.broker.queues.clocks import Clocks
-from mq_broker.broker.queues.members import LEASES_MAX, Members
+from mq_broker.broker.queues.members import LEASES_MAX, WORKING_MAX, Members, first_unsettled
 from mq_broker.broker.queues.requests import Asking, Extend
+from mq_broker.core.work.order import without
 from mq_broker.core.work.ranges import RANGES_MAX, Range, Ranges, joined
 from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.settling import Answer, Failed, Release, Settle
@@ -32,7 +33,6 @@ INHERITED_LEASE_MS_MIN: Final = 10_000
 RETURNED_AT_ONCE: Final = 1_000
 """Ranges of leases that run out, or that nobody claims, in one entry: some 20 ms if each is of another lease."""
 
-WORKING_MAX: Final = 1_000
 RAN_OUT: Final = "the lease ran out"
 REPLACED: Final = "the process that held it ended"
 
@@ -53,19 +53,19 @@ class Holdings:
             first, end, lease = self._inherited.popleft()
             held = self._state.leases.get(lease)
             if held is not None:
-                self._clocks.start(lease, [(first, end)], max(lease_ms, INHERITED_LEASE_MS_MIN), now_ms)
+                self._clocks.start(lease, [(first, end)], max(lease_ms, INHERITED_LEASE_MS_MIN), _begun(now_ms))
                 self.members.lent(held.member, lease)
         return not self._inherited
 
     def lent(self, lease: LeaseId, member: str, ranges: Iterable[Range], lease_ms: int, now_ms: int) -> None:
         """This leader has lent them."""
-        self._clocks.start(lease, ranges, lease_ms, now_ms)
+        self._clocks.start(lease, ranges, lease_ms, _begun(now_ms))
         self.members.lent(member, lease)
         self._clocks.prune(self._state.leases)
 
     def slept(self, now_ms: int) -> None:
         """This leader stood still, so that nobody could extend anything."""
-        self._clocks.restart(now_ms)
+        self._clocks.restart(_begun(now_ms))
 
     def due(self, now_ms: int) -> bool:
         """Whether a lease has run out, perhaps."""
@@ -91,23 +91,17 @@ class Holdings:
             elif count < RETURNED_AT_ONCE:
                 some = held[: RETURNED_AT_ONCE - count]
                 count += len(some)
-                settles += self._in_order(lease, some) if ordered else self._ran_out(lease, some)
+                settles += self._ran_out(lease, some, ordered=ordered)
         return settles
 
-    def _in_order(self, lease: LeaseId, ranges: Ranges) -> Iterator[Settle]:
-        yield Settle(lease, self._state.leases[lease].member, ranges, Failed(RAN_OUT, begun_first=True))
-
-    def _ran_out(self, lease: LeaseId, ranges: Ranges) -> Iterator[Settle]:
-        """These go back: of those that are not settled the first ones charged, the rest not."""
-        member = self._state.leases[lease].member
-        charged = self.members.begun(member, (piece for run in ranges for piece in self._state.settled.missing(*run)))
-        if charged:
-            yield Settle(lease, member, joined(charged), Failed(RAN_OUT, begun_first=True))
-        begun: RunMap[bool] = RunMap((first, end, True) for first, end in joined(charged))
-        rest = joined((first, end) for first, end, known in begun.pieces(ranges) if known is None)
-        rest = joined((first, end) for first, end in rest if self._state.settled.missing_count(first, end))
-        if rest:
-            yield Settle(lease, member, rest, Release())
+    def _ran_out(self, lease: LeaseId, ranges: Ranges, *, ordered: bool) -> list[Settle]:
+        member, missing_count = self._state.leases[lease].member, self._state.settled.missing_count
+        if ordered:
+            return [Settle(lease, member, ranges, Failed(RAN_OUT, begun_first=True))]
+        begun = self.members.begun(member, ranges)
+        settles = [Settle(lease, member, joined(begun), Failed(RAN_OUT))] if begun else []
+        rest = [(first, end) for first, end in without(ranges, begun) if missing_count(first, end)]
+        return [*settles, Settle(lease, member, joined(rest), Release())] if rest else settles
 
     def unclaimed(self, asking: Asking, most: int) -> tuple[list[Settle], bool]:
         """Leases that the member does not name go back: they were lent by answers that it never had, or to a process
@@ -123,27 +117,15 @@ class Holdings:
             charged: list[Range] = []
             left: list[Range] = []
             for first, end in self.of(lease, self._clocks.ranges(lease)):
-                taken, rest = self._first(first, end, charge)
-                charged += taken
-                charge -= sum(b - a for a, b in taken)
-                left += [(rest, end)] if rest < end else []
+                until, taken = first_unsettled(self._state, first, end, charge)
+                charged += [(first, until)] if taken else []
+                charge -= taken
+                left += [(until, end)] if until < end else []
             rests = joined(left)[: most - count]
             settles += [Settle(lease, member, joined(charged), Failed(REPLACED, begun_first=True))] if charged else []
             settles += [Settle(lease, member, rests, Release())] if rests else []
             count += len(charged) + len(rests)
         return settles, count < most
-
-    def _first(self, first: int, end: int, most: int) -> tuple[list[Range], int]:
-        """The first unsettled records of this run, at most so many, and where the rest of it begins."""
-        taken: list[Range] = []
-        for low, high in self._state.settled.missing(first, end) if most else ():
-            high = min(high, low + most)
-            taken.append((low, high))
-            most -= high - low
-            first = high
-            if not most:
-                break
-        return taken, first
 
     # ------------------------------------------------------------------ what members know
 
@@ -155,7 +137,7 @@ class Holdings:
         for lease in asking.held:
             held = self._state.leases.get(lease)
             if held is not None and held.member == asking.member and lease.leader_epoch < self._epoch:
-                self._clocks.lengthen(lease, asking.lease_ms, now_ms)
+                self._clocks.lengthen(lease, asking.lease_ms, _begun(now_ms))
 
     def gone(self, asking: Asking) -> tuple[LeaseId, ...]:
         """Of the leases that it names those of which it has nothing any more."""
@@ -170,7 +152,7 @@ class Holdings:
         ranges: list[Range] = []
         if held is not None and held.member == item.member:
             ranges = self.of(item.lease, item.ranges)
-            self._clocks.extend(item.lease, ranges, now_ms)
+            self._clocks.extend(item.lease, ranges, _begun(now_ms))
         mine: RunMap[bool] = RunMap((first, end, True) for first, end in joined(ranges))
         lost: list[Range] = []
         for first, end, known in mine.pieces(item.ranges):
@@ -192,6 +174,11 @@ class Holdings:
             if offset < end:
                 return (self._state.marks.at(offset) or NO_MARK).failures == limit - 1
         return False
+
+
+def _begun(now_ms: int) -> int:
+    """When a lease begins, so that none is too short: a millisecond of `now_ms` may have passed."""
+    return now_ms + 1
 
 
 def tell_expired(partition: str, group: str, settles: Sequence[Settle]) -> None:

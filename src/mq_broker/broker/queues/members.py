@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from mq_broker.core.work.ranges import Range
@@ -32,6 +33,15 @@ _PRUNE_ABOVE: Final = 1_000
 _SILENT_MIN: Final = 16
 
 
+@dataclass(slots=True)
+class _Silent:
+    """A member that lets leases run out and was not heard of since. `left`: how many of its records may be charged
+    beside those that are."""
+
+    left: int
+    charged: RunMap[bool] = field(default_factory=RunMap)
+
+
 class Members:
     """Owns the index of leases by member, and the key by which each member was last seen."""
 
@@ -42,7 +52,7 @@ class Members:
         self._keys: OrderedDict[str, bytes] = OrderedDict()
         self._replaced: OrderedDict[tuple[str, bytes], None] = OrderedDict()
         self._working: OrderedDict[str, int] = OrderedDict()
-        self._silent: dict[str, RunMap[bool]] = {}  # what is charged of members that were not heard of since
+        self._silent: dict[str, _Silent] = {}
         self._silent_max = _SILENT_MIN
 
     def _index(self) -> None:
@@ -88,23 +98,23 @@ class Members:
                 self._working.popitem(last=False)
 
     def begun(self, member: str, ranges: Iterable[Range]) -> list[Range]:
-        """Of these unsettled records, which it has let run out, those that it can have begun: the first ones, as many
-        as it works on at a time, over all that ran out since it was heard of. Asked again, the answer is the
-        same."""
+        """Of these records, which it has let run out, those that it can have begun: the first unsettled ones, as many
+        as it works on at a time, over all that ran out since it was heard of. Asked again, the answer is the same."""
         known = self._silent.get(member)
         if known is None:
-            known = self._silent[member] = RunMap()
-            if len(self._silent) > self._silent_max:  # who has no lease any more lets none run out
-                self._silent = {name: runs for name, runs in self._silent.items() if self.leases(name)}
+            if len(self._silent) >= self._silent_max:  # who has no lease any more lets none run out
+                self._silent = {name: silent for name, silent in self._silent.items() if self.leases(name)}
                 self._silent_max = max(2 * len(self._silent), _SILENT_MIN)
-        left = self._working.get(member, 1) - sum(end - first for first, end, _ in known)
+            known = self._silent[member] = _Silent(self._working.get(member, 1))
         found: list[Range] = []
-        for first, end, charged in list(known.pieces(ranges)):
-            until = end if charged else min(end, first + left)
+        for first, end, charged in list(known.charged.pieces(ranges)):
+            until = end
+            if not charged:
+                until, count = first_unsettled(self._state, first, end, known.left)
+                known.left -= count
             if first < until:
                 found.append((first, until))
-                left -= 0 if charged else until - first
-        known.assign([(first, end, True) for first, end in found])
+        known.charged.assign([(first, end, True) for first, end in found])
         return found
 
     def is_another(self, member: str, key: bytes) -> bool:
@@ -137,3 +147,16 @@ def replaced(member: str, group: str) -> MemberInUse:
         "member_id of its own, or give none for a random one. A process that is started anew under the member_id of "
         "one that ended takes its place"
     )
+
+
+def first_unsettled(state: WorkState, first: int, end: int, most: int) -> tuple[int, int]:
+    """Where the first unsettled records of these end, so many at most, and how many they are. One range, whatever is
+    settled between them: what is in many pieces may not fit into an entry."""
+    count = state.settled.missing_count(first, end)
+    if count <= most:
+        return end, count
+    low, high = first, end  # before `high` are so many
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if state.settled.missing_count(first, middle) >= most else (middle + 1, high)
+    return low, most
